@@ -41,7 +41,7 @@ class Omissions:
 
     @property
     def total(self) -> int:
-        """How many rows there are of all reasons."""
+        """The number of rows of all reasons."""
         return sum(self._counts.values())
 
     def told(self) -> tuple[Omission, ...]:

@@ -28,7 +28,7 @@ def locations(row: Mapping[str, Any], name: str, folder: Path) -> tuple[str, ...
 
 
 def _is_video(data: bytes) -> bool:
-    """Whether bytes begin as MP4 and QuickTime, Matroska and WebM, or AVI do."""
+    """True if bytes begin as MP4 and QuickTime, Matroska and WebM, or AVI do."""
     return data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
 
 

@@ -20,7 +20,7 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {"|u1": "uint8", "<f2": "float16", "<f
 
 
 def is_npy(data: bytes | memoryview) -> bool:
-    """Whether it begins like an npy file."""
+    """True if it begins like an npy file."""
     return bytes(data[: len(_NPY)]) == _NPY
 
 

@@ -63,7 +63,7 @@ def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class RowsOptions:
-    """Which rows there are. A plugin's own options inherit it, and add where rows come from."""
+    """Options for the rows there are. A plugin's own options inherit it, and add where rows come from."""
 
     heldout_rows: int | None = option(
         None, help="Hold this many of the train rows out instead.", validator=check.optional(check.ge(1))
@@ -93,7 +93,7 @@ class RowsOptions:
 
 @attrs.frozen(kw_only=True)
 class FieldOptions(RowsOptions):
-    """How the fields of a row become a prompt, and which rows are left out for their length."""
+    """Options for the fields that make a prompt, and for rows that are left out for their length."""
 
     prompt: str | None = option(
         None,

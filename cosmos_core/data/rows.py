@@ -80,12 +80,12 @@ class RowSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in messages, such as its path."""
+        """Its name in messages, such as its path."""
         ...
 
     @property
     def folder(self) -> Path:
-        """Where relative paths in its rows start."""
+        """The folder that relative paths in its rows start at."""
         ...
 
     def scan(self) -> Iterator[RawRow]:

@@ -19,7 +19,7 @@ _REFRESH_PER_S: Final = 4
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """What there is to show of a run at one moment; None where it is not known or does not apply.
+    """The state of a run at one moment, to be shown; None where it is not known or does not apply.
 
     Attributes:
         phase: What the run is doing, in a few words.

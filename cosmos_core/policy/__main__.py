@@ -129,7 +129,7 @@ def place_of(world: World, module: nn.Module) -> str:
 
 
 def _weights_endpoint(publisher: WeightPublisher, world: World) -> str:
-    """Where all processes of the replica serve what they hold."""
+    """The endpoints of all processes of the replica, which serve their weights there."""
     if world.size == 1:
         return publisher.endpoint
     said = world.exchange(join_places([Place(endpoint=publisher.endpoint, host=host_id(), rack=rack_id())]).encode())

@@ -1,4 +1,4 @@
-"""What a policy replica shall do, the same on each of its processes.
+"""Brings directives to a policy replica, the same to each of its processes.
 
 The leader hears it from the controller and passes it on before it acts on it, so that all processes make the same moves
 in the same order. What depends on time, such as when waiting has become pointless, the leader decides.
@@ -19,7 +19,7 @@ from cosmos_core.transport.reports import Report
 _CODEC: Final = Codec((PolicyDirective,))
 
 STOP: Final = PolicyDirective(generation=None, train=None, publish=-1, retain=-1, checkpoint=-1, stop=True)
-"""What a process that shall end makes of it."""
+"""The directive that ends a process."""
 
 
 class Controller(Protocol):
@@ -39,14 +39,14 @@ class Controller(Protocol):
 
 
 class Orders(Protocol):
-    """Where a process of a policy replica learns what to do, and tells what came of it."""
+    """The directives of a process of a policy replica, and its reports."""
 
     def next(self, timeout_s: float) -> PolicyDirective | None:
-        """What to do next; None if nothing new came within `timeout_s`. All processes of the replica call it."""
+        """The next directive; None if none came within `timeout_s`. All processes of the replica call it."""
         ...
 
     def is_pointless(self, generation: int) -> bool:
-        """Whether there is no use in waiting for the members of a generation any longer."""
+        """True if there is no use in waiting for the members of a generation any longer."""
         ...
 
     def report(self, report: Report) -> None:
@@ -59,7 +59,7 @@ class Orders(Protocol):
 
 
 class LeaderOrders:
-    """Those of the process that speaks with the controller.
+    """Directives for the process that speaks with the controller.
 
     Args:
         controller: The line to it.
@@ -88,7 +88,7 @@ class LeaderOrders:
         return found
 
     def is_pointless(self, generation: int) -> bool:
-        """Whether the generation is given up, or the end is ordered."""
+        """True if the generation is given up, or the end is ordered."""
         self._look(0.0)
         unread = self._unread
         newer = unread.generation if unread is not None else None
@@ -116,7 +116,7 @@ class LeaderOrders:
 
 
 class FollowerOrders:
-    """Those of the other processes: what the leader passes on. They leave reporting to it.
+    """Directives for the other processes, which the leader passes on. They leave reporting to it.
 
     Args:
         world: The processes of the replica.
@@ -128,13 +128,13 @@ class FollowerOrders:
         self._line: Final = line
 
     def next(self, timeout_s: float) -> PolicyDirective | None:  # noqa: ARG002 - the leader waits
-        """What the leader does next."""
+        """The leader's next directive."""
         data = self._world.share(b"")
         found: PolicyDirective | None = _CODEC.decode(data) if data else None
         return found
 
     def is_pointless(self, generation: int) -> bool:
-        """Whether the leader has given up a generation."""
+        """True if the leader has given up a generation."""
         return self._line.abandoned >= generation
 
     def report(self, report: Report) -> None:

@@ -29,14 +29,14 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch
 
 @attrs.frozen(kw_only=True)
 class _Part:
-    """What one process contributes to a version."""
+    """One process's part of a version."""
 
     digests: dict[str, int]
     nbytes: int
 
 
 class Publications:
-    """What this process has published.
+    """The versions that this process publishes.
 
     Args:
         publisher: Holds and serves the snapshots.
@@ -124,7 +124,7 @@ class Publications:
         self.check()
 
     def _agreed(self, stage: Callable[[], Snapshot]) -> Snapshot:
-        """What `stage` gives, if it gives something in every process; else all of them raise the same."""
+        """Call `stage`; if it fails in one process, all of them raise the same."""
         if self._form is None:
             return stage()
         snapshot, problem = None, ""

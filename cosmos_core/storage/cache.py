@@ -16,17 +16,17 @@ from cosmos_core.errors import StorageError
 
 FOLDER: Final = "COSMOS_CACHE"
 IN_USE_S: Final = 900.0
-"""What was handed out within so many seconds is never removed."""
+"""Files that were handed out within so many seconds are never removed."""
 
 _ABANDONED_S: Final = 86400.0
-"""What is half written for so long, nobody writes any more."""
+"""Files that are half written for so long, nobody writes any more."""
 
 _LOCK: Final = ".lock"
 _PARTIAL: Final = ".partial-"
 
 
 def cache_folder() -> Path:
-    """Where local copies are: `COSMOS_CACHE`, or `cosmos` in the user's folder of caches."""
+    """The folder of local copies: `COSMOS_CACHE`, or `cosmos` in the user's folder of caches."""
     chosen = os.environ.get(FOLDER)
     if chosen:
         return Path(chosen).expanduser().absolute()

@@ -19,7 +19,7 @@ from cosmos_core.storage.cache import cache_folder
 from cosmos_core.storage.stores import LocalPlace, Place, opened, told
 
 MARKS: Final = ("config.json", "model_index.json")
-"""What makes a folder a model, for transformers and for diffusers: written last, removed first."""
+"""Files that make a folder a model, for transformers and for diffusers: written last, removed first."""
 
 
 LIST: Final = ".cosmos-export"

@@ -42,7 +42,7 @@ would not be read again."""
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL, and no path."""
+    """True if a location is a URL, and no path."""
     return "://" in location
 
 
@@ -84,7 +84,7 @@ def _of_botocore() -> tuple[type[Exception], ...]:
 
 
 def is_out_of_reach(error: BaseException) -> bool:
-    """Whether a store could not be asked, or refused to answer, by an error and those it came of."""
+    """True if a store could not be asked, or refused to answer, by an error and those it came of."""
     found: BaseException | None = error
     while found is not None:
         is_refusal = isinstance(found, PermissionError) and found.errno is None

@@ -1,1 +1,1 @@
-"""From samples to a replica's share of a step: micro-batches of even size, within the token budget."""
+"""Turns the samples of a step into each replica's share of it."""

@@ -221,7 +221,7 @@ def wanted_samples(algorithm: Algorithm, groups: Sequence[GroupRef], share: Sequ
 
 
 def needed(algorithm: Algorithm, wanted: Sequence[Wanted]) -> list[Wanted]:
-    """Those whose forward is needed."""
+    """The samples whose forward is needed."""
     return [item for item in wanted if item.advantage != 0.0 or not algorithm.skips_zero_advantage]
 
 
@@ -268,7 +268,7 @@ def rollout_sequences(
 
 
 def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
-    """Whether a sample's payload is there, with one recorded value for each decision that was reported."""
+    """True if a sample's payload is there, with one recorded value for each decision that was reported."""
     held = payloads.get(item.group.lease, ())
     if len(held) != len(item.group.samples):
         return False

@@ -166,7 +166,7 @@ class ShareReader:
         return mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
 
     def _looked(self, reader: RowReader, rows: Sequence[Row], indices: Iterable[int]) -> dict[int, Read]:
-        """What rows amount to that are this process's own, as they are of those that share its sequences."""
+        """Look at rows that are this process's own, and of those that share its sequences."""
         if isinstance(self.model, Noising):
             return look_together(reader, {index: rows[index] for index in indices}, self.world.mesh)
         return {index: reader.look(rows[index]) for index in indices}
@@ -224,7 +224,7 @@ class ShareReader:
         )
 
     def _told(self, reads: Mapping[int, Read]) -> dict[int, Read]:
-        """What all processes of this replica read; what one of them could not read is dropped."""
+        """Exchange reads among the processes of this replica; a row that one of them could not read is dropped."""
         return _read_of(self.world.exchange(_said(reads)))
 
 

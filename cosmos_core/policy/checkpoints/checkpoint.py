@@ -31,7 +31,7 @@ _STEP: Final = re.compile(r"step-(\d+)")
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Where in the run a checkpoint is.
+    """A checkpoint's place in the run.
 
     Attributes:
         run_id: The run that made it.
@@ -56,13 +56,13 @@ class Place:
 
 @attrs.frozen(kw_only=True)
 class _Note:
-    """Which checkpoint is the best."""
+    """The note of the best checkpoint."""
 
     step: int = attrs.field(validator=NOT_NEGATIVE)
 
 
 def path_of(url: str, step: int) -> str:
-    """Where the checkpoint of a step is."""
+    """The path of a step's checkpoint."""
     return f"{url.rstrip('/')}/step-{step}"
 
 
@@ -99,7 +99,7 @@ def genuine(url: str, generations: Mapping[int, int]) -> list[int]:
 
 
 def read_place(path: str) -> Place:
-    """Where in the run a checkpoint is.
+    """Read a checkpoint's place in the run.
 
     Raises:
         CheckpointError: It is absent, incomplete, of another format, or says what cannot be: the file, the field and

@@ -32,7 +32,7 @@ from cosmos_core.storage import failures, is_out_of_reach, storage_options
 from cosmos_core.weights.held import Held, all_held, held
 
 READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
-"""What file systems, torch's reader and this one raise."""
+"""Errors of file systems, torch's reader and this one."""
 
 _DAMAGE: Final = (
     ArithmeticError,
@@ -45,11 +45,11 @@ _DAMAGE: Final = (
     ValueError,
     msgspec.ValidationError,
 )
-"""What reading a damaged pickle ends in."""
+"""Errors that reading a damaged pickle ends in."""
 
 
 class UnlikeError(ValueError):
-    """What was saved is not what is to be read: another model's."""
+    """The checkpoint is of another model."""
 
 
 class SharesToLoad(DefaultLoadPlanner):
@@ -90,7 +90,7 @@ class SharesToLoad(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Where an item goes."""
+        """The tensor that an item is read into."""
         return self._shares[index.fqn].tensor
 
 
@@ -98,7 +98,7 @@ class CheckpointReader(FsspecReader):
     """Reads the tensors of a checkpoint at a path or fsspec URL."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """What the checkpoint holds.
+        """The description of what the checkpoint holds.
 
         Raises:
             OSError: It cannot be read.
@@ -216,7 +216,7 @@ class _Description(pickle.Unpickler):
 
 
 def _made(said: Any, kind: Any) -> Any:
-    """What is said of objects of torch's, as such objects."""
+    """Make objects of torch's from their descriptions."""
     return msgspec.convert(said, kind, dec_hook=_decode)
 
 

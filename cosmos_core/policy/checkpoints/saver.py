@@ -39,7 +39,7 @@ from cosmos_core.weights.held import Held, all_held, held
 _LOG: Final = logging.getLogger(__name__)
 
 WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, CheckpointException, StorageError)
-"""What file systems and torch's writer raise, besides `failures` of stores; torch's own is no `Exception`."""
+"""Errors of file systems and of torch's writer, besides `failures` of stores; torch's own is no `Exception`."""
 
 RNG: Final = "rng"
 
@@ -54,7 +54,7 @@ class Copied:
 
 @attrs.frozen(kw_only=True)
 class _Word:
-    """What the leader settled, or why it could not."""
+    """The leader's answer, or why it has none."""
 
     said: str = ""
     failure: str = ""
@@ -278,7 +278,7 @@ def _give_way(path: str, place: Place) -> None:
 
 
 def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:
-    """What the leader settles, on every process; if it fails, it fails on all, so that none waits for another."""
+    """Let the leader settle something for every process; if it fails, it fails on all, so that none waits."""
     failure: BaseException | None = None
     word = _Word()
     if channel.is_leader:

@@ -80,13 +80,13 @@ class DeviceMeshes:
 
     @functools.cached_property
     def weights(self) -> DeviceMesh:
-        """Where FSDP shards dense weights: `fsdp` is dp_shard · cp."""
+        """The mesh that FSDP shards dense weights over: `fsdp` is dp_shard · cp."""
         assert self._dense is not None
         return self._dense["fsdp"]
 
     @functools.cached_property
     def expert_weights(self) -> DeviceMesh:
-        """Where FSDP shards experts."""
+        """The mesh that FSDP shards experts over."""
         assert self._expert is not None
         return self._expert["expert_shard"]
 

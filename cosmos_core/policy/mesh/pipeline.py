@@ -87,7 +87,7 @@ class Pipeline:
 
     @property
     def concludes(self) -> bool:
-        """Whether this process has the last stage."""
+        """True on the process with the last stage."""
         return self._num_stages - 1 in self._stages
 
     def evaluate(
@@ -182,7 +182,7 @@ class Pipeline:
                 work.wait()
 
     def _waits_to_send(self, index: int) -> bool:
-        """Whether a stage receives from and sends to the same process, which would have to do both at a time."""
+        """True if a stage receives from and sends to the same process, which would have to do both at a time."""
         before, after = self._owners.get(index - 1), self._owners.get(index + 1)
         return before == after and before != self._place
 
@@ -194,7 +194,7 @@ class Pipeline:
         return [(dist.isend(output, peer, self._group), output) for output in outputs]
 
     def _receive(self, source: int, message: Message) -> torch.Tensor | None:
-        """What a stage of another process sends; None before the first stage."""
+        """Receive from a stage of another process; None before the first stage."""
         if source < 0:
             return None
         received = torch.empty(message.shape, dtype=message.dtype, device=self._device)
@@ -208,7 +208,7 @@ class Pipeline:
         return output
 
     def _message(self, batches: Sequence[MicroBatch]) -> Message:
-        """What stages give to one another for micro-batches of this size, found by the first stage once."""
+        """Shape and dtype of what stages pass on for micro-batches of this size, found by the first stage once."""
         sizes = {batch.num_units for batch in batches}
         assert len(sizes) == 1, f"micro-batches of one size each are needed in a pipeline, these have {sorted(sizes)}"
         (num_units,) = sizes
@@ -221,7 +221,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _look(self, batch: MicroBatch) -> Message:
-        """What the first stage gives for a micro-batch, told to all."""
+        """Shape and dtype of the first stage's output for a micro-batch, told to all."""
         told = b""
         if 0 in self._stages:
             output = self._model.advance(self._stages[0], batch, None)

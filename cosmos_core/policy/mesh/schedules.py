@@ -25,14 +25,14 @@ from cosmos_core.errors import CosmosError
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zero-bubble"]
 
 START: Final = torch.empty(1, dtype=torch.int64, device="meta")
-"""What the first stage receives: nothing that it needs, as torch cuts something for it."""
+"""Input of the first stage: nothing that it needs, as torch cuts something for it."""
 LOSS: Final = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
-"""What the last stage gives."""
+"""Output of the last stage."""
 
 
 @attrs.frozen(kw_only=True)
 class Message:
-    """What one stage gives to the next.
+    """The tensor that one stage gives to the next.
 
     Attributes:
         shape: Shape of the tensor.

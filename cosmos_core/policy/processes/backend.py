@@ -1,4 +1,4 @@
-"""The process groups of torch's that gradient groups are made of, outside its default group."""
+"""Makes the process groups of torch's for gradient groups, outside its default group, on the right interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cosmos_core.transport.addresses import interface_of, interfaces
 GLOO: Final = "GLOO_SOCKET_IFNAME"
 NCCL: Final = "NCCL_SOCKET_IFNAME"
 _OURS: Final = "COSMOS_GLOO_SOCKET_IFNAME"
-"""What was set here, for this process and those that it starts."""
+"""The interface that was chosen here, for this process and those that it starts."""
 
 
 def use_interface_of(address: str) -> None:
@@ -48,7 +48,7 @@ def use_interface_of(address: str) -> None:
 
 
 def gloo_devices(address: str) -> list[Any]:
-    """What gloo connects through: each interface that somebody named in `GLOO_SOCKET_IFNAME`, else an address.
+    """Devices for gloo: each interface that somebody named in `GLOO_SOCKET_IFNAME`, else an address.
 
     Raises:
         RuntimeError: There is no such interface, or it has no address.
@@ -59,7 +59,7 @@ def gloo_devices(address: str) -> list[Any]:
 
 
 def _is_ours() -> bool:
-    """Whether the environment names the interface that `use_interface_of` chose."""
+    """True if the environment names the interface that `use_interface_of` chose."""
     return os.environ.get(_OURS, "") == os.environ.get(GLOO)
 
 

@@ -1,4 +1,4 @@
-"""How the processes of a policy replica become one: they find each other, hold on to each other, and form a mesh."""
+"""Makes one replica of its processes: they find each other, watch each other, and form a mesh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvou
 
 @attrs.frozen(kw_only=True, eq=False)
 class Bond:
-    """What a process holds on to before it has a world.
+    """A process's connections to the others, before it has a world.
 
     Attributes:
         line: Of this process.

@@ -1,4 +1,4 @@
-"""How the members of a generation meet and become a gradient group.
+"""Lets the members of a generation meet and become a gradient group.
 
 Whatever waits here can be interrupted: a member that is awaited may be gone, and a newer generation on its way. A
 store whose machine is cut off does not answer for many minutes, and nothing interrupts a call of torch's that waits for
@@ -58,7 +58,7 @@ class GroupStore:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self.shared.port)
 
     @property
@@ -144,7 +144,7 @@ def form_group(
 
 
 def _waited(entry: _Entry, join: Callable[[], Collectives], interrupted: Callable[[], bool]) -> Collectives:
-    """What a thread of its own joined.
+    """Join on a thread, and wait for it.
 
     Raises:
         GradientGroupError: It could not; or it is stuck, and left behind.

@@ -43,11 +43,11 @@ class World:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process speaks for the replica."""
+        """True on the process that speaks for the replica."""
         return self.rank == LEADER
 
     def agree(self, is_good: bool, waiting: Waiting = _nothing) -> bool:
-        """Whether it is good on every process.
+        """Ask all processes: true if it is good on every one.
 
         Args:
             is_good: Whether it is on this one.

@@ -1,1 +1,1 @@
-"""From micro-batches to a step: losses, gradients, the update, and what is measured of it."""
+"""Turns micro-batches into a step: losses, gradients, the update and its metrics."""

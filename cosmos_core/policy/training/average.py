@@ -41,7 +41,7 @@ class Average:
         self._tensors: Final = {name: tensor.clone() for name, tensor in averaged_tensors(module).items()}
 
     def decay(self, step: int) -> float:
-        """What of the average stays.
+        """The share of the average that stays.
 
         Args:
             step: Of the stage, from 1.

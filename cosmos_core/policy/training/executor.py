@@ -22,7 +22,7 @@ class Executor(Protocol):
 
     @property
     def concludes(self) -> bool:
-        """Whether this process has the last stage, and so learns what is decided."""
+        """True on a process with the last stage, which learns what is decided."""
         ...
 
     def evaluate(

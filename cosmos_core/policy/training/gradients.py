@@ -115,7 +115,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def num_copies(parameter: torch.Tensor, processes: int) -> int:
-    """How many of `processes` hold the same elements."""
+    """The number of `processes` that hold the same elements."""
     if not isinstance(parameter, DTensor):
         return processes
     mesh = parameter.device_mesh

@@ -94,7 +94,7 @@ class Stopwatch:
 
 
 IMITATION: Final = "imitation_"
-"""How names of what is measured of demonstrations beside rollouts begin."""
+"""Prefix of the metrics of demonstrations beside rollouts."""
 
 
 class Measures:

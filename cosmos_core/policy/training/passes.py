@@ -35,7 +35,7 @@ from cosmos_core.protocols import (
 
 
 def is_measured(world: World) -> bool:
-    """Whether this process measures: of those that share sequences, and so their decisions, one does."""
+    """True if this process measures: of those that share sequences, and so their decisions, one does."""
     return world.mesh.place("cp") == 0 and world.mesh.place("tp") == 0
 
 

@@ -37,7 +37,7 @@ MOST_UNIMITATED: Final = 10
 
 @attrs.frozen(kw_only=True)
 class Applied:
-    """What came of a step.
+    """The outcome of a step.
 
     Attributes:
         skipped: Whether the gradient was not finite, so that the weights stayed as they were.
@@ -112,7 +112,7 @@ class Trainer:
 
     @property
     def state_device(self) -> torch.device:
-        """Where weights, gradients and optimizer are: in the CPU's memory if they are kept there between uses."""
+        """The device of weights, gradients and optimizer: the CPU if they are kept there between uses."""
         return self._gradients.flat.device
 
     @property
