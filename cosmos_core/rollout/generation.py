@@ -43,48 +43,6 @@ _KEPT: Final = 16
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class LeaseRecipe:
-    """Recipe and algorithm of one lease, from its beginning to its end."""
-
-    recipe: Recipe
-    algorithm: Algorithm
-
-
-class LeaseRecipes:
-    """Recipes and algorithms by the values that leases carry; those of the newest values are kept.
-
-    Called by several threads; whoever comes second makes the same once more.
-
-    Args:
-        recipe: As it was at first.
-        make: Makes the main stage's algorithm as a recipe has it.
-    """
-
-    def __init__(self, recipe: Recipe, make: Callable[[Recipe], Algorithm]) -> None:
-        self._recipe: Final = recipe
-        self._make: Final = make
-        self._first: Final = LeaseRecipe(recipe=recipe, algorithm=make(recipe))
-        self._known: dict[tuple[tuple[str, Scalar], ...], LeaseRecipe] = {}
-
-    def of(self, settings: Mapping[str, Scalar]) -> LeaseRecipe:
-        """Recipe and algorithm of a lease with these values.
-
-        Raises:
-            ConfigError: The algorithm refuses its options, or the recipe its values.
-            PluginError: The algorithm failed.
-        """
-        if not settings:
-            return self._first
-        key = tuple(sorted(settings.items()))
-        known = self._known.get(key)
-        if known is None:
-            recipe = recipe_with(self._recipe, settings)
-            known = LeaseRecipe(recipe=recipe, algorithm=self._make(recipe))
-            self._known = dict([*list(self._known.items())[1 - _KEPT :], (key, known)])
-        return known
-
-
-@attrs.frozen(kw_only=True, eq=False)
 class Work:
     """One lease being worked on."""
 
@@ -387,3 +345,45 @@ class Generation:
         if media_writer is None or generated.media is None or lease.purpose != "evaluation":
             return ""
         return media_writer.keep(generated.newest_version, lease.row, generated.media)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LeaseRecipe:
+    """Recipe and algorithm of one lease, from its beginning to its end."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+
+
+class LeaseRecipes:
+    """Recipes and algorithms by the values that leases carry; those of the newest values are kept.
+
+    Called by several threads; whoever comes second makes the same once more.
+
+    Args:
+        recipe: As it was at first.
+        make: Makes the main stage's algorithm as a recipe has it.
+    """
+
+    def __init__(self, recipe: Recipe, make: Callable[[Recipe], Algorithm]) -> None:
+        self._recipe: Final = recipe
+        self._make: Final = make
+        self._first: Final = LeaseRecipe(recipe=recipe, algorithm=make(recipe))
+        self._known: dict[tuple[tuple[str, Scalar], ...], LeaseRecipe] = {}
+
+    def of(self, settings: Mapping[str, Scalar]) -> LeaseRecipe:
+        """Recipe and algorithm of a lease with these values.
+
+        Raises:
+            ConfigError: The algorithm refuses its options, or the recipe its values.
+            PluginError: The algorithm failed.
+        """
+        if not settings:
+            return self._first
+        key = tuple(sorted(settings.items()))
+        known = self._known.get(key)
+        if known is None:
+            recipe = recipe_with(self._recipe, settings)
+            known = LeaseRecipe(recipe=recipe, algorithm=self._make(recipe))
+            self._known = dict([*list(self._known.items())[1 - _KEPT :], (key, known)])
+        return known

@@ -215,7 +215,7 @@ class Replica:
 
 
 class ReplicaMetrics:
-    """Reads gauges and progress of all parts; called on the control line's thread."""
+    """Reads gauges and progress of all parts; called on the control client's thread."""
 
     def __init__(self, parts: GenerationParts, sync: WeightSync, generation: Generation) -> None:
         self._parts = parts

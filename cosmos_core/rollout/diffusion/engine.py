@@ -22,120 +22,6 @@ from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
 
 
-def finish_payload(
-    model: Model, module: torch.nn.Module, sample: Trajectory, *, version: int, regressions: int
-) -> None:
-    """Give a trajectory that is at t = 0 its payload.
-
-    Args:
-        model: The model.
-        module: Its weights.
-        sample: At its end.
-        version: Of the weights.
-        regressions: At how many points it is to be learned; 0 to learn its transitions.
-
-    Raises:
-        EngineError: The model refuses what it made itself.
-    """
-    assert sample.state is not None
-    made = {**sample.arrays(), "sample": array(sample.state)}
-    payload = attrs.evolve(sample.parent.request.prompt, arrays=made)
-    if regressions and sample.parent.request.sampling.temperature:
-        assert isinstance(model, Noising)
-        of_transitions = ("states", "places", "steps", "logprobs", "versions", "times")
-        plain = attrs.evolve(payload, arrays={name: made[name] for name in made if name not in of_transitions})
-        seed = sample_seed(sample.parent.request.seed, sample.index)
-        try:
-            learned = model.noised(plain, seed, num_decisions=regressions)
-            (logprobs_N,) = logprobs_of(model, module, [learned], budget=regressions)
-        except CosmosError as error:
-            raise EngineError(f"the model does not learn what it made: {error}") from error
-        if not bool(logprobs_N.isfinite().all()):
-            raise EngineError(f"the model gives errors that are not finite at weight version {version}")
-        versions = array(torch.full((regressions,), version, dtype=torch.int32))
-        told = {"logprobs": array(logprobs_N), "versions": versions}
-        payload = attrs.evolve(learned, arrays={**learned.arrays, **told})
-    sample.finished = payload
-
-
-def logprobs_of(
-    model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, budget: int
-) -> list[torch.Tensor]:
-    """float32 log-probs [N] of the decisions of each payload, on the CPU.
-
-    Args:
-        model: The model.
-        module: Its weights.
-        payloads: With decisions of any kind.
-        budget: Most decisions of one forward.
-
-    Raises:
-        DataError: A payload does not fit the model.
-    """
-    found: list[list[torch.Tensor]] = [[] for _ in payloads]
-    for batch in model.pack(payloads, budget=budget):
-        logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N.float().cpu()
-        for index, part in zip(batch.sequences, torch.split(logprobs_N, list(batch.num_decisions)), strict=True):
-            found[index].append(part)
-    return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
-
-
-def rendered(model: Denoising, sample: Trajectory, *, size: int) -> Payload:
-    """Render a trajectory that is at t = 0.
-
-    Args:
-        model: The model.
-        sample: At its end.
-        size: Most pixels of the longer side; 0 for as many as there are.
-
-    Raises:
-        EngineError: The model gives no frames.
-    """
-    assert sample.state is not None
-    media = model.render(sample.state, sample.parent.request.prompt)
-    frames = media.arrays.get("frames")
-    if media.kind != "media" or frames is None or frames.dtype != "uint8" or len(frames.shape) != 4:
-        found = "none" if frames is None else f"{frames.dtype} {list(frames.shape)}"
-        raise EngineError(
-            f"the model renders a payload of kind {media.kind!r} with the frames {found}; give kind 'media', "
-            "uint8 [F, height, width, 3]"
-        )
-    longest = max(frames.shape[1:3])
-    if not size or longest <= size:
-        return media
-    return attrs.evolve(media, arrays={**media.arrays, "frames": _scaled(frames, size / longest)})
-
-
-def _scaled(frames: Array, scale: float) -> Array:
-    """Frames made smaller."""
-    pixels = torch.frombuffer(bytearray(frames.data), dtype=torch.uint8).view(frames.shape).permute(0, 3, 1, 2)
-    height, width = (max(1, round(each * scale)) for each in frames.shape[1:3])
-    smaller = torch.nn.functional.interpolate(pixels.float(), size=(height, width), mode="area")
-    return array(smaller.round().to(torch.uint8).permute(0, 2, 3, 1))
-
-
-def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> Canvas:
-    """The latents that a request asks for.
-
-    Raises:
-        EngineError: It cannot be; names the request, the value seen and what is allowed.
-    """
-    where, sampling = f"request {request.request_id!r}", request.sampling
-    if request.prompt.kind != "latents":
-        raise EngineError(f"{where}: its prompt is of kind {request.prompt.kind!r}; this engine takes 'latents'")
-    if sampling.num_samples < 1 or (sampling.temperature == 0 and sampling.num_samples != 1):
-        raise EngineError(f"{where}: {sampling.num_samples} samples at temperature {sampling.temperature}")
-    for problem in sampling_problems(options, sampling):
-        raise EngineError(f"{where}{problem}")
-    try:
-        canvas = model.canvas(request.prompt)
-    except DataError as error:
-        raise EngineError(f"{where}: {error}") from error
-    if canvas.is_given_T is not None and bool(canvas.is_given_T.all()):
-        raise EngineError(f"{where}: all of its {canvas.shape[1]} latent frames are given, none is left to denoise")
-    return canvas
-
-
 class DiffusionEngine(ServedEngine[Trajectory]):
     """Denoises samples of several requests together; each step of each is by the weights that are loaded then."""
 
@@ -244,3 +130,117 @@ class DiffusionEngine(ServedEngine[Trajectory]):
                 raise EngineError(f"a payload to score: {error}") from error
 
         return self._commands.call(score)
+
+
+def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> Canvas:
+    """The latents that a request asks for.
+
+    Raises:
+        EngineError: It cannot be; names the request, the value seen and what is allowed.
+    """
+    where, sampling = f"request {request.request_id!r}", request.sampling
+    if request.prompt.kind != "latents":
+        raise EngineError(f"{where}: its prompt is of kind {request.prompt.kind!r}; this engine takes 'latents'")
+    if sampling.num_samples < 1 or (sampling.temperature == 0 and sampling.num_samples != 1):
+        raise EngineError(f"{where}: {sampling.num_samples} samples at temperature {sampling.temperature}")
+    for problem in sampling_problems(options, sampling):
+        raise EngineError(f"{where}{problem}")
+    try:
+        canvas = model.canvas(request.prompt)
+    except DataError as error:
+        raise EngineError(f"{where}: {error}") from error
+    if canvas.is_given_T is not None and bool(canvas.is_given_T.all()):
+        raise EngineError(f"{where}: all of its {canvas.shape[1]} latent frames are given, none is left to denoise")
+    return canvas
+
+
+def finish_payload(
+    model: Model, module: torch.nn.Module, sample: Trajectory, *, version: int, regressions: int
+) -> None:
+    """Give a trajectory that is at t = 0 its payload.
+
+    Args:
+        model: The model.
+        module: Its weights.
+        sample: At its end.
+        version: Of the weights.
+        regressions: At how many points it is to be learned; 0 to learn its transitions.
+
+    Raises:
+        EngineError: The model refuses what it made itself.
+    """
+    assert sample.state is not None
+    made = {**sample.arrays(), "sample": array(sample.state)}
+    payload = attrs.evolve(sample.parent.request.prompt, arrays=made)
+    if regressions and sample.parent.request.sampling.temperature:
+        assert isinstance(model, Noising)
+        of_transitions = ("states", "places", "steps", "logprobs", "versions", "times")
+        plain = attrs.evolve(payload, arrays={name: made[name] for name in made if name not in of_transitions})
+        seed = sample_seed(sample.parent.request.seed, sample.index)
+        try:
+            learned = model.noised(plain, seed, num_decisions=regressions)
+            (logprobs_N,) = logprobs_of(model, module, [learned], budget=regressions)
+        except CosmosError as error:
+            raise EngineError(f"the model does not learn what it made: {error}") from error
+        if not bool(logprobs_N.isfinite().all()):
+            raise EngineError(f"the model gives errors that are not finite at weight version {version}")
+        versions = array(torch.full((regressions,), version, dtype=torch.int32))
+        told = {"logprobs": array(logprobs_N), "versions": versions}
+        payload = attrs.evolve(learned, arrays={**learned.arrays, **told})
+    sample.finished = payload
+
+
+def logprobs_of(
+    model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, budget: int
+) -> list[torch.Tensor]:
+    """float32 log-probs [N] of the decisions of each payload, on the CPU.
+
+    Args:
+        model: The model.
+        module: Its weights.
+        payloads: With decisions of any kind.
+        budget: Most decisions of one forward.
+
+    Raises:
+        DataError: A payload does not fit the model.
+    """
+    found: list[list[torch.Tensor]] = [[] for _ in payloads]
+    for batch in model.pack(payloads, budget=budget):
+        logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N.float().cpu()
+        for index, part in zip(batch.sequences, torch.split(logprobs_N, list(batch.num_decisions)), strict=True):
+            found[index].append(part)
+    return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
+
+
+def rendered(model: Denoising, sample: Trajectory, *, size: int) -> Payload:
+    """Render a trajectory that is at t = 0.
+
+    Args:
+        model: The model.
+        sample: At its end.
+        size: Most pixels of the longer side; 0 for as many as there are.
+
+    Raises:
+        EngineError: The model gives no frames.
+    """
+    assert sample.state is not None
+    media = model.render(sample.state, sample.parent.request.prompt)
+    frames = media.arrays.get("frames")
+    if media.kind != "media" or frames is None or frames.dtype != "uint8" or len(frames.shape) != 4:
+        found = "none" if frames is None else f"{frames.dtype} {list(frames.shape)}"
+        raise EngineError(
+            f"the model renders a payload of kind {media.kind!r} with the frames {found}; give kind 'media', "
+            "uint8 [F, height, width, 3]"
+        )
+    longest = max(frames.shape[1:3])
+    if not size or longest <= size:
+        return media
+    return attrs.evolve(media, arrays={**media.arrays, "frames": _scaled(frames, size / longest)})
+
+
+def _scaled(frames: Array, scale: float) -> Array:
+    """Frames made smaller."""
+    pixels = torch.frombuffer(bytearray(frames.data), dtype=torch.uint8).view(frames.shape).permute(0, 3, 1, 2)
+    height, width = (max(1, round(each * scale)) for each in frames.shape[1:3])
+    smaller = torch.nn.functional.interpolate(pixels.float(), size=(height, width), mode="area")
+    return array(smaller.round().to(torch.uint8).permute(0, 2, 3, 1))

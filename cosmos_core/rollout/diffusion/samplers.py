@@ -81,10 +81,6 @@ class Sampler(Protocol):
         ...
 
 
-X: Final[Row] = np.array([1.0, 0.0])
-"""The row that is x itself, without history."""
-
-
 def row(of_state: float, of_velocity: float, history: Sequence[float] = ()) -> Row:
     """The weights of x, v and the history."""
     return np.array([of_state, of_velocity, *history])

@@ -24,49 +24,6 @@ _GROUP: Final = -1
 """Index of what is drawn for all samples of a request."""
 
 
-def noise(seed: int, index: int, step: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Standard normal, float32, on the CPU.
-
-    Args:
-        seed: Of the request.
-        index: Of the sample.
-        step: That it follows; -1 for the first state.
-        shape: Its shape.
-    """
-    return torch.from_numpy(_generator(seed, index, step).standard_normal(shape, dtype=np.float32))
-
-
-def group_draw(seed: int, number: int) -> int:
-    """One of `number` outcomes, the same for all samples of a request."""
-    return int(_generator(seed, _GROUP, 0).integers(number))
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """A seed of a sample's own, below 2^63."""
-    return int(_generator(seed, index, _WORD - 2).integers(1 << 63))
-
-
-def _generator(seed: int, index: int, step: int) -> np.random.Generator:
-    key = np.array([sample_key(seed, index) % _WORD, (step + 1) % _WORD], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
-
-
-def sampler_of(name: SamplerName, options: DiffusionOptions) -> Sampler:
-    """The sampler of a name, as options have it."""
-    match name:
-        case "flow-sde":
-            return FlowSde(shift=options.shift, noise_level=options.noise_level)
-        case "cps":
-            return Cps(shift=options.shift, noise_level=options.noise_level)
-        case "edm":
-            return Edm(sigma_max=options.sigma_max, sigma_min=options.sigma_min, churn=options.churn)
-        case "euler":
-            return Euler(shift=options.shift)
-        case "unipc":
-            sigmas = (options.sigma_max, options.sigma_min) if options.karras else None
-            return UniPc(shift=options.shift, sigmas=sigmas)
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class Schedule:
     """The steps of the samples of a request.
@@ -138,3 +95,46 @@ def window_range(options: DiffusionOptions, num_steps: int) -> range:
 @functools.lru_cache(maxsize=1024)
 def _discretization(sampler: Sampler, num_steps: int, noisy: frozenset[int] = frozenset()) -> Discretization:
     return sampler.discretize(num_steps, noisy)
+
+
+def sampler_of(name: SamplerName, options: DiffusionOptions) -> Sampler:
+    """The sampler of a name, as options have it."""
+    match name:
+        case "flow-sde":
+            return FlowSde(shift=options.shift, noise_level=options.noise_level)
+        case "cps":
+            return Cps(shift=options.shift, noise_level=options.noise_level)
+        case "edm":
+            return Edm(sigma_max=options.sigma_max, sigma_min=options.sigma_min, churn=options.churn)
+        case "euler":
+            return Euler(shift=options.shift)
+        case "unipc":
+            sigmas = (options.sigma_max, options.sigma_min) if options.karras else None
+            return UniPc(shift=options.shift, sigmas=sigmas)
+
+
+def noise(seed: int, index: int, step: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Standard normal, float32, on the CPU.
+
+    Args:
+        seed: Of the request.
+        index: Of the sample.
+        step: That it follows; -1 for the first state.
+        shape: Its shape.
+    """
+    return torch.from_numpy(_generator(seed, index, step).standard_normal(shape, dtype=np.float32))
+
+
+def group_draw(seed: int, number: int) -> int:
+    """One of `number` outcomes, the same for all samples of a request."""
+    return int(_generator(seed, _GROUP, 0).integers(number))
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """A seed of a sample's own, below 2^63."""
+    return int(_generator(seed, index, _WORD - 2).integers(1 << 63))
+
+
+def _generator(seed: int, index: int, step: int) -> np.random.Generator:
+    key = np.array([sample_key(seed, index) % _WORD, (step + 1) % _WORD], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

@@ -33,92 +33,6 @@ class Span:
     stop: int
 
 
-class ConditionedPrompts:
-    """The conditioned prompts in flight, for one module.
-
-    Features of a prompt are computed once a request, when its first chunk is due, and kept while a sample may still
-    need them: a vision tower never runs for a sample or a chunk. New weights make them anew.
-    """
-
-    def __init__(self, model: Conditioned, module: torch.nn.Module) -> None:
-        self._model = model
-        self._module = module
-        self._features: dict[TokenRequestState, Mapping[str, torch.Tensor]] = {}
-
-    def spans(self, plan: Plan) -> list[Span]:
-        """Where a step feeds units of conditioned prompts, in the order of its units."""
-        fed = [
-            # Of those that decode, some feed the last unit of their prompt: they share the rest with another sample.
-            *(
-                (slot, plan.sequences[slot], len(plan.sequences[slot].tokens) - 1, 1)
-                for slot in range(plan.num_decoding)
-            ),
-            *(
-                (chunk.first, plan.sequences[chunk.slot], chunk.start, chunk.last - chunk.first)
-                for chunk in plan.chunks
-            ),
-        ]
-        spans = []
-        for row, sequence, start, size in fed:
-            parent = sequence.parent
-            if parent.conditioning is not None and start < parent.num_prompt:
-                spans.append(self._span(parent, parent.conditioning, row, start, min(start + size, parent.num_prompt)))
-        return spans
-
-    def _span(self, parent: TokenRequestState, conditioning: Conditioning, row: int, start: int, stop: int) -> Span:
-        if parent not in self._features:
-            self._features[parent] = self.enter(conditioning)
-        return Span(conditioning=conditioning, features=self._features[parent], row=row, start=start, stop=stop)
-
-    def enter(self, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
-        """Features that the units of a prompt enter with, under the loaded weights."""
-        return self._model.enter(self._module, conditioning)
-
-    def evaluate(
-        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, spans: Sequence[Span], kept_R: torch.Tensor
-    ) -> torch.Tensor:
-        """Logits [R, V] of a step with units of conditioned prompts.
-
-        Args:
-            tokens_N: Of all units.
-            positions_N: Of all units, as if each were text.
-            spans: One at least.
-            kept_R: The units whose logits are asked for.
-        """
-        device, axes = tokens_N.device, spans[0].conditioning.positions.shape[:-1]
-        positions = positions_N.expand(*axes, -1).clone()
-        for span in spans:
-            positions[..., span.row : span.row + span.stop - span.start] = span.conditioning.positions[
-                ..., span.start : span.stop
-            ].to(device)
-        places = [torch.arange(span.row, span.row + span.stop - span.start, device=device) for span in spans]
-        features = {
-            name: torch.cat([span.features[name][span.start : span.stop] for span in spans])
-            for name in spans[0].features
-        }
-        return self._model.evaluate(
-            self._module,
-            VisionInputs(
-                tokens_N=tokens_N, positions=positions, places_K=torch.cat(places), features=features, kept_R=kept_R
-            ),
-        )
-
-    def retain(self, plan: Plan) -> None:
-        """After a step, forget what no sample will need: all of its request have the prompt in the cache."""
-        unfinished = {sequence.parent for sequence in plan.sequences[len(plan.drawn) :]}
-        for parent in list(self._features):
-            if parent not in unfinished and not _waits(parent):
-                del self._features[parent]
-
-    def forget(self) -> None:
-        """The weights are others now."""
-        self._features.clear()
-
-
-def _waits(parent: TokenRequestState) -> bool:
-    return any(sequence.slot < 0 and sequence.reason is None for sequence in parent.samples)
-
-
 class Runner:
     """Calls the module.
 
@@ -281,3 +195,89 @@ def _batches(sequences: Sequence[ScoringInput], budget: int) -> Iterator[list[Sc
         size += len(sequence.tokens)
     if batch:
         yield batch
+
+
+class ConditionedPrompts:
+    """The conditioned prompts in flight, for one module.
+
+    Features of a prompt are computed once a request, when its first chunk is due, and kept while a sample may still
+    need them: a vision tower never runs for a sample or a chunk. New weights make them anew.
+    """
+
+    def __init__(self, model: Conditioned, module: torch.nn.Module) -> None:
+        self._model = model
+        self._module = module
+        self._features: dict[TokenRequestState, Mapping[str, torch.Tensor]] = {}
+
+    def spans(self, plan: Plan) -> list[Span]:
+        """Where a step feeds units of conditioned prompts, in the order of its units."""
+        fed = [
+            # Of those that decode, some feed the last unit of their prompt: they share the rest with another sample.
+            *(
+                (slot, plan.sequences[slot], len(plan.sequences[slot].tokens) - 1, 1)
+                for slot in range(plan.num_decoding)
+            ),
+            *(
+                (chunk.first, plan.sequences[chunk.slot], chunk.start, chunk.last - chunk.first)
+                for chunk in plan.chunks
+            ),
+        ]
+        spans = []
+        for row, sequence, start, size in fed:
+            parent = sequence.parent
+            if parent.conditioning is not None and start < parent.num_prompt:
+                spans.append(self._span(parent, parent.conditioning, row, start, min(start + size, parent.num_prompt)))
+        return spans
+
+    def _span(self, parent: TokenRequestState, conditioning: Conditioning, row: int, start: int, stop: int) -> Span:
+        if parent not in self._features:
+            self._features[parent] = self.enter(conditioning)
+        return Span(conditioning=conditioning, features=self._features[parent], row=row, start=start, stop=stop)
+
+    def enter(self, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
+        """Features that the units of a prompt enter with, under the loaded weights."""
+        return self._model.enter(self._module, conditioning)
+
+    def evaluate(
+        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, spans: Sequence[Span], kept_R: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [R, V] of a step with units of conditioned prompts.
+
+        Args:
+            tokens_N: Of all units.
+            positions_N: Of all units, as if each were text.
+            spans: One at least.
+            kept_R: The units whose logits are asked for.
+        """
+        device, axes = tokens_N.device, spans[0].conditioning.positions.shape[:-1]
+        positions = positions_N.expand(*axes, -1).clone()
+        for span in spans:
+            positions[..., span.row : span.row + span.stop - span.start] = span.conditioning.positions[
+                ..., span.start : span.stop
+            ].to(device)
+        places = [torch.arange(span.row, span.row + span.stop - span.start, device=device) for span in spans]
+        features = {
+            name: torch.cat([span.features[name][span.start : span.stop] for span in spans])
+            for name in spans[0].features
+        }
+        return self._model.evaluate(
+            self._module,
+            VisionInputs(
+                tokens_N=tokens_N, positions=positions, places_K=torch.cat(places), features=features, kept_R=kept_R
+            ),
+        )
+
+    def retain(self, plan: Plan) -> None:
+        """After a step, forget what no sample will need: all of its request have the prompt in the cache."""
+        unfinished = {sequence.parent for sequence in plan.sequences[len(plan.drawn) :]}
+        for parent in list(self._features):
+            if parent not in unfinished and not _waits(parent):
+                del self._features[parent]
+
+    def forget(self) -> None:
+        """The weights are others now."""
+        self._features.clear()
+
+
+def _waits(parent: TokenRequestState) -> bool:
+    return any(sequence.slot < 0 and sequence.reason is None for sequence in parent.samples)

@@ -35,7 +35,7 @@ from cosmos_core.rollout.episodes.messages import (
     Setup,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.rollout.workers.process import WorkerLine, frame
+from cosmos_core.rollout.workers.process import WorkerProcess, frame
 from cosmos_core.transport.bounds import sendable
 from cosmos_core.types import Prompt
 
@@ -70,7 +70,7 @@ class EnvironmentProcess:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._line: Final = WorkerLine("cosmos_core.rollout.episodes.worker", TO_WORKER.encode(setup))
+        self._line: Final = WorkerProcess("cosmos_core.rollout.episodes.worker", TO_WORKER.encode(setup))
         self._timeout_s: Final = setup.timeout_s
         self._heard = time.monotonic()
         self.socket: Final = self._line.socket

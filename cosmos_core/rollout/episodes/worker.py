@@ -60,7 +60,7 @@ def of_episode(episode: int) -> Iterator[None]:
         _EPISODE.reset(token)
 
 
-class Calls(ThreadPoolExecutor):
+class EpisodeThreads(ThreadPoolExecutor):
     """Threads behind `asyncio.to_thread` in a worker, each call with the episode that it works for.
 
     A call that has begun cannot be cancelled: who awaits it can only cease to wait. So what goes on is remembered.
@@ -111,7 +111,7 @@ class Worker:
         self._episodes: dict[int, Environment] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._calls = Calls()
+        self._calls = EpisodeThreads()
         self._stuck: dict[int, asyncio.Task[None]] = {}
         self._is_leaving = False
 

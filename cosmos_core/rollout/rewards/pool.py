@@ -32,7 +32,7 @@ from cosmos_core.rollout.rewards.messages import (
     WirePayload,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.rollout.workers.process import WorkerLine, frame
+from cosmos_core.rollout.workers.process import WorkerProcess, frame
 from cosmos_core.types import SampleStatus
 
 _START_S: Final = 120.0
@@ -68,7 +68,7 @@ class RewardProcess:
     """One worker. All methods are called on the pool's thread."""
 
     def __init__(self, setup: Setup) -> None:
-        self._line = WorkerLine("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup))
+        self._line = WorkerProcess("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup))
         self.socket = self._line.socket
         self.is_ready = False
         self._started = time.monotonic()

@@ -59,7 +59,7 @@ class Unframer:
 _CHUNK = 1 << 16
 
 
-class WorkerLine:
+class WorkerProcess:
     """A process that was given one end of a socket.
 
     Args:

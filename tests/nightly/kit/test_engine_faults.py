@@ -349,7 +349,7 @@ PLANTED = {
         "is not finished when the call that ends it has returned",
         """
         def _end_all(self):
-            self._scheduler.remove([sample for parent in self._in_flight() for sample in flight.samples])
+            self._scheduler.remove([sample for parent in self._in_flight() for sample in parent.samples])
         """,
     ),
     "aborts-only-what-runs": Fault(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cosmos_core.rollout.episodes.messages import Answered, Failed
-from cosmos_core.rollout.workers.process import WorkerLine
+from cosmos_core.rollout.workers.process import WorkerProcess
 from tests.unit.rollout.episodes.test_environment_pool import hang
 
 
@@ -65,8 +65,8 @@ def test_an_episode_that_cannot_be_closed_does_not_hold_up_the_end(player, tmp_p
 
 
 def test_a_process_that_leaves_or_closes_its_socket_is_replaced(player, monkeypatch):
-    end = WorkerLine.end
-    monkeypatch.setattr(WorkerLine, "end", lambda line, grace_s: end(line, 20.0 if grace_s else 0.0))
+    end = WorkerProcess.end
+    monkeypatch.setattr(WorkerProcess, "end", lambda line, grace_s: end(line, 20.0 if grace_s else 0.0))
     for text, detail in (
         ("leave", "the process of this episode ended while it had its turn (exit code 5)"),
         ("closed", "the process of this episode ended while it had its turn"),

@@ -11,7 +11,7 @@ from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import PluginError
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.workers.process import WorkerLine
+from cosmos_core.rollout.workers.process import WorkerProcess
 from cosmos_core.types import Message, Prompt
 
 
@@ -83,9 +83,9 @@ def test_many_episodes_wait_beside_each_other(shared):
 
 
 def test_a_process_that_hangs_or_dies_is_replaced_and_its_episodes_fail(player, monkeypatch):
-    end = WorkerLine.end
+    end = WorkerProcess.end
     # On a busy machine a process that ends takes longer for it than its exit code is waited for.
-    monkeypatch.setattr(WorkerLine, "end", lambda line, grace_s: end(line, 20.0 if grace_s else 0.0))
+    monkeypatch.setattr(WorkerProcess, "end", lambda line, grace_s: end(line, 20.0 if grace_s else 0.0))
     for text, timed_out, detail in [
         ("hang", True, "no answer within 1.5 s"),
         ("exit", False, "the process of this episode ended while it had its turn (exit code 3)"),
