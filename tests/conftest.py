@@ -6,6 +6,7 @@ Properties are tested alike in each run; neither a busy machine nor a draw is a 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,11 +31,20 @@ def make_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     known_modules = set(sys.modules)
 
     def make(name: str, **contents: Any) -> Path:
-        folder = write_distribution(tmp_path / f"site-{name}", name, **contents)
+        folder = tmp_path / f"site-{name}"
+        if folder.exists():  # the next case of a table
+            shutil.rmtree(folder)
+            _forget(folder, known_modules)
+        write_distribution(folder, name, **contents)
         monkeypatch.syspath_prepend(str(folder))
         return folder
 
     yield make
+    _forget(tmp_path, known_modules)
+
+
+def _forget(folder: Path, known_modules: set[str]) -> None:
+    """Let the next import of what lies in a folder read it again."""
     for module in set(sys.modules) - known_modules:
-        if str(tmp_path) in str(getattr(sys.modules[module], "__file__", "")):
+        if str(folder) in str(getattr(sys.modules[module], "__file__", "")):
             del sys.modules[module]

@@ -33,19 +33,16 @@ def test_keys_are_made_listed_revoked_and_allowed_again(capsys, tmp_path):
         assert not any(read_key(path).pair.secret in text for text in printed)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_errors_are_one_line(capsys, tmp_path):
+    for arguments, words in [
         (("revoke", "nobody"), "nobody is not in it"),
         (("allow", "nobody"), "no such key"),
         (("list",), "no such allow-list"),
         (("new", "--person", "a/b"), "is no name"),
-    ],
-)
-def test_errors_are_one_line(capsys, tmp_path, arguments, words):
-    (tmp_path / "keys").mkdir()
-    command, *rest = arguments
-    code, _, complaint = call(capsys, command, str(tmp_path / "keys"), *rest)
-    assert code == 2
-    assert words in complaint
-    assert len(complaint.splitlines()) == 1
+    ]:
+        (tmp_path / "keys").mkdir(exist_ok=True)
+        command, *rest = arguments
+        code, _, complaint = call(capsys, command, str(tmp_path / "keys"), *rest)
+        assert code == 2
+        assert words in complaint
+        assert len(complaint.splitlines()) == 1

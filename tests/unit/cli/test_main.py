@@ -46,11 +46,11 @@ def test_help_imports_neither_torch_nor_anything_slow():
         assert f"  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("plugins", "version")])
-def test_every_command_teaches_by_example(capsys, command):
-    code, out, _ = call(capsys, command, "--help")
-    assert code == 0
-    assert f"  cosmos {command} " in out
+def test_every_command_teaches_by_example(capsys):
+    for command in [name for name in COMMANDS if name not in ("plugins", "version")]:
+        code, out, _ = call(capsys, command, "--help")
+        assert code == 0
+        assert f"  cosmos {command} " in out
 
 
 def test_the_version_is_printed(capsys):
@@ -59,15 +59,14 @@ def test_the_version_is_printed(capsys):
     assert call(capsys, "version") == (0, f"{__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("a.b: bad"), 2), (PluginNotFoundError("no x"), 2), (TransportError("port"), 1)]
-)
-def test_an_error_is_one_message_and_a_code(capsys, monkeypatch, error, code):
-    def fail(*_arguments, **_options):
-        raise error
+def test_an_error_is_one_message_and_a_code(capsys, monkeypatch):
+    for error, code in [(ConfigError("a.b: bad"), 2), (PluginNotFoundError("no x"), 2), (TransportError("port"), 1)]:
 
-    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
-    assert call(capsys, "plan", "x.toml") == (code, "", f"cosmos: {error}\n")
+        def fail(*_arguments, error=error, **_options):
+            raise error
+
+        monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
+        assert call(capsys, "plan", "x.toml") == (code, "", f"cosmos: {error}\n")
 
 
 def test_ctrl_c_before_anything_runs_is_one_line(capsys, monkeypatch):
@@ -144,10 +143,10 @@ def test_a_wrong_option_is_an_error_of_usage(capsys):
     assert "--sett" in err
 
 
-@pytest.mark.parametrize(("columns", "width"), [(None, 160), ("100", 100)])
-def test_what_goes_to_a_pipe_is_not_folded_to_a_terminal(monkeypatch, columns, width):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns is not None:
-        monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert cli._console().width == width
+def test_what_goes_to_a_pipe_is_not_folded_to_a_terminal(monkeypatch):
+    for columns, width in [(None, 160), ("100", 100)]:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setattr("sys.stdout", io.StringIO())
+        assert cli._console().width == width

@@ -39,24 +39,21 @@ def test_the_folder_is_the_current_one_unless_said(tmp_path, monkeypatch):
     assert (tmp_path / "cosmos-hook-notes" / "example.toml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_refused_without_a_traceback(tmp_path, monkeypatch, capsys):
+    for arguments, message in [
         (("rewrd", "brief"), "cosmos: 'rewrd' is no kind of plugin; did you mean reward?"),
         (("reward", "Brief_One"), "cosmos: a plugin cannot be named 'Brief_One': "),
         (("engine", "embedded"), "cosmos: the engine 'embedded' is provided by cosmos-core "),
         (("reward", "brief", "--into", "nowhere"), "cosmos: --into nowhere: there is no such folder"),
         (("reward", "kept"), "cosmos: cosmos-reward-kept exists and is left as it is"),
-    ],
-)
-def test_bad_input_is_refused_without_a_traceback(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "cosmos-reward-kept").mkdir()
-    with pytest.raises(SystemExit) as caught:
-        main(["plugins", "new", *arguments])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith(message)
-    assert [path.name for path in tmp_path.iterdir()] == ["cosmos-reward-kept"]
+    ]:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "cosmos-reward-kept").mkdir(exist_ok=True)
+        with pytest.raises(SystemExit) as caught:
+            main(["plugins", "new", *arguments])
+        assert caught.value.code == 2
+        assert capsys.readouterr().err.startswith(message)
+        assert [path.name for path in tmp_path.iterdir()] == ["cosmos-reward-kept"]
 
 
 def test_a_name_in_a_misspelt_group_of_others_can_be_taken(tmp_path, make_distribution):

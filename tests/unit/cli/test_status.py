@@ -20,9 +20,9 @@ def test_ctrl_c_ends_the_watching_only(capsys, monkeypatch, tmp_path):
     assert err == f"No longer watching; {tmp_path} goes on.\n"
 
 
-@pytest.mark.parametrize("more", [(), ("--watch",)])
-def test_what_is_no_run_is_one_line(capsys, tmp_path, more):
-    code, out, err = call(capsys, "status", str(tmp_path), *more)
-    assert (code, out) == (2, "")
-    assert err.startswith("cosmos: ")
-    assert len(err.splitlines()) == 1
+def test_what_is_no_run_is_one_line(capsys, tmp_path):
+    for more in [(), ("--watch",)]:
+        code, out, err = call(capsys, "status", str(tmp_path), *more)
+        assert (code, out) == (2, "")
+        assert err.startswith("cosmos: ")
+        assert len(err.splitlines()) == 1

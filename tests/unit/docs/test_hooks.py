@@ -7,7 +7,6 @@ from pathlib import Path
 
 import attrs
 import pluggy
-import pytest
 from reference import hooks as hooks_reference
 from reference import kinds as kinds_reference
 
@@ -36,33 +35,33 @@ def test_every_specification_is_one_of_both_sorts():
     assert set(hooks_reference.lifecycle_hooks()) == set(LIFECYCLE)
 
 
-@pytest.mark.parametrize("name", LIFECYCLE)
-def test_every_lifecycle_hook_has_a_page_with_its_exact_signature(name):
-    page = (DOCS / "plugins" / "hooks" / f"{name}.md").read_text()
-    assert f"```{{lifecycle-hook}} {name}\n```" in page
-    text = hooks_reference.one(name)
-    assert f"```python\n{signature(SPECS[name])}\n```" in text
-    assert ast.get_docstring(SPECS[name]) in text
+def test_every_lifecycle_hook_has_a_page_with_its_exact_signature():
+    for name in LIFECYCLE:
+        page = (DOCS / "plugins" / "hooks" / f"{name}.md").read_text()
+        assert f"```{{lifecycle-hook}} {name}\n```" in page
+        text = hooks_reference.one(name)
+        assert f"```python\n{signature(SPECS[name])}\n```" in text
+        assert ast.get_docstring(SPECS[name]) in text
 
 
-@pytest.mark.parametrize("name", LIFECYCLE)
-def test_every_argument_is_explained(name):
-    page = (DOCS / "plugins" / "hooks" / f"{name}.md").read_text()
-    table = page.partition("| argument | what |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [each.arg for each in SPECS[name].args.args]
+def test_every_argument_is_explained():
+    for name in LIFECYCLE:
+        page = (DOCS / "plugins" / "hooks" / f"{name}.md").read_text()
+        table = page.partition("| argument | what |")[2].partition("\n\n")[0]
+        assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [each.arg for each in SPECS[name].args.args]
 
 
-@pytest.mark.parametrize("name", LIFECYCLE)
-def test_every_page_shows_a_plugin_that_implements_its_hook(name):
-    page = (DOCS / "plugins" / "hooks" / f"{name}.md").read_text()
-    namespace = {"__name__": "docs"}
-    exec(SNIPPET.findall(page)[0], namespace)
-    (cls,) = (each for each in namespace.values() if inspect.isclass(each) and each.__module__ == "docs")
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hooks)
-    manager.register(object.__new__(cls), name="page")
-    manager.check_pending()
-    assert getattr(manager.hook, name).get_hookimpls()
+def test_every_page_shows_a_plugin_that_implements_its_hook():
+    for name in LIFECYCLE:
+        page = (DOCS / "plugins" / "hooks" / f"{name}.md").read_text()
+        namespace = {"__name__": "docs"}
+        exec(SNIPPET.findall(page)[0], namespace)
+        (cls,) = (each for each in namespace.values() if inspect.isclass(each) and each.__module__ == "docs")
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(hooks)
+        manager.register(object.__new__(cls), name="page")
+        manager.check_pending()
+        assert getattr(manager.hook, name).get_hookimpls()
 
 
 def test_every_page_is_in_the_index_and_no_other():
@@ -80,11 +79,10 @@ def test_the_table_links_each_hook_to_its_page():
         assert (row in text) == (name in LIFECYCLE)
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
-def test_every_provider_hook_is_on_the_page_of_its_kind(name):
-    kind = PROVIDERS[name]
-    assert f"```{{kind-reference}} {kind}\n```" in (DOCS / "plugins" / f"{kind}.md").read_text()
-    assert f"```python\n@hookimpl\n{signature(SPECS[name])}\n```" in kinds_reference.reference(kind)
+def test_every_provider_hook_is_on_the_page_of_its_kind():
+    for name, kind in PROVIDERS.items():
+        assert f"```{{kind-reference}} {kind}\n```" in (DOCS / "plugins" / f"{kind}.md").read_text()
+        assert f"```python\n@hookimpl\n{signature(SPECS[name])}\n```" in kinds_reference.reference(kind)
 
 
 def test_the_metrics_of_an_evaluation_are_those_that_the_page_names():

@@ -4,8 +4,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from cosmos_core.config.checks import check_recipe
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.plugins.known import KNOWN
@@ -26,21 +24,19 @@ def test_the_page_has_a_recipe_and_a_row_for_every_reward():
         assert f"| `{name}` | `{KNOWN['reward', name]}` |" in text
 
 
-@pytest.mark.parametrize(
-    ("page", "block"), BLOCKS, ids=[f"{page.parent.name}-{n}" for n, (page, _) in enumerate(BLOCKS)]
-)
-def test_a_recipe_of_the_pages_makes_its_rewards(page, block):
-    recipe = recipe_from(
-        {
-            "run": {"name": "page", "steps": 1},
-            "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
-            "algorithm": {"plugin": "grpo"},
-            "dataset": {"plugin": "arithmetic"},
-            **tomllib.loads(block),
-        }
-    )
-    check_recipe(recipe)
-    plugins = PluginSet.load(("reward", each.plugin) for each in recipe.reward)
-    for each in recipe.reward:
-        context = RewardContext(name=each.label, seed=0)
-        plugins.create("reward", each.plugin, each.options, context, "reward.options")
+def test_a_recipe_of_the_pages_makes_its_rewards():
+    for _, block in BLOCKS:
+        recipe = recipe_from(
+            {
+                "run": {"name": "page", "steps": 1},
+                "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+                "algorithm": {"plugin": "grpo"},
+                "dataset": {"plugin": "arithmetic"},
+                **tomllib.loads(block),
+            }
+        )
+        check_recipe(recipe)
+        plugins = PluginSet.load(("reward", each.plugin) for each in recipe.reward)
+        for each in recipe.reward:
+            context = RewardContext(name=each.label, seed=0)
+            plugins.create("reward", each.plugin, each.options, context, "reward.options")

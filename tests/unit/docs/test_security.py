@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 SOURCES = [
     path
@@ -71,9 +69,8 @@ def test_data_never_becomes_code():
     assert found == ALLOWED
 
 
-@pytest.mark.parametrize(
-    ("code", "sin"),
-    [
+def test_each_way_is_noticed():
+    for code, sin in [
         ("import pickle", "import pickle"),
         ("from yaml import load", "import yaml"),
         ("eval(text)", "eval(…)"),
@@ -83,14 +80,10 @@ def test_data_never_becomes_code():
         ("os.system(line)", "a shell"),
         ('[sys.executable, "-m", "name"]', "a process that imports from the current folder"),
         ("AutoModel.from_pretrained(path, trust_remote_code=True)", "trust in what is loaded"),
-    ],
-)
-def test_each_way_is_noticed(code, sin):
-    assert list(sins(ast.parse(code))) == [sin]
+    ]:
+        assert list(sins(ast.parse(code))) == [sin]
 
 
-@pytest.mark.parametrize(
-    "code", ["module.eval()", "torch.load(file, weights_only=True)", "re.compile(text)", '[sys.executable, "-P"]']
-)
-def test_what_only_looks_like_it_is_let_be(code):
-    assert list(sins(ast.parse(code))) == []
+def test_what_only_looks_like_it_is_let_be():
+    for code in ["module.eval()", "torch.load(file, weights_only=True)", "re.compile(text)", '[sys.executable, "-P"]']:
+        assert list(sins(ast.parse(code))) == []

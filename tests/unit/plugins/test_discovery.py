@@ -1,8 +1,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE, discover
 
 BOMB = "raise RuntimeError('imported')"
@@ -51,15 +49,13 @@ def test_a_misspelt_group_is_shown_with_the_right_one(make_distribution):
     assert 'unknown to the core; write [project.entry-points."cosmos_core.rewards"]' in record.problem
 
 
-@pytest.mark.parametrize(
-    ("name", "example"), [("My Mine", "my-mine"), ("a:b", "a-b"), ("snake_case", "snake-case"), ("", "my-reward")]
-)
-def test_a_name_that_no_plugin_may_have_is_shown_with_a_better_one(make_distribution, name, example):
-    make_distribution("acme-a", entries={f"reward/{name}": "acme_a"}, modules={"acme_a.py": BOMB})
-    (record,) = found(name)
-    assert record.status == "invalid"
-    assert record.problem.startswith(f"a plugin cannot be named {name!r}: ")
-    assert record.problem.endswith(f", such as {example}")
+def test_a_name_that_no_plugin_may_have_is_shown_with_a_better_one(make_distribution):
+    for name, example in [("My Mine", "my-mine"), ("a:b", "a-b"), ("snake_case", "snake-case"), ("", "my-reward")]:
+        make_distribution("acme-a", entries={f"reward/{name}": "acme_a"}, modules={"acme_a.py": BOMB})
+        (record,) = found(name)
+        assert record.status == "invalid"
+        assert record.problem.startswith(f"a plugin cannot be named {name!r}: ")
+        assert record.problem.endswith(f", such as {example}")
 
 
 def test_a_group_that_others_may_have_is_theirs_unless_they_require_the_core(make_distribution):
@@ -70,14 +66,14 @@ def test_a_group_that_others_may_have_is_theirs_unless_they_require_the_core(mak
     assert [(record.distribution, record.status) for record in found("short")] == [("acme-b", "invalid")]
 
 
-@pytest.mark.parametrize("group", ["cosmos_core.reward", "cosmos.rewards"])
-def test_what_breaks_a_rule_takes_no_name_from_a_plugin_that_keeps_it(make_distribution, group):
-    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
-    make_distribution("acme-b", entries=f"[{group}]\nshort = acme_b\n", modules={"acme_b.py": ""})
-    assert [(record.distribution, record.status) for record in found("short")] == [
-        ("acme-a", "ok"),
-        ("acme-b", "invalid"),
-    ]
+def test_what_breaks_a_rule_takes_no_name_from_a_plugin_that_keeps_it(make_distribution):
+    for group in ["cosmos_core.reward", "cosmos.rewards"]:
+        make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+        make_distribution("acme-b", entries=f"[{group}]\nshort = acme_b\n", modules={"acme_b.py": ""})
+        assert [(record.distribution, record.status) for record in found("short")] == [
+            ("acme-a", "ok"),
+            ("acme-b", "invalid"),
+        ]
 
 
 def test_a_distribution_found_twice_counts_once(make_distribution, tmp_path, monkeypatch):
@@ -96,9 +92,8 @@ def test_a_plugin_for_another_release_is_incompatible(make_distribution):
     assert record.problem.endswith("; pip install -U cosmos-core")
 
 
-@pytest.mark.parametrize(
-    ("entry", "modules", "requires", "problem"),
-    [
+def test_what_must_fail_to_import_is_seen_without_importing(make_distribution):
+    for entry, modules, requires, problem in [
         ("acme_gone", {}, (), "module acme_gone does not exist"),
         ("acme_p.gone", {"acme_p/__init__.py": BOMB}, (), "module acme_p.gone does not exist"),
         ("acme_a.gone", {"acme_a.py": BOMB}, (), "module acme_a.gone does not exist"),
@@ -107,13 +102,11 @@ def test_a_plugin_for_another_release_is_incompatible(make_distribution):
         ("acme_a", {"acme_a.py": ""}, ("pluggy>=99",), "pluggy>=99 is required"),
         ("acme_a", {"acme_a.py": ""}, ("???",), "malformed requirement"),
         ("acme_a", {"acme_a.py": ""}, ("attrs; os_name ~= '1'",), "malformed requirement"),
-    ],
-)
-def test_what_must_fail_to_import_is_seen_without_importing(make_distribution, entry, modules, requires, problem):
-    make_distribution("acme-a", entries={"reward/short": entry}, modules=modules, requires=requires)
-    (record,) = found("short")
-    assert record.status == "broken"
-    assert problem in record.problem
+    ]:
+        make_distribution("acme-a", entries={"reward/short": entry}, modules=modules, requires=requires)
+        (record,) = found("short")
+        assert record.status == "broken"
+        assert problem in record.problem
 
 
 def test_a_nested_module_is_found_without_importing_its_package(make_distribution):
@@ -122,15 +115,15 @@ def test_a_nested_module_is_found_without_importing_its_package(make_distributio
     assert found("short")[0].status == "ok"
 
 
-@pytest.mark.parametrize("extras", ["", " [big]"])
-def test_requirements_of_an_extra_count_where_the_entry_point_asks_for_it(make_distribution, extras):
-    make_distribution(
-        "acme-a",
-        entries={"reward/short": f"acme_a{extras}"},
-        modules={"acme_a.py": ""},
-        requires=("surely-not-installed; extra == 'big'",),
-    )
-    assert found("short")[0].status == ("broken" if extras else "ok")
+def test_requirements_of_an_extra_count_where_the_entry_point_asks_for_it(make_distribution):
+    for extras in ["", " [big]"]:
+        make_distribution(
+            "acme-a",
+            entries={"reward/short": f"acme_a{extras}"},
+            modules={"acme_a.py": ""},
+            requires=("surely-not-installed; extra == 'big'",),
+        )
+        assert found("short")[0].status == ("broken" if extras else "ok")
 
 
 def test_rubbish_of_others_hides_nothing(make_distribution, tmp_path):
@@ -141,13 +134,13 @@ def test_rubbish_of_others_hides_nothing(make_distribution, tmp_path):
     assert found("lonely")[0].status == "broken"
 
 
-@pytest.mark.parametrize("file", ["METADATA", "entry_points.txt"])
-def test_metadata_of_others_that_is_not_utf_8_hides_nothing(make_distribution, file):
-    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
-    folder = make_distribution("acme-b", entries={"reward/other": "acme_b"}, modules={"acme_b.py": ""})
-    with (folder / "acme_b-1.0.dist-info" / file).open("ab") as text:
-        text.write(b"Ren\xe9 = acme_b\n" if file == "entry_points.txt" else b"Author: Ren\xe9\n")
-    assert (found("short")[0].status, found("other")[0].status) == ("ok", "ok")
+def test_metadata_of_others_that_is_not_utf_8_hides_nothing(make_distribution):
+    for file in ["METADATA", "entry_points.txt"]:
+        make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+        folder = make_distribution("acme-b", entries={"reward/other": "acme_b"}, modules={"acme_b.py": ""})
+        with (folder / "acme_b-1.0.dist-info" / file).open("ab") as text:
+            text.write(b"Ren\xe9 = acme_b\n" if file == "entry_points.txt" else b"Author: Ren\xe9\n")
+        assert (found("short")[0].status, found("other")[0].status) == ("ok", "ok")
 
 
 def test_autoload_can_be_disabled(make_distribution, monkeypatch):

@@ -26,11 +26,9 @@ def test_a_source_is_what_the_metadata_says(dist, tmp_path):
     assert (found.location, found.editable) == (tmp_path / "site-acme-a", None)
 
 
-@pytest.mark.parametrize(
-    "line", ["License-Expression: MIT", "License: MIT", "Classifier: License :: OSI Approved :: MIT"]
-)
-def test_each_way_to_say_a_licence(dist, line):
-    assert licence(dist(line)) == "MIT"
+def test_each_way_to_say_a_licence(dist):
+    for line in ["License-Expression: MIT", "License: MIT", "Classifier: License :: OSI Approved :: MIT"]:
+        assert licence(dist(line)) == "MIT"
 
 
 def test_an_editable_installation_names_its_folder(dist, tmp_path):
@@ -41,22 +39,21 @@ def test_an_editable_installation_names_its_folder(dist, tmp_path):
     assert editable_folder(made) == project
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
+def test_an_odd_origin_is_refused(dist, tmp_path):
+    for origin in [
         "[]",
         "{",
         "3",
         '{"dir_info": 3}',
         '{"dir_info": {"editable": true}}',
         '{"dir_info": {"editable": true}, "url": 4}',
-    ],
-)
-def test_an_odd_origin_is_refused(dist, tmp_path, origin):
-    made = dist()
-    (tmp_path / "site-acme-a" / "acme_a-1.0.dist-info" / "direct_url.json").write_text(origin)
-    with pytest.raises(PluginBrokenError, match=r"acme-a: its direct_url\.json is not as pip writes it .*reinstall it"):
-        editable_folder(made)
+    ]:
+        made = dist()
+        (tmp_path / "site-acme-a" / "acme_a-1.0.dist-info" / "direct_url.json").write_text(origin)
+        with pytest.raises(
+            PluginBrokenError, match=r"acme-a: its direct_url\.json is not as pip writes it .*reinstall it"
+        ):
+            editable_folder(made)
 
 
 def recorded(made, record: bytes) -> list[str]:
@@ -64,27 +61,22 @@ def recorded(made, record: bytes) -> list[str]:
     return [file.as_posix() for file in recorded_files(made)]
 
 
-@pytest.mark.parametrize(
-    ("record", "files"),
-    [
+def test_the_record_names_what_lies_among_the_packages_of_all_others(dist):
+    for record, files in [
         (b"", []),
         (b"\nacme_a.py,,\n\n", ["acme_a.py"]),
         (b"acme/b.py,sha256=x,3\r\nacme/a.py,,\r\n", ["acme/b.py", "acme/a.py"]),
         (b"../../../bin/acme,,\nacme_a-1.0.dist-info/RECORD,,\nacme/__pycache__/a.pyc,,\na.pth,,\n", ["a.pth"]),
         (b"acme/Ren\xe9.py,,\n", ["acme/Ren\ufffd.py"]),
         (b'"acme/a,b.py",,\n', ["acme/a,b.py"]),
-    ],
-)
-def test_the_record_names_what_lies_among_the_packages_of_all_others(dist, record, files):
-    assert recorded(dist(), record) == files
+    ]:
+        assert recorded(dist(), record) == files
 
 
-@pytest.mark.parametrize(
-    "name", [b"", b".", b"..", b"acme/a\0b.py", b"/etc/passwd", b"acme/../../x.py", b"../acme/../x"]
-)
-def test_a_name_that_no_installer_writes_is_refused(dist, name):
-    with pytest.raises(PluginBrokenError, match=r"acme-a: its RECORD names a file .*; reinstall it"):
-        recorded(dist(), name + b",,\n")
+def test_a_name_that_no_installer_writes_is_refused(dist):
+    for name in [b"", b".", b"..", b"acme/a\0b.py", b"/etc/passwd", b"acme/../../x.py", b"../acme/../x"]:
+        with pytest.raises(PluginBrokenError, match=r"acme-a: its RECORD names a file .*; reinstall it"):
+            recorded(dist(), name + b",,\n")
 
 
 def test_a_record_that_is_no_table_is_refused(dist):

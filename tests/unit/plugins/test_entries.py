@@ -1,5 +1,3 @@
-import pytest
-
 from cosmos_core.plugins.discovery import Entry, entries
 
 
@@ -8,9 +6,8 @@ def test_entries_of_the_groups_of_the_core():
     assert list(entries(text)) == [Entry("reward", "short", "acme.short:x", "cosmos_core.rewards")]
 
 
-@pytest.mark.parametrize(
-    ("group", "kind", "is_doubtful"),
-    [
+def test_a_group_that_is_nearly_one_is_found():
+    for group, kind, is_doubtful in [
         ("cosmos_core.reward", "reward", False),
         ("cosmos_core.Rewards", "reward", False),
         ("cosmos-core.hooks", "hook", False),
@@ -18,16 +15,13 @@ def test_entries_of_the_groups_of_the_core():
         ("cosmos_core.datset", "dataset", False),
         ("cosmos.datasets", "dataset", True),
         ("cosmos.model", "model", True),
-    ],
-)
-def test_a_group_that_is_nearly_one_is_found(group, kind, is_doubtful):
-    (entry,) = entries(f"[{group}]\nshort = acme\n")
-    assert (entry.kind, entry.is_misspelt, entry.is_doubtful) == (kind, True, is_doubtful)
+    ]:
+        (entry,) = entries(f"[{group}]\nshort = acme\n")
+        assert (entry.kind, entry.is_misspelt, entry.is_doubtful) == (kind, True, is_doubtful)
 
 
-@pytest.mark.parametrize(
-    "group",
-    [
+def test_a_group_of_others_or_of_a_later_release_is_left_alone():
+    for group in [
         "cosmos_core.judges",
         "cosmos_core.codecs",
         "cosmos_core.nodes",
@@ -39,7 +33,5 @@ def test_a_group_that_is_nearly_one_is_found(group, kind, is_doubtful):
         "astronomer.cosmos",
         "cosmology.models",
         "pytest11",
-    ],
-)
-def test_a_group_of_others_or_of_a_later_release_is_left_alone(group):
-    assert not list(entries(f"[{group}]\nshort = acme\n"))
+    ]:
+        assert not list(entries(f"[{group}]\nshort = acme\n"))

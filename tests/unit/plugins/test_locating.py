@@ -21,21 +21,18 @@ def folder(make_distribution):
     return make_distribution("acme-a", entries={}, modules=MODULES)
 
 
-@pytest.mark.parametrize(
-    ("module", "root"),
-    [
+def test_the_root_is_what_a_project_has_for_itself(folder):
+    for module, root in [
         ("acme_p", "acme_p"),
         ("acme_p.deep.er", "acme_p"),
         ("acme_m", "acme_m.py"),
         ("acme_n.short.core", "acme_n/short"),
         ("acme_n.lone", "acme_n/lone.py"),
         ("acme_n.in.ner", "acme_n/in/ner"),
-    ],
-)
-def test_the_root_is_what_a_project_has_for_itself(folder, module, root):
-    found = find_root(module)
-    assert exists(module)
-    assert (found.name, found.path) == (PurePosixPath(root), folder / root)
+    ]:
+        found = find_root(module)
+        assert exists(module)
+        assert (found.name, found.path) == (PurePosixPath(root), folder / root)
 
 
 def test_a_namespace_is_found_in_each_of_its_folders(folder, make_distribution):
@@ -50,14 +47,14 @@ def test_other_folders_can_be_looked_in(folder, make_distribution):
     assert find_root("acme_p", [str(folder / "acme_n")]) is None
 
 
-@pytest.mark.parametrize("module", ["acme_gone", "acme_p.gone", "acme_m.inside", "acme_p..deep", ".acme_p", ""])
-def test_what_is_missing_does_not_exist(folder, module):
-    assert not exists(module)
+def test_what_is_missing_does_not_exist(folder):
+    for module in ["acme_gone", "acme_p.gone", "acme_m.inside", "acme_p..deep", ".acme_p", ""]:
+        assert not exists(module)
 
 
-@pytest.mark.parametrize("module", ["acme_gone", "acme_n", "sys"])
-def test_what_has_no_file_has_no_root(folder, module):
-    assert find_root(module) is None
+def test_what_has_no_file_has_no_root(folder):
+    for module in ["acme_gone", "acme_n", "sys"]:
+        assert find_root(module) is None
 
 
 def test_the_root_of_a_missing_module_is_the_package_that_it_should_be_in(folder):

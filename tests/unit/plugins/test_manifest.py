@@ -70,21 +70,21 @@ def test_a_missing_file_is_named(folder):
         entry()
 
 
-@pytest.mark.parametrize("is_editable", [False, True])
-def test_the_hash_is_over_the_packages_of_all_entry_points_of_the_distribution(make_distribution, is_editable):
-    folder = make_distribution(
-        "acme-a",
-        entries={"reward/short": "acme_a.core", "dataset/rows": "acme_b", "dataset/gone": "acme_gone"},
-        modules={**MODULES, "acme_b/__init__.py": "", "beside.py": ""},
-    )
-    if is_editable:
-        make_editable(folder)
-    hashes = [entry()["sha256"]]
-    for file in ("acme_a/core.py", "acme_b/__init__.py", "beside.py"):
-        (folder / file).write_text("y = 1\n")
-        hashes.append(entry()["sha256"])
-    assert len(set(hashes)) == 3
-    assert hashes[2] == hashes[3]
+def test_the_hash_is_over_the_packages_of_all_entry_points_of_the_distribution(make_distribution):
+    for is_editable in [False, True]:
+        folder = make_distribution(
+            "acme-a",
+            entries={"reward/short": "acme_a.core", "dataset/rows": "acme_b", "dataset/gone": "acme_gone"},
+            modules={**MODULES, "acme_b/__init__.py": "", "beside.py": ""},
+        )
+        if is_editable:
+            make_editable(folder)
+        hashes = [entry()["sha256"]]
+        for file in ("acme_a/core.py", "acme_b/__init__.py", "beside.py"):
+            (folder / file).write_text("y = 1\n")
+            hashes.append(entry()["sha256"])
+        assert len(set(hashes)) == 3
+        assert hashes[2] == hashes[3]
 
 
 def test_a_namespace_shared_with_others_has_the_hash_of_its_own_part(make_distribution):
@@ -106,12 +106,12 @@ def test_without_a_record_the_hash_is_the_same(folder):
     assert entry()["sha256"] == before
 
 
-@pytest.mark.parametrize("line", [",,", "/etc/passwd,,", "acme_a/../../x.py,,", "acme_a/a\0b.py,,"])
-def test_a_record_of_names_that_no_installer_writes_is_refused(folder, line):
-    with (folder / "acme_a-1.0.dist-info" / "RECORD").open("a") as record:
-        record.write(f"\n{line}\n")
-    with pytest.raises(PluginBrokenError, match=r"its RECORD names a file .*; reinstall it"):
-        entry()
+def test_a_record_of_names_that_no_installer_writes_is_refused(folder):
+    for line in [",,", "/etc/passwd,,", "acme_a/../../x.py,,", "acme_a/a\0b.py,,"]:
+        with (folder / "acme_a-1.0.dist-info" / "RECORD").open("a") as record:
+            record.write(f"\n{line}\n")
+        with pytest.raises(PluginBrokenError, match=r"its RECORD names a file .*; reinstall it"):
+            entry()
 
 
 def test_a_recorded_name_that_is_not_utf_8_is_a_missing_file(folder):

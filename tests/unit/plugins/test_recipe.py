@@ -170,17 +170,14 @@ def test_rewards_come_in_the_recipes_order(plugins, tmp_path):
     assert (second.x, other.name) == (0, "q")
 
 
-@pytest.mark.parametrize(
-    ("changes", "load", "path"),
-    [
+def test_a_wrong_option_is_named_by_its_path_in_the_recipe(plugins, tmp_path):
+    for changes, load, path in [
         ({"model": {**RECIPE["model"], "options": {"y": 1}}}, load_model, "model.options.y"),
         ({"dataset": {"plugin": "d", "options": {"y": 1}}}, load_dataset, "dataset.options.y"),
         ({"reward": [{"plugin": "q"}, {"plugin": "r", "options": {"y": 1}}]}, load_rewards, "reward.1.options.y"),
-    ],
-)
-def test_a_wrong_option_is_named_by_its_path_in_the_recipe(plugins, tmp_path, changes, load, path):
-    with pytest.raises(ConfigError, match=f"^{path}: unknown option"):
-        load(make_job(tmp_path, **changes), plugins)
+    ]:
+        with pytest.raises(ConfigError, match=f"^{path}: unknown option"):
+            load(make_job(tmp_path, **changes), plugins)
 
 
 def test_a_wrong_option_of_a_stage_names_the_stages_table(plugins, tmp_path):

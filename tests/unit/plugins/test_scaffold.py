@@ -62,9 +62,8 @@ def test_a_class_is_not_called_after_its_kind_twice_nor_like_the_protocol():
     assert Names.of("reward", "reward").plugin_class == "RewardReward"
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
+def test_what_cannot_be_a_name_is_refused_with_one_that_can():
+    for name, nearest in [
         ("My_Reward", "my-reward"),
         ("myReward", "my-reward"),
         ("short answers", "short-answers"),
@@ -75,29 +74,24 @@ def test_a_class_is_not_called_after_its_kind_twice_nor_like_the_protocol():
         ("cosmos_reward_x", "x"),
         ("", "my-reward"),
         ("π", "my-reward"),
-    ],
-)
-def test_what_cannot_be_a_name_is_refused_with_one_that_can(name, nearest):
-    with pytest.raises(ConfigError) as caught:
-        Names.of("reward", name)
-    assert str(caught.value).endswith(f"such as {nearest}")
-    Names.of("reward", nearest)
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            Names.of("reward", name)
+        assert str(caught.value).endswith(f"such as {nearest}")
+        Names.of("reward", nearest)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "message"),
-    [
+def test_other_names_that_are_refused():
+    for kind, name, message in [
         ("rewards", "x", r"'rewards' is no kind of plugin; did you mean reward\? \(kinds: model, algorithm, reward"),
         ("metric", "x", r"'metric' is no kind of plugin \(kinds: model"),
         ("reward", "cosmos-reward-x", "leave cosmos-reward- out of 'cosmos-reward-x'"),
         ("reward", LONG + "c", "has 41 characters; take one of at most 40"),
         ("model", "hugging-face", "would have a class HuggingFaceModel, as the core has"),
         ("engine", "rollout-engine", "would have a class RolloutEngine, as the core has"),
-    ],
-)
-def test_other_names_that_are_refused(kind, name, message):
-    with pytest.raises(ConfigError, match=message):
-        Names.of(kind, name)
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            Names.of(kind, name)
 
 
 def test_a_name_that_is_installed_is_refused(tmp_path, make_distribution):
@@ -118,48 +112,48 @@ def test_a_known_name_is_refused_though_it_is_not_installed(tmp_path, monkeypatc
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_files_of_a_package(made, kind):
-    folder = made[kind]
-    assert folder.name == f"cosmos-{kind}-sample"
-    package = f"cosmos_{kind}_sample"
-    expected = {
-        ".github/workflows/publish.yml",
-        ".github/workflows/test.yml",
-        ".gitignore",
-        "CHANGELOG.md",
-        "LICENSE",
-        "README.md",
-        "example.toml",
-        "pyproject.toml",
-        "tests/test_conformance.py",
-        f"{package}/__init__.py",
-        f"{package}/plugin.py",
-        f"{package}/py.typed",
-    }
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    assert expected <= set(files)
-    # The kind's own test, besides the kit.
-    assert len([name for name in files if name.startswith("tests/")]) >= 2
-    for name, path in files.items():
-        text = path.read_text()
-        assert "{%" not in text, name
-        assert "{{" not in text.replace("${{", ""), name
-        assert not text.endswith("\n\n"), name
-        if path.suffix == ".py":
-            assert ast.get_docstring(ast.parse(text)), name
+def test_the_files_of_a_package(made):
+    for kind in KINDS:
+        folder = made[kind]
+        assert folder.name == f"cosmos-{kind}-sample"
+        package = f"cosmos_{kind}_sample"
+        expected = {
+            ".github/workflows/publish.yml",
+            ".github/workflows/test.yml",
+            ".gitignore",
+            "CHANGELOG.md",
+            "LICENSE",
+            "README.md",
+            "example.toml",
+            "pyproject.toml",
+            "tests/test_conformance.py",
+            f"{package}/__init__.py",
+            f"{package}/plugin.py",
+            f"{package}/py.typed",
+        }
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        assert expected <= set(files)
+        # The kind's own test, besides the kit.
+        assert len([name for name in files if name.startswith("tests/")]) >= 2
+        for name, path in files.items():
+            text = path.read_text()
+            assert "{%" not in text, name
+            assert "{{" not in text.replace("${{", ""), name
+            assert not text.endswith("\n\n"), name
+            if path.suffix == ".py":
+                assert ast.get_docstring(ast.parse(text)), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_metadata(made, kind):
-    project = metadata(made[kind])["project"]
-    assert project["entry-points"] == {entry_point_group(kind): {"sample": f"cosmos_{kind}_sample.plugin"}}
-    (core,) = [each for each in map(Requirement, project["dependencies"]) if each.name == "cosmos-core"]
-    assert core.specifier.contains(__version__, prereleases=True)
-    assert {clause.operator for clause in core.specifier} == {">=", "<"}
-    assert project["license"] == "Apache-2.0"
-    assert "authors" not in project
-    assert project["description"] == f"The {kind} sample for cosmos-core."
+def test_the_metadata(made):
+    for kind in KINDS:
+        project = metadata(made[kind])["project"]
+        assert project["entry-points"] == {entry_point_group(kind): {"sample": f"cosmos_{kind}_sample.plugin"}}
+        (core,) = [each for each in map(Requirement, project["dependencies"]) if each.name == "cosmos-core"]
+        assert core.specifier.contains(__version__, prereleases=True)
+        assert {clause.operator for clause in core.specifier} == {">=", "<"}
+        assert project["license"] == "Apache-2.0"
+        assert "authors" not in project
+        assert project["description"] == f"The {kind} sample for cosmos-core."
 
 
 def test_author_and_description_are_written_as_they_are(tmp_path):
@@ -171,10 +165,10 @@ def test_author_and_description_are_written_as_they_are(tmp_path):
     assert description in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize("option", ["author", "description"])
-def test_two_lines_are_refused(tmp_path, option):
-    with pytest.raises(ConfigError, match=f"--{option} 'a\\\\nb': write it as one line"):
-        new_package("reward", "sample", into=tmp_path, **{option: "a\nb"})
+def test_two_lines_are_refused(tmp_path):
+    for option in ["author", "description"]:
+        with pytest.raises(ConfigError, match=f"--{option} 'a\\\\nb': write it as one line"):
+            new_package("reward", "sample", into=tmp_path, **{option: "a\nb"})
 
 
 def test_a_description_that_pypi_refuses_is_refused(tmp_path):
@@ -215,70 +209,70 @@ def test_only_what_passes_the_tests_is_published(made):
     assert "twine check --strict dist/*" in [step.get("run") for step in jobs["build"]["steps"]]
 
 
-@pytest.mark.parametrize("name", ["test.yml", "publish.yml"])
-def test_actions_are_pinned_and_keep_no_credentials(made, name):
-    steps = [step for job in workflow(made["reward"], name)["jobs"].values() for step in job.get("steps", ())]
-    used = [step for step in steps if "uses" in step]
-    assert all("@" in step["uses"] for step in used)
-    checkouts = [step for step in used if step["uses"].startswith("actions/checkout@")]
-    assert checkouts
-    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+def test_actions_are_pinned_and_keep_no_credentials(made):
+    for name in ["test.yml", "publish.yml"]:
+        steps = [step for job in workflow(made["reward"], name)["jobs"].values() for step in job.get("steps", ())]
+        used = [step for step in steps if "uses" in step]
+        assert all("@" in step["uses"] for step in used)
+        checkouts = [step for step in used if step["uses"].startswith("actions/checkout@")]
+        assert checkouts
+        assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_example_is_a_recipe_that_names_the_plugin_and_only_what_the_group_installs(made, kind):
-    recipe = load_recipe(made[kind] / "example.toml", overrides=[], selections={})
-    named = {
-        "model": {recipe.model.plugin},
-        "algorithm": {recipe.algorithm.plugin, recipe.warmup.plugin},
-        "reward": {reward.plugin for reward in recipe.reward},
-        "dataset": {recipe.dataset.plugin},
-        "engine": {recipe.rollout.engine.plugin},
-        "environment": {recipe.environment.plugin} if recipe.environment is not None else set(),
-        "launcher": {recipe.launch.launcher},
-        "hook": set(recipe.tracking.hooks),
-    }
-    assert "sample" in named[kind]
-    assert recipe.run.steps <= 10
-    needed = {KNOWN[each, name] for each in KINDS for name in named[each] - {"sample", "hf", "embedded", "local"}}
-    groups = metadata(made[kind])["dependency-groups"]
-    assert {Requirement(line).name for line in groups["example"]} == needed
-    assert {"include-group": "example"} in groups["dev"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_readme_has_every_option_with_its_default(made, kind, monkeypatch):
-    monkeypatch.syspath_prepend(made[kind])
-    module = pytest.importorskip(f"cosmos_{kind}_sample.plugin")
-    rows = [
-        [cell.strip().strip("`") for cell in line.strip("|").split("|")]
-        for line in (made[kind] / "README.md").read_text().splitlines()
-        if line.startswith("| `")
-    ]
-    told = {name: (default, meaning) for name, _, default, meaning in rows}
-    fields = {field.name: field for field in attrs.fields(module.SampleOptions)}
-    assert told.keys() == fields.keys()
-    for name, (default, meaning) in told.items():
-        value = fields[name].default
-        plain = isinstance(value, bool | int | float | str)
-        assert default == ((value if isinstance(value, str) else show(value)) if plain else "none"), name
-        assert fields[name].metadata["help"][1:10] == meaning[1:10], name
-
-
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"model"}))
-def test_importing_the_plugin_imports_no_torch(made, kind):
-    code = f"import sys, cosmos_{kind}_sample.plugin; print('torch' in sys.modules)"
-    assert loaded(made[kind], code) == "False\n"
-
-
-@pytest.mark.parametrize("name", ["a", LONG])
-def test_ruff_has_nothing_to_say(tmp_path, name):
+def test_the_example_is_a_recipe_that_names_the_plugin_and_only_what_the_group_installs(made):
     for kind in KINDS:
-        new_package(kind, name, into=tmp_path)
-    for command in (["check"], ["format", "--diff"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
-        done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
+        recipe = load_recipe(made[kind] / "example.toml", overrides=[], selections={})
+        named = {
+            "model": {recipe.model.plugin},
+            "algorithm": {recipe.algorithm.plugin, recipe.warmup.plugin},
+            "reward": {reward.plugin for reward in recipe.reward},
+            "dataset": {recipe.dataset.plugin},
+            "engine": {recipe.rollout.engine.plugin},
+            "environment": {recipe.environment.plugin} if recipe.environment is not None else set(),
+            "launcher": {recipe.launch.launcher},
+            "hook": set(recipe.tracking.hooks),
+        }
+        assert "sample" in named[kind]
+        assert recipe.run.steps <= 10
+        needed = {KNOWN[each, name] for each in KINDS for name in named[each] - {"sample", "hf", "embedded", "local"}}
+        groups = metadata(made[kind])["dependency-groups"]
+        assert {Requirement(line).name for line in groups["example"]} == needed
+        assert {"include-group": "example"} in groups["dev"]
+
+
+def test_the_readme_has_every_option_with_its_default(made, monkeypatch):
+    for kind in KINDS:
+        monkeypatch.syspath_prepend(made[kind])
+        module = pytest.importorskip(f"cosmos_{kind}_sample.plugin")
+        rows = [
+            [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+            for line in (made[kind] / "README.md").read_text().splitlines()
+            if line.startswith("| `")
+        ]
+        told = {name: (default, meaning) for name, _, default, meaning in rows}
+        fields = {field.name: field for field in attrs.fields(module.SampleOptions)}
+        assert told.keys() == fields.keys()
+        for name, (default, meaning) in told.items():
+            value = fields[name].default
+            plain = isinstance(value, bool | int | float | str)
+            assert default == ((value if isinstance(value, str) else show(value)) if plain else "none"), name
+            assert fields[name].metadata["help"][1:10] == meaning[1:10], name
+
+
+def test_importing_the_plugin_imports_no_torch(made):
+    for kind in sorted(set(KINDS) - {"model"}):
+        code = f"import sys, cosmos_{kind}_sample.plugin; print('torch' in sys.modules)"
+        assert loaded(made[kind], code) == "False\n"
+
+
+def test_ruff_has_nothing_to_say(tmp_path):
+    for name in ["a", LONG]:
+        for kind in KINDS:
+            new_package(kind, name, into=tmp_path)
+        for command in (["check"], ["format", "--diff"]):
+            ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
+            done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow

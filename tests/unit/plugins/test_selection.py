@@ -179,18 +179,15 @@ def test_an_incompatible_plugin_is_refused_before_import(make_reward):
         load_short()
 
 
-@pytest.mark.parametrize(
-    ("protocol", "message"),
-    [
+def test_a_plugin_of_another_protocol_version_is_refused(make_reward):
+    for protocol, message in [
         (2, r"version 2 of the reward protocol.*speaks 1; it needs a newer cosmos-core: pip install -U cosmos-core$"),
         (0, r"version 0 of the reward .* it needs a newer release of the plugin: pip install -U acme-a$"),
         ("'1'", "Provider.protocol is '1'; give the version it was written for, an integer such as 1"),
-    ],
-)
-def test_a_plugin_of_another_protocol_version_is_refused(make_reward, protocol, message):
-    make_reward(REWARD.replace("options=Options,", f"options=Options, protocol={protocol},"))
-    with pytest.raises(PluginIncompatibleError, match=message):
-        load_short()
+    ]:
+        make_reward(REWARD.replace("options=Options,", f"options=Options, protocol={protocol},"))
+        with pytest.raises(PluginIncompatibleError, match=message):
+            load_short()
 
 
 def test_a_deprecated_protocol_version_is_accepted_with_a_warning(make_reward, monkeypatch, caplog):
@@ -205,9 +202,8 @@ def test_a_deprecated_protocol_version_is_accepted_with_a_warning(make_reward, m
     assert "version 1 of the reward protocol, which cosmos-core 9.0 will refuse; the current version is 2" in warning
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_a_selected_and_broken_plugin_is_fatal(make_reward):
+    for source, message in [
         ("import surely_not_there", "could not be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
         ("def f(:", "could not be imported: SyntaxError"),
         ("1 / 0", "could not be imported: ZeroDivisionError"),
@@ -230,13 +226,11 @@ def test_a_deprecated_protocol_version_is_accepted_with_a_warning(make_reward, m
         ),
         (REWARD.replace("cosmos_reward()", "cosmos_reward(options)"), "implements a hook wrongly"),
         (f"{REWARD}\n@hookimpl\ndef cosmos_step_finnished(): ...", "did you mean cosmos_step_finished"),
-    ],
-)
-def test_a_selected_and_broken_plugin_is_fatal(make_reward, source, message):
-    make_reward(source)
-    with pytest.raises(PluginBrokenError, match=message) as caught:
-        load_short()
-    assert "short" in str(caught.value)
+    ]:
+        make_reward(source)
+        with pytest.raises(PluginBrokenError, match=message) as caught:
+            load_short()
+        assert "short" in str(caught.value)
 
 
 def test_what_a_provider_hook_says_passes(make_reward):
@@ -263,17 +257,14 @@ def test_one_module_may_provide_several_kinds_and_names(make_distribution):
     assert plugins.provider("dataset", "rows").create is dict
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
+def test_what_breaks_a_rule_of_the_core_is_refused_before_import(make_distribution):
+    for entries, message in [
         ("[cosmos_core.rewards]\nshort = acme_a\n[cosmos_core.datasets]\nshort = acme_a\n", "rename one"),
         ("[cosmos_core.reward]\nshort = acme_a\n", r'write \[project\.entry-points\."cosmos_core\.rewards"\]'),
-    ],
-)
-def test_what_breaks_a_rule_of_the_core_is_refused_before_import(make_distribution, entries, message):
-    make_distribution("acme-a", entries=entries, modules={"acme_a.py": "raise RuntimeError('imported')"})
-    with pytest.raises(PluginBrokenError, match=f"of acme-a 1.0 cannot be used: .*{message}"):
-        load_short()
+    ]:
+        make_distribution("acme-a", entries=entries, modules={"acme_a.py": "raise RuntimeError('imported')"})
+        with pytest.raises(PluginBrokenError, match=f"of acme-a 1.0 cannot be used: .*{message}"):
+            load_short()
 
 
 def test_a_wrong_name_is_told_before_anything_is_imported(make_reward):
@@ -319,18 +310,15 @@ def test_an_attached_hook_is_called_and_a_misspelt_one_is_refused(make_distribut
         other.attach("note", Misspelt())
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "message"),
-    [
+def test_capabilities_of_another_type_are_refused(make_distribution):
+    for capabilities, message in [
         ('RewardCapabilities(payload_kinds="tokens")', r"RewardCapabilities\.payload_kinds: expected an array"),
         ("RewardCapabilities(deterministic=1)", r"RewardCapabilities\.deterministic"),
-    ],
-)
-def test_capabilities_of_another_type_are_refused(make_distribution, capabilities, message):
-    source = REWARD.replace("capabilities=RewardCapabilities()", f"capabilities={capabilities}")
-    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": source})
-    with pytest.raises(PluginBrokenError, match=message):
-        PluginSet.load([("reward", "short")])
+    ]:
+        source = REWARD.replace("capabilities=RewardCapabilities()", f"capabilities={capabilities}")
+        make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": source})
+        with pytest.raises(PluginBrokenError, match=message):
+            PluginSet.load([("reward", "short")])
 
 
 def test_a_plugin_that_ends_the_process_at_import_is_named(make_distribution):
@@ -355,21 +343,20 @@ def cosmos_hook():
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
+def test_a_hook_is_judged_by_its_class_before_it_is_made(make_distribution):
+    for method, message in [
         (
             "cosmos_run_start(self, run)",
             "'tell' .*acme-a.* implements cosmos_run_start, which is no hook; did you mean",
         ),
         ("cosmos_run_started(self, where)", r"'tell' .*acme-a.* implements a hook wrongly: .*where"),
-    ],
-)
-def test_a_hook_is_judged_by_its_class_before_it_is_made(make_distribution, method, message):
-    make_distribution("acme-a", entries={"hook/tell": "acme_a"}, modules={"acme_a.py": JUDGED.format(method=method)})
-    plugins = PluginSet.load([("hook", "tell")])
-    with pytest.raises(PluginBrokenError, match=message):
-        plugins.check_hook("tell")
+    ]:
+        make_distribution(
+            "acme-a", entries={"hook/tell": "acme_a"}, modules={"acme_a.py": JUDGED.format(method=method)}
+        )
+        plugins = PluginSet.load([("hook", "tell")])
+        with pytest.raises(PluginBrokenError, match=message):
+            plugins.check_hook("tell")
 
 
 def test_a_good_hook_passes_by_its_class(make_distribution):

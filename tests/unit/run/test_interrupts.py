@@ -2,22 +2,20 @@
 
 import signal
 
-import pytest
-
 from cosmos_core.run.interrupts import Interrupts
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_they_are_counted_and_are_as_before_afterwards(number):
-    earlier, interrupts = signal.signal(number, signal.default_int_handler), Interrupts()
-    try:
-        with interrupts.counted():
-            signal.raise_signal(number)
-            signal.raise_signal(number)
-        assert interrupts.number == 2
-        assert signal.getsignal(number) is signal.default_int_handler
-    finally:
-        signal.signal(number, earlier)
+def test_they_are_counted_and_are_as_before_afterwards():
+    for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
+        earlier, interrupts = signal.signal(number, signal.default_int_handler), Interrupts()
+        try:
+            with interrupts.counted():
+                signal.raise_signal(number)
+                signal.raise_signal(number)
+            assert interrupts.number == 2
+            assert signal.getsignal(number) is signal.default_int_handler
+        finally:
+            signal.signal(number, earlier)
 
 
 def test_a_run_that_was_started_to_outlive_its_terminal_does():

@@ -59,9 +59,9 @@ def test_versions_comings_and_goings_are_told(run):
     assert differences[1:] == ["acme-a was 0.9, is 1.0", "acme-gone went"]
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"plugins": [{}]}'])
-def test_a_missing_or_damaged_manifest_is_refused(run, content):
-    path = run / "manifest.json"
-    path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ConfigError, match=r"manifest\.json: missing or damaged"):
-        provenance.resumed_with(run, records())
+def test_a_missing_or_damaged_manifest_is_refused(run):
+    for content in [None, "{", "[]", '{"plugins": [{}]}']:
+        path = run / "manifest.json"
+        path.unlink() if content is None else path.write_text(content)
+        with pytest.raises(ConfigError, match=r"manifest\.json: missing or damaged"):
+            provenance.resumed_with(run, records())

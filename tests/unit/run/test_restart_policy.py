@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cosmos_core.run.launch import Exit
 from cosmos_core.run.restart_policy import WINDOW_S, Restarts, cause_of
 
 
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [
+def test_an_exit_code_says_whose_failure_it_is():
+    for code, cause in [
         (-9, "killed"),
         (-11, "killed"),
         (143, "killed"),
@@ -19,10 +16,8 @@ from cosmos_core.run.restart_policy import WINDOW_S, Restarts, cause_of
         (77, "refused"),
         (0, "left"),
         (1, "failed"),
-    ],
-)
-def test_an_exit_code_says_whose_failure_it_is(code, cause):
-    assert cause_of(Exit(name="policy-0", code=code, error="")) == cause
+    ]:
+        assert cause_of(Exit(name="policy-0", code=code, error="")) == cause
 
 
 def test_a_replica_is_started_again_so_often_and_no_more_until_that_is_long_ago():

@@ -123,9 +123,8 @@ def test_a_run_whose_last_step_is_ordered_takes_no_change(asked, history, job):
         setting.change_settings(job.directory, [f"{LR}=0.5"])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
+def test_what_is_wrong_is_refused_before_anybody_is_asked(asked, history, job):
+    for overrides, told in [
         ([f"{LR}=-1"], "policy.optimizer.lr: expected a number ≥ 0, got -1"),
         (["algorithm.options.clip_hihg=0.3"], "did you mean algorithm.options.clip_high?"),
         (
@@ -133,13 +132,11 @@ def test_a_run_whose_last_step_is_ordered_takes_no_change(asked, history, job):
             "algorithm.options.old_logprobs: cannot change in this run: grpo takes it once, when its stage begins",
         ),
         (["rollout.replicas=3"], "rollout.replicas: cannot change while the run goes on"),
-    ],
-)
-def test_what_is_wrong_is_refused_before_anybody_is_asked(asked, history, job, overrides, told):
-    with pytest.raises(ConfigError) as caught:
-        setting.change_settings(job.directory, overrides)
-    assert told in str(caught.value)
-    assert asked.requests == ()
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            setting.change_settings(job.directory, overrides)
+        assert told in str(caught.value)
+        assert asked.requests == ()
 
 
 def test_what_only_the_algorithm_can_see_is_refused_too(asked, history, job):

@@ -131,11 +131,11 @@ assert child.wait(20) == -number
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(tmp_path, number):
-    command = [sys.executable, "-c", SIGNALLED, tmp_path / "output", str(int(number))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(tmp_path):
+    for number in [signal.SIGTERM, signal.SIGHUP]:
+        command = [sys.executable, "-c", SIGNALLED, tmp_path / "output", str(int(number))]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_forks_end_with_a_starter_that_is_killed(tmp_path):

@@ -50,16 +50,13 @@ def test_what_other_machines_lack_is_not_known_here(ask):
     assert ask(Keyed("no key"), submits=True) == ()
 
 
-@pytest.mark.parametrize(
-    ("told", "message"),
-    [
+def test_another_answer_is_a_fault_of_the_plugin(ask):
+    for told, message in [
         (None, r"reward plugin 'keyed': absent\(\) returned None, which is no str"),
         (KeyError("KEY"), r"reward plugin 'keyed': absent\(\) failed: KeyError: 'KEY'"),
-    ],
-)
-def test_another_answer_is_a_fault_of_the_plugin(ask, told, message):
-    with pytest.raises(PluginBrokenError, match=message):
-        ask(Keyed(told))
+    ]:
+        with pytest.raises(PluginBrokenError, match=message):
+            ask(Keyed(told))
 
 
 def test_what_a_plugin_says_itself_is_passed_on(ask):

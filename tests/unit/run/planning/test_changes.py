@@ -43,19 +43,18 @@ def test_nothing_changes_without_overrides_or_by_the_same_value(recipe):
     assert changed(recipe, ["policy.prompts_per_step=2", "run.steps=6"]) == (recipe, [])
 
 
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
+def test_what_it_depends_on_is_refused_with_what_to_do(recipe):
+    for override, key in [
         ("policy.optimizer.lr=1.0", "policy.optimizer.lr"),
         ("evaluation.prompts=3", "evaluation.prompts"),
         ("run.seed=4", "run.seed"),
         ("reward.0.weight=2.0", "reward"),
         ("policy.checkpoint.url='memory://x'", "policy.checkpoint.url"),
-    ],
-)
-def test_what_it_depends_on_is_refused_with_what_to_do(recipe, override, key):
-    with pytest.raises(ConfigError, match=rf"--set {key}: a run that goes on keeps .* run\.steps, .* cosmos export"):
-        changed(recipe, ["run.steps=9", override])
+    ]:
+        with pytest.raises(
+            ConfigError, match=rf"--set {key}: a run that goes on keeps .* run\.steps, .* cosmos export"
+        ):
+            changed(recipe, ["run.steps=9", override])
 
 
 def test_an_override_makes_a_recipe_like_any_other(recipe):

@@ -79,9 +79,8 @@ def test_a_recipe_that_fits_has_no_problems():
     assert check() == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "expected"),
-    [
+def test_what_cannot_run_is_named_with_its_key():
+    for changes, options, expected in [
         ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
         ({}, {"num_train_rows": 0}, "dataset: 'numbers' has no train rows"),
         ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
@@ -109,13 +108,11 @@ def test_a_recipe_that_fits_has_no_problems():
             {"rewards": [RewardCapabilities(payload_kinds=frozenset({"media"}))]},
             "but reward 'right' takes media",
         ),
-    ],
-)
-def test_what_cannot_run_is_named_with_its_key(changes, options, expected):
-    found = check(changes, **options)
-    import re
+    ]:
+        found = check(changes, **options)
+        import re
 
-    assert any(re.search(expected, problem) for problem in found), found
+        assert any(re.search(expected, problem) for problem in found), found
 
 
 def test_raw_logprobs_are_fine_where_nothing_changes_them():
@@ -269,9 +266,8 @@ def test_a_model_that_talks_with_an_environment_is_fine():
     assert check(weighed, environment=EnvironmentCapabilities(rewards=True)) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts", "expected"),
-    [
+def test_what_cannot_talk_with_an_environment_is_refused():
+    for changes, parts, expected in [
         ({}, {"converses": False}, "the model plugin 'hf' does not encode any (`Conversing`)"),
         ({}, {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))}, "makes payloads of kind latents"),
         ({"environment": {"plugin": "game", "weight": 0.5}}, {}, "environment.weight: 0.5, but environment 'game'"),
@@ -289,11 +285,9 @@ def test_a_model_that_talks_with_an_environment_is_fine():
             {"engine": None, "main": AlgorithmCapabilities(source="demonstrations")},
             "nothing is generated",
         ),
-    ],
-)
-def test_what_cannot_talk_with_an_environment_is_refused(changes, parts, expected):
-    found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
-    assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found
+    ]:
+        found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
+        assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found
 
 
 def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
@@ -426,12 +420,12 @@ def test_a_divergence_takes_both_model_plugins():
     assert "model plugin 'hf' computes none" in problem
 
 
-@pytest.mark.parametrize(("top", "each"), [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)])
-def test_outlooks_of_a_steps_decisions_are_kept_together(top, each):
-    changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}
-    consults = {1: {"reference": None, "teacher": Divergence(kind="jsd", top=top)}}
-    recipe, parts = recipe_from({**RECIPE, **changes}), parts_of(changes, consults=consults)
-    assert outlook_bytes(recipe, parts) == 6 * 4 * 100 * each
-    spread = attrs.evolve(recipe, policy=attrs.evolve(recipe.policy, replicas=2, mesh=MeshConfig(dp_shard=2, cp=2)))
-    assert outlook_bytes(spread, parts) == 6 * 4 * 100 * each // 8
-    assert outlook_bytes(recipe, parts_of(changes)) == 0
+def test_outlooks_of_a_steps_decisions_are_kept_together():
+    for top, each in [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)]:
+        changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}
+        consults = {1: {"reference": None, "teacher": Divergence(kind="jsd", top=top)}}
+        recipe, parts = recipe_from({**RECIPE, **changes}), parts_of(changes, consults=consults)
+        assert outlook_bytes(recipe, parts) == 6 * 4 * 100 * each
+        spread = attrs.evolve(recipe, policy=attrs.evolve(recipe.policy, replicas=2, mesh=MeshConfig(dp_shard=2, cp=2)))
+        assert outlook_bytes(spread, parts) == 6 * 4 * 100 * each // 8
+        assert outlook_bytes(recipe, parts_of(changes)) == 0

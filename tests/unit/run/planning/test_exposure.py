@@ -45,23 +45,23 @@ def make_job(tmp_path: Path, **control) -> Job:
     )
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
-def test_this_machine_alone_needs_no_keys(tmp_path, bind):
-    job = make_job(tmp_path, bind=bind)
-    check_exposed(job.recipe, HERE)
-    check_keys(job)
-    assert is_loopback(bind)
-    assert exposure(job) == ""
-    assert job.keys == tmp_path / "run" / "keys"
+def test_this_machine_alone_needs_no_keys(tmp_path):
+    for bind in ["127.0.0.1", "127.3.2.1", "::1", "localhost"]:
+        job = make_job(tmp_path, bind=bind)
+        check_exposed(job.recipe, HERE)
+        check_keys(job)
+        assert is_loopback(bind)
+        assert exposure(job) == ""
+        assert job.keys == tmp_path / "run" / "keys"
 
 
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "*", "10.0.0.5", "eth0"])
-def test_others_need_keys_and_the_command_is_named(tmp_path, bind):
-    with pytest.raises(ConfigError, match=r"control\.bind: other machines can reach .*cosmos keys new"):
-        check_exposed(make_job(tmp_path, bind=bind).recipe, HERE)
-    check_exposed(make_job(tmp_path, bind=bind, keys="keys").recipe, HERE)
-    # What is handed over uses the keys of its folder, whatever its launcher is called.
-    check_exposed(make_job(tmp_path, bind=bind).recipe, LauncherCapabilities(submits=True))
+def test_others_need_keys_and_the_command_is_named(tmp_path):
+    for bind in ["0.0.0.0", "::", "*", "10.0.0.5", "eth0"]:
+        with pytest.raises(ConfigError, match=r"control\.bind: other machines can reach .*cosmos keys new"):
+            check_exposed(make_job(tmp_path, bind=bind).recipe, HERE)
+        check_exposed(make_job(tmp_path, bind=bind, keys="keys").recipe, HERE)
+        # What is handed over uses the keys of its folder, whatever its launcher is called.
+        check_exposed(make_job(tmp_path, bind=bind).recipe, LauncherCapabilities(submits=True))
 
 
 def test_keys_are_to_be_there_and_whole(tmp_path):

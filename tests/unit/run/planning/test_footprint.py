@@ -26,17 +26,14 @@ def rank(gib, name="each process", *, is_whole=True):
     )
 
 
-@pytest.mark.parametrize(
-    ("gib", "said"),
-    [
+def test_gpus_that_hold_a_process():
+    for gib, said in [
         (71.0, "71.0 GiB a process: a GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
         (71.2, "71.2 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
         (125.0, "125.0 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
         (125.2, "125.2 GiB a process: no GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
-    ],
-)
-def test_gpus_that_hold_a_process(gib, said):
-    assert verdict([rank(gib)], "auto") == f"at most {said}"
+    ]:
+        assert verdict([rank(gib)], "auto") == f"at most {said}"
 
 
 def test_the_largest_process_decides():
@@ -129,15 +126,15 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert not any("whole on each of tp" in line for line in printed(plan, 200))
 
 
-@pytest.mark.parametrize(("name", "makes_rollouts"), [("wan-tiny-sft", False), ("wan-tiny-grpo-fast", True)])
-def test_a_world_model_has_no_rows_of_language_models(tmp_path, name, makes_rollouts):
-    path = RECIPES / f"wfm/{name}.toml"
-    lines = [" ".join(line.split()) for line in printed(make_plan(load_recipe(path), path, tmp_path), 400)]
-    (model,) = [line for line in lines if line.startswith("model ")]
-    assert model.endswith(" M parameters, 2 layers x 24")
-    assert any(line.startswith("engine ") for line in lines) is makes_rollouts
-    verdicts = [line for line in lines if line.startswith(("policy memory", "rollout memory"))]
-    assert len(verdicts) == 1 + makes_rollouts
-    for said in verdicts:
-        assert said.endswith(", so which GPU holds it is not known")
-        assert "guidance's second forward on top" in said
+def test_a_world_model_has_no_rows_of_language_models(tmp_path):
+    for name, makes_rollouts in [("wan-tiny-sft", False), ("wan-tiny-grpo-fast", True)]:
+        path = RECIPES / f"wfm/{name}.toml"
+        lines = [" ".join(line.split()) for line in printed(make_plan(load_recipe(path), path, tmp_path), 400)]
+        (model,) = [line for line in lines if line.startswith("model ")]
+        assert model.endswith(" M parameters, 2 layers x 24")
+        assert any(line.startswith("engine ") for line in lines) is makes_rollouts
+        verdicts = [line for line in lines if line.startswith(("policy memory", "rollout memory"))]
+        assert len(verdicts) == 1 + makes_rollouts
+        for said in verdicts:
+            assert said.endswith(", so which GPU holds it is not known")
+            assert "guidance's second forward on top" in said

@@ -81,16 +81,13 @@ def test_a_wrong_option_is_told_by_its_key(ask):
         ask(lambda *_: Foresight(), engine={"options": {"slot": 9}})
 
 
-@pytest.mark.parametrize(
-    ("foresee", "message"),
-    [
+def test_an_engine_that_breaks_is_named(ask):
+    for foresee, message in [
         (lambda *_: ["no"], r"engine plugin 'made': foresee\(\) returned \['no'\], which is no Foresight"),
         (lambda *_: 1 / 0, r"engine plugin 'made': foresee\(\) failed: ZeroDivisionError"),
-    ],
-)
-def test_an_engine_that_breaks_is_named(ask, foresee, message):
-    with pytest.raises(PluginBrokenError, match=message):
-        ask(foresee)
+    ]:
+        with pytest.raises(PluginBrokenError, match=message):
+            ask(foresee)
 
 
 def test_what_an_engine_says_itself_stays(ask):

@@ -1,7 +1,6 @@
 """What planning says of algorithms that blend predictions, or imitate demonstrations beside rollouts."""
 
 import attrs
-import pytest
 
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
@@ -36,23 +35,21 @@ def test_the_average_of_the_policy_needs_no_other_plugin():
     assert "those of the average" in problem
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
+def test_who_imitates_beside_rollouts_needs_demonstrations():
+    for parts, said in [
         ({"dataset": DatasetCapabilities()}, "the rows of dataset 'numbers' have none"),
         (
             {"measured": Measured(num_rows=10, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)},
             "none of 10 train rows of dataset 'numbers' has one",
         ),
-    ],
-)
-def test_who_imitates_beside_rollouts_needs_demonstrations(parts, said):
-    without = {"warmup": None}
-    found = check(without, imitates={0: 1}, **parts)
-    assert any(
-        "algorithm.plugin: 'grpo' imitates demonstrations beside rollouts" in each and said in each for each in found
-    )
-    assert check(without, **parts) == []
+    ]:
+        without = {"warmup": None}
+        found = check(without, imitates={0: 1}, **parts)
+        assert any(
+            "algorithm.plugin: 'grpo' imitates demonstrations beside rollouts" in each and said in each
+            for each in found
+        )
+        assert check(without, **parts) == []
 
 
 def latents(**algorithm):
@@ -71,17 +68,19 @@ def test_latents_have_no_context_that_could_be_too_short():
     assert len(check(changes)) > 0
 
 
-@pytest.mark.parametrize(("made", "priced"), [("regressions", "transitions"), ("transitions", "regressions")])
-def test_decisions_that_an_algorithm_takes_for_others_are_refused(made, priced):
-    foresight = Foresight(decisions=made, decisions_key="rollout.engine.options.regressions")
-    changes = {"warmup": None}
-    (problem,) = check(changes, **latents(decisions=frozenset({priced})), foresight=foresight)
-    assert problem.startswith("rollout.engine.options.regressions: with these options engine 'embedded' makes " + made)
-    assert f"'grpo' prices {priced}" in problem
-    assert check(changes, **latents(decisions=frozenset({made})), foresight=foresight) == []
-    assert check(changes, **latents(decisions=frozenset({priced}))) == [], (
-        "an engine that says nothing is asked nothing"
-    )
+def test_decisions_that_an_algorithm_takes_for_others_are_refused():
+    for made, priced in [("regressions", "transitions"), ("transitions", "regressions")]:
+        foresight = Foresight(decisions=made, decisions_key="rollout.engine.options.regressions")
+        changes = {"warmup": None}
+        (problem,) = check(changes, **latents(decisions=frozenset({priced})), foresight=foresight)
+        assert problem.startswith(
+            "rollout.engine.options.regressions: with these options engine 'embedded' makes " + made
+        )
+        assert f"'grpo' prices {priced}" in problem
+        assert check(changes, **latents(decisions=frozenset({made})), foresight=foresight) == []
+        assert check(changes, **latents(decisions=frozenset({priced}))) == [], (
+            "an engine that says nothing is asked nothing"
+        )
 
 
 def test_every_stage_prices_what_the_model_makes():
@@ -94,12 +93,12 @@ def test_every_stage_prices_what_the_model_makes():
     assert check(**latents(), warmup=AlgorithmCapabilities(source="demonstrations")) == []
 
 
-@pytest.mark.parametrize("name", ["min_prompt_units", "max_prompt_units"])
-def test_prompts_for_latents_have_no_units_to_limit(name):
-    changes = {"warmup": None, "dataset": {"plugin": "numbers", name: 3}}
-    measured = Measured(num_rows=10, num_demonstrations=4, shortest_prompt=0, longest_prompt=0, num_unfit=10)
-    (problem,) = check(changes, **latents(), measured=measured)
-    assert problem.startswith(f"dataset.{name}: 3, but prompts of model plugin 'hf' have no units")
+def test_prompts_for_latents_have_no_units_to_limit():
+    for name in ["min_prompt_units", "max_prompt_units"]:
+        changes = {"warmup": None, "dataset": {"plugin": "numbers", name: 3}}
+        measured = Measured(num_rows=10, num_demonstrations=4, shortest_prompt=0, longest_prompt=0, num_unfit=10)
+        (problem,) = check(changes, **latents(), measured=measured)
+        assert problem.startswith(f"dataset.{name}: 3, but prompts of model plugin 'hf' have no units")
 
 
 def test_a_frozen_world_model_is_told_what_differs():
@@ -111,13 +110,13 @@ def test_a_frozen_world_model_is_told_what_differs():
     )
 
 
-@pytest.mark.parametrize("renders", [False, True])
-def test_rewards_that_look_at_media_need_an_engine_that_renders(renders):
-    found = check(
-        {"warmup": None},
-        model=ModelCapabilities(payload_kinds=LATENTS),
-        engine=EngineCapabilities(payload_kinds=LATENTS, renders=renders),
-        rewards=[RewardCapabilities(payload_kinds=frozenset({"media"}))],
-    )
-    assert [each for each in found if "reward" in each] == ([] if renders else found)
-    assert bool(found) != renders
+def test_rewards_that_look_at_media_need_an_engine_that_renders():
+    for renders in [False, True]:
+        found = check(
+            {"warmup": None},
+            model=ModelCapabilities(payload_kinds=LATENTS),
+            engine=EngineCapabilities(payload_kinds=LATENTS, renders=renders),
+            rewards=[RewardCapabilities(payload_kinds=frozenset({"media"}))],
+        )
+        assert [each for each in found if "reward" in each] == ([] if renders else found)
+        assert bool(found) != renders

@@ -1,7 +1,5 @@
 import re
 
-import pytest
-
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.run.planning import weight_transport as transports
@@ -20,9 +18,8 @@ def recipe(*overrides):
     return recipe_from(data)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
+def test_a_plan_says_how_weights_travel_and_why(monkeypatch, tmp_path):
+    for overrides, said in [
         ([], "shared memory: launch.launcher 'local' starts every process on this machine"),
         (["sync.directory=d/e"], "starts every process on this machine; from d/e where nobody answers"),
         (["sync.transport=shared-memory"], "shared memory: sync.transport = 'shared-memory'"),
@@ -33,28 +30,23 @@ def recipe(*overrides):
         (["sync.transport=gloo"], "a gloo process group of each rollout replica with each policy process"),
         (["sync.transport=nccl"], "an NCCL process group .* between GPUs: sync.transport = 'nccl'"),
         (["sync.transport=disk", "sync.directory=s3://b/p"], "stored in s3://b/p before they are announced: sync.tran"),
-    ],
-)
-def test_a_plan_says_how_weights_travel_and_why(overrides, said, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    planned = recipe(*overrides)
-    assert re.search(said, transports.transport(planned))
-    assert list(transports.misfits(planned, num_gpus=2)) == []
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        monkeypatch.chdir(tmp_path)
+        planned = recipe(*overrides)
+        assert re.search(said, transports.transport(planned))
+        assert list(transports.misfits(planned, num_gpus=2)) == []
+        assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("overrides", "num_gpus", "message"),
-    [
+def test_what_cannot_be_is_refused_with_what_to_do():
+    for overrides, num_gpus, message in [
         (["sync.transport=nccl"], 0, "needs a GPU for each of the 2 processes .* this machine has 0"),
         (["sync.transport=nccl", "policy.mesh.dp_shard=2", "rollout.replicas=3"], 4, "the 5 processes .* has 4"),
         (["sync.directory='nowhere://d'"], 0, "sync.directory: 'nowhere://d' cannot be used: .*nowhere"),
         (["sync.directory='memory://d'"], 0, "sync.directory: 'memory://d' is in the memory of one process"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_what_to_do(overrides, num_gpus, message):
-    (problem,) = transports.misfits(recipe(*overrides), num_gpus)
-    assert re.search(message, problem)
+    ]:
+        (problem,) = transports.misfits(recipe(*overrides), num_gpus)
+        assert re.search(message, problem)
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):

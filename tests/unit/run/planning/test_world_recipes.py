@@ -45,29 +45,29 @@ def planned(name, folder):
     return recipe, make_plan(recipe, path, folder)
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_a_tiny_recipe_can_be_planned(name, tmp_path):
-    recipe, plan = planned(name, tmp_path)
-    assert plan.parts.facts.num_parameters < 100_000
-    assert plan.job.uses_rollouts == bool(recipe.reward)
-    assert plan.job.num_evaluation_prompts
+def test_a_tiny_recipe_can_be_planned(tmp_path):
+    for name in TINY:
+        recipe, plan = planned(name, tmp_path)
+        assert plan.parts.facts.num_parameters < 100_000
+        assert plan.job.uses_rollouts == bool(recipe.reward)
+        assert plan.job.num_evaluation_prompts
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_a_recipe_at_real_size_can_be_planned(name, tmp_path):
-    recipe, plan = planned(name, tmp_path)
-    facts = plan.parts.facts
-    (size,) = (size for model, size in SIZES.items() if name.startswith(model))
-    assert facts.num_parameters == size
-    assert plan.job.uses_rollouts == bool(recipe.reward)
-    ranks = memory_by_pool(plan)["policy"]
-    assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
-    assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
-    console = Console(file=io.StringIO(), width=160)
-    print_plan(plan, console)
-    text = console.file.getvalue()
-    assert "config only: no weights here" in text
-    assert "a run would be refused: model.path: " in text
+def test_a_recipe_at_real_size_can_be_planned(tmp_path):
+    for name in REAL:
+        recipe, plan = planned(name, tmp_path)
+        facts = plan.parts.facts
+        (size,) = (size for model, size in SIZES.items() if name.startswith(model))
+        assert facts.num_parameters == size
+        assert plan.job.uses_rollouts == bool(recipe.reward)
+        ranks = memory_by_pool(plan)["policy"]
+        assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
+        assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
+        console = Console(file=io.StringIO(), width=160)
+        print_plan(plan, console)
+        text = console.file.getvalue()
+        assert "config only: no weights here" in text
+        assert "a run would be refused: model.path: " in text
 
 
 # Of one process: its sequences, the decisions of each, how often these are packed, and latents of one decision.
@@ -77,22 +77,21 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_latents_of_a_step_and_outlooks_of_them_are_counted(name, tmp_path):
-    recipe, plan = planned(name, tmp_path)
-    sequences, decisions, packings, shape = KEPT[name]
-    each, number = 4 * math.prod(shape), sequences * decisions
-    # What a sample came with: itself, and of transitions the states that they lead to.
-    held = sequences if plan.parts.foresight.decisions == "regressions" else sequences + number
-    (rank,) = memory_by_pool(plan)["policy"]
-    assert rank.host["outlooks"] == number * each
-    assert rank.host["latents of a step"] == (held + 2 * packings * number) * each
-    assert rank.device["latents"] == LATENT_COPIES * recipe.policy.micro_batch_units * each
-    assert "outlooks" not in rank.device
-    (rollout,) = memory_by_pool(plan)["rollout"]
-    assert {*rollout.device} == {"parameters", "latents in flight"}
-    unasked = attrs.evolve(plan.parts, consults={})
-    assert "outlooks" not in latent_bytes(recipe, unasked)
+def test_latents_of_a_step_and_outlooks_of_them_are_counted(tmp_path):
+    for name, (sequences, decisions, packings, shape) in KEPT.items():
+        recipe, plan = planned(name, tmp_path)
+        each, number = 4 * math.prod(shape), sequences * decisions
+        # What a sample came with: itself, and of transitions the states that they lead to.
+        held = sequences if plan.parts.foresight.decisions == "regressions" else sequences + number
+        (rank,) = memory_by_pool(plan)["policy"]
+        assert rank.host["outlooks"] == number * each
+        assert rank.host["latents of a step"] == (held + 2 * packings * number) * each
+        assert rank.device["latents"] == LATENT_COPIES * recipe.policy.micro_batch_units * each
+        assert "outlooks" not in rank.device
+        (rollout,) = memory_by_pool(plan)["rollout"]
+        assert {*rollout.device} == {"parameters", "latents in flight"}
+        unasked = attrs.evolve(plan.parts, consults={})
+        assert "outlooks" not in latent_bytes(recipe, unasked)
 
 
 def test_demonstrations_are_counted_alone_and_beside_rollouts(tmp_path):

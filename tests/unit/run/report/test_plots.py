@@ -1,7 +1,6 @@
 """Frames of held-out samples in the report."""
 
 import attrs
-import pytest
 from PIL import Image
 
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
@@ -62,12 +61,15 @@ def test_frames_before_and_after_stand_side_by_side(job, finished):
     assert text.count("<img") == 2 * 5 + len(evaluations) * 5
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["", "/etc/passwd", "media/step-1/../../../x.png", "media/step-1/row-0.svg", 'media/step-1/row-0.png" onload="x'],
-)
-def test_nothing_but_media_of_the_run_is_shown(tmp_path, place):
-    assert Album(tmp_path).picture(place) is None
+def test_nothing_but_media_of_the_run_is_shown(tmp_path):
+    for place in [
+        "",
+        "/etc/passwd",
+        "media/step-1/../../../x.png",
+        "media/step-1/row-0.svg",
+        'media/step-1/row-0.png" onload="x',
+    ]:
+        assert Album(tmp_path).picture(place) is None
 
 
 def test_a_strip_that_is_gone_leaves_the_link(tmp_path):
