@@ -160,7 +160,6 @@ __all__ = [
     "Loading",
     "Lora",
     "Loss",
-    "Mapping[str, torch.Tensor]",
     "Mesh",
     "MicroBatch",
     "Model",

@@ -154,7 +154,7 @@ def test_autoload_can_be_disabled(make_distribution, monkeypatch):
 
 def test_the_cores_own_are_registered_the_same_way():
     own = {(record.kind, record.name) for record in discover() if record.distribution == "cosmos-core"}
-    assert {("model", "hf"), ("engine", "embedded"), ("hook", "mlflow")} <= own
+    assert {("model", "hf"), ("engine", "embedded"), ("launcher", "local")} <= own
 
 
 def test_discovery_imports_neither_torch_nor_a_converter():
