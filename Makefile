@@ -10,6 +10,8 @@ PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
 PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
 # What its recipes of videos need.
 WITH_EXTRAS := $(patsubst plugins/datasets/world,plugins/datasets/world[video],$(PLUGIN_DIRS))
+# What its environment has: MLflow needs other releases of what both need.
+WITH_VLLM := $(patsubst plugins/engines/vllm,plugins/engines/vllm[cpu],$(filter-out plugins/trackers/mlflow,$(PLUGIN_DIRS)))
 PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
 WFM := recipes/wfm
@@ -58,7 +60,7 @@ $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt $(CPU_TORCHVISION) 
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(VLLM_PIP) torch hatchling editables
-	@$(VLLM_PIP) --no-build-isolation --editable ".[testing]" $(addprefix --editable ./,$(patsubst plugins/engines/vllm,plugins/engines/vllm[cpu],$(PLUGIN_DIRS))) \
+	@$(VLLM_PIP) --no-build-isolation --editable ".[testing]" $(addprefix --editable ./,$(WITH_VLLM)) \
 		pytest-timeout
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	@site=$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
