@@ -40,9 +40,9 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, combine, tensor_digest
 from cosmos_core.weights.disk_writer import VersionWriter
-from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import Transport, WeightReceiver
+from cosmos_core.weights.shards import LocalShard
 
 HIDDEN: Final = 1024
 POLICY: Final = (0, 1)
@@ -184,12 +184,15 @@ class Slices:
 
     def _publish(self, rank: Rank) -> Measured:
         memory, start = Memory(), time.perf_counter()
-        placements = {n: Placement(start=part.start, shape=rank.shapes[n]) for n, part in rank.parts.items()}
+        shards = {
+            n: LocalShard(tensor=rank.tensors[n], start=part.start, shape=rank.shapes[n])
+            for n, part in rank.parts.items()
+        }
         is_stored = self.transport == "disk"
         writer = VersionWriter(self.folder, "bench", is_only=True, removes=rank.rank == 0) if is_stored else None
         with WeightPublisher("bench", writer=writer) as publisher:
             with memory.watched():
-                snapshot = publisher.stage(self.version, rank.tensors, DTYPE, placements=placements)
+                snapshot = publisher.stage(self.version, {**rank.tensors, **shards}, DTYPE)
                 still_s = time.perf_counter() - start
                 parts = _exchanged(snapshot.digests())
                 total = add_digests(parts[policy] for policy in POLICY)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from cosmos_core.config.mesh import world_size
-from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig, Recipe, SyncConfig
 from cosmos_core.errors import ConfigError
 

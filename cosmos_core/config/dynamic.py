@@ -1,4 +1,4 @@
-"""Dynamic keys: those that may change while a run goes on, and what they may become.
+"""Mutability of keys: those that may change while a run goes on, those that may when it goes on again, and to what.
 
 A field declares itself with `option(..., dynamic=True)`. What it allows is written down as plain data, so that who
 checks a change need not have the class: the controller imports no plugin.
@@ -14,15 +14,54 @@ from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
 
 import attrs
 
-from cosmos_core.config.nearest import suggestion
 from cosmos_core.config.overrides import parse_value
-from cosmos_core.config.problems import show
+from cosmos_core.config.problems import show, suggestion
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.standing import reason
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Scalar
+
+LAYOUT: Final = ("policy.mesh", "policy.parallel", "policy.micro_batch_units")
+"""How a replica spreads its work; whether the model can be spread so is to be asked again."""
+
+TRAVEL: Final = ("sync.transport", "sync.directory", "sync.fan_out", "sync.relay_timeout_s", "sync.delta")
+"""How weights reach rollout replicas; whether they can is to be asked again, too."""
+
+CHANGEABLE: Final = (
+    "run.steps",
+    "evaluation.interval",
+    *LAYOUT,
+    "policy.checkpoint.interval",
+    "policy.checkpoint.keep",
+    *TRAVEL,
+    "tracking",
+    "control",
+    "launch",
+)
+"""Keys, and tables of which every key, that `cosmos run --resume RUN --set KEY=VALUE` may change."""
+
+_OTHERWISE: Final = (
+    (("policy.replicas", "rollout.replicas"), "replicas come with `cosmos replica`, and go with `cosmos drain`"),
+    (("rollout.sampling.top_p", "rollout.sampling.top_k"), "a run that trains draws from the whole vocabulary"),
+    (("policy", "rollout", "sync", "warmup.optimizer"), "replicas are made with it when they start"),
+)
+
+
+def is_in(key: str, tables: Sequence[str]) -> bool:
+    """Whether a key is one of some, or in one of some tables."""
+    return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+
+def reason(key: str) -> str:
+    """Why a key of the recipe that is not dynamic stays as it is, and what can be done instead."""
+    if is_in(key, CHANGEABLE):
+        return "processes take it from the recipe when they start; `cosmos run --resume RUN --set KEY=VALUE` changes it"
+    for tables, why in _OTHERWISE:
+        if is_in(key, tables):
+            return why
+    return "what a run's weights and samples come from stays as it is"
+
 
 ValueType: TypeAlias = Literal["boolean", "integer", "number", "text"]
 

@@ -11,18 +11,30 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import tomli_w
 
 from cosmos_core.config.checks import check_recipe
-from cosmos_core.config.dump import dump_recipe
 from cosmos_core.config.dynamic import with_values
 from cosmos_core.config.job import Job
-from cosmos_core.config.nearest import nearest
 from cosmos_core.config.overrides import apply_override, apply_selections
+from cosmos_core.config.problems import nearest
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Scalar
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """TOML that loads to an equal recipe. TOML has no null: keys without a value are left out."""
+    return tomli_w.dumps(_without_none(unstructure(recipe)))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
 
 __all__ = ["DEFAULT_STEPS", "dump_recipe", "load_job", "load_recipe", "read_toml", "recipe_from", "save_job"]
 

@@ -10,8 +10,7 @@ import tomllib
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
-from cosmos_core.config.nearest import suggestion
-from cosmos_core.config.problems import show
+from cosmos_core.config.problems import show, suggestion
 from cosmos_core.errors import ConfigError
 
 SELECTABLE: Final = ("model", "algorithm", "dataset", "reward", "environment")

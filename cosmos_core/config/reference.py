@@ -9,8 +9,7 @@ from typing import Any, Final
 import attrs
 
 from cosmos_core.config.problems import show
-from cosmos_core.config.shapes import describe
-from cosmos_core.config.structure import unstructure
+from cosmos_core.config.structure import describe, unstructure
 
 _SIGNS: Final = {ge: "≥", gt: ">", le: "≤", lt: "<"}
 

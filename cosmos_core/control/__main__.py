@@ -21,8 +21,8 @@ from typing import Final
 import attrs
 import zmq
 
+from cosmos_core.config.fingerprint import facts_of
 from cosmos_core.config.job import Job
-from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.live.figures import Timeline
@@ -37,7 +37,7 @@ from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import CosmosError, JournalError
 from cosmos_core.observe import logs
 from cosmos_core.plugins.recipe import plugin_versions
-from cosmos_core.protocols.versions import KINDS
+from cosmos_core.protocols.provider import KINDS
 from cosmos_core.replica.lifetime import bounded_life
 from cosmos_core.transport import key_folder, sockets
 from cosmos_core.transport.addresses import host_id

@@ -143,7 +143,7 @@ class Server:
         control: Intervals and time limits.
         snapshots: Where to keep what a new journal could go on from.
         window: The controller's side of the web page; None without one.
-        facts: What replicas must have in common with the run (`config.kinship`); None compares nothing.
+        facts: What replicas must have in common with the run (`config.fingerprint`); None compares nothing.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from cosmos_core.config.kinship import difference
+from cosmos_core.config.fingerprint import difference
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.connections import IsThere, Line, Lines
 from cosmos_core.control.failure_detector import FailureDetector
@@ -59,7 +59,7 @@ class ServerLoop:
         journal: Where every event goes before anything that follows from it is said.
         control: Intervals and time limits.
         now: The present time.
-        facts: What replicas must have in common with the run (`config.kinship`); None compares nothing.
+        facts: What replicas must have in common with the run (`config.fingerprint`); None compares nothing.
 
     Attributes:
         state: As given.

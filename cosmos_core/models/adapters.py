@@ -22,8 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.weights.digest import add_digests, combine, tensor_digest
-from cosmos_core.weights.held import Exchange, all_held, held, owned
-from cosmos_core.weights.shards import canonical_tensors
+from cosmos_core.weights.shards import Exchange, canonical_tensors, local_shard, local_shards, owned
 
 DOWN: Final = "lora_A"
 UP: Final = "lora_B"
@@ -122,7 +121,7 @@ def published_state(module: nn.Module) -> dict[str, torch.Tensor]:
 def merged(weight_OI: torch.Tensor, adapter: Adapter) -> torch.Tensor:
     """A layer's weight with its adapter added, spread as the weight is; the product is summed in float32."""
     down_RI, up_OR = _whole(adapter.down_RI), _whole(adapter.up_OR)
-    share = held(weight_OI)
+    share = local_shard(weight_OI)
     rows, columns = share.index
     added = adapter.scale * (up_OR[rows].float() @ down_RI[:, columns].float())
     local = (share.tensor + added.to(share.tensor.device)).to(weight_OI.dtype)
@@ -164,11 +163,9 @@ def frozen_digest(module: torch.nn.Module, rank: int, exchange: Exchange) -> str
         exchange: Between the processes of the replica.
     """
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    shares = all_held({name: tensor for name, tensor in canonical_tensors(module).items() if name in frozen})
+    shares = local_shards({name: tensor for name, tensor in canonical_tensors(module).items() if name in frozen})
     own = {
-        name: tensor_digest(
-            name, shares[name].tensor, start=shares[name].placement.start, shape=shares[name].placement.shape
-        )
+        name: tensor_digest(name, shares[name].tensor, start=shares[name].start, shape=shares[name].shape)
         for name in owned(shares, rank, exchange)
     }
     said = exchange(msgspec.json.encode(own))

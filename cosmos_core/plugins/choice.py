@@ -8,7 +8,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
-from cosmos_core.config.nearest import nearest
+from cosmos_core.config.problems import nearest
 from cosmos_core.errors import (
     ConfigError,
     PluginBrokenError,

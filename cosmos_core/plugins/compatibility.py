@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from cosmos_core import __version__
 from cosmos_core.protocols import PROTOCOL_VERSIONS, Kind
-from cosmos_core.protocols.versions import DEPRECATED_PROTOCOLS
+from cosmos_core.protocols.provider import DEPRECATED_PROTOCOLS
 
 CORE: Final = "cosmos-core"
 _LOWER: Final = frozenset({">=", ">", "~=", "=="})

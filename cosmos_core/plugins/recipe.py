@@ -10,9 +10,8 @@ from typing import Any, cast
 import attrs
 
 from cosmos_core.config.checks import staleness_bound
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover

@@ -19,7 +19,7 @@ import jinja2
 from packaging.version import Version
 
 from cosmos_core import __version__, protocols
-from cosmos_core.config.nearest import nearest
+from cosmos_core.config.problems import nearest
 from cosmos_core.errors import ConfigError, PluginConflictError
 from cosmos_core.plugins.discovery import RULE, discover, is_valid, nearest_valid
 from cosmos_core.plugins.known import KNOWN

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import attrs
 import pluggy
 
-from cosmos_core.config.nearest import nearest
+from cosmos_core.config.problems import nearest
 from cosmos_core.config.structure import check_class, structure, unstructure
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError, PluginIncompatibleError
 from cosmos_core.plugins.choice import choose

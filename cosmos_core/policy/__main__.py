@@ -8,8 +8,7 @@ from typing import Final, get_args
 import torch
 from torch import nn
 
-from cosmos_core.config.job import Job
-from cosmos_core.config.stages import stages
+from cosmos_core.config.job import Job, stages
 from cosmos_core.models.adapters import DRAWN
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of

@@ -19,9 +19,9 @@ from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights.digest import add_digests
-from cosmos_core.weights.held import all_held, owned
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.quantization.shares import matrix_shares
+from cosmos_core.weights.shards import local_shards, owned
 from cosmos_core.weights.snapshot import Snapshot
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -84,7 +84,7 @@ class Publications:
                 raised in all of them, by its name.
         """
         self.check()
-        shares = all_held(tensors)
+        shares = local_shards(tensors)
         if self._owned is None:
             # Who holds what is the same at every version. The thread owns the channel, hence asks.
             rank, exchange = self._channel.rank, self._channel.exchange
@@ -92,15 +92,7 @@ class Publications:
         mine = {name: share for name, share in shares.items() if name in self._owned}
         # Those who publish nothing of a tensor still take part: scales may span what several processes hold.
         quantised = {} if self._form is None else matrix_shares(self._form, tensors, self._matrices)
-        snapshot = self._agreed(
-            lambda: self._publisher.stage(
-                version,
-                {name: share.tensor for name, share in mine.items()},
-                self._dtype,
-                placements={name: share.placement for name, share in mine.items()},
-                quantised=quantised,
-            )
-        )
+        snapshot = self._agreed(lambda: self._publisher.stage(version, mine, self._dtype, quantised=quantised))
         self.newest = version
         self._sealing.append(self._thread.submit(self._seal, snapshot))
 

@@ -7,25 +7,28 @@ from cosmos_core.protocols.algorithm import (
     AlgorithmCapabilities,
     AlgorithmContext,
     Decisions,
+    Estimate,
+    Estimating,
     Imitating,
     Loss,
     OldLogprobs,
     Source,
+    Taken,
+    Valuing,
     is_core_metric,
 )
-from cosmos_core.protocols.conversing import Conversing
 from cosmos_core.protocols.dataset import (
     Dataset,
     DatasetCapabilities,
     DatasetContext,
+    DrawnDataset,
     Omission,
     Omitting,
     Paced,
     Split,
     Window,
+    is_held_out,
 )
-from cosmos_core.protocols.denoising import Canvas, DecisionKind, Denoising, Noising
-from cosmos_core.protocols.drawn import DrawnDataset, is_held_out
 from cosmos_core.protocols.engine import (
     CachePolicy,
     EngineCapabilities,
@@ -42,9 +45,7 @@ from cosmos_core.protocols.engine import (
     TensorSlice,
 )
 from cosmos_core.protocols.environment import Environment, EnvironmentCapabilities, EnvironmentContext, Turn
-from cosmos_core.protocols.estimating import Estimate, Estimating, Taken, Valuing
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelFacts, ModelPart
-from cosmos_core.protocols.foresight import EngineOutlook, Foresight
 from cosmos_core.protocols.frozen import (
     Blend,
     Blended,
@@ -69,20 +70,39 @@ from cosmos_core.protocols.launcher import (
 )
 from cosmos_core.protocols.layout import Axis, ContextMethod, Float8, Layout, Lora, Mesh, Recompute
 from cosmos_core.protocols.model import (
+    AfterStep,
+    Conversing,
     Decided,
     MicroBatch,
     Model,
     ModelCapabilities,
     ModelContext,
     PipelinedModel,
+    Record,
+    Recording,
     Span,
 )
-from cosmos_core.protocols.plain import PlainAlgorithm
-from cosmos_core.protocols.provider import NoOptions, Provider
+from cosmos_core.protocols.objectives import (
+    PlainAlgorithm,
+    add_divergence,
+    clipped_surrogate,
+    limited,
+    log_ratio,
+    refuse_nonfinite,
+    refuse_recomputed,
+    relative_rewards,
+)
+from cosmos_core.protocols.provider import (
+    KINDS,
+    PROTOCOL_VERSIONS,
+    EngineOutlook,
+    Foresight,
+    Kind,
+    NoOptions,
+    Provider,
+    entry_point_group,
+)
 from cosmos_core.protocols.quantization import FORMATS, Format, Quantization
-from cosmos_core.protocols.ratio import add_divergence, clipped_surrogate, log_ratio, refuse_recomputed
-from cosmos_core.protocols.recording import AfterStep, Record, Recording
-from cosmos_core.protocols.relative import limited, refuse_nonfinite, relative_rewards
 from cosmos_core.protocols.reward import (
     Completion,
     Loading,
@@ -93,8 +113,8 @@ from cosmos_core.protocols.reward import (
     Score,
     Vetting,
 )
-from cosmos_core.protocols.showing import Conditioned, Conditioning, Showing, Shown, VisionInputs
-from cosmos_core.protocols.versions import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
+from cosmos_core.protocols.vision import Conditioned, Conditioning, Showing, Shown, VisionInputs
+from cosmos_core.protocols.world import Canvas, DecisionKind, Denoising, Noising
 
 __all__ = [
     "CORE_METRICS",

@@ -8,9 +8,9 @@ Shape legend: N decisions of a micro-batch, S sequences of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -264,4 +264,93 @@ class PipelinedModel(Model, Protocol):
         with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
+        ...
+
+
+@runtime_checkable
+class Conversing(Protocol):
+    """A model whose completions may go on after words that are not its own: an environment's observations.
+
+    Optional, beside `Model`. `pack` then takes payloads with `decided` (see `cosmos_core.types.Payload`).
+    """
+
+    def encode_observation(
+        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
+    ) -> Sequence[int]:
+        """The token ids between the end of the model's turn and its next one.
+
+        They follow `written` as they are: nothing that was generated is ever encoded anew. What the observation spells
+        is words: it never becomes a token that ends a turn or begins one, or that stands for an image.
+
+        Args:
+            prompt: What the dialogue began with; in a chat, the observation is a turn by its template.
+            written: The token ids of the model's last turn, the stop token included; none before its first.
+            observation: What the environment answered.
+            role: Whose turn of a chat that is, if the template takes turns of that role; else it is the user's.
+
+        Raises:
+            DataError: The observation cannot be encoded.
+        """
+        ...
+
+
+@runtime_checkable
+class AfterStep(Protocol):
+    """A model that counts what its forwards did in a step, and acts on it once the step is applied.
+
+    Optional, beside `Model`. It counts in forwards of micro-batches that have `weights_N`.
+    """
+
+    def counters(self, module: torch.nn.Module) -> Sequence[torch.Tensor]:
+        """The counts, float32, of the parts of the module that this process holds; overwritten with their sums.
+
+        They are zeroed before the first forward of a step and summed over every process that has other sequences, or
+        another slice of them, before `after_step`.
+        """
+        ...
+
+    def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
+        """Act on the sums, alike on every process that holds the same part; metrics to report.
+
+        Parameters that have gradients are the optimizer's alone.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """An array of payloads that a model's forwards make while an engine generates.
+
+    Attributes:
+        name: Of the array.
+        dtype: A key of `cosmos_core.types.payload.ITEM_SIZES`.
+        shape: Of one unit.
+        option: The recipe's key that asks for it, such as `model.options.router_replay`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    option: str
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """A model that trains on something that its forwards did while they generated.
+
+    Optional, beside `Model`. An engine that records (`EngineCapabilities.records`) adds each array to the payloads of
+    completions, as [P + N - 1, *shape]: all units but the last, which went through no forward. A unit's record is that
+    of the forward which computed what the engine has cached of it: computed anew after an update, it is recorded anew.
+    """
+
+    def records(self) -> Sequence[Record]:
+        """What the model's options ask for, found without weights; nothing where they ask for nothing."""
+        ...
+
+    def record(self, module: torch.nn.Module) -> Callable[[], Mapping[str, torch.Tensor]]:
+        """Begin to record the forwards of a module, for as long as it lives.
+
+        Returns:
+            What the newest forward recorded, by name: [N, *shape] for its N units in their order, on its device.
+        """
         ...

@@ -16,13 +16,13 @@ from typing import Final, NoReturn
 
 import attrs
 
+from cosmos_core.config.fingerprint import facts_of
 from cosmos_core.config.job import Job
-from cosmos_core.config.kinship import facts_of
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError
 from cosmos_core.observe import logs
 from cosmos_core.plugins.recipe import plugin_versions
-from cosmos_core.protocols.versions import Kind
+from cosmos_core.protocols.provider import Kind
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.health_channel import words_of

@@ -13,9 +13,8 @@ from typing import Final, cast
 import attrs
 import torch
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import stages
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (

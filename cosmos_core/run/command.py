@@ -12,10 +12,9 @@ import attrs
 import zmq
 from rich.console import Console
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import stages
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.progress import generation_at
 from cosmos_core.control.recovery_snapshots import require_known

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from cosmos_core.config.job import Unit
-from cosmos_core.config.stages import Stage
+from cosmos_core.config.job import Stage, Unit
 from cosmos_core.control.live.figures import Gauges, TimedStep, Timeline, figures, trained_units
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import (

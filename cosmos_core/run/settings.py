@@ -9,11 +9,10 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.dynamic import chosen
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import load_job, recipe_with
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.recipe import load_algorithm, load_model, selections, unmet
 from cosmos_core.plugins.selection import PluginSet

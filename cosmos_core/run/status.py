@@ -9,9 +9,8 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
-from cosmos_core.config.stages import stages
 from cosmos_core.control.journal import entries
 from cosmos_core.control.live.snapshot import status_of
 from cosmos_core.control.machine import changes

@@ -12,8 +12,7 @@ from typing import Any, Final, Self
 
 import attrs
 
-from cosmos_core.config.job import Job
-from cosmos_core.config.stages import stages
+from cosmos_core.config.job import Job, stages
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.state import State

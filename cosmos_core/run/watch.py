@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
-from cosmos_core.config.stages import stages
 from cosmos_core.control.journal import entries
 from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.snapshot import Snapshot, take

@@ -17,8 +17,8 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
-from cosmos_core.config.stages import Stage
 from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of

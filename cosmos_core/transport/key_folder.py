@@ -20,7 +20,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.problems import suggestion
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
 from cosmos_core.transport.keys import (

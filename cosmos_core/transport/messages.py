@@ -48,7 +48,7 @@ class Hello:
     rack: Word = ""
     """What has a faster network inside than outside, as the host is labelled (`COSMOS_RACK`); empty: not known."""
     facts: dict[str, str] = attrs.field(factory=dict)
-    """What it is made of and must have in common with the run (`config.kinship`); empty: it does not say."""
+    """What it is made of and must have in common with the run (`config.fingerprint`); empty: it does not say."""
 
 
 @attrs.frozen(kw_only=True)

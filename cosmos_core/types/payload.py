@@ -68,7 +68,7 @@ class Payload:
       for what placeholders in ``prompt`` stand for.
     - ``latents``: ``times`` float32 [N], one for each decision (1 is noise, 0 is data), and of what was generated
       ``logprobs`` float32 [N] and ``versions`` int32 [N]. The rest is between engine and model (see
-      `cosmos_core.protocols.denoising`; latents are float32 [C, T, H, W]):
+      `cosmos_core.protocols.world`; latents are float32 [C, T, H, W]):
       of transitions ``states`` float32 [M, C, T, H, W] that are kept, ``places`` int32 [N, 2], the states before and
       after each, and ``steps`` float32 [N, 3]: the coefficients of x_t and of the velocity in the mean of x', and the
       standard deviation; ``offsets`` float32 [N, C, T, H, W] where the mean has one. Of regressions ``noise_seed``

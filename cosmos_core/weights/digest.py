@@ -97,7 +97,7 @@ def tensor_digest(
     """
     whole = tuple(tensor.shape) if shape is None else tuple(shape)
     begin = (0,) * len(whole) if start is None else tuple(start)
-    _check_box(name, begin, tuple(tensor.shape), whole)
+    _check_place(name, begin, tuple(tensor.shape), whole)
     odd, per_element = _name_keys(name, str(tensor.dtype), whole)
     weighted = _weighted_sum(tensor.detach(), begin, whole) if tensor.numel() else 0
     return (odd * weighted + per_element * tensor.numel()) % MODULUS
@@ -143,7 +143,7 @@ def first_difference(expected: Mapping[str, int], found: Mapping[str, int]) -> s
     return next((name for name in names if expected.get(name) != found.get(name)), None)
 
 
-def _check_box(name: str, start: tuple[int, ...], size: tuple[int, ...], whole: tuple[int, ...]) -> None:
+def _check_place(name: str, start: tuple[int, ...], size: tuple[int, ...], whole: tuple[int, ...]) -> None:
     fits = len(start) == len(size) == len(whole)
     if not fits or any(s < 0 or s + n > w for s, n, w in zip(start, size, whole, strict=True)):
         raise ValueError(f"{name}: a slice of shape {size} at {start} does not lie in a tensor of shape {whole}")
@@ -238,7 +238,7 @@ def _splitmix(index: torch.Tensor, stream: int) -> torch.Tensor:
     return mix_all(index * signed(WEYL) + signed(stream)) | 1
 
 
-_Boxes: TypeAlias = tuple[TensorSlice, ...]
+_Shards: TypeAlias = tuple[TensorSlice, ...]
 
 
 @attrs.define
@@ -265,13 +265,13 @@ class Arrivals:
         """
         self._published: Final = published
         self._tensors: Final = ShardMap.of_layout(layout).tensors
-        self._boxes: Final[dict[str, dict[int, _Boxes]]] = {name: {} for name in self._tensors}
+        self._shards: Final[dict[str, dict[int, _Shards]]] = {name: {} for name in self._tensors}
         for rank, held in layout.items():
             # As the sources send: what a rank names twice comes once.
             for piece in slices.disjoint([piece for piece, _ in held]):
-                boxes = self._boxes[piece.name]
-                boxes[rank] = (*boxes.get(rank, ()), piece)
-        self._parts: Final = {(rank, name): _Part() for name, ranks in self._boxes.items() for rank in ranks}
+                shards = self._shards[piece.name]
+                shards[rank] = (*shards.get(rank, ()), piece)
+        self._parts: Final = {(rank, name): _Part() for name, ranks in self._shards.items() for rank in ranks}
 
     def add(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
         """Take a slice that came for a rank."""
@@ -293,18 +293,18 @@ class Arrivals:
 
     def _is_right(self, name: str) -> bool | None:
         """Whether a tensor arrived as it was published at every rank; None if that is not known of all of it."""
-        digests: dict[_Boxes, set[int]] = {}
+        digests: dict[_Shards, set[int]] = {}
         is_known = True
-        for rank, boxes in self._boxes[name].items():
+        for rank, shards in self._shards[name].items():
             part = self._parts[rank, name]
-            if part.count == _size(boxes):
-                digests.setdefault(tuple(sorted(boxes, key=_place)), set()).add(part.digest)
+            if part.count == _size(shards):
+                digests.setdefault(tuple(sorted(shards, key=_place)), set()).add(part.digest)
             else:
                 is_known = False
         if any(len(copies) > 1 for copies in digests.values()):
             return False
-        for boxes in digests:
-            family = _completed(boxes, digests, math.prod(self._tensors[name].shape))
+        for shards in digests:
+            family = _completed(shards, digests, math.prod(self._tensors[name].shape))
             if family is None:
                 is_known = False
             elif sum(digest for each in family for digest in digests[each]) % MODULUS != self._published.get(name):
@@ -312,17 +312,17 @@ class Arrivals:
         return True if is_known else None
 
 
-def _completed(boxes: _Boxes, others: Iterable[_Boxes], size: int) -> list[_Boxes] | None:
-    """These boxes and those of other ranks that make up a tensor of `size` elements; None if none are found."""
-    family = [boxes]
+def _completed(shards: _Shards, others: Iterable[_Shards], size: int) -> list[_Shards] | None:
+    """These shards and those of other ranks that make up a tensor of `size` elements; None if none are found."""
+    family = [shards]
     for other in others:
         if not any(slices.overlap(a, b) for each in family for a, b in itertools.product(each, other)):
             family.append(other)
     return family if sum(map(_size, family)) == size else None
 
 
-def _size(boxes: _Boxes) -> int:
-    return sum(map(slices.size, boxes))
+def _size(shards: _Shards) -> int:
+    return sum(map(slices.size, shards))
 
 
 def _place(piece: TensorSlice) -> tuple[tuple[int, ...], tuple[int, ...]]:

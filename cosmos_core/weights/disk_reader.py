@@ -20,7 +20,7 @@ from cosmos_core.storage import file_system
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import digest, slices, wire
 from cosmos_core.weights.fetch import Ready
-from cosmos_core.weights.shards import torch_dtype
+from cosmos_core.weights.shards import TensorShard, torch_dtype
 from cosmos_core.weights.source import Arrived, Wanted
 
 FORMAT: Final = 1
@@ -197,7 +197,7 @@ class _Range:
 
     rank: int
     piece: TensorSlice
-    entry: wire.Entry
+    entry: TensorShard
     first: int
     last: int
 
@@ -218,7 +218,7 @@ class StoredShelf:
         self._files: Final = files
         self._path: Final = path
         self._part: Final = part
-        self._entries: Final[dict[str, list[wire.Entry]]] = {}
+        self._entries: Final[dict[str, list[TensorShard]]] = {}
         for entry in part.manifest.entries:
             self._entries.setdefault(entry.name, []).append(entry)
 

@@ -1,6 +1,6 @@
-"""Cuts what is wanted of a tensor into cells, each of which is held by certain sources as a whole.
+"""Cuts what is wanted of a tensor into chunks, each of which is held by certain sources as a whole.
 
-S: boxes of sources; T: boxes that are wanted; C: cells; D: dims.
+S: shards of sources; T: shards that are wanted; C: chunks; D: dims.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Table:
-    """The boxes of some ranks, those of equal ranks once.
+    """The shards of some ranks, those of equal ranks once.
 
     Attributes:
         kind_of: Of each rank, its kind: ranks of one kind hold the same.
         tensor_B: Number of the tensor.
-        kind_B: Kind of the ranks that hold the box.
-        first_BD: First index of the box.
+        kind_B: Kind of the ranks that hold the shard.
+        first_BD: First index of the shard.
         end_BD: The index after its last.
     """
 
@@ -84,16 +84,16 @@ def _padded(rows: Integers, dims: int, num_dims: int) -> Integers:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Cells:
-    """Disjoint cells within each wanted box.
+class Chunks:
+    """Disjoint chunks within each wanted shard.
 
     Attributes:
-        wanted_C: The wanted box in which the cell lies.
+        wanted_C: The wanted shard in which the chunk lies.
         holders_C: Which set of holders it has, a number of `holders`.
-        first_CD: First index of the cell.
+        first_CD: First index of the chunk.
         end_CD: The index after its last.
         holders: Sets of kinds of sources, each in ascending order.
-        is_covered: Whether the cells of every wanted box make it up.
+        is_covered: Whether the chunks of every wanted shard make it up.
     """
 
     wanted_C: Integers
@@ -104,33 +104,33 @@ class Cells:
     is_covered: bool
 
 
-def cells(kind_S: Integers, first_SD: Integers, end_SD: Integers, first_TD: Integers, end_TD: Integers) -> Cells:
-    """Cut the wanted boxes along the edges of what sources hold.
+def chunks(kind_S: Integers, first_SD: Integers, end_SD: Integers, first_TD: Integers, end_TD: Integers) -> Chunks:
+    """Cut the wanted shards along the edges of what sources hold.
 
     Args:
-        kind_S: Kind of the sources that hold a box.
-        first_SD: First index of each of their boxes.
+        kind_S: Kind of the sources that hold a shard.
+        first_SD: First index of each of their shards.
         end_SD: The index after its last.
-        first_TD: First index of each wanted box.
+        first_TD: First index of each wanted shard.
         end_TD: The index after its last.
     """
-    boxes, owner_S = np.unique(np.concatenate([first_SD, end_SD], axis=1), axis=0, return_inverse=True)
+    shards, owner_S = np.unique(np.concatenate([first_SD, end_SD], axis=1), axis=0, return_inverse=True)
     owner_S = owner_S.reshape(-1)
     num_dims = first_SD.shape[1]
-    first_BD, end_BD = boxes[:, :num_dims], boxes[:, num_dims:]
-    holders_B = [np.unique(kind_S[owner_S == box]) for box in range(len(boxes))]
+    first_BD, end_BD = shards[:, :num_dims], shards[:, num_dims:]
+    holders_B = [np.unique(kind_S[owner_S == shard]) for shard in range(len(shards))]
     if _are_disjoint(first_BD, end_BD):
-        wanted_C, box_C = _overlapping(first_TD, end_TD, first_BD, end_BD)
-        first_CD = np.maximum(first_TD[wanted_C], first_BD[box_C])
-        end_CD = np.minimum(end_TD[wanted_C], end_BD[box_C])
-        holders, holders_C = holders_B, box_C
+        wanted_C, shard_C = _overlapping(first_TD, end_TD, first_BD, end_BD)
+        first_CD = np.maximum(first_TD[wanted_C], first_BD[shard_C])
+        end_CD = np.minimum(end_TD[wanted_C], end_BD[shard_C])
+        holders, holders_C = holders_B, shard_C
     else:
         wanted_C, first_CD, end_CD, held_CB = _grid(first_TD, end_TD, first_BD, end_BD)
         patterns, holders_C = np.unique(held_CB, axis=0, return_inverse=True)
         holders_C = holders_C.reshape(-1)
-        holders = [np.unique(np.concatenate([holders_B[box] for box in np.flatnonzero(row)])) for row in patterns]
+        holders = [np.unique(np.concatenate([holders_B[shard] for shard in np.flatnonzero(row)])) for row in patterns]
     found = np.bincount(wanted_C, (end_CD - first_CD).prod(1), minlength=len(first_TD))
-    return Cells(
+    return Chunks(
         wanted_C=wanted_C,
         holders_C=holders_C,
         first_CD=first_CD,
@@ -143,10 +143,10 @@ def cells(kind_S: Integers, first_SD: Integers, end_SD: Integers, first_TD: Inte
 def _overlapping(
     first_TD: Integers, end_TD: Integers, first_BD: Integers, end_BD: Integers
 ) -> tuple[Integers, Integers]:
-    """Pairs of a wanted box and a held one that have an element in common."""
+    """Pairs of a wanted shard and a held one that have an element in common."""
     common = (np.minimum(end_TD[:, None], end_BD) > np.maximum(first_TD[:, None], first_BD)).all(2)
-    wanted, box = np.nonzero(common)
-    return wanted, box
+    wanted, shard = np.nonzero(common)
+    return wanted, shard
 
 
 def _are_disjoint(first_BD: Integers, end_BD: Integers) -> bool:
@@ -157,7 +157,7 @@ def _are_disjoint(first_BD: Integers, end_BD: Integers) -> bool:
 def _grid(
     first_TD: Integers, end_TD: Integers, first_BD: Integers, end_BD: Integers
 ) -> tuple[Integers, Integers, Integers, npt.NDArray[np.bool_]]:
-    """Cells of the grid of all edges within each wanted box, and which boxes hold them; cells that none holds go."""
+    """Chunks of the grid of all edges within each wanted shard, and their holders; chunks that none holds go."""
     wanted, firsts, ends, helds = [], [], [], []
     for index, (first_D, end_D) in enumerate(zip(first_TD, end_TD, strict=True)):
         lows, highs = [], []
@@ -182,9 +182,9 @@ class Lacking:
     """What ranks of one kind lack.
 
     Attributes:
-        pattern_C: Pattern of each cell: it stands for this cell of every tensor of the pattern.
+        pattern_C: Pattern of each chunk: it stands for this chunk of every tensor of the pattern.
         set_C: Its holders, a place in `sets_S`.
-        origin_C: Number in its pattern of the cell that it was, before cells were divided.
+        origin_C: Number in its pattern of the chunk that it was, before chunks were divided.
         first_CD: First index.
         size_CD: Elements in each dim.
         sets_S: Numbers of the holder sets.
@@ -201,7 +201,7 @@ class Lacking:
 
 
 class Patterns:
-    """The cells of every kind of target.
+    """The chunks of every kind of target.
 
     Attributes:
         tensors: Numbers of the tensors of each pattern.
@@ -223,7 +223,7 @@ class Patterns:
                 self._note(tensors[0])
                 continue
             kind_S, first_TD, end_TD = held.kind_B[ours], wanted.first_BD[theirs], wanted.end_BD[theirs]
-            cut = cells(kind_S, held.first_BD[ours], held.end_BD[ours], first_TD, end_TD)
+            cut = chunks(kind_S, held.first_BD[ours], held.end_BD[ours], first_TD, end_TD)
             if not cut.is_covered:
                 self._note(tensors[0])
             found.append(self._take(tensors, cut, wanted.kind_B[theirs], itemsize[tensors[0]], grain_bytes))
@@ -234,9 +234,9 @@ class Patterns:
         self.uncovered = tensor if self.uncovered is None else min(self.uncovered, tensor)
 
     def _take(
-        self, tensors: Sequence[int], cut: Cells, kind_T: Integers, itemsize: int, grain_bytes: int
+        self, tensors: Sequence[int], cut: Chunks, kind_T: Integers, itemsize: int, grain_bytes: int
     ) -> list[Integers]:
-        """The cells of one pattern: kind, pattern, holder set, origin, bytes of all tensors, first index, size."""
+        """The chunks of one pattern: kind, pattern, holder set, origin, bytes of all tensors, first index, size."""
         pattern = len(self.tensors)
         self.tensors.append(np.array(tensors, np.int64))
         sets = np.array([self._set_of(kinds) for kinds in cut.holders], np.int64)
@@ -255,9 +255,9 @@ class Patterns:
         return number
 
     def _sort(self, found: Sequence[Sequence[Integers]], num_kinds: int, num_dims: int) -> None:
-        """By kind of target, from the cells of all patterns."""
-        flat, box = np.zeros(0, np.int64), np.zeros((0, num_dims), np.int64)
-        columns = zip((flat, flat, flat, flat, flat, box, box), *found, strict=True)
+        """By kind of target, from the chunks of all patterns."""
+        flat, shard = np.zeros(0, np.int64), np.zeros((0, num_dims), np.int64)
+        columns = zip((flat, flat, flat, flat, flat, shard, shard), *found, strict=True)
         kind_C, pattern_C, set_C, origin_C, nbytes_C, first_CD, size_CD = (np.concatenate(parts) for parts in columns)
         order = np.argsort(kind_C, kind="stable")
         bounds = np.searchsorted(kind_C[order], np.arange(1, num_kinds))
@@ -291,10 +291,10 @@ def _alike(held: Table, wanted: Table, itemsize: Sequence[int]) -> list[tuple[li
 def _divisible(
     first_CD: Integers, size_CD: Integers, is_shared: npt.NDArray[np.bool_], grain: int
 ) -> tuple[Integers, Integers, Integers]:
-    """Split cells that several sources hold until a row has at most `grain` elements.
+    """Split chunks that several sources hold until a row has at most `grain` elements.
 
     Returns:
-        Of which cell each part is; first indices; sizes.
+        Of which chunk each part is; first indices; sizes.
     """
     origin = np.arange(len(first_CD))
     for dim in range(first_CD.shape[1] - 1):

@@ -91,18 +91,18 @@ class Plan:
         """What a target gets, each element that it lacks once."""
         lacking = self._patterns.kinds[int(self._kind_of[target])]
         patterns = [self._patterns.tensors[number] for number in lacking.pattern_C.tolist()]
-        cell_M = np.repeat(np.arange(len(patterns)), [len(tensors) for tensors in patterns])
+        chunk_M = np.repeat(np.arange(len(patterns)), [len(tensors) for tensors in patterns])
         tensor_M = np.concatenate([np.zeros(0, np.int64), *patterns])
         demands, place_S = np.unique(self._senders.demands(target), return_inverse=True)
-        place_M = place_S[lacking.set_C[cell_M]]
+        place_M = place_S[lacking.set_C[chunk_M]]
         order = np.lexsort((tensor_M, place_M))
-        cell_M, tensor_M = cell_M[order], tensor_M[order]
-        size_MD = lacking.size_CD[cell_M]
+        chunk_M, tensor_M = chunk_M[order], tensor_M[order]
+        size_MD = lacking.size_CD[chunk_M]
         whole = Transfers(
             source_M=place_M[order],
             tensor_M=tensor_M,
-            origin_M=lacking.origin_C[cell_M],
-            first_MD=lacking.first_CD[cell_M],
+            origin_M=lacking.origin_C[chunk_M],
+            first_MD=lacking.first_CD[chunk_M],
             size_MD=size_MD,
             nbytes_M=size_MD.prod(1) * self._itemsize[tensor_M],
         )

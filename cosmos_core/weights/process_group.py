@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TransportError
-from cosmos_core.weights.wire import REQUEST_SLICES, PairKind
+from cosmos_core.weights.wire import REQUEST_SLICES, Backend
 
 PUBLISHER: Final = 0
 RECEIVER: Final = 1
@@ -92,7 +92,7 @@ class Pair:
         TransportError: The other one does not appear, or this machine lacks what the backend needs.
     """
 
-    def __init__(self, kind: PairKind, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:
+    def __init__(self, kind: Backend, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:
         self.kind: Final = kind
         self.device: Final = torch.device("cpu") if kind == "gloo" else _gpu()
         self._peer: Final = 1 - rank

@@ -1,4 +1,8 @@
-"""A receiver's side of a lane: where the slices of each answer are found."""
+"""Slices of an answer on their way from a publisher to a receiver: as frames, or through a process group of the two.
+
+Requests and answers always travel over ZeroMQ, so that the planner, the window, deadlines and the turn to other
+publishers are the same for every transport.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ import zmq
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.addresses import address_towards
 from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, Rendezvous, meet, tag_of
-from cosmos_core.weights.wire import PairKind
+from cosmos_core.weights.wire import Backend
 
 
-class Lane(Protocol):
+class SliceTransport(Protocol):
     """How slices come from one publisher."""
 
     def expect(self, request: int, sizes: Sequence[int]) -> None:
@@ -29,7 +33,7 @@ class Lane(Protocol):
         """The slices of an answer that has come, as bytes; `frames` came with it.
 
         Raises:
-            TransportError: They do not come in time, or the lane is broken.
+            TransportError: They do not come in time, or the connection is broken.
         """
         ...
 
@@ -38,7 +42,7 @@ class Lane(Protocol):
         ...
 
 
-class FrameLane:
+class FrameTransport:
     """Slices follow the answer on the same socket."""
 
     def expect(self, request: int, sizes: Sequence[int]) -> None:
@@ -52,7 +56,7 @@ class FrameLane:
         """Nothing to do."""
 
 
-class PairLane:
+class ProcessGroupTransport:
     """Slices come through a process group with the publisher.
 
     Transfers are begun before they are asked for, so that those of several publishers go on at the same time.
@@ -67,7 +71,7 @@ class PairLane:
         TransportError: The publisher cannot be met.
     """
 
-    def __init__(self, kind: PairKind, host: str, port: int, stall_s: float) -> None:
+    def __init__(self, kind: Backend, host: str, port: int, stall_s: float) -> None:
         store = meet(host, port, stall_s)
         self._stall_s: Final = stall_s
         self._pair: Final = Pair(kind, store, RECEIVER, host=address_towards(host), timeout_s=stall_s)
@@ -133,8 +137,8 @@ class Sender:
         TransportError: Nobody can be met at that address.
     """
 
-    def __init__(self, kind: PairKind, host: str) -> None:
-        self._kind: Final[PairKind] = kind
+    def __init__(self, kind: Backend, host: str) -> None:
+        self._kind: Final[Backend] = kind
         self._host: Final = host
         self._meeting: Rendezvous | None = Rendezvous(host, FORM_S)
         self.port: Final = self._meeting.port

@@ -14,10 +14,9 @@ from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.disk_writer import VersionWriter
-from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantization.shares import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
-from cosmos_core.weights.shards import EngineLayout
+from cosmos_core.weights.shards import EngineLayout, LocalShard
 from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep
 from cosmos_core.weights.snapshot import Snapshot, blank_snapshot, take_snapshot
 
@@ -68,19 +67,17 @@ class WeightPublisher:
     def stage(
         self,
         version: int,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | LocalShard],
         dtype: torch.dtype | None,
         *,
-        placements: Mapping[str, Placement] | None = None,
         quantised: Mapping[str, MatrixShare] | None = None,
     ) -> Snapshot:
         """Copy the weights; training may go on as soon as it returns. Not served before `seal`.
 
         Args:
             version: Weight version.
-            tensors: Canonical name -> tensor, on any device.
+            tensors: Canonical name -> tensor, or shard of it, on any device.
             dtype: The rollout's; floating-point tensors are cast to it. None: as they are.
-            placements: For tensors that are a slice of a larger one, where they lie.
             quantised: For tensors that are published as codes and scales, how.
 
         Raises:
@@ -91,7 +88,6 @@ class WeightPublisher:
                 version,
                 tensors,
                 dtype,
-                placements=placements,
                 quantised=quantised,
                 directory=self._directory,
                 spare=spare,

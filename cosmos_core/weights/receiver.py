@@ -31,7 +31,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _NAMED: Final = 4
 """Most sources that a line of the log names."""
 
-Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.LaneKind
+Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.Network
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +70,7 @@ class WeightReceiver:
         """
         self._keyring: Final = keyring
         self._transport: Final = transport
-        self._lane: Final[wire.LaneKind] = transport if transport in {"gloo", "nccl"} else "zmq"
+        self._network: Final[wire.Network] = transport if transport in {"gloo", "nccl"} else "zmq"
         self._run_id: Final = run_id
         self._host: Final = host
         self._place: Final = Place(host=host, rack=rack)
@@ -182,7 +182,7 @@ class WeightReceiver:
             return f"from {len(read)} part(s) in {self._directory}"
         sent = [each for each in ready if each.shelf is None]
         ways = [f"through {len(read)} mapped file(s) of {_endpoints(read)}"] if read else []
-        ways += [f"over {self._lane} from {len(sent)} process(es), {_endpoints(sent)}"] if sent else []
+        ways += [f"over {self._network} from {len(sent)} process(es), {_endpoints(sent)}"] if sent else []
         return " and ".join(ways)
 
     def _connect(self, target: WeightTarget, found: list[Source], stall_s: float, base: Base | None) -> None:
@@ -201,7 +201,7 @@ class WeightReceiver:
                 endpoint,
                 host,
                 self._run_id,
-                lane=self._lane,
+                network=self._network,
                 stall_s=stall_s,
                 rack=rack,
                 base=base,

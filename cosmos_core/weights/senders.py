@@ -120,7 +120,7 @@ class Transfers:
     Attributes:
         source_M: Number of the source in `Plan.sources`.
         tensor_M: Number of the tensor in `Plan.names`.
-        origin_M: Number of the cell of which it is a part: a source holds that in one piece, two of them perhaps not.
+        origin_M: Number of the chunk of which it is a part: a source holds that in one piece, two of them perhaps not.
         first_MD: First index; tensors of fewer dims than D have dims of one element in front.
         size_MD: Elements in each dim.
         nbytes_M: Bytes.
@@ -137,7 +137,7 @@ class Transfers:
 def divide(whole: Transfers, senders: Sequence[Integers], reach: Sequence[Amounts], grain_bytes: int) -> Transfers:
     """Give each sender of a demand its part: one run of rows, in the order of the transfers.
 
-    A border is off by no more than half a grain, or half a row where that is larger. Neighbours of one cell that have
+    A border is off by no more than half a grain, or half a row where that is larger. Neighbours of one chunk that have
     the same sender become one transfer.
 
     Args:
@@ -176,7 +176,7 @@ def divide(whole: Transfers, senders: Sequence[Integers], reach: Sequence[Amount
 
 
 def _merged(found: Transfers) -> Transfers:
-    """Transfers that follow one another and make up a box of one cell, from one source, as one."""
+    """Transfers that follow one another and make up a shard of one chunk, from one source, as one."""
     for dim in reversed(range(found.size_MD.shape[1])):
         is_new = np.ones(len(found.source_M), bool)
         first_MD, size_MD = found.first_MD, found.size_MD

@@ -1,6 +1,6 @@
 """Answers receivers on other hosts: a thread with a ROUTER that sends slices as they lie in the snapshots.
 
-To receivers that opened another lane, threads of their own send them.
+To receivers that opened a process group, threads of their own send them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LIMITS: Final = attrs.evolve(sockets.BULK, part_bytes=4 << 20)
 """A server only receives requests."""
 _SERVED: Final[tuple[PeerRole, ...]] = ("rollout",)
 _POLL_MS: Final = 100
-MOST_LANES: Final = 256
-"""Receivers to which slices are sent over lanes of their own at once, each by a thread."""
+MAX_GROUPS: Final = 256
+"""Receivers to which slices are sent over process groups at once, each by a thread."""
 _JOIN_S: Final = 1.0
 """How long `close` waits for what is still being sent."""
 
@@ -160,7 +160,7 @@ class SliceServer:
         if isinstance(request, wire.Open):
             return self._open(peer, request), ()
         if isinstance(request, wire.Read):
-            # What comes on a lane of its own has the size that was announced.
+            # What comes through a process group has the size that was announced.
             return self._read(request if peer not in self._senders else attrs.evolve(request, base=None))
         return wire.Denied(request=-1, reason=f"{type(request).__name__} is not a request"), ()
 
@@ -180,17 +180,19 @@ class SliceServer:
         for gone in [each for each, sender in self._senders.items() if sender.is_over]:
             del self._senders[gone]
         self._leaving = [sender for sender in self._leaving if not sender.is_over]
-        if len(self._senders) + len(self._leaving) >= MOST_LANES:
+        if len(self._senders) + len(self._leaving) >= MAX_GROUPS:
             self._num_denied += 1
             if self._num_denied.bit_count() == 1:
-                _LOGGER.warning("weight server: refused a lane (%d so far): it has %d", self._num_denied, MOST_LANES)
+                _LOGGER.warning(
+                    "weight server: refused a process group (%d so far): it has %d", self._num_denied, MAX_GROUPS
+                )
             return wire.Denied(
                 request=request.request,
-                reason=f"it serves {MOST_LANES} receivers over lanes of their own already; ask again later, or let "
-                "fewer replicas read from one publisher (sync.fan_out)",
+                reason=f"it serves {MAX_GROUPS} receivers over process groups of their own already; ask again later, "
+                "or let fewer replicas read from one publisher (sync.fan_out)",
             )
         try:
-            sender = Sender(request.lane, host_of(self.endpoint))
+            sender = Sender(request.backend, host_of(self.endpoint))
         except TransportError as error:
             return wire.Denied(request=request.request, reason=str(error))
         self._senders[peer] = sender

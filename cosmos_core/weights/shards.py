@@ -1,16 +1,24 @@
-"""Who holds what: for each rank, the slices of canonical tensors that it has or wants."""
+"""Shards of canonical tensors: those that each rank of a pool holds or wants, and those of this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
+import msgspec
 import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # the one that knows every placement
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
+
+Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
+"""Gives every process what each of them said, in the order of ranks; all of them call it."""
 
 EngineLayout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
 """What each rank of an engine holds, with its dtype (`RolloutEngine.layout`)."""
@@ -32,6 +40,42 @@ class TensorFacts:
     def itemsize(self) -> int:
         """Bytes of an element."""
         return torch_dtype(self.dtype).itemsize
+
+
+@attrs.frozen(kw_only=True)
+class TensorShard:
+    """A shard of a canonical tensor: what a process holds of it, publishes, or keeps in a file.
+
+    Attributes:
+        name: Canonical name of the tensor.
+        shape: Shape of the whole tensor.
+        dtype: torch dtype name.
+        start: Where the shard begins in the tensor.
+        size: Shape of the shard.
+        offset: First byte in the file of a snapshot, where it lies in one; elements lie C-contiguous from there.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def piece(self) -> TensorSlice:
+        """The slice of the tensor that it is."""
+        return TensorSlice(name=self.name, start=self.start, shape=self.size)
+
+    @property
+    def facts(self) -> TensorFacts:
+        """The whole tensor."""
+        return TensorFacts(shape=self.shape, dtype=self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the shard in bytes."""
+        return math.prod(self.size) * self.facts.itemsize
 
 
 @attrs.frozen(kw_only=True)
@@ -70,10 +114,101 @@ class ShardMap:
         return cls(tensors=tensors, ranks={rank: tuple(piece for piece, _ in held) for rank, held in layout.items()})
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class LocalShard:
+    """A process's shard of a tensor, with its content; it may be empty.
+
+    Attributes:
+        tensor: The content; writing into it changes what the process holds.
+        start: Where it lies in the whole tensor.
+        shape: Of the whole tensor.
+    """
+
+    tensor: torch.Tensor
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Index of the shard in the whole tensor."""
+        return tuple(slice(first, first + count) for first, count in zip(self.start, self.tensor.shape, strict=True))
+
+
+def local_shard(tensor: torch.Tensor) -> LocalShard:
+    """The part of a tensor that this process holds: its shard of a `DTensor`, all of any other."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return LocalShard(tensor=tensor.detach(), start=(0,) * len(shape), shape=shape)
+    size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    local: torch.Tensor = tensor.to_local().detach()
+    assert tuple(local.shape) == tuple(size), f"a shard of {tuple(local.shape)} in a place of {tuple(size)}"
+    return LocalShard(tensor=local, start=tuple(start), shape=shape)
+
+
+def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalShard]:
+    """The parts of some tensors that this process holds, by name."""
+    return {name: local_shard(tensor) for name, tensor in tensors.items()}
+
+
+def shard_owners(
+    shares: Mapping[str, LocalShard], exchange: Exchange, *, divide: bool = False
+) -> dict[str, dict[TensorShard, int]]:
+    """The disjoint shards that make up each tensor of the replica, with the process that speaks for each.
+
+    Args:
+        shares: What this process holds.
+        exchange: Between the processes of the replica; all of them call this.
+        divide: Whether the processes that hold equal shards divide them evenly, by bytes; else the one of the lowest
+            rank speaks for each.
+
+    Raises:
+        WeightSyncError: The shards of all processes do not make up a tensor exactly; it is named.
+    """
+    mine = [
+        TensorShard(
+            name=name,
+            shape=share.shape,
+            dtype=dtype_name(share.tensor.dtype),
+            start=share.start,
+            size=tuple(share.tensor.shape),
+        )
+        for name, share in shares.items()
+    ]
+    found: dict[str, dict[TensorShard, list[int]]] = {}
+    for rank, said in enumerate(exchange(msgspec.json.encode(mine))):
+        for shard in msgspec.json.decode(said, type=list[TensorShard]):
+            holders = found.setdefault(shard.name, {})
+            # An empty shard says nothing, except of an empty tensor.
+            if all(shard.size) or not all(shard.shape):
+                holders.setdefault(shard, []).append(rank)
+    for name, holders in sorted(found.items()):
+        _check_complete(name, holders)
+    loads: Counter[int] = Counter()
+    owners: dict[str, dict[TensorShard, int]] = {name: {} for name in sorted(found)}
+    # The largest first, each to whoever holds it and has the fewest bytes so far.
+    shards = [(shard.nbytes, shard) for holders in found.values() for shard in holders]
+    for nbytes, shard in sorted(shards, key=lambda each: (-each[0], each[1].name, each[1].start)):
+        ranks = found[shard.name][shard]
+        owner = min(ranks, key=lambda rank: (loads[rank], rank)) if divide else ranks[0]
+        loads[owner] += nbytes
+        owners[shard.name][shard] = owner
+    return owners
+
+
+def owned(shares: Mapping[str, LocalShard], rank: int, exchange: Exchange) -> frozenset[str]:
+    """Names of the shards that this process speaks for; those that hold equal ones divide them evenly.
+
+    Raises:
+        WeightSyncError: The shards of all processes do not make up a tensor exactly; it is named.
+    """
+    owners = shard_owners(shares, exchange, divide=True)
+    return frozenset(name for name, ranks in owners.items() if rank in ranks.values())
+
+
 def canonical_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The tensors of a module that travel: parameters (tied ones once), then persistent float buffers.
 
-    Parameters of a module that is spread over processes are `DTensor`s; see `held`.
+    Parameters of a module that is spread over processes are `DTensor`s; see `local_shards`.
     """
     # First, as FSDP puts its shards back in place of gathered parameters when it is asked for the state.
     saved = module.state_dict().keys()
@@ -113,3 +248,14 @@ def _joined(name: str, one: TensorFacts | None, other: TensorFacts) -> TensorFac
             f"{other.dtype} with {len(other.shape)} dims"
         )
     return attrs.evolve(one, shape=tuple(map(max, one.shape, other.shape)))
+
+
+def _check_complete(name: str, shards: Collection[TensorShard]) -> None:
+    facts = {shard.facts for shard in shards}
+    shape = next((fact.shape for fact in facts), ())
+    count, full = sum(math.prod(shard.size) for shard in shards), math.prod(shape)
+    if len(facts) != 1 or count != full:
+        raise WeightSyncError(
+            f"{name}: the processes of the replica hold {count:,} of its {full:,} elements, each counted once; "
+            "the layout splits it in a way that cannot be put together"
+        )

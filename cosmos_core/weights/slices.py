@@ -1,4 +1,4 @@
-"""Boxes of canonical tensors: overlap, difference, and splitting into pieces of bounded size."""
+"""Slices of canonical tensors: overlap, difference, and splitting into pieces of bounded size."""
 
 from __future__ import annotations
 

@@ -19,13 +19,23 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
-from cosmos_core.weights.held import Placement
 from cosmos_core.weights.quantization.codec import copy_exactly
-from cosmos_core.weights.quantization.shares import MatrixShare, Part
-from cosmos_core.weights.shards import EngineLayout, ShardMap, TensorFacts, cast, dtype_name, torch_dtype
+from cosmos_core.weights.quantization.shares import MatrixShare
+from cosmos_core.weights.shards import (
+    EngineLayout,
+    LocalShard,
+    ShardMap,
+    TensorFacts,
+    TensorShard,
+    cast,
+    dtype_name,
+    local_shard,
+    torch_dtype,
+)
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
-from cosmos_core.weights.wire import Entry, Origin
+from cosmos_core.weights.wire import Origin
 
+_LOG: Final = logging.getLogger(__name__)
 _ALIGNMENT: Final = 64
 
 
@@ -43,10 +53,10 @@ class Snapshot:
 
     version: int
     token: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorShard, ...]
     file: SharedFile
     itemsizes: Mapping[str, int] = attrs.field(init=False)
-    _by_name: Mapping[str, Sequence[Entry]] = attrs.field(init=False, repr=False)
+    _by_name: Mapping[str, Sequence[TensorShard]] = attrs.field(init=False, repr=False)
 
     # Made once, as requests for a few slices each come for tens of thousands of tensors.
     @itemsizes.default
@@ -54,8 +64,8 @@ class Snapshot:
         return {entry.name: entry.facts.itemsize for entry in self.entries}
 
     @_by_name.default
-    def _index(self) -> Mapping[str, Sequence[Entry]]:
-        found: dict[str, list[Entry]] = {}
+    def _index(self) -> Mapping[str, Sequence[TensorShard]]:
+        found: dict[str, list[TensorShard]] = {}
         for entry in self.entries:
             found.setdefault(entry.name, []).append(entry)
         return found
@@ -80,7 +90,7 @@ class Snapshot:
                 part = view(self.file.buffer, entry)[slices.within(common, entry.piece)]
                 copy_exactly(part, data[slices.within(common, piece)])
 
-    def finds(self, piece: TensorSlice) -> Entry | None:
+    def finds(self, piece: TensorSlice) -> TensorShard | None:
         """The entry that a slice lies within; None if the snapshot does not hold it."""
         held = self._by_name.get(piece.name, ())
         return next((entry for entry in held if slices.contains(entry.piece, piece)), None)
@@ -104,10 +114,9 @@ class Snapshot:
 
 def take_snapshot(
     version: int,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor | LocalShard],
     dtype: torch.dtype | None,
     *,
-    placements: Mapping[str, Placement] | None = None,
     quantised: Mapping[str, MatrixShare] | None = None,
     directory: Path | None = None,
     spare: SharedFile | None = None,
@@ -116,9 +125,8 @@ def take_snapshot(
 
     Args:
         version: Weight version.
-        tensors: This rank's tensors by canonical name, on any device.
+        tensors: This rank's tensors, or shards of them, by canonical name, on any device.
         dtype: What floating-point tensors are cast to on the way; None leaves them as they are.
-        placements: Where they lie, for those that are a slice of a larger tensor.
         quantised: For those that are held as codes and scales, how.
         directory: Where to make the file; shared memory if absent.
         spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
@@ -127,17 +135,17 @@ def take_snapshot(
         WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
     """
     token, shares = secrets.token_hex(16), quantised or {}
+    held = {name: each if isinstance(each, LocalShard) else local_shard(each) for name, each in tensors.items()}
     parts = {
-        name: shares[name].parts() if name in shares else (_plain(name, tensor, dtype, (placements or {}).get(name)),)
-        for name, tensor in tensors.items()
+        name: shares[name].parts() if name in shares else (_plain(name, shard, dtype),) for name, shard in held.items()
     }
     entries = tuple(_lay_out(part for made in parts.values() for part in made))
     file = _file(spare, label=f"v{version}", token=token, size=_size(entries), directory=directory)
     rest = iter(entries)
     with contextlib.ExitStack() as undo:
         undo.callback(file.close)
-        for name, tensor in tensors.items():
-            content = shares[name].quantise(tensor.detach()) if name in shares else (tensor.detach(),)
+        for name, shard in held.items():
+            content = shares[name].quantise(shard.tensor) if name in shares else (shard.tensor,)
             for entry, data in zip((next(rest) for _ in parts[name]), content, strict=True):
                 copy_exactly(view(file.buffer, entry), data)
         undo.pop_all()
@@ -167,7 +175,7 @@ def blank_snapshot(
     token = secrets.token_hex(16)
     entries = tuple(
         _lay_out(
-            Part(
+            TensorShard(
                 name=piece.name,
                 dtype=facts[piece.name].dtype,
                 shape=facts[piece.name].shape,
@@ -181,7 +189,7 @@ def blank_snapshot(
     return Snapshot(version=version, token=token, entries=entries, file=file)
 
 
-def view(buffer: mmap.mmap, entry: Entry) -> torch.Tensor:
+def view(buffer: mmap.mmap, entry: TensorShard) -> torch.Tensor:
     """A slice of a snapshot as a tensor over the file's memory."""
     dtype = torch_dtype(entry.dtype)
     count = math.prod(entry.size)
@@ -190,7 +198,7 @@ def view(buffer: mmap.mmap, entry: Entry) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).view(entry.size)
 
 
-def _size(entries: Sequence[Entry]) -> int:
+def _size(entries: Sequence[TensorShard]) -> int:
     return entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
 
 
@@ -202,28 +210,17 @@ def _file(spare: SharedFile | None, *, label: str, token: str, size: int, direct
     return SharedFile(label=label, token=token, size=size, directory=directory)
 
 
-def _plain(name: str, tensor: torch.Tensor, dtype: torch.dtype | None, placement: Placement | None) -> Part:
-    size = tuple(tensor.shape)
-    placed = Placement(start=(0,) * len(size), shape=size) if placement is None else placement
-    return Part(name=name, dtype=dtype_name(cast(tensor, dtype)), shape=placed.shape, start=placed.start, size=size)
+def _plain(name: str, shard: LocalShard, dtype: torch.dtype | None) -> TensorShard:
+    published = dtype_name(cast(shard.tensor, dtype))
+    return TensorShard(name=name, shape=shard.shape, dtype=published, start=shard.start, size=tuple(shard.tensor.shape))
 
 
-def _lay_out(parts: Iterable[Part]) -> Iterable[Entry]:
+def _lay_out(shards: Iterable[TensorShard]) -> Iterable[TensorShard]:
     end = HEADER_BYTES
-    for part in parts:
-        entry = Entry(
-            name=part.name,
-            shape=part.shape,
-            dtype=part.dtype,
-            start=part.start,
-            size=part.size,
-            offset=-(-end // _ALIGNMENT) * _ALIGNMENT,
-        )
-        end = entry.offset + entry.nbytes
-        yield entry
-
-
-_LOG: Final = logging.getLogger(__name__)
+    for shard in shards:
+        placed = attrs.evolve(shard, offset=-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = placed.offset + placed.nbytes
+        yield placed
 
 
 class Base:

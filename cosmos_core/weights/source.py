@@ -1,6 +1,6 @@
 """A receiver's connection to one publisher: requests out, slices in.
 
-It waits for nothing but slices that the publisher has announced on a lane of their own, and that for a bounded time.
+It waits for nothing but slices that the publisher has announced on a process group, and that for a bounded time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoding, decode
-from cosmos_core.weights.process_group_transport import FrameLane, Lane, PairLane
+from cosmos_core.weights.process_group_transport import FrameTransport, ProcessGroupTransport, SliceTransport
 from cosmos_core.weights.shards import TensorFacts, torch_dtype
 from cosmos_core.weights.snapshot import Base
 
@@ -56,7 +56,7 @@ class Source:
         host: str,
         run_id: str,
         *,
-        lane: wire.LaneKind,
+        network: wire.Network,
         stall_s: float,
         rack: str = "",
         base: Base | None = None,
@@ -70,7 +70,7 @@ class Source:
             host: The publisher's host.
             rack: The label of its rack; empty if it is not known.
             run_id: The run.
-            lane: How slices come.
+            network: How slices come.
             stall_s: Silence after which the publisher counts as stalled.
             base: What the receiver has already, if changes of it are enough.
             keyring: Keys of the receiver.
@@ -94,11 +94,11 @@ class Source:
         self._next_request = 0
         self._progress = time.monotonic()
         self._run_id: Final = run_id
-        self._kind: Final[wire.LaneKind] = lane
+        self._kind: Final[wire.Network] = network
         self._stall_s: Final = stall_s
-        self._lane: Lane | None = FrameLane() if lane == "zmq" else None
+        self._transport: SliceTransport | None = FrameTransport() if network == "zmq" else None
         self._opening = -1
-        self._base: Final = base if lane == "zmq" else None
+        self._base: Final = base if network == "zmq" else None
         # As it is now: what arrives is written into the same copy.
         self._origin: Final = None if self._base is None else self._base.origin
         self._told: Final[set[int]] = set()
@@ -117,11 +117,11 @@ class Source:
             self._progress = time.monotonic()
         for batch in _batches(pieces, self._facts):
             self._queue.append(batch)
-        if self._lane is not None:
+        if self._transport is not None:
             self._ask()
         elif self._queue and self._kind != "zmq" and self._opening < 0:
             self._opening = self._number()
-            self._send(wire.Open(request=self._opening, run_id=self._run_id, lane=self._kind))
+            self._send(wire.Open(request=self._opening, run_id=self._run_id, backend=self._kind))
 
     @property
     def readable(self) -> tuple[sockets.Socket, ...]:
@@ -162,8 +162,8 @@ class Source:
             return
         self._send(wire.Leave(request=self._number()))
         self.socket.close(linger=_LINGER_MS)
-        if self._lane is not None:
-            self._lane.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def take(self) -> list[Arrived]:
         """Process one answer, if there is one; slices of it are returned.
@@ -187,22 +187,22 @@ class Source:
             raise TransportError(f"it holds only the versions {', '.join(map(str, answer.held)) or '(none)'}")
         if isinstance(answer, wire.Denied):
             raise TransportError(answer.reason)
-        if isinstance(answer, wire.Opened) and answer.request == self._opening and self._lane is None:
-            self._enter(answer.port)
+        if isinstance(answer, wire.Opened) and answer.request == self._opening and self._transport is None:
+            self._join(answer.port)
             return []
-        if not isinstance(answer, wire.Slices) or self._lane is None or answer.request not in self._asked:
+        if not isinstance(answer, wire.Slices) or self._transport is None or answer.request not in self._asked:
             raise TransportError(f"an answer to nothing that was asked: {answer}")
         batch = self._asked[answer.request]
-        arrived = self._tensors(batch, self._lane.take(answer.request, frames[1:]), answer)
+        arrived = self._tensors(batch, self._transport.take(answer.request, frames[1:]), answer)
         self._progress = time.monotonic()
         del self._asked[answer.request]
         self._ask()
         return arrived
 
-    def _enter(self, port: int) -> None:
-        """Take the lane that the publisher opened."""
+    def _join(self, port: int) -> None:
+        """Join the process group that the publisher opened."""
         assert self._kind != "zmq"
-        self._lane = PairLane(self._kind, host_of(self.endpoint), port, self._stall_s)
+        self._transport = ProcessGroupTransport(self._kind, host_of(self.endpoint), port, self._stall_s)
         self._progress = time.monotonic()
         self._ask()
 
@@ -233,13 +233,13 @@ class Source:
 
     def _ask(self) -> None:
         assert self.manifest is not None
-        assert self._lane is not None
+        assert self._transport is not None
         while self._queue and len(self._asked) < wire.WINDOW:
             batch = self._queue.popleft()
             number = self._number()
             self._asked[number] = batch
             pieces = tuple(piece for _, piece in batch)
-            self._lane.expect(number, [slices.size(piece) * self._facts[piece.name].itemsize for piece in pieces])
+            self._transport.expect(number, [slices.size(piece) * self._facts[piece.name].itemsize for piece in pieces])
             base = self._origin_of(pieces)
             if base is not None:
                 self._told.add(number)

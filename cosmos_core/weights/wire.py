@@ -1,6 +1,6 @@
 """Messages between a receiver and the publishers of weights; the slices follow `Slices` as raw frames.
 
-A receiver that opened another lane gets them on that one (`process_group_transport`), and says when it leaves.
+A receiver that opened a process group gets them through it (`process_group_transport`), and says when it leaves.
 
 A receiver asks, a publisher answers; every answer names its request. Nothing is acknowledged: a receiver that gets no
 answer asks another publisher.
@@ -8,7 +8,6 @@ answer asks another publisher.
 
 from __future__ import annotations
 
-import math
 from typing import Final, Literal, TypeAlias
 
 import attrs
@@ -16,11 +15,11 @@ import attrs
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.codec import Codec
 from cosmos_core.weights.changes import Encoding
-from cosmos_core.weights.shards import ShardMap, TensorFacts
+from cosmos_core.weights.shards import ShardMap, TensorShard
 
-PairKind: TypeAlias = Literal["gloo", "nccl"]
+Backend: TypeAlias = Literal["gloo", "nccl"]
 """Backends of a process group of publisher and receiver."""
-LaneKind: TypeAlias = Literal["zmq"] | PairKind
+Network: TypeAlias = Literal["zmq"] | Backend
 """How slices come to a receiver that cannot read them itself."""
 
 SLICE_BYTES: Final = 4 << 20
@@ -32,42 +31,6 @@ ANSWER_BYTES: Final = 1 << 30
 """Largest answer that a publisher gives."""
 WINDOW: Final = 4
 """Requests that a receiver leaves unanswered at one publisher."""
-
-
-@attrs.frozen(kw_only=True)
-class Entry:
-    """A slice in a snapshot.
-
-    Attributes:
-        name: Canonical name of its tensor.
-        shape: Shape of the whole tensor.
-        dtype: torch dtype name.
-        start: Where the slice begins in the tensor.
-        size: Shape of the slice.
-        offset: First byte in the snapshot's file; elements lie C-contiguous from there.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-    offset: int
-
-    @property
-    def piece(self) -> TensorSlice:
-        """The slice."""
-        return TensorSlice(name=self.name, start=self.start, shape=self.size)
-
-    @property
-    def facts(self) -> TensorFacts:
-        """The whole tensor."""
-        return TensorFacts(shape=self.shape, dtype=self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the slice in bytes."""
-        return math.prod(self.size) * self.facts.itemsize
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +53,7 @@ class Manifest:
     digests: dict[str, int]
     path: str
     file_bytes: int
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorShard, ...]
 
     def shard_map(self) -> ShardMap:
         """What the snapshot holds, as one rank."""
@@ -127,11 +90,11 @@ class Read:
 
 @attrs.frozen(kw_only=True)
 class Open:
-    """Ask that slices come through a process group of the two from now on; `lane` is its backend."""
+    """Ask that slices come through a process group of the two from now on; `backend` is its kind."""
 
     request: int
     run_id: str
-    lane: PairKind
+    backend: Backend
 
 
 @attrs.frozen(kw_only=True)
@@ -159,7 +122,7 @@ class Described:
 
 @attrs.frozen(kw_only=True)
 class Slices:
-    """The slices asked for follow, one frame each, C-contiguous, in the order of the request; or come on their lane.
+    """The slices asked for, C-contiguous, in the order of the request: a frame each, or through the process group.
 
     `encodings` says for each how it follows from the base that was named; it is empty where the publisher does not
     have that base, and all are whole.

@@ -4,41 +4,43 @@ The reference in the documentation is generated from these classes, so `help` is
 Validators reject, they never rewrite.
 """
 
-from cosmos_core.config.schema.fields import (
-    ABOVE_ZERO,
-    FRACTION,
-    LEAST_TEMPERATURE,
-    NAME,
-    NOT_NEGATIVE,
-    POSITIVE,
-    option,
-)
-from cosmos_core.config.schema.generation import EngineConfig, RolloutConfig, SamplingConfig, SyncConfig
-from cosmos_core.config.schema.operation import ControlConfig, LaunchConfig
-from cosmos_core.config.schema.recipe import Recipe
-from cosmos_core.config.schema.subject import (
+from cosmos_core.config.schema.recipe import (
     AlgorithmConfig,
+    ControlConfig,
     DatasetConfig,
     EnvironmentConfig,
     EvaluationConfig,
     FrozenConfig,
+    LaunchConfig,
     ModelConfig,
+    Recipe,
     RewardConfig,
     RunConfig,
     TokenizerConfig,
     TrackingConfig,
 )
 from cosmos_core.config.schema.training import (
+    ABOVE_ZERO,
+    FRACTION,
+    LEAST_TEMPERATURE,
+    NAME,
+    NOT_NEGATIVE,
+    POSITIVE,
     AverageConfig,
     CheckpointConfig,
     CriticConfig,
+    EngineConfig,
     Float8Config,
     LoraConfig,
     MeshConfig,
     OptimizerConfig,
     ParallelConfig,
     PolicyConfig,
+    RolloutConfig,
+    SamplingConfig,
+    SyncConfig,
     WarmupConfig,
+    option,
 )
 
 __all__ = [

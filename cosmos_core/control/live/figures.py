@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from cosmos_core.config.stages import Stage
+from cosmos_core.config.job import Stage
 from cosmos_core.control.machine.events import (
     ControllerStarted,
     Event,

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
-from cosmos_core.config.stages import Stage
+from cosmos_core.config.job import Stage
 from cosmos_core.control.live.event_feed import Curve, EventFeed, Lost, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, Timeline, figures
 from cosmos_core.control.machine import changes

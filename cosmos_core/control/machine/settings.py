@@ -9,10 +9,9 @@ import attrs
 
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
-from cosmos_core.config.job import Job, Unit
+from cosmos_core.config.job import Job, Unit, stages
 from cosmos_core.config.order import row_of
 from cosmos_core.config.schema import Recipe, WarmupConfig
-from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols.dataset import Window
 

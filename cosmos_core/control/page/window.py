@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from cosmos_core.config.job import Job
-from cosmos_core.config.stages import Stage, stages
+from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.figures import Gauges, Timeline
 from cosmos_core.control.live.snapshot import take

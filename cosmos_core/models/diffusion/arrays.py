@@ -2,7 +2,7 @@
 
 Conditions lie side by side for a batch, and stay on the device for as long as a prompt is denoised.
 
-Shape legend: see `cosmos_core.protocols.denoising`; S sequences, N decisions, L tokens of the text, E their width.
+Shape legend: see `cosmos_core.protocols.world`; S sequences, N decisions, L tokens of the text, E their width.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.adapters import published_state
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, led, share_files, write_gathered
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, Stored, first_line, stored_tensors
-from cosmos_core.weights.held import Held
+from cosmos_core.weights.shards import LocalShard
 
 TRANSFORMER: Final = "transformer"
 AUTOENCODER: Final = "vae"
@@ -168,7 +168,7 @@ class StreamedTransformer:
         for name, tensor in wanted.items():
             _check(name, self._stored[name], tuple(tensor.shape), type(module).__name__)
 
-    def read(self, name: str, share: Held) -> torch.Tensor:
+    def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies.
 
         Raises:

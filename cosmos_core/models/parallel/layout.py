@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, get_args
 
 from cosmos_core.config.mesh import choices, divisors, mesh_problems
-from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Axis, Extent, Format, Layout, Lora, Mesh, ModelCapabilities, ModelFacts

@@ -40,7 +40,7 @@ from cosmos_core.models.parallel.tensor import (
 )
 from cosmos_core.models.weights.streaming import Weights
 from cosmos_core.protocols import Layout, Lora
-from cosmos_core.weights.held import Held, held
+from cosmos_core.weights.shards import LocalShard, local_shard
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def draw_adapters(module: nn.Module, seed: int) -> None:
     start = Start(seed=seed)
     for name, parameter in module.named_parameters():
         if is_adapter(name):
-            parameter.copy_(start.read(name, held(parameter)))
+            parameter.copy_(start.read(name, local_shard(parameter)))
 
 
 @attrs.frozen(kw_only=True)
@@ -147,9 +147,9 @@ class Start:
 
     seed: int
 
-    def read(self, name: str, share: Held) -> torch.Tensor:
+    def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of an adapter's matrix where a share lies, float32 on the CPU."""
-        shape = share.placement.shape
+        shape = share.shape
         if UP in name.split("."):
             return torch.zeros(shape)[share.index]
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
@@ -170,7 +170,7 @@ class AdaptedWeights:
         """Of the checkpoint below."""
         return self.below.path
 
-    def read(self, name: str, share: Held) -> torch.Tensor:
+    def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies."""
         return self.start.read(name, share) if is_adapter(name) else self.below.read(name, share)
 

@@ -16,7 +16,7 @@ import attrs
 from torch import nn
 from transformers import PreTrainedModel
 
-from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.expert import is_experts

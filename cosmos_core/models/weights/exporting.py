@@ -22,8 +22,7 @@ from transformers.core_model_loading import dot_natural_key, revert_weight_conve
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.adapters import DOWN, adapters_of, is_adapter, published_state
 from cosmos_core.models.parallel.channel import Channel
-from cosmos_core.weights.held import Held, Spread, all_held, spreads
-from cosmos_core.weights.shards import torch_dtype
+from cosmos_core.weights.shards import LocalShard, TensorShard, local_shards, shard_owners, torch_dtype
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -66,8 +65,8 @@ def export_parts(
         CheckpointError: The first process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
-    shares = {name: share for name, share in all_held(published_state(module)).items() if name not in tied}
-    places = spreads(shares, channel.exchange)
+    shares = {name: share for name, share in local_shards(published_state(module)).items() if name not in tied}
+    places = shard_owners(shares, channel.exchange)
     groups = group_tensors(shell, places)
 
     pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in group.names} for group in groups)
@@ -77,7 +76,7 @@ def export_parts(
         sizes = {name: size for group in groups for name, size in group.sizes.items()}
         tensors = (made for piece in pieces for made in revert_weight_conversion(shell, piece).items())
         _write_files(directory, _files_of(sizes, file_bytes), tensors)
-        _write_config(directory, shell, next(iter(places.values())).dtype)
+        _write_config(directory, shell, next(iter(next(iter(places.values())))).dtype)
 
     led(channel, directory, write, pieces)
 
@@ -97,13 +96,14 @@ def write_gathered(
     Raises:
         CheckpointError: The first process failed, with whatever; all of them say so.
     """
-    shares = all_held(state)
-    places = spreads(shares, channel.exchange)
+    shares = local_shards(state)
+    places = shard_owners(shares, channel.exchange)
     pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
 
     def write() -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        sizes = {name: math.prod(place.shape) * torch_dtype(place.dtype).itemsize for name, place in places.items()}
+        facts = {name: next(iter(shards)).facts for name, shards in places.items()}
+        sizes = {name: math.prod(each.shape) * each.itemsize for name, each in facts.items()}
         _write_files(directory, _files_of(sizes, file_bytes), pieces, stem=stem)
 
     led(channel, directory, write, pieces)
@@ -148,8 +148,8 @@ def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, bel
     Raises:
         CheckpointError: The first process failed, with whatever; all of them say so.
     """
-    shares = all_held({name: each for name, each in module.state_dict().items() if is_adapter(name)})
-    places = spreads(shares, channel.exchange)
+    shares = local_shards({name: each for name, each in module.state_dict().items() if is_adapter(name)})
+    places = shard_owners(shares, channel.exchange)
     pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
 
     def write() -> None:
@@ -207,10 +207,11 @@ def _adapter_config(module: nn.Module, whole: Mapping[str, torch.Tensor], below:
     }
 
 
-def group_tensors(shell: PreTrainedModel, places: Mapping[str, Spread]) -> list[Group]:
+def group_tensors(shell: PreTrainedModel, places: Mapping[str, Mapping[TensorShard, int]]) -> list[Group]:
     """The smallest groups that turn into a checkpoint's tensors without one another: single ones, else layers."""
+    facts = {name: next(iter(shards)).facts for name, shards in places.items()}
     outlines = {
-        name: torch.empty(place.shape, dtype=torch_dtype(place.dtype), device="meta") for name, place in places.items()
+        name: torch.empty(each.shape, dtype=torch_dtype(each.dtype), device="meta") for name, each in facts.items()
     }
     expected = set(revert_weight_conversion(shell, outlines))
     keys: tuple[Callable[[str], object], ...] = (lambda name: name, _layer_of, lambda _: None)
@@ -237,17 +238,18 @@ def _layer_of(name: str) -> object:
     return tuple(parts[: number + 1])
 
 
-def _gathered(place: Spread, share: Held | None, channel: Channel) -> torch.Tensor:
+def _gathered(owners: Mapping[TensorShard, int], share: LocalShard | None, channel: Channel) -> torch.Tensor:
     """The whole tensor on the leader; elsewhere an empty one."""
-    dtype = torch_dtype(place.dtype)
-    whole = torch.empty(place.shape if channel.is_leader else (), dtype=dtype)
-    for box in place.boxes:
-        own = share.tensor.to("cpu").contiguous() if share is not None and box.rank == channel.rank else None
+    facts = next(iter(owners)).facts
+    dtype = torch_dtype(facts.dtype)
+    whole = torch.empty(facts.shape if channel.is_leader else (), dtype=dtype)
+    for shard, rank in owners.items():
+        own = share.tensor.to("cpu").contiguous() if share is not None and rank == channel.rank else None
         if channel.is_leader:
-            part = own if own is not None else torch.empty(box.size, dtype=dtype)
+            part = own if own is not None else torch.empty(shard.size, dtype=dtype)
             if own is None:
-                dist.recv(_bytes(part), group=channel.group, group_src=box.rank)
-            index = tuple(slice(first, first + count) for first, count in zip(box.start, box.size, strict=True))
+                dist.recv(_bytes(part), group=channel.group, group_src=rank)
+            index = tuple(slice(first, first + count) for first, count in zip(shard.start, shard.size, strict=True))
             whole[index] = part
         elif own is not None:
             dist.send(_bytes(own), group=channel.group, group_dst=0)

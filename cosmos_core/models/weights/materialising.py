@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.weights.loading import refuse_nonfinite
 from cosmos_core.models.weights.streaming import Weights
-from cosmos_core.weights.held import held
+from cosmos_core.weights.shards import local_shard
 
 
 def materialise(stages: Sequence[PreTrainedModel], *, device: torch.device, offload: bool = False) -> None:
@@ -49,7 +49,7 @@ def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
             if id(tensor) in filled:
                 continue
             filled.add(id(tensor))
-            share = held(tensor)
+            share = local_shard(tensor)
             if share.tensor.numel():
                 share.tensor.copy_(weights.read(name, share))
                 if weights.path is not None and id(tensor) in parameters:

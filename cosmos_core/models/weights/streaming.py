@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, absence, first_line, holds_weights, stored_tensors
-from cosmos_core.weights.held import Held
+from cosmos_core.weights.shards import LocalShard
 
 CONVERSION_ERRORS: Final = (*LIBRARY_ERRORS, SkipParameters)
 
@@ -133,7 +133,7 @@ class Weights(Protocol):
         """Of the checkpoint; None of weights that were drawn."""
         ...
 
-    def read(self, name: str, share: Held) -> torch.Tensor:
+    def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies, in any dtype."""
         ...
 
@@ -145,7 +145,7 @@ class Drawn:
         self.path: str | None = None
         self._tensors = module.state_dict()
 
-    def read(self, name: str, share: Held) -> torch.Tensor:
+    def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies."""
         part: torch.Tensor = self._tensors[name][share.index]
         return part
@@ -179,7 +179,7 @@ class Streamed:
         self._check_complete(path, module, list(wanted))
         self._check_depth(path, module)
 
-    def read(self, name: str, share: Held) -> torch.Tensor:
+    def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies; it is valid until the next call.
 
         Raises:
@@ -188,7 +188,7 @@ class Streamed:
         recipe = self._recipes[name]
         if recipe.converter is None:
             return self._read(recipe.sources[0][0], share.index)
-        if recipe.num_merged != share.placement.shape[0]:
+        if recipe.num_merged != share.shape[0]:
             return recipe.make(self._module, self._read)[name][share.index]
         rows, *others = share.index
         some = recipe.only(rows.start, rows.stop).make(self._module, self._read)

@@ -29,7 +29,7 @@ from cosmos_core.policy.checkpoints.checkpoint import read_place
 from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, chunk_of, reason_of
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.storage import failures, is_out_of_reach, storage_options
-from cosmos_core.weights.held import Held, all_held, held
+from cosmos_core.weights.shards import LocalShard, local_shard, local_shards
 
 READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
 """Errors of file systems, torch's reader and this one."""
@@ -59,7 +59,7 @@ class SharesToLoad(DefaultLoadPlanner):
         shares: What this process holds, by name.
     """
 
-    def __init__(self, shares: Mapping[str, Held]) -> None:
+    def __init__(self, shares: Mapping[str, LocalShard]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._shares = shares
 
@@ -83,8 +83,8 @@ class SharesToLoad(DefaultLoadPlanner):
             entry = self.metadata.state_dict_metadata.get(name)
             if not isinstance(entry, TensorStorageMetadata):
                 raise UnlikeError(f"it lacks {name}")
-            if tuple(entry.size) != share.placement.shape:
-                raise UnlikeError(f"{name} has shape {tuple(entry.size)} there and {share.placement.shape} here")
+            if tuple(entry.size) != share.shape:
+                raise UnlikeError(f"{name} has shape {tuple(entry.size)} there and {share.shape} here")
             if share.tensor.numel():
                 items += create_read_items_for_chunk_list(name, entry, [chunk_of(share)])
         return LoadPlan(items)
@@ -117,7 +117,9 @@ class CheckpointReader(FsspecReader):
                 raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
 
 
-def load_shares(path: str, targets: Mapping[str, Held], shapes: Mapping[str, Sequence[int]] | None = None) -> None:
+def load_shares(
+    path: str, targets: Mapping[str, LocalShard], shapes: Mapping[str, Sequence[int]] | None = None
+) -> None:
     """Overwrite shares of tensors with what a checkpoint holds of them.
 
     Args:
@@ -150,11 +152,11 @@ def load_shares(path: str, targets: Mapping[str, Held], shapes: Mapping[str, Seq
 
 
 def _differences(
-    metadata: Metadata, targets: Mapping[str, Held], shapes: Mapping[str, Sequence[int]] | None
+    metadata: Metadata, targets: Mapping[str, LocalShard], shapes: Mapping[str, Sequence[int]] | None
 ) -> Iterator[str]:
     saved = metadata.state_dict_metadata
     # Those of the whole replica first, so that all of its processes find the same difference.
-    own = {name: share.placement.shape for name, share in targets.items()}
+    own = {name: share.shape for name, share in targets.items()}
     for name, shape in {**(shapes or {}), **own}.items():
         entry = saved.get(name)
         if not isinstance(entry, TensorStorageMetadata):
@@ -253,8 +255,8 @@ def restore(
     if place.stage != trainer.stage.index:
         begin_stage(place.stage)
     random = torch.get_rng_state()
-    targets = {**all_held(trainer.state()), RNG: held(random)}
-    own = {name: share.placement.shape for name, share in targets.items()}
+    targets = {**local_shards(trainer.state()), RNG: local_shard(random)}
+    own = {name: share.shape for name, share in targets.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for said in trainer.world.exchange(msgspec.json.encode(own)):
         shapes |= msgspec.json.decode(said, type=dict[str, tuple[int, ...]])

@@ -34,7 +34,7 @@ from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undo
 from cosmos_core.storage import failures, file_system, storage_options
 from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
-from cosmos_core.weights.held import Held, all_held, held
+from cosmos_core.weights.shards import LocalShard, local_shard, local_shards
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Copied:
     """This process's part of a state, on the CPU, where nothing else writes to it."""
 
     place: Place
-    shares: Mapping[str, Held]
+    shares: Mapping[str, LocalShard]
 
 
 @attrs.frozen(kw_only=True)
@@ -66,9 +66,10 @@ def copy_state(state: Mapping[str, torch.Tensor], place: Place) -> Copied:
     Every process has the same random state, so one is saved; which one does not matter.
     """
     shares = {
-        name: attrs.evolve(share, tensor=share.tensor.to("cpu", copy=True)) for name, share in all_held(state).items()
+        name: attrs.evolve(share, tensor=share.tensor.to("cpu", copy=True))
+        for name, share in local_shards(state).items()
     }
-    return Copied(place=place, shares={**shares, RNG: held(torch.get_rng_state())})
+    return Copied(place=place, shares={**shares, RNG: local_shard(torch.get_rng_state())})
 
 
 def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -> str:
@@ -105,7 +106,7 @@ class SharesToSave(DefaultSavePlanner):
         shares: What this process holds, by name; empty shares are left out.
     """
 
-    def __init__(self, shares: Mapping[str, Held]) -> None:
+    def __init__(self, shares: Mapping[str, LocalShard]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._shares = shares
 
@@ -326,12 +327,12 @@ def reason_of(error: BaseException) -> str:
     return words_of(root if isinstance(root, OSError) else error)
 
 
-def chunk_of(share: Held) -> ChunkStorageMetadata:
+def chunk_of(share: LocalShard) -> ChunkStorageMetadata:
     """The part of its tensor that a share is."""
-    return ChunkStorageMetadata(offsets=torch.Size(share.placement.start), sizes=share.tensor.shape)
+    return ChunkStorageMetadata(offsets=torch.Size(share.start), sizes=share.tensor.shape)
 
 
-def _item(name: str, share: Held) -> WriteItem:
+def _item(name: str, share: LocalShard) -> WriteItem:
     chunk = chunk_of(share)
     return WriteItem(
         index=MetadataIndex(name, chunk.offsets),
@@ -339,6 +340,6 @@ def _item(name: str, share: Held) -> WriteItem:
         tensor_data=TensorWriteData(
             chunk=chunk,
             properties=TensorProperties.create_from_tensor(share.tensor),
-            size=torch.Size(share.placement.shape),
+            size=torch.Size(share.shape),
         ),
     )

@@ -9,9 +9,8 @@ from typing import Final
 import attrs
 import torch
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import recipe_with
-from cosmos_core.config.stages import Stage, stages
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.recipe import load_algorithm, load_frozen, source_of, unmet

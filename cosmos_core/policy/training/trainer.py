@@ -12,8 +12,8 @@ from typing import Final
 import attrs
 import torch
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import PolicyConfig
-from cosmos_core.config.stages import Stage
 from cosmos_core.errors import TrainingError
 from cosmos_core.models.adapters import frozen_digest, trained_tensors
 from cosmos_core.policy.batches.batch import Counts, Share

@@ -30,7 +30,7 @@ from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout
 from cosmos_core.storage import MARKS, check_place, file_system, is_url, move_folder, send_folder, told
-from cosmos_core.weights.held import held
+from cosmos_core.weights.shards import local_shard
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def load_weights(module: torch.nn.Module, path: str, *, is_average: bool = False
     """
     averaged = averaged_tensors(module) if is_average else {}
     tensors = {
-        f"{AVERAGE if name in averaged else 'model'}.{name}": held(tensor)
+        f"{AVERAGE if name in averaged else 'model'}.{name}": local_shard(tensor)
         for name, tensor in trained_tensors(module).items()
     }
     load_shares(path, tensors)

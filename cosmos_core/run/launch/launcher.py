@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from cosmos_core.config.dump import dump_recipe
+from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.plugins.selection import PluginSet

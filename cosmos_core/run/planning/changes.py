@@ -10,11 +10,10 @@ from typing import Any
 
 import attrs
 
-from cosmos_core.config.dynamic import dynamic_keys
+from cosmos_core.config.dynamic import CHANGEABLE, LAYOUT, TRAVEL, dynamic_keys, is_in
 from cosmos_core.config.loading import override_all, recipe_from
 from cosmos_core.config.problems import show
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.standing import CHANGEABLE, LAYOUT, TRAVEL, is_in
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
 

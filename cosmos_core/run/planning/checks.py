@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import Stage
 from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.protocols import AlgorithmCapabilities, ModelCapabilities
 from cosmos_core.run.planning.engines import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import Stage
 from cosmos_core.models.parallel.layout import cut_bytes, rollout_misfits
 from cosmos_core.protocols import FORMATS, AlgorithmCapabilities, EngineCapabilities
 from cosmos_core.run.planning.parts import Parts

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, Stage
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import Stage
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.plugins.recipe import frozen_source, load_frozen

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from cosmos_core.config.stages import Stage
+from cosmos_core.config.job import Stage
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     Comparison,

@@ -9,10 +9,9 @@ from pathlib import Path
 import attrs
 
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
-from cosmos_core.config.job import Job, StageFacts
+from cosmos_core.config.job import Job, Stage, StageFacts, stages
 from cosmos_core.config.order import window_problem
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import Stage, stages
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.recipe import (

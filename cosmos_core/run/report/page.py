@@ -11,9 +11,8 @@ from typing import Any, Final
 import attrs
 import jinja2
 
-from cosmos_core.config.job import Job, Unit, score_name
+from cosmos_core.config.job import Job, Unit, score_name, stages
 from cosmos_core.config.loading import dump_recipe
-from cosmos_core.config.stages import stages
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.errors import DataError

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.config.job import Job, Unit, score_name
-from cosmos_core.config.stages import stages
+from cosmos_core.config.job import Job, Unit, score_name, stages
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import EvaluationRecord

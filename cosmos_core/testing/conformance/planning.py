@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cosmos_core.config.job import stages
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.stages import stages
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,

@@ -10,11 +10,10 @@ from cosmos_core.weights.quantization.codec import (
     quantise,
     quantise_tensors,
 )
-from cosmos_core.weights.quantization.shares import MatrixShare, Part, matrix_shares
+from cosmos_core.weights.quantization.shares import MatrixShare, matrix_shares
 
 __all__ = [
     "MatrixShare",
-    "Part",
     "copy_exactly",
     "dequantise",
     "dequantised_rows",

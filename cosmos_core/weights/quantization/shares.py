@@ -19,27 +19,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE, Format
-from cosmos_core.weights.held import held
 from cosmos_core.weights.quantization.codec import block_maxima, encode, matrix_maxima
-
-
-@attrs.frozen(kw_only=True)
-class Part:
-    """A share of one of the tensors that a matrix becomes.
-
-    Attributes:
-        name: Canonical name of the tensor.
-        dtype: torch dtype name.
-        shape: Of the whole tensor.
-        start: Where the share begins.
-        size: Its shape.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: tuple[int, ...]
-    size: tuple[int, ...]
+from cosmos_core.weights.shards import TensorShard, local_shard
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -64,7 +45,7 @@ class MatrixShare:
     largest: torch.Tensor | None = None
     whole: torch.Tensor | None = None
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[TensorShard, ...]:
         """What the share becomes: codes, block scales, and matrix scales where the format has them; some are empty.
 
         Raises:
@@ -78,13 +59,13 @@ class MatrixShare:
             )
         row_start, row_size = self.start[:-1], self.size[:-1]
         blocks = self._own_blocks()
-        boxes = {
+        places = {
             self.name: ((*row_start, first // per_byte), (*row_size, -(-last // per_byte) - first // per_byte)),
             f"{self.name}{SCALE}": ((*row_start, blocks.start), (*row_size, len(blocks))),
             f"{self.name}{MATRIX_SCALE}": ((*self.start[:-2], 0, 0), (*self.size[:-2], *self._own_corner())),
         }
         return tuple(
-            Part(name=name, dtype=dtype, shape=shape, start=boxes[name][0], size=boxes[name][1])
+            TensorShard(name=name, dtype=dtype, shape=shape, start=places[name][0], size=places[name][1])
             for name, (dtype, shape) in self.form.tensors(self.name, self.shape).items()
         )
 
@@ -146,8 +127,8 @@ def matrix_shares(
             continue
         if tuple(tensor.shape) != tuple(matrices[name]):
             raise WeightSyncError(f"{name}: of shape {tuple(tensor.shape)}; the model's facts say {matrices[name]}")
-        share = held(tensor)
-        shape, start = share.placement.shape, share.placement.start
+        share = local_shard(tensor)
+        shape, start = share.shape, share.start
         found[name] = MatrixShare(form=form, name=name, shape=shape, start=start, size=tuple(share.tensor.shape))
         block = form.block_of(shape[-1])
         shared = _groups(tensor, (-1,)) if _shares_blocks(tensor, block) else []

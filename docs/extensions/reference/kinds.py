@@ -17,7 +17,7 @@ import attrs
 from sphinx.application import Sphinx
 
 from cosmos_core.protocols import PROTOCOL_VERSIONS, hooks
-from cosmos_core.protocols.versions import DEPRECATED_PROTOCOLS, Kind
+from cosmos_core.protocols.provider import DEPRECATED_PROTOCOLS, Kind
 from reference import records
 from reference.markdown import code, directive, table
 from reference.signatures import declaration

@@ -282,7 +282,7 @@ def test_a_weight_server_among_malformed_frames(tmp_path):
             wire.Describe(request=-1, run_id="of others", version=-1),
             wire.Read(request=2, token=token, pieces=(piece,), base=wire.Origin(version=1, digest="x")),
             *(wire.Read(request=3, token=token, pieces=(piece, each)) for each in strange),
-            wire.Open(request=4, run_id="of others", lane="gloo"),
+            wire.Open(request=4, run_id="of others", backend="gloo"),
             wire.Leave(request=5),
             wire.Gone(request=6, held=(1,)),
         ]

@@ -18,8 +18,7 @@ from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.testing.layouts import make_trainer, train_step, whole, worst_error
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.held import all_held, held, owned
-from cosmos_core.weights.shards import canonical_tensors
+from cosmos_core.weights.shards import canonical_tensors, local_shard, local_shards, owned
 from tests.families import CONFIGS, TINY, family, text_payloads
 
 STEPS = 3
@@ -59,9 +58,9 @@ def make(name, settings, world):
     trainer = make_trainer(family("hf", FAMILIES[name])(), settings, world)
     for key, parameter in trainer.module.named_parameters():
         if key.endswith("lora_B.weight"):
-            share = held(parameter)
+            share = local_shard(parameter)
             generator = torch.Generator().manual_seed(len(key))
-            share.tensor.copy_(torch.randn(share.placement.shape, generator=generator)[share.index] * 0.02)
+            share.tensor.copy_(torch.randn(share.shape, generator=generator)[share.index] * 0.02)
     return trainer
 
 
@@ -72,7 +71,7 @@ def learn(name, settings, world):
     gradients = {key: each.grad for key, each in trainer.module.named_parameters() if each.grad is not None}
     published = published_tensors(trainer.module)
     # Together the processes publish every element of every tensor once.
-    owned(all_held(published), world.rank, world.exchange)
+    owned(local_shards(published), world.rank, world.exchange)
     return [whole(each, world) for each in (gradients, trained_tensors(trainer.module), published)]
 
 

@@ -16,8 +16,8 @@ from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.layouts import form_mesh, make_trainer, single_world
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.held import held
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.shards import local_shard
 from tests.families import CONFIGS, family
 
 torch.set_num_threads(1)
@@ -79,8 +79,10 @@ def split_by_columns(name):
     trainer = make_trainer(model, policy(mesh), World(form_mesh(policy(mesh).mesh, "cpu")))
     shell = make_shell(model.config, model.auto_class, trust_remote_code=False)
     matrices = matrices_of(shell)
-    parts = {each: held(tensor) for each, tensor in published_tensors(trainer.module).items() if each in matrices}
-    found = {each for each, part in parts.items() if part.tensor.shape[-1] < part.placement.shape[-1]}
+    parts = {
+        each: local_shard(tensor) for each, tensor in published_tensors(trainer.module).items() if each in matrices
+    }
+    found = {each for each, part in parts.items() if part.tensor.shape[-1] < part.shape[-1]}
     return found, column_split(shell, {}) & matrices.keys()
 
 

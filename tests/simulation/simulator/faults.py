@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import attrs
 
-from cosmos_core.config.nearest import suggestion
+from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import ConfigError
 
 

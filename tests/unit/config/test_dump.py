@@ -3,8 +3,7 @@ import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmos_core.config.dump import dump_recipe
-from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.loading import dump_recipe, recipe_from
 
 BASE = {
     "run": {"name": "a", "steps": 3},

@@ -1,4 +1,4 @@
-from cosmos_core.config.nearest import nearest, suggestion
+from cosmos_core.config.problems import nearest, suggestion
 
 
 def test_case_and_separators_do_not_count():

@@ -1,5 +1,5 @@
+from cosmos_core.config.job import stages
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.config.stages import stages
 
 BASE = {
     "run": {"name": "a", "steps": 30},

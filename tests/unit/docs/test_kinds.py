@@ -10,7 +10,7 @@ import attrs
 from reference import kinds, markdown, signatures
 
 from cosmos_core import protocols
-from cosmos_core.protocols import KINDS, PROTOCOL_VERSIONS, versions
+from cosmos_core.protocols import KINDS, PROTOCOL_VERSIONS, provider
 
 PLUGINS = Path(__file__).parents[3] / "docs" / "plugins"
 MODULES = {kind: importlib.import_module(f"cosmos_core.protocols.{kind}") for kind in KINDS if kind != "hook"}
@@ -105,5 +105,5 @@ def test_every_protocol_version_is_listed(monkeypatch):
     text = kinds.versions()
     for kind, version in PROTOCOL_VERSIONS.items():
         assert f"| [{kind}](/plugins/{kind}.md) | {version} | none |" in text
-    monkeypatch.setitem(versions.DEPRECATED_PROTOCOLS, "reward", {0: "9.9"})
+    monkeypatch.setitem(provider.DEPRECATED_PROTOCOLS, "reward", {0: "9.9"})
     assert "| 0, until cosmos-core 9.9 refuses it |" in kinds.versions()

@@ -18,7 +18,7 @@ from cosmos_core.models.weights.streaming import Streamed
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.held import all_held
+from cosmos_core.weights.shards import local_shards
 
 torch.set_num_threads(1)
 
@@ -73,9 +73,9 @@ def part_equals_whole(family, changes, path, sizes):
     # A tied tensor stays one parameter, also before FSDP has put its shards anywhere.
     assert dict(part.named_parameters()).keys() <= dict(whole.named_parameters()).keys()
     tensors = {**dict(whole.named_buffers()), **whole.state_dict()}
-    for name, share in all_held(dict(part.named_buffers()) | part.state_dict()).items():
+    for name, share in local_shards(dict(part.named_buffers()) | part.state_dict()).items():
         assert torch.equal(share.tensor, tensors[name][share.index]), name
-    numel = sum(share.tensor.numel() for share in all_held(dict(part.named_parameters())).values())
+    numel = sum(share.tensor.numel() for share in local_shards(dict(part.named_parameters())).values())
     return sorted(part.state_dict()), numel
 
 
@@ -130,7 +130,7 @@ def growth(path, sizes):
     before = rss_bytes()
     part = build_part(blueprint(config, path), layout)
     peak = rss_bytes() - before
-    return peak, sum(share.tensor.nbytes for share in all_held(dict(part.named_parameters())).values())
+    return peak, sum(share.tensor.nbytes for share in local_shards(dict(part.named_parameters())).values())
 
 
 def test_loading_takes_the_memory_of_the_share(tmp_path):

@@ -5,9 +5,8 @@ import fsspec
 import pytest
 
 from cosmos_core.config import Job
-from cosmos_core.config.job import StageFacts
+from cosmos_core.config.job import StageFacts, stages
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError, StorageError
 from cosmos_core.plugins.recipe import (
     load_algorithm,

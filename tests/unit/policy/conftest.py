@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import OptimizerConfig, PolicyConfig
-from cosmos_core.config.stages import Stage
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.processes.world import single_world

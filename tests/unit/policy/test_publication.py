@@ -28,8 +28,8 @@ class Publisher:
         self.staged = []
         self.error = None
 
-    def stage(self, version, tensors, dtype, *, placements, quantised):
-        snapshot = take_snapshot(version, tensors, dtype, placements=placements, quantised=quantised)
+    def stage(self, version, tensors, dtype, *, quantised):
+        snapshot = take_snapshot(version, tensors, dtype, quantised=quantised)
         self.staged.append(snapshot)
         return snapshot
 

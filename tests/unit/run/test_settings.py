@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.dynamic import dynamic_keys
+from cosmos_core.config.job import stages
 from cosmos_core.config.loading import recipe_from, save_job
-from cosmos_core.config.stages import stages
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import Commanded

@@ -1,6 +1,6 @@
 import time
 
-from cosmos_core.config.stages import stages
+from cosmos_core.config.job import stages
 from cosmos_core.control.__main__ import restore
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.live.event_feed import EventFeed

@@ -18,10 +18,9 @@ from cosmos_core.weights import server, wire
 from cosmos_core.weights import snapshot as module
 from cosmos_core.weights.changes import Encoded
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
-from cosmos_core.weights.shards import TensorFacts
+from cosmos_core.weights.shards import LocalShard, TensorFacts
 from cosmos_core.weights.shared_memory import directories_for_files
 from cosmos_core.weights.snapshot import Base
 
@@ -157,9 +156,9 @@ def test_halves_of_two_publishers_are_made_of_one_base(publishers, base, receive
     for version in (1, 2):
         staged = []
         for rank, publisher in enumerate(publishers):
-            half = {"w": tensors["w"][:, 48 * rank : 48 * rank + 48]}
-            placement = {"w": Placement(start=(0, 48 * rank), shape=(64, 96))}
-            staged.append(publisher.stage(version, half, None, placements=placement))
+            half = tensors["w"][:, 48 * rank : 48 * rank + 48]
+            shard = LocalShard(tensor=half, start=(0, 48 * rank), shape=(64, 96))
+            staged.append(publisher.stage(version, {"w": shard}, None))
         total = {"w": sum(snapshot.digests()["w"] for snapshot in staged) % 2**64}
         published, _ = [p.seal(s, digests=total) for p, s in zip(publishers, staged, strict=True)]
         sent.clear()
@@ -303,7 +302,7 @@ def test_a_fetch_that_ends_half_way_leaves_no_base(publishers, base, receiver):
     assert base.origin is None
 
 
-def test_another_lane_and_mapped_files_send_no_changes(publishers, base):
+def test_another_transport_and_mapped_files_send_no_changes(publishers, base):
     for transport in ("gloo", "auto"):
         published = publishers[0].publish(1, first(), None)
         with WeightReceiver(transport, run_id="run", host="here") as receiver:

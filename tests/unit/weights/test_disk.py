@@ -18,9 +18,9 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import disk_reader, disk_writer
 from cosmos_core.weights.digest import add_digests, digest_of
 from cosmos_core.weights.disk_writer import VersionWriter
-from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.shards import LocalShard
 
 torch.set_num_threads(1)
 
@@ -119,9 +119,9 @@ def test_parts_of_several_processes_make_a_whole_and_replicas_write_each_once(pu
     for _replica in range(2):
         publishers, staged = [publish(), publish()], []
         for rank, publisher in enumerate(publishers):
-            placement = {"w": Placement(start=(0, 48 * rank), shape=(64, 96))}
-            half = {"w": tensors["w"][:, 48 * rank : 48 * rank + 48]}
-            staged.append(publisher.stage(1, half, None, placements=placement))
+            half = tensors["w"][:, 48 * rank : 48 * rank + 48]
+            shard = LocalShard(tensor=half, start=(0, 48 * rank), shape=(64, 96))
+            staged.append(publisher.stage(1, {"w": shard}, None))
         total = add_digests(snapshot.digests() for snapshot in staged)
         published, *_ = [p.seal(s, digests=total) for p, s in zip(publishers, staged, strict=True)]
     (folder,) = (stored / "run").iterdir()

@@ -14,7 +14,7 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import process_group, process_group_transport
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Rendezvous
-from cosmos_core.weights.process_group_transport import PairLane, Sender
+from cosmos_core.weights.process_group_transport import ProcessGroupTransport, Sender
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -105,7 +105,7 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
     monkeypatch.setattr(process_group.dist.ProcessGroupNCCL, "__init__", never)
     meeting, began = Rendezvous(HOST, 5.0), time.monotonic()
     with pytest.raises(TransportError, match="no nccl connection: "):
-        PairLane("nccl", HOST, meeting.port, 0.3)
+        ProcessGroupTransport("nccl", HOST, meeting.port, 0.3)
     monkeypatch.setattr(process_group_transport, "FORM_S", 0.3)
     sender = Sender("nccl", HOST)
     sender._thread.join(5)

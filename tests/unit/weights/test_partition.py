@@ -2,13 +2,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmos_core.weights.partition import cells
+from cosmos_core.weights.partition import chunks
 
 SHAPE = (5, 4, 3)
 
 
 @st.composite
-def boxes(draw):
+def shards(draw):
     first = [draw(st.integers(0, total - 1)) for total in SHAPE]
     return first, [draw(st.integers(low + 1, total)) for low, total in zip(first, SHAPE, strict=True)]
 
@@ -20,25 +20,25 @@ def mask(first, end):
 
 
 @given(
-    st.lists(st.tuples(boxes(), st.integers(0, 3)), min_size=1, max_size=6), st.lists(boxes(), min_size=1, max_size=3)
+    st.lists(st.tuples(shards(), st.integers(0, 3)), min_size=1, max_size=6), st.lists(shards(), min_size=1, max_size=3)
 )
 def test_cells_have_the_holders_that_masks_say(held, wanted):
-    first_SD, end_SD = (np.array([box[side] for box, _ in held]) for side in (0, 1))
-    first_TD, end_TD = (np.array([box[side] for box in wanted]) for side in (0, 1))
-    cut = cells(np.array([kind for _, kind in held]), first_SD, end_SD, first_TD, end_TD)
+    first_SD, end_SD = (np.array([shard[side] for shard, _ in held]) for side in (0, 1))
+    first_TD, end_TD = (np.array([shard[side] for shard in wanted]) for side in (0, 1))
+    cut = chunks(np.array([kind for _, kind in held]), first_SD, end_SD, first_TD, end_TD)
     counts = np.zeros((len(wanted), *SHAPE), int)
     for index in range(len(cut.wanted_C)):
-        cell = mask(cut.first_CD[index], cut.end_CD[index])
-        counts[cut.wanted_C[index]] += cell
+        chunk = mask(cut.first_CD[index], cut.end_CD[index])
+        counts[cut.wanted_C[index]] += chunk
         for kind in range(4):
             has = np.zeros(SHAPE, bool)
-            for box, owner in held:
-                has |= mask(*box) & (owner == kind)
+            for shard, owner in held:
+                has |= mask(*shard) & (owner == kind)
             expected = kind in cut.holders[cut.holders_C[index]]
-            assert (has[cell] == expected).all()
+            assert (has[chunk] == expected).all()
     somebody = np.zeros(SHAPE, bool)
-    for box, _ in held:
-        somebody |= mask(*box)
-    for index, box in enumerate(wanted):
-        assert (counts[index] == (mask(*box) & somebody)).all()
-    assert cut.is_covered == all((somebody | ~mask(*box)).all() for box in wanted)
+    for shard, _ in held:
+        somebody |= mask(*shard)
+    for index, shard in enumerate(wanted):
+        assert (counts[index] == (mask(*shard) & somebody)).all()
+    assert cut.is_covered == all((somebody | ~mask(*shard)).all() for shard in wanted)

@@ -314,8 +314,8 @@ def test_a_source_on_the_same_host_gives_everything_it_has():
 def test_equal_ranks_and_equally_split_tensors_are_planned_once(monkeypatch):
     tensors = {f"{layer}.experts.{expert}": Tensor((8, 6), layer, expert) for layer in range(4) for expert in range(6)}
     calls = []
-    original = partition.cells
-    monkeypatch.setattr(partition, "cells", lambda *arguments: calls.append(1) or original(*arguments))
+    original = partition.chunks
+    monkeypatch.setattr(partition, "chunks", lambda *arguments: calls.append(1) or original(*arguments))
     policy = split(tensors, Mesh(pp=2, ep=3), is_even=True)
     numbers = []
     for replicas in (1, 8):

@@ -9,7 +9,7 @@ from cosmos_core.errors import TransportError
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights import process_group_transport
 from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, Rendezvous, meet, tag_of
-from cosmos_core.weights.process_group_transport import PairLane, Sender
+from cosmos_core.weights.process_group_transport import ProcessGroupTransport, Sender
 
 torch.set_num_threads(1)
 
@@ -77,7 +77,7 @@ def test_who_is_not_met_is_given_up():
     port = meeting.port
     del meeting
     with pytest.raises(TransportError, match=rf"127.0.0.1:{port} cannot be met"):
-        PairLane("gloo", HOST, port, 0.3)
+        ProcessGroupTransport("gloo", HOST, port, 0.3)
     assert time.monotonic() - began < 10
     with pytest.raises(TransportError, match=r"nobody can be met at 192\.0\.2\.1"):
         Rendezvous("192.0.2.1", 0.3)
@@ -97,13 +97,13 @@ def ended(sender):
 
 def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothing(monkeypatch):
     sender = Sender("gloo", HOST)
-    lane = PairLane("gloo", HOST, sender.port, 5)
+    transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     data = bytes(range(256)) * 1000
-    lane.expect(1, [len(data), 0, 3])
+    transport.expect(1, [len(data), 0, 3])
     sender.send(1, [memoryview(bytearray(data)), memoryview(b""), memoryview(bytearray(b"abc"))])
-    assert [bytes(part.numpy()) for part in lane.take(1, [])] == [data, b"", b"abc"]
+    assert [bytes(part.numpy()) for part in transport.take(1, [])] == [data, b"", b"abc"]
     sender.close()
-    lane.close()
+    transport.close()
     assert ended(sender)
 
     monkeypatch.setattr(process_group_transport, "FORM_S", 0.2)
@@ -112,24 +112,24 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
     monkeypatch.setattr(process_group_transport, "FORM_S", 5.0)
     monkeypatch.setattr(process_group_transport, "IDLE_S", 0.2)
     sender = Sender("gloo", HOST)
-    lane = PairLane("gloo", HOST, sender.port, 5)
+    transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     assert ended(sender)
     with pytest.raises(TransportError, match=r"it was asked for nothing over gloo for 0\.2 s"):
         sender.send(1, [memoryview(bytearray(SIZE))])
-    lane.expect(1, [SIZE])
+    transport.expect(1, [SIZE])
     with pytest.raises(TransportError, match="over gloo failed"):
-        lane.take(1, [])
-    lane.close()
+        transport.take(1, [])
+    transport.close()
 
 
 def test_a_receiver_that_takes_nothing_is_given_up(monkeypatch, caplog):
     monkeypatch.setattr(process_group_transport, "SEND_S", 0.3)
     sender = Sender("gloo", HOST)
-    lane = PairLane("gloo", HOST, sender.port, 5)
+    transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     sender.send(1, [memoryview(bytearray(64 << 20))])
     assert ended(sender)
     assert "a receiver of weights over gloo was given up: a transfer over gloo failed" in caplog.text
-    lane.close()
+    transport.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "weights-gloo"]
 
 
@@ -138,7 +138,7 @@ def test_a_gpu_without_room_ends_the_sender_with_a_word(monkeypatch, caplog):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     sender = Sender("gloo", HOST)
-    lane = PairLane("gloo", HOST, sender.port, 5)
+    transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "to", full)
         sender.send(1, [memoryview(bytearray(b"abc"))])
@@ -146,19 +146,19 @@ def test_a_gpu_without_room_ends_the_sender_with_a_word(monkeypatch, caplog):
     assert "was given up: 3 bytes cannot be put on cpu: CUDA out of memory" in caplog.text
     with pytest.raises(TransportError, match="the connection over gloo was given up: 3 bytes cannot be put on cpu"):
         sender.send(2, [])
-    lane.close()
+    transport.close()
 
 
 def test_a_receiver_without_room_fails_when_it_takes(monkeypatch):
     sender = Sender("gloo", HOST)
-    lane = PairLane("gloo", HOST, sender.port, 5)
-    lane._pair.device = torch.device("cuda", 99)
+    transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
+    transport._pair.device = torch.device("cuda", 99)
     monkeypatch.setattr(torch, "empty", lambda *size, **of: torch.zeros(-1))
-    lane.expect(1, [SIZE])
+    transport.expect(1, [SIZE])
     with pytest.raises(TransportError, match=r"no room for 3,000,000 bytes on cuda:99: "):
-        lane.take(1, [])
+        transport.take(1, [])
     sender.close()
-    lane.close()
+    transport.close()
     assert ended(sender)
 
 

@@ -14,9 +14,9 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import planner, process_group_transport, server, wire
 from cosmos_core.weights import snapshot as snapshots
 from cosmos_core.weights.digest import add_digests, digest_of
-from cosmos_core.weights.held import Placement
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.shards import LocalShard
 from cosmos_core.weights.source import Source
 
 torch.set_num_threads(1)
@@ -157,9 +157,9 @@ def test_publishers_that_hold_halves_make_a_whole(publishers, receiver):
     tensors = {"w": TENSORS["w"]}
     staged = []
     for rank, publisher in enumerate(publishers):
-        placement = {"w": Placement(start=(0, 48 * rank), shape=(64, 96))}
-        half = {"w": tensors["w"][:, 48 * rank : 48 * rank + 48]}
-        staged.append(publisher.stage(1, half, None, placements=placement))
+        half = tensors["w"][:, 48 * rank : 48 * rank + 48]
+        shard = LocalShard(tensor=half, start=(0, 48 * rank), shape=(64, 96))
+        staged.append(publisher.stage(1, {"w": shard}, None))
     total = add_digests(snapshot.digests() for snapshot in staged)
     published, _ = [p.seal(s, digests=total) for p, s in zip(publishers, staged, strict=True)]
     assert published.digest == digest_of(tensors)

@@ -29,7 +29,7 @@ def server(monkeypatch, may_give_up):
         assert may_give_up.wait(20)
         return pair(*given, **named)
 
-    monkeypatch.setattr(module, "MOST_LANES", 2)
+    monkeypatch.setattr(module, "MAX_GROUPS", 2)
     monkeypatch.setattr(process_group_transport, "FORM_S", 0.2)
     monkeypatch.setattr(process_group_transport, "Pair", paired)
     found = SliceServer("run", "127.0.0.1")
@@ -39,13 +39,13 @@ def server(monkeypatch, may_give_up):
 
 
 class Receiver:
-    """Asks for a lane, and never comes to meet the sender."""
+    """Asks for a process group, and never comes to meet the sender."""
 
     def __init__(self, server, context, name):
         self._socket = dealer(context, server.endpoint, name, queued=True)
 
     def ask(self):
-        self._socket.send(wire.CODEC.encode(wire.Open(request=1, run_id="run", lane="gloo")))
+        self._socket.send(wire.CODEC.encode(wire.Open(request=1, run_id="run", backend="gloo")))
         assert self._socket.poll(5000)
         return wire.CODEC.decode(self._socket.recv())
 
@@ -53,7 +53,7 @@ class Receiver:
         self._socket.close()
 
 
-def test_lanes_are_bounded_and_more_are_refused_with_the_reason(server, may_give_up):
+def test_process_groups_are_bounded_and_more_are_refused_with_the_reason(server, may_give_up):
     with zmq.Context() as context:
         receivers = [Receiver(server, context, name) for name in (b"a", b"b", b"c")]
         one, two, three = receivers
@@ -62,8 +62,8 @@ def test_lanes_are_bounded_and_more_are_refused_with_the_reason(server, may_give
             assert isinstance(two.ask(), wire.Opened)
             denied = three.ask()
             assert isinstance(denied, wire.Denied)
-            assert "serves 2 receivers over lanes of their own already" in denied.reason
-            # Asking again for one's own lane gives the old one up, which takes a moment: it counts until it is over.
+            assert "serves 2 receivers over process groups of their own already" in denied.reason
+            # Asking again for one's own group gives the old one up, which takes a moment: it counts until it is over.
             assert isinstance(one.ask(), wire.Denied)
             may_give_up.set()
             for sender in (*server._senders.values(), *server._leaving):

@@ -3,9 +3,8 @@ import torch
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import server, slices
 from cosmos_core.weights.digest import add_digests, tensor_digests
-from cosmos_core.weights.held import Placement
+from cosmos_core.weights.shards import LocalShard, TensorShard
 from cosmos_core.weights.snapshot import take_snapshot, view
-from cosmos_core.weights.wire import Entry
 
 torch.set_num_threads(1)
 
@@ -46,9 +45,9 @@ def test_reading_does_not_look_at_the_other_tensors(tmp_path, monkeypatch):
     snapshot = take_snapshot(
         1, {f"w{number}": torch.full((2,), number) for number in range(200)}, None, directory=tmp_path
     )
-    looked_at, contains, facts = [], slices.contains, Entry.facts.fget
+    looked_at, contains, facts = [], slices.contains, TensorShard.facts.fget
     monkeypatch.setattr(slices, "contains", lambda *pieces: looked_at.append(pieces) or contains(*pieces))
-    monkeypatch.setattr(Entry, "facts", property(lambda entry: looked_at.append(entry) or facts(entry)))
+    monkeypatch.setattr(TensorShard, "facts", property(lambda entry: looked_at.append(entry) or facts(entry)))
     pieces = [TensorSlice(name=f"w{number}", start=(1,), shape=(1,)) for number in range(200)]
     for number, piece in enumerate(pieces):
         assert server._excess(snapshot, [piece]) == ""
@@ -61,9 +60,8 @@ def test_two_ranks_that_hold_halves_attest_the_whole_together(tmp_path):
     halves = [
         take_snapshot(
             1,
-            {"w": tensor[:, 3 * rank : 3 * rank + 3]},
+            {"w": LocalShard(tensor=tensor[:, 3 * rank : 3 * rank + 3], start=(0, 3 * rank), shape=(4, 6))},
             None,
-            placements={"w": Placement(start=(0, 3 * rank), shape=(4, 6))},
             directory=tmp_path,
         )
         for rank in range(2)

@@ -12,8 +12,8 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import OptimizerConfig, PolicyConfig
-from cosmos_core.config.stages import Stage
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world

@@ -11,9 +11,9 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.config.loading import read_toml
-from cosmos_core.config.nearest import nearest
+from cosmos_core.config.problems import nearest
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.config.schema.fields import ABOVE_ZERO, NAME, POSITIVE
+from cosmos_core.config.schema.training import ABOVE_ZERO, NAME, POSITIVE
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet

@@ -4,8 +4,8 @@ import attrs
 import msgspec
 import pytest
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import OptimizerConfig
-from cosmos_core.config.stages import Stage
 from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.figures import Timeline
 from cosmos_core.control.live.snapshot import MOST_REPLICAS, status_of, take

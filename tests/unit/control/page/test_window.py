@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import ControlConfig, OptimizerConfig
-from cosmos_core.config.stages import Stage
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded, RunOpened
 from cosmos_core.control.page.board import Asked

@@ -19,7 +19,7 @@ from cosmos_core.models.weights.exporting import export_adapters, export_parts, 
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout, Lora
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.held import all_held, spreads
+from cosmos_core.weights.shards import local_shards, shard_owners
 
 torch.set_num_threads(1)
 
@@ -150,7 +150,7 @@ def test_adapters_that_cannot_be_written_are_told_to_every_process(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tensors_are_gathered_one_by_one(family):
     module = build_whole(blueprint(family, False))
-    places = spreads(all_held(module.state_dict()), lambda said: [said])
+    places = shard_owners(local_shards(module.state_dict()), lambda said: [said])
     groups = group_tensors(shell_of(family), places)
     assert all(len(group.names) == 1 for group in groups)
     assert sum(size for group in groups for size in group.sizes.values()) == sum(

@@ -20,8 +20,7 @@ from cosmos_core.policy.checkpoints.saver import CheckpointSaver, copy_state, wr
 from cosmos_core.policy.training.gradients import AdamW
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
-from cosmos_core.weights.held import all_held
-from cosmos_core.weights.shards import canonical_tensors
+from cosmos_core.weights.shards import canonical_tensors, local_shards
 
 torch.set_num_threads(1)
 
@@ -62,7 +61,7 @@ def save(layout, folder):
 
 def load(layout, path):
     """What is read differs from what was there before, and equals what one process had."""
-    shares = all_held(make(layout, 5))
+    shares = local_shards(make(layout, 5))
     load_shares(path, shares)
     expected = make("one", 0)
     for name, share in shares.items():
@@ -117,7 +116,7 @@ def test_what_the_planner_finds_is_of_another_model_too(tmp_path, monkeypatch):
     run_world(1, save, "one", str(tmp_path))
     monkeypatch.setattr("cosmos_core.policy.checkpoints.reader._differences", lambda *_: iter(()))
     with pytest.raises(CheckpointError, match=r"of another model: model\.1\.weight has shape \(1, 7\) there and \(3"):
-        load_shares(str(tmp_path / "step-3"), all_held(make("one", 5, num_outputs=3)))
+        load_shares(str(tmp_path / "step-3"), local_shards(make("one", 5, num_outputs=3)))
 
 
 def save_in_background(folder, failing):

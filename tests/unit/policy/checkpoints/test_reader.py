@@ -14,7 +14,7 @@ from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import CheckpointReader
 from cosmos_core.policy.checkpoints.saver import Copied, write_checkpoint
 from cosmos_core.run.artifacts.export import load_weights
-from cosmos_core.weights.held import all_held
+from cosmos_core.weights.shards import local_shards
 
 PLACE = Place(run_id="r", step=1, stage=0, nonfinite_steps=0)
 NAMED = (
@@ -48,7 +48,7 @@ def checkpoint(tmp_path):
         f"model.{name}": torch.arange(6).reshape(2, 3).to(dtype)
         for name, dtype in (("weight", torch.float32), ("half", torch.bfloat16), ("count", torch.int64))
     }
-    return write_checkpoint(str(tmp_path / "checkpoints"), Copied(place=PLACE, shares=all_held(tensors)))
+    return write_checkpoint(str(tmp_path / "checkpoints"), Copied(place=PLACE, shares=local_shards(tensors)))
 
 
 @pytest.fixture

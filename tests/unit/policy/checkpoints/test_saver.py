@@ -21,7 +21,7 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.testing.worlds import PRELOADED
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
-from cosmos_core.weights.held import all_held
+from cosmos_core.weights.shards import local_shards
 
 
 def place(step, stage=0):
@@ -201,7 +201,7 @@ def test_an_error_that_nobody_foresaw_ends_the_run_instead_of_leaving_it_waiting
 
 def test_replacing_a_checkpoint_leaves_nothing_else(tmp_path):
     for value in (1.0, 2.0):
-        write_checkpoint(str(tmp_path), Copied(place=place(3), shares=all_held({"x": torch.full((2,), value)})))
+        write_checkpoint(str(tmp_path), Copied(place=place(3), shares=local_shards({"x": torch.full((2,), value)})))
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-3"]
 
 
@@ -260,7 +260,7 @@ def check_killed(tmp_path, url):
     assert len(list(tmp_path.iterdir())) == 2
     assert checkpoint.completed(url) == [1]
     # The next one to write clears up after the dead.
-    write_checkpoint(url, Copied(place=place(3), shares=all_held({"model.weight": torch.ones(2)})))
+    write_checkpoint(url, Copied(place=place(3), shares=local_shards({"model.weight": torch.ones(2)})))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-1", "step-3"]
 
 

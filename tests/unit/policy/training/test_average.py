@@ -4,9 +4,9 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.config.job import stages
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import AverageConfig, LoraConfig, OptimizerConfig, PolicyConfig
-from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.adapters import published_tensors
 from cosmos_core.models.parallel.layout import layout_of

@@ -1,9 +1,9 @@
 import attrs
 import pytest
 
+from cosmos_core.config.job import stages
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.config.stages import stages
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import (
     AlgorithmCapabilities,

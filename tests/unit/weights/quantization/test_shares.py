@@ -13,8 +13,8 @@ from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.protocols import FORMATS
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.digest import add_digests, tensor_digests
-from cosmos_core.weights.held import all_held, owned
 from cosmos_core.weights.quantization import MatrixShare, matrix_shares, quantise_tensors
+from cosmos_core.weights.shards import local_shards, owned
 from cosmos_core.weights.snapshot import take_snapshot
 
 torch.set_num_threads(1)
@@ -58,15 +58,9 @@ def digests_of_shares(names, seeds):
             }
             shapes = {key: tuple(tensor.shape) for key, tensor in whole.items() if key != "norm"}
             quantised = matrix_shares(FORMATS[name], spread, shapes)
-            shares = all_held(spread)
+            shares = local_shards(spread)
             mine = {key: shares[key] for key in owned(shares, channel.rank, channel.exchange)}
-            snapshot = take_snapshot(
-                0,
-                {key: share.tensor for key, share in mine.items()},
-                torch.bfloat16,
-                placements={key: share.placement for key, share in mine.items()},
-                quantised=quantised,
-            )
+            snapshot = take_snapshot(0, mine, torch.bfloat16, quantised=quantised)
             everyones = [None] * dist.get_world_size()
             dist.all_gather_object(everyones, snapshot.digests())
             snapshot.file.close()

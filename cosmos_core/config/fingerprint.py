@@ -1,6 +1,6 @@
-"""What every process of a run must have in common, by name: keys of the recipe, and versions of plugins.
+"""Compatibility fingerprint: what every process of a run has in common, keys of the recipe and versions of plugins.
 
-It is said with a replica's hello. One that is made of something else would train, or generate, something else.
+A replica says it with its hello. One whose fingerprint differs would train, or generate, something else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN: Final = frozenset({"run.output_dir", "launch", "tracking", "control", "pol
 
 
 def facts_of(recipe: Recipe, plugins: Mapping[str, str]) -> dict[str, str]:
-    """What a process is made of.
+    """The fingerprint of a process.
 
     Args:
         recipe: The recipe that it goes by.
@@ -31,7 +31,7 @@ def facts_of(recipe: Recipe, plugins: Mapping[str, str]) -> dict[str, str]:
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """What differs first, by name, with the value on each side; empty if nothing does.
+    """Tell the first difference, by name, with the value on each side; empty if there is none.
 
     A plugin that only one side uses is no difference: the recipe names them, and each process has those of its role.
     """

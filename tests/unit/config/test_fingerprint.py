@@ -3,7 +3,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cosmos_core.config.kinship import difference, facts_of
+from cosmos_core.config.fingerprint import difference, facts_of
 from cosmos_core.config.loading import recipe_from
 
 
