@@ -243,7 +243,6 @@ def _table_hook(cls: Any, converter: cattrs.Converter) -> Hook:
 
 
 T = TypeVar("T")
-Hook: TypeAlias = Callable[[Any, Any], Any]
 
 
 def structure(data: Any, cls: type[T], path: str = "") -> T:
