@@ -17,8 +17,8 @@ from cosmos_core.errors import DataError
 from cosmos_core.protocols import (
     Blend,
     Blended,
-    Canvas,
     Decided,
+    LatentSpec,
     MicroBatch,
     ModelCapabilities,
     ModelFacts,
@@ -237,10 +237,10 @@ class World:
             absolute_NK=torch.stack([mean(error.detach().abs()) for error in errors], 1),
         )
 
-    def canvas(self, prompt):
+    def latent_spec(self, prompt):
         if "given" not in prompt.arrays:
-            return Canvas(shape=SHAPE)
-        return Canvas(shape=SHAPE, given=view(prompt, "given"), is_given_T=view(prompt, "is_given"))
+            return LatentSpec(shape=SHAPE)
+        return LatentSpec(shape=SHAPE, given=view(prompt, "given"), is_given_T=view(prompt, "is_given"))
 
     def velocity(self, module, latents_B, times_B, prompts, *, guidance):
         texts = torch.stack([view(prompt, "text").mean(0) for prompt in prompts])

@@ -104,10 +104,10 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
         raise PluginIncompatibleError(f"{describe(record)} cannot be used: {mismatch}")
     if not callable(provider.create):
         raise PluginBrokenError(f"{describe(record)}: Provider.create is {provider.create!r}, which is not callable")
-    if provider.foresee is not None and (record.kind != "engine" or not callable(provider.foresee)):
+    if provider.preflight is not None and (record.kind != "engine" or not callable(provider.preflight)):
         raise PluginBrokenError(
-            f"{describe(record)}: Provider.foresee is {provider.foresee!r}; it is a function of an engine's options "
-            "and an EngineOutlook, or left out"
+            f"{describe(record)}: Provider.preflight is {provider.preflight!r}; it is a function of an engine's "
+            "options and a PlannedRun, or left out"
         )
     declared = _CAPABILITIES.get(record.kind, type(None))
     if not isinstance(provider.capabilities, declared | None):

@@ -95,10 +95,10 @@ from cosmos_core.protocols.objectives import (
 from cosmos_core.protocols.provider import (
     KINDS,
     PROTOCOL_VERSIONS,
-    EngineOutlook,
-    Foresight,
     Kind,
     NoOptions,
+    PlannedRun,
+    Preflight,
     Provider,
     entry_point_group,
 )
@@ -114,7 +114,7 @@ from cosmos_core.protocols.reward import (
     Vetting,
 )
 from cosmos_core.protocols.vision import Conditioned, Conditioning, Showing, Shown, VisionInputs
-from cosmos_core.protocols.world import Canvas, DecisionKind, Denoising, Noising
+from cosmos_core.protocols.world import DecisionKind, Denoising, LatentSpec, Noising
 
 __all__ = [
     "CORE_METRICS",
@@ -131,7 +131,6 @@ __all__ = [
     "Blend",
     "Blended",
     "CachePolicy",
-    "Canvas",
     "Comparison",
     "Completion",
     "Compute",
@@ -152,7 +151,6 @@ __all__ = [
     "DrawnDataset",
     "EngineCapabilities",
     "EngineContext",
-    "EngineOutlook",
     "EngineStats",
     "Environment",
     "EnvironmentCapabilities",
@@ -163,7 +161,6 @@ __all__ = [
     "Extent",
     "FinishReason",
     "Float8",
-    "Foresight",
     "Format",
     "FrozenOutput",
     "FrozenRole",
@@ -173,6 +170,7 @@ __all__ = [
     "KLTarget",
     "Kept",
     "Kind",
+    "LatentSpec",
     "Launcher",
     "LauncherCapabilities",
     "LauncherContext",
@@ -197,7 +195,9 @@ __all__ = [
     "PauseMode",
     "PipelinedModel",
     "PlainAlgorithm",
+    "PlannedRun",
     "Pool",
+    "Preflight",
     "ProcessSpec",
     "Provider",
     "Quantization",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class EngineOutlook:
+class PlannedRun:
     """What is known of an engine's part in a run when that is planned.
 
     Attributes:
@@ -44,7 +44,7 @@ class EngineOutlook:
 
 
 @attrs.frozen(kw_only=True)
-class Foresight:
+class Preflight:
     """What an engine says of that.
 
     Attributes:
@@ -82,16 +82,16 @@ class Provider(Generic[T_co]):
         capabilities: The record of that kind (`ModelCapabilities`, …): what is declared is tested and relied
             on. None takes that record's defaults.
         protocol: The protocol version it was written for (`cosmos_core.protocols.PROTOCOL_VERSIONS`).
-        foresee: Of engines: looks at a planned run, `foresee(options, outlook)` with an `EngineOutlook`, and returns a
-            `Foresight`. Planning waits for it: it starts nothing, needs no GPU, and imports no more of the engine
-            than the answer takes. None foresees nothing.
+        preflight: Of engines: looks at a planned run, `preflight(options, planned)` with a `PlannedRun`, and returns a
+            `Preflight`. Planning waits for it: it starts nothing, needs no GPU, and imports no more of the engine
+            than the answer takes. None says nothing.
     """
 
     create: Callable[..., T_co]
     options: type = NoOptions
     capabilities: Any = None
     protocol: int = 1
-    foresee: Callable[..., Foresight] | None = None
+    preflight: Callable[..., Preflight] | None = None
 
 
 Kind: TypeAlias = Literal["model", "algorithm", "reward", "dataset", "engine", "environment", "launcher", "hook"]

@@ -28,7 +28,7 @@ DecisionKind: TypeAlias = Literal["transitions", "regressions"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Canvas:
+class LatentSpec:
     """What a prompt asks to be denoised.
 
     Attributes:
@@ -51,7 +51,7 @@ class Denoising(Protocol):
     are told in `cosmos_core.types.Payload`. `pack` takes payloads with decisions of either kind.
     """
 
-    def canvas(self, prompt: Payload) -> Canvas:
+    def latent_spec(self, prompt: Payload) -> LatentSpec:
         """What to denoise. Needs no weights.
 
         Raises:

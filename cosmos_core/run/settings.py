@@ -16,7 +16,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.recipe import load_algorithm, load_model, selections, unmet
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.run.planning.preflight import foresee
+from cosmos_core.run.planning.preflight import engine_preflight
 from cosmos_core.run.requests import controller_client
 from cosmos_core.transport.messages import Set, Settable
 from cosmos_core.types import Scalar
@@ -94,11 +94,11 @@ def _objections(job: Job, recipe: Recipe, asked: Mapping[str, Scalar]) -> Iterat
     if not job.uses_rollouts or not any(key.startswith(_SAMPLING) for key in asked):
         return
     plugins = PluginSet.load(selections(recipe, ["model", "engine", "launcher"]))
-    if plugins.provider("engine", recipe.rollout.engine.plugin).foresee is None:
+    if plugins.provider("engine", recipe.rollout.engine.plugin).preflight is None:
         return
     model = load_model(job, plugins)
     facts = model.facts()
-    told = [foresee(each, plugins, model, facts, shows_media=False).problems for each in (job.recipe, recipe)]
+    told = [engine_preflight(each, plugins, model, facts, shows_media=False).problems for each in (job.recipe, recipe)]
     # What it says of the run as it is may be of this machine, which need not be that of its replicas.
     yield from (problem for problem in told[1] if problem not in told[0])
 

@@ -28,7 +28,16 @@ from cosmos_core.models.diffusion.scoring import Decisions, decided_of
 from cosmos_core.models.packing import device_of
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.weights.loading import absence, holds_weights
-from cosmos_core.protocols import Canvas, Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols import (
+    Comparison,
+    Decided,
+    KLTarget,
+    LatentSpec,
+    Layout,
+    MicroBatch,
+    ModelContext,
+    ModelFacts,
+)
 from cosmos_core.types import Payload, Prompt
 
 
@@ -67,10 +76,10 @@ class DiffusionModel(Family):
         payload = self.encode(prompt)
         sample = self.codec.encode(self.rows.read_pixels(prompt.demonstration, self.options.num_frames))
         if has(payload, GIVEN):
-            canvas = self.canvas(payload)
-            assert canvas.given is not None
-            assert canvas.is_given_T is not None
-            sample = torch.where(canvas.is_given_T[None, :, None, None], canvas.given, sample)
+            latent_spec = self.latent_spec(payload)
+            assert latent_spec.given is not None
+            assert latent_spec.is_given_T is not None
+            sample = torch.where(latent_spec.is_given_T[None, :, None, None], latent_spec.given, sample)
         return with_tensors(payload, {"sample": sample})
 
     def vet(self, prompt: Prompt) -> None:
@@ -108,7 +117,7 @@ class DiffusionModel(Family):
         """A payload that `conditioning` takes, of zeros; families that condition on more than the text add to it."""
         return payload_of({TEXT: torch.zeros(1, self.text_width)})
 
-    def canvas(self, prompt: Payload) -> Canvas:
+    def latent_spec(self, prompt: Payload) -> LatentSpec:
         """The latents to denoise.
 
         Raises:
@@ -116,11 +125,11 @@ class DiffusionModel(Family):
         """
         shape = self.shape
         if not has(prompt, GIVEN):
-            return Canvas(shape=shape)
+            return LatentSpec(shape=shape)
         is_given_T = tensor_of(prompt, IS_GIVEN, torch.bool, (shape[1],))
         if bool(is_given_T.all()):
             raise DataError(f"all {shape[1]} latent frames are given, so that nothing is left to generate")
-        return Canvas(shape=shape, given=tensor_of(prompt, GIVEN, torch.float32, shape), is_given_T=is_given_T)
+        return LatentSpec(shape=shape, given=tensor_of(prompt, GIVEN, torch.float32, shape), is_given_T=is_given_T)
 
     def negative_text(self) -> torch.Tensor:
         """float32 [L, E], what guidance leads away from (see `RowReader.negative_text`)."""
@@ -210,7 +219,7 @@ class DiffusionModel(Family):
         Raises:
             DataError: A payload has no decisions that could be evaluated.
         """
-        shapes = [self.canvas(payload).shape for payload in payloads]
+        shapes = [self.latent_spec(payload).shape for payload in payloads]
         return packing.pack(payloads, shapes, self.conditioning, budget=budget, neutral_guidance=self.neutral_guidance)
 
     def decide(

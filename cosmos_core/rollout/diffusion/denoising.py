@@ -74,7 +74,7 @@ def denoise(model: Denoising, module: torch.nn.Module, samples: Sequence[Traject
 
 
 def _alike(sample: Trajectory) -> tuple[tuple[int, int, int, int], float]:
-    return sample.parent.canvas.shape, sample.parent.guidance
+    return sample.parent.latent_spec.shape, sample.parent.guidance
 
 
 def _state(sample: Trajectory) -> torch.Tensor:
@@ -94,9 +94,9 @@ def _taken(batch: Sequence[Trajectory], before_B: torch.Tensor, velocity_B: torc
     if any(sample.step.std for sample in batch):
         noises = [sample.fresh() if sample.step.std else torch.zeros(before_B.shape[1:]) for sample in batch]
         after_B = after_B + std_B * torch.stack(noises).to(before_B.device)
-    if any(sample.parent.canvas.given is not None for sample in batch):
+    if any(sample.parent.latent_spec.given is not None for sample in batch):
         after_B = torch.stack(
-            [with_given(after, sample.parent.canvas) for after, sample in zip(after_B, batch, strict=True)]
+            [with_given(after, sample.parent.latent_spec) for after, sample in zip(after_B, batch, strict=True)]
         )
     return _Taken(before_B=before_B, drift_B=drift_B, offset_B=offset_B, after_B=after_B)
 
@@ -144,8 +144,8 @@ def _logprobs(batch: Sequence[Trajectory], taken: _Taken) -> list[float]:
     squares_BT = (target_B - taken.drift_B).square().mean((1, 3, 4)).cpu()
     decided_BT = torch.ones_like(squares_BT)
     for index, sample in enumerate(batch):
-        if sample.parent.canvas.is_given_T is not None:
-            decided_BT[index] = (~sample.parent.canvas.is_given_T).float()
+        if sample.parent.latent_spec.is_given_T is not None:
+            decided_BT[index] = (~sample.parent.latent_spec.is_given_T).float()
     errors = ((squares_BT * decided_BT).sum(1) / decided_BT.sum(1)).tolist()
     return [
         -error / (2.0 * sample.step.std**2) - math.log(sample.step.std) - _HALF_LOG_TAU if sample.step.std else 0.0

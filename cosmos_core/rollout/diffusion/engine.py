@@ -9,7 +9,16 @@ import attrs
 import torch
 
 from cosmos_core.errors import CosmosError, DataError, EngineError
-from cosmos_core.protocols import CachePolicy, Canvas, Denoising, EngineContext, Model, Noising, Request, TensorSlice
+from cosmos_core.protocols import (
+    CachePolicy,
+    Denoising,
+    EngineContext,
+    LatentSpec,
+    Model,
+    Noising,
+    Request,
+    TensorSlice,
+)
 from cosmos_core.rollout.diffusion.denoising import denoise
 from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, problems, sampling_problems
 from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed
@@ -56,13 +65,13 @@ class DiffusionEngine(ServedEngine[Trajectory]):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _admit(self, request: Request) -> DenoisingRequestState:
-        canvas = check_request(request, self._options, self._model)
+        latent_spec = check_request(request, self._options, self._model)
         asked = self._options.guidance
         return DenoisingRequestState(
             request,
             ServedHandle(request),
             0,
-            canvas,
+            latent_spec,
             make_schedule(self._options, request.sampling, request.seed),
             self._model.neutral_guidance if asked is None else asked,
         )
@@ -132,7 +141,7 @@ class DiffusionEngine(ServedEngine[Trajectory]):
         return self._commands.call(score)
 
 
-def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> Canvas:
+def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> LatentSpec:
     """The latents that a request asks for.
 
     Raises:
@@ -146,12 +155,14 @@ def check_request(request: Request, options: DiffusionOptions, model: Denoising)
     for problem in sampling_problems(options, sampling):
         raise EngineError(f"{where}{problem}")
     try:
-        canvas = model.canvas(request.prompt)
+        latent_spec = model.latent_spec(request.prompt)
     except DataError as error:
         raise EngineError(f"{where}: {error}") from error
-    if canvas.is_given_T is not None and bool(canvas.is_given_T.all()):
-        raise EngineError(f"{where}: all of its {canvas.shape[1]} latent frames are given, none is left to denoise")
-    return canvas
+    if latent_spec.is_given_T is not None and bool(latent_spec.is_given_T.all()):
+        raise EngineError(
+            f"{where}: all of its {latent_spec.shape[1]} latent frames are given, none is left to denoise"
+        )
+    return latent_spec
 
 
 def finish_payload(

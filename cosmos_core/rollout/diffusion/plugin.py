@@ -13,10 +13,10 @@ from cosmos_core.protocols import (
     Denoising,
     EngineCapabilities,
     EngineContext,
-    EngineOutlook,
-    Foresight,
     Model,
     Noising,
+    PlannedRun,
+    Preflight,
     Provider,
     RolloutEngine,
     Sampling,
@@ -109,22 +109,22 @@ _ODES: Final = ("euler", "unipc", "edm")
 _NOISELESS: Final = ("euler", "unipc")
 
 
-def foresee(options: DiffusionOptions, outlook: EngineOutlook) -> Foresight:
+def preflight(options: DiffusionOptions, planned: PlannedRun) -> Preflight:
     """Say what the engine cannot do of a run."""
-    found = [*problems(options, outlook.model)]
-    for key, sampling in outlook.samplings.items():
+    found = [*problems(options, planned.model)]
+    for key, sampling in planned.samplings.items():
         found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
-    found += [f"rollout.sampling{said}" for said in _undecided(options, outlook.samplings.get("rollout.sampling"))]
+    found += [f"rollout.sampling{said}" for said in _undecided(options, planned.samplings.get("rollout.sampling"))]
     found += [
         f"{key}: {temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
-        for key, temperature in outlook.temperatures.items()
-        if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in outlook.samplings
+        for key, temperature in planned.temperatures.items()
+        if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in planned.samplings
     ]
-    return Foresight(
+    return Preflight(
         problems=tuple(found),
         decisions="regressions" if options.regressions else "transitions",
         decisions_key=f"{_OPTIONS}.regressions",
-        most_decisions=_most_decisions(options, outlook.samplings.get("rollout.sampling")),
+        most_decisions=_most_decisions(options, planned.samplings.get("rollout.sampling")),
     )
 
 
@@ -229,5 +229,5 @@ def cosmos_engine() -> Provider[RolloutEngine]:
         create=_create,
         options=DiffusionOptions,
         capabilities=EngineCapabilities(payload_kinds=frozenset({"latents"}), media=True, renders=True),
-        foresee=foresee,
+        preflight=preflight,
     )

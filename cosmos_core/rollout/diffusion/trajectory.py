@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import torch
 
-from cosmos_core.protocols import Canvas, FinishReason, Generated
+from cosmos_core.protocols import FinishReason, Generated, LatentSpec
 from cosmos_core.rollout.diffusion.samplers import Step
 from cosmos_core.rollout.diffusion.schedule import Schedule, noise
 from cosmos_core.rollout.serving.requests import RequestState, WaitingQueue
@@ -95,14 +95,14 @@ class Trajectory:
         if self.index and prefix is not None:
             self.at, self.state, self.history = parent.schedule.branch, prefix.state, prefix.history
             return
-        canvas = parent.canvas
+        latent_spec = parent.latent_spec
         drawn_as = 0 if parent.schedule.shares_noise else self.index
-        first = parent.schedule.discretization.start * noise(parent.request.seed, drawn_as, -1, canvas.shape)
-        self.state = with_given(first, canvas).to(device)
+        first = parent.schedule.discretization.start * noise(parent.request.seed, drawn_as, -1, latent_spec.shape)
+        self.state = with_given(first, latent_spec).to(device)
 
     def fresh(self) -> torch.Tensor:
         """The noise of the step to be taken next, float32 [C, T, H, W] on the CPU."""
-        return noise(self.parent.request.seed, self.index, self.at, self.parent.canvas.shape)
+        return noise(self.parent.request.seed, self.index, self.at, self.parent.latent_spec.shape)
 
     def generated(self, version: int) -> Generated:
         """The result, partial if it was aborted; `version` stands in where no step was taken."""
@@ -132,7 +132,7 @@ class Trajectory:
     def arrays(self) -> dict[str, Array]:
         """The prompt's arrays, and those of the transitions (see `cosmos_core.types.Payload`)."""
         states, places = self._states()
-        shape, steps = self.parent.canvas.shape, [each.step for each in self.decisions]
+        shape, steps = self.parent.latent_spec.shape, [each.step for each in self.decisions]
         rows = np.array([(each.of_state, each.of_velocity, each.std) for each in steps], np.float32).reshape(-1, 3)
         found = {
             **self.parent.request.prompt.arrays,
@@ -168,13 +168,13 @@ class DenoisingRequestState(RequestState[Trajectory]):
     """A request for denoised samples in flight.
 
     Attributes:
-        canvas: What is denoised.
+        latent_spec: What is denoised.
         schedule: How.
         guidance: Of the velocities.
         prefix: The sample at whose state the others begin, once it is there.
     """
 
-    canvas: Canvas
+    latent_spec: LatentSpec
     schedule: Schedule
     guidance: float
     prefix: Prefix | None = attrs.field(init=False, default=None)
@@ -197,12 +197,12 @@ class Prefix:
     history: Sequence[torch.Tensor]
 
 
-def with_given(state: torch.Tensor, canvas: Canvas) -> torch.Tensor:
+def with_given(state: torch.Tensor, latent_spec: LatentSpec) -> torch.Tensor:
     """A state whose given frames are as they were given; on any device."""
-    if canvas.given is None or canvas.is_given_T is None:
+    if latent_spec.given is None or latent_spec.is_given_T is None:
         return state
-    is_given = canvas.is_given_T.to(state.device)[None, :, None, None]
-    return torch.where(is_given, canvas.given.to(state.device), state)
+    is_given = latent_spec.is_given_T.to(state.device)[None, :, None, None]
+    return torch.where(is_given, latent_spec.given.to(state.device), state)
 
 
 def array(tensor: torch.Tensor) -> Array:

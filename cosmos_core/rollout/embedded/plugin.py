@@ -11,9 +11,9 @@ from cosmos_core.protocols import (
     FORMATS,
     EngineCapabilities,
     EngineContext,
-    EngineOutlook,
-    Foresight,
     Model,
+    PlannedRun,
+    Preflight,
     Provider,
     Recording,
     RolloutEngine,
@@ -46,9 +46,9 @@ class EmbeddedOptions:
     )
 
 
-def foresee(options: EmbeddedOptions, outlook: EngineOutlook) -> Foresight:
+def preflight(options: EmbeddedOptions, planned: PlannedRun) -> Preflight:
     """Say what the engine cannot do of a run."""
-    return Foresight(problems=tuple(problems(options, outlook.model)))
+    return Preflight(problems=tuple(problems(options, planned.model)))
 
 
 def problems(options: EmbeddedOptions, model: Model) -> Iterator[str]:
@@ -82,5 +82,5 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             prefix_sharing=True,
             quantizations=frozenset(FORMATS.keys()),
         ),
-        foresee=foresee,
+        preflight=preflight,
     )

@@ -42,11 +42,11 @@ def unpriced(recipe: Recipe, parts: Parts, stage: Stage, algorithm: AlgorithmCap
     made = parts.engine.payload_kinds if is_generated and parts.engine is not None else kinds
     if kinds & made:
         yield from unlike(recipe, stage, algorithm, parts.model)
-    decisions = parts.foresight.decisions
+    decisions = parts.preflight.decisions
     if is_generated and decisions is not None and decisions not in algorithm.decisions:
         able = " or ".join(sorted(algorithm.decisions))
         yield (
-            f"{parts.foresight.decisions_key}: with these options engine {recipe.rollout.engine.plugin!r} makes "
+            f"{parts.preflight.decisions_key}: with these options engine {recipe.rollout.engine.plugin!r} makes "
             f"{decisions} of rollouts, and {stage.plugin!r} prices {able}; have it make {able}, or change "
             f"{stage.key}.plugin"
         )
@@ -76,7 +76,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     if recipe.critic is not None and not parts.model.features:
         found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
     found += [*misplaced(recipe, parts, known=found)]
-    return [*found, *record_misfits(recipe, parts), *environment_misfits(recipe, parts), *parts.foresight.problems]
+    return [*found, *record_misfits(recipe, parts), *environment_misfits(recipe, parts), *parts.preflight.problems]
 
 
 def emptiness(name: str, num_train_rows: int) -> Iterator[str]:

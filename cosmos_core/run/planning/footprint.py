@@ -25,7 +25,8 @@ def latent_bytes(recipe: Recipe, parts: Parts) -> Mapping[str, int]:
     """Most bytes by what they are, of the stage that keeps most; nothing where decisions are tokens.
 
     `latents of a step` are the samples as they came, and their decisions as packed, once more while a frozen model
-    packs them for itself. `outlooks` are a frozen model's, or the average's, prediction for each decision of rollouts.
+    packs them for itself. `references` are a frozen model's, or the average's, prediction for each
+    decision of rollouts.
     """
     each = [_latents_of_stage(recipe, parts, stage, algorithm.source) for stage, algorithm in parts.stages]
     return max(each, key=lambda kept: sum(kept.values()), default={}) if parts.facts.latent_size else {}
@@ -36,9 +37,9 @@ def _latents_of_stage(recipe: Recipe, parts: Parts, stage: Stage, source: Source
     drawn = parts.facts.num_regressions
     if source == "rollouts":
         sequences = math.ceil(stage.prompts_per_step * recipe.rollout.group_size / shares)
-        decisions = sequences * (parts.foresight.most_decisions or recipe.rollout.sampling.max_units)
+        decisions = sequences * (parts.preflight.most_decisions or recipe.rollout.sampling.max_units)
         # Of transitions that follow each other the states between are kept once.
-        states = sequences if parts.foresight.decisions == "regressions" else sequences + decisions
+        states = sequences if parts.preflight.decisions == "regressions" else sequences + decisions
     else:
         sequences = math.ceil(stage.prompts_per_step * (2 if source == "preferences" else 1) / shares)
         decisions, states = sequences * drawn, sequences
@@ -46,9 +47,9 @@ def _latents_of_stage(recipe: Recipe, parts: Parts, stage: Stage, source: Source
     asked = parts.consults.get(stage.index, {})
     packings = 2 if any(role != "average" for role in asked) else 1
     packed = PACKED * (packings * decisions + shown * drawn)
-    outlooks = decisions if any(question is not None for question in asked.values()) else 0
+    references = decisions if any(question is not None for question in asked.values()) else 0
     size = _VALUE_BYTES * parts.facts.latent_size
-    found = {"latents of a step": size * (states + shown + packed), "outlooks": size * outlooks}
+    found = {"latents of a step": size * (states + shown + packed), "reference predictions": size * references}
     return {name: number for name, number in found.items() if number}
 
 
@@ -56,16 +57,16 @@ _LOGPROB_BYTES: Final = 4
 _ID_BYTES: Final = 8
 
 
-def outlook_bytes(recipe: Recipe, parts: Parts) -> int:
-    """Most bytes of outlooks that a process of a policy replica keeps, if completions are as long as they may be.
+def reference_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Most bytes of references that a process of a policy replica keeps, if completions are as long as they may be.
 
     Those of language models: a log-prob of each token that is told apart, and its id where these are not all. Those of
     world models are in the machine's memory (`latents.latent_bytes`).
     """
-    return max((_outlooks_of_stage(recipe, parts, index) for index in range(len(parts.stages))), default=0)
+    return max((_references_of_stage(recipe, parts, index) for index in range(len(parts.stages))), default=0)
 
 
-def _outlooks_of_stage(recipe: Recipe, parts: Parts, index: int) -> int:
+def _references_of_stage(recipe: Recipe, parts: Parts, index: int) -> int:
     stage, algorithm = parts.stages[index]
     asked = [each for each in parts.consults.get(stage.index, {}).values() if isinstance(each, Divergence)]
     if not asked:
@@ -110,13 +111,13 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     """Each kind of process of one policy replica, and of one rollout replica if there are any."""
     recipe, facts = plan.job.recipe, plan.parts.facts
     frozen = {role: found.facts for role, found in plan.parts.frozen.items()}
-    outlooks = outlook_bytes(recipe, plan.parts)
+    references = reference_bytes(recipe, plan.parts)
     policy = policy_memory(
         recipe,
         facts,
         publishes=plan.job.uses_rollouts,
         frozen=frozen,
-        outlooks=outlooks,
+        references=references,
         latents=latent_bytes(recipe, plan.parts),
     )
     found = {"policy": policy}

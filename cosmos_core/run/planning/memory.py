@@ -55,7 +55,7 @@ def policy_memory(
     *,
     publishes: bool = True,
     frozen: Mapping[FrozenRole, ModelFacts] = MappingProxyType({}),
-    outlooks: int = 0,
+    references: int = 0,
     latents: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[RankMemory, ...]:
     """Each kind of process of one policy replica: those of one pipeline stage are alike, and neighbours may be.
@@ -65,7 +65,7 @@ def policy_memory(
         facts: Of the model.
         publishes: Whether rollout replicas read the weights.
         frozen: Of the models that the algorithm consults, by role.
-        outlooks: Bytes that a process with the output layer keeps of what these say.
+        references: Bytes that a process with the output layer keeps of what these say.
         latents: Bytes that each process keeps in the machine's memory during a step (`latents.latent_bytes`).
     """
     mesh = recipe.policy.mesh
@@ -76,7 +76,7 @@ def policy_memory(
             place=place,
             publishes=publishes,
             frozen=frozen,
-            outlooks=outlooks,
+            references=references,
             latents=latents,
         ).memory()
         for place in range(mesh.pp)
@@ -137,7 +137,7 @@ class _Rank:
     place: int
     publishes: bool
     frozen: Mapping[FrozenRole, ModelFacts] = attrs.field(factory=dict)
-    outlooks: int = 0
+    references: int = 0
     latents: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
@@ -190,7 +190,7 @@ class _Rank:
             "activations": self._activations(stages),
             "logits": self._logits(parts),
             "latents": LATENT_COPIES * 4 * self.policy.micro_batch_units * self.facts.latent_size,
-            "outlooks": self.outlooks if self._has_output(parts) else 0,
+            "reference predictions": self.references if self._has_output(parts) else 0,
             "communication": self._communication(parts),
         }
         each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)

@@ -13,11 +13,11 @@ from cosmos_core.protocols import (
     DatasetCapabilities,
     EngineCapabilities,
     EnvironmentCapabilities,
-    Foresight,
     FrozenRole,
     ModelCapabilities,
     ModelFacts,
     Omission,
+    Preflight,
     Record,
     RewardCapabilities,
     Split,
@@ -93,7 +93,7 @@ class Parts:
         omitted: Rows that the dataset leaves out of each split, by reason.
         records: What the model's options ask the engine to record.
         environment: Of the environment; None where the recipe has none.
-        foresight: What the engine says of the run.
+        preflight: What the engine says of the run.
         converses: Whether the model goes on after what is not its own.
         consults: Of each stage whose algorithm consults frozen models, by index: which, and by which comparison.
         imitates: Demonstrations for each group, of stages whose algorithm imitates some beside rollouts, by index.
@@ -114,7 +114,7 @@ class Parts:
     records: Sequence[Record] = ()
     environment: EnvironmentCapabilities | None = None
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
-    foresight: Foresight = Foresight()
+    preflight: Preflight = Preflight()
     converses: bool = True
     consults: Mapping[int, Mapping[FrozenRole, Comparison | None]] = attrs.field(factory=dict)
     imitates: Mapping[int, int] = attrs.field(factory=dict)

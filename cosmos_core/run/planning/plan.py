@@ -30,12 +30,12 @@ from cosmos_core.protocols import (
     Consulting,
     Conversing,
     Dataset,
-    Foresight,
     FrozenRole,
     Imitating,
     Model,
     Omitting,
     Paced,
+    Preflight,
     Recording,
     Split,
     Vetting,
@@ -52,7 +52,7 @@ from cosmos_core.run.planning.preflight import (
     check_exposed,
     check_keys,
     check_present,
-    foresee,
+    engine_preflight,
 )
 from cosmos_core.run.planning.rows import lacks_tokenizer, look_at_rows, texts
 from cosmos_core.run.planning.weight_transport import misfits
@@ -273,9 +273,9 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     longest = min(facts.context_length, recipe.policy.micro_batch_units)
     longest -= recipe.rollout.sampling.max_units if is_scored else 1
     measured = look_at_rows(model, dataset, vetting, sizes, recipe, imitates=learns, longest=longest)
-    foresight = Foresight()
+    preflight = Preflight()
     if uses_engine:
-        foresight = foresee(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)
+        preflight = engine_preflight(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)
     return Parts(
         model=makes,
         facts=facts,
@@ -286,7 +286,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
         measured=measured,
-        foresight=foresight,
+        preflight=preflight,
         records=tuple(model.records()) if isinstance(model, Recording) else (),
         environment=environment,
         converses=isinstance(model, Conversing),

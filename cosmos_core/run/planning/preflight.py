@@ -13,7 +13,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import EngineOutlook, Foresight, LauncherCapabilities, Model, ModelFacts, Reward, Sampling
+from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward, Sampling
 from cosmos_core.rollout.rewards.scoring import absent_here
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
@@ -23,7 +23,9 @@ from cosmos_core.transport.key_folder import check_folder
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
 
-def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts, *, shows_media: bool) -> Foresight:
+def engine_preflight(
+    recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts, *, shows_media: bool
+) -> Preflight:
     """Ask the engine.
 
     Raises:
@@ -32,10 +34,10 @@ def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts,
     """
     config = recipe.rollout
     provider = plugins.provider("engine", config.engine.plugin)
-    ask: Callable[..., Any] | None = provider.foresee
+    ask: Callable[..., Any] | None = provider.preflight
     if ask is None:
-        return Foresight()
-    outlook = EngineOutlook(
+        return Preflight()
+    planned = PlannedRun(
         model=model,
         facts=facts,
         device=config.device,
@@ -50,13 +52,13 @@ def foresee(recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts,
     options: object = structure(config.engine.options, provider.options, "rollout.engine.options")
     where = f"engine plugin {config.engine.plugin!r}"
     try:
-        told = ask(options, outlook)
+        told = ask(options, planned)
     except CosmosError:
         raise
     except Exception as error:
-        raise PluginBrokenError(f"{where}: foresee() failed: {type(error).__name__}: {error}") from error
-    if not isinstance(told, Foresight):
-        raise PluginBrokenError(f"{where}: foresee() returned {told!r}, which is no Foresight")
+        raise PluginBrokenError(f"{where}: preflight() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(told, Preflight):
+        raise PluginBrokenError(f"{where}: preflight() returned {told!r}, which is no Preflight")
     return told
 
 
@@ -149,7 +151,7 @@ def check_present(parts: Parts) -> None:
         ConfigError: The model's checkpoint has no weights here, or the engine or a reward lacks something.
     """
     models = (parts.facts, *(frozen.facts for frozen in parts.frozen.values()))
-    told = (*(each.absent_weights for each in models), parts.foresight.absent, *parts.absent)
+    told = (*(each.absent_weights for each in models), parts.preflight.absent, *parts.absent)
     if lacking := [what for what in told if what]:
         raise ConfigError("\n".join(lacking))
 

@@ -13,9 +13,9 @@ MODULE = """
 import attrs
 import torch
 from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
-from cosmos_core.protocols import Foresight
+from cosmos_core.protocols import Preflight
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.plugin import foresee
+from cosmos_core.rollout.diffusion.plugin import preflight
 from cosmos_core.rollout.diffusion.plugin import DiffusionOptions
 
 class Engine(DiffusionEngine):
@@ -24,7 +24,7 @@ class Engine(DiffusionEngine):
 @hookimpl
 def cosmos_engine():
     capabilities = EngineCapabilities(payload_kinds=frozenset({{"latents"}}), media=True, renders={renders})
-    return Provider(create=Engine, options=DiffusionOptions, capabilities=capabilities, foresee={foresee})
+    return Provider(create=Engine, options=DiffusionOptions, capabilities=capabilities, preflight={preflight})
 """
 
 
@@ -36,7 +36,7 @@ class Fault:
     message: str
     body: str = "pass"
     renders: bool = True
-    foresee: str = "foresee"
+    preflight: str = "preflight"
 
 
 PLANTED = {
@@ -144,15 +144,15 @@ PLANTED = {
             )
         """,
     ),
-    "foresees-regressions": Fault(
+    "preflight-regressions": Fault(
         "test_decisions_are_those_that_it_foresees",
-        "foresee() says decisions = 'regressions', and a sample has transitions",
-        foresee="lambda options, outlook: Foresight(decisions='regressions')",
+        "preflight() says decisions = 'regressions', and a sample has transitions",
+        preflight="lambda options, planned: Preflight(decisions='regressions')",
     ),
-    "foresees-too-few": Fault(
+    "preflight-too-few": Fault(
         "test_decisions_are_those_that_it_foresees",
-        "foresee() says most_decisions = 2, and a sample has 5",
-        foresee="lambda options, outlook: Foresight(decisions='transitions', most_decisions=2)",
+        "preflight() says most_decisions = 2, and a sample has 5",
+        preflight="lambda options, planned: Preflight(decisions='transitions', most_decisions=2)",
     ),
     "draws-by-the-batch": Fault(
         "test_a_request_draws_the_same_alone_and_among_others",
@@ -197,11 +197,11 @@ def only(tests):
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
-    modules = {"good": MODULE.format(body="    pass", renders=True, foresee="foresee")}
+    modules = {"good": MODULE.format(body="    pass", renders=True, preflight="preflight")}
     bodies = {"good": only(fault.test for fault in PLANTED.values())}
     for name, fault in PLANTED.items():
         body = textwrap.indent(textwrap.dedent(fault.body).strip(), "    ")
-        modules[name] = MODULE.format(body=body, renders=fault.renders, foresee=fault.foresee)
+        modules[name] = MODULE.format(body=body, renders=fault.renders, preflight=fault.preflight)
         bodies[name] = only([fault.test])
     return run_kit("engine", modules, body="long_units = 60\n", bodies=bodies, kit="DenoisingEngineConformance")
 

@@ -14,7 +14,7 @@ import attrs
 import threading
 import torch
 import cosmos_core.rollout.embedded.engine as built_in
-from cosmos_core.protocols import EngineCapabilities, Foresight, Provider, hookimpl
+from cosmos_core.protocols import EngineCapabilities, Preflight, Provider, hookimpl
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
 
@@ -468,20 +468,20 @@ PLANTED = {
         """,
         capabilities="records=True, prefix_sharing=True",
     ),
-    "foresees-in-a-form-of-its-own": Fault(
-        "test_it_foresees_nothing_against_what_it_does_here",
-        "foresee() returned []; return a Foresight",
-        more=", foresee=lambda options, outlook: []",
+    "preflight-in-a-form-of-its-own": Fault(
+        "test_its_preflight_says_nothing_against_what_it_does_here",
+        "preflight() returned []; return a Preflight",
+        more=", preflight=lambda options, planned: []",
     ),
     "refuses-what-it-does": Fault(
-        "test_it_foresees_nothing_against_what_it_does_here",
-        "foresee() refuses a run such as these tests generate for: too hot",
-        more=", foresee=lambda options, outlook: Foresight(problems=('too hot',))",
+        "test_its_preflight_says_nothing_against_what_it_does_here",
+        "preflight() refuses a run such as these tests generate for: too hot",
+        more=", preflight=lambda options, planned: Preflight(problems=('too hot',))",
     ),
     "says-now-this-now-that": Fault(
-        "test_it_foresees_nothing_against_what_it_does_here",
+        "test_its_preflight_says_nothing_against_what_it_does_here",
         "it must depend on what it is given alone",
-        more=", foresee=lambda options, outlook, said=[]: Foresight(absent='x' * (said.append(1) or len(said) > 1))",
+        more=", preflight=lambda options, planned, said=[]: Preflight(absent='x' * (said.append(1) or len(said) > 1))",
     ),
     "declares-what-nobody-can-prove": Fault(
         "test_declarations_hold_together",
@@ -535,7 +535,7 @@ def outcomes(run_kit):
     declared = "records=True, prefix_sharing=True, quantizations=frozenset({'fp8', 'mxfp8', 'mxfp4', 'nvfp4'})"
     modules = {
         "good": MODULE.format(
-            body="    pass", capabilities=declared, more=", foresee=lambda options, outlook: Foresight()"
+            body="    pass", capabilities=declared, more=", preflight=lambda options, planned: Preflight()"
         )
     }
     bodies = {"good": only(fault.test for fault in PLANTED.values())}

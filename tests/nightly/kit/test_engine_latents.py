@@ -34,6 +34,6 @@ def test_an_engine_of_latents_passes(run_kit):
     assert [(each.test, each.message) for each in outcomes if each.result == "failed"] == []
     assert {each.message for each in outcomes if each.result == "skipped"} == {
         "not declared: payload kind tokens",
-        "not declared: it foresees nothing (`Provider.foresee`)",
+        "not declared: it has no preflight (`Provider.preflight`)",
         *(f"not declared: quantization {name}" for name in FORMATS),
     }

@@ -79,17 +79,17 @@ PLACED = (
 )
 
 DENOISING = {
-    "canvas-drawn": (
+    "latent_spec-drawn": (
         changed(
-            "            return Canvas(shape=SHAPE)",
-            "            return Canvas(shape=(*SHAPE[:3], 1 + int(torch.randint(99, ()))))",
+            "            return LatentSpec(shape=SHAPE)",
+            "            return LatentSpec(shape=(*SHAPE[:3], 1 + int(torch.randint(99, ()))))",
         ),
-        "test_a_canvas_says_what_is_denoised",
+        "test_a_latent_spec_says_what_is_denoised",
         "says something else a second time",
     ),
-    "canvas-half": (
+    "latent_spec-half": (
         changed(', is_given_T=view(prompt, "is_given"))', ")"),
-        "test_a_canvas_says_what_is_denoised",
+        "test_a_latent_spec_says_what_is_denoised",
         "has only one of given and is_given_T",
     ),
     "flat": (

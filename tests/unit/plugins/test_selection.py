@@ -221,8 +221,8 @@ def test_a_selected_and_broken_plugin_is_fatal(make_reward):
         (REWARD.replace("length: int", "length: 'Gone'"), "options class is unusable: .*Gone"),
         (REWARD.replace("create=Short", "create=3"), "not callable"),
         (
-            REWARD.replace("create=Short", "foresee=print, create=Short"),
-            r"foresee is <.*>; it is a function of an engine's",
+            REWARD.replace("create=Short", "preflight=print, create=Short"),
+            r"preflight is <.*>; it is a function of an engine's",
         ),
         (REWARD.replace("cosmos_reward()", "cosmos_reward(options)"), "implements a hook wrongly"),
         (f"{REWARD}\n@hookimpl\ndef cosmos_step_finnished(): ...", "did you mean cosmos_step_finished"),

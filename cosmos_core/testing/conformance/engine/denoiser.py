@@ -19,10 +19,10 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import (
-    Canvas,
     Comparison,
     Decided,
     KLTarget,
+    LatentSpec,
     Layout,
     MicroBatch,
     ModelFacts,
@@ -109,13 +109,13 @@ class TinyDenoiser:
         """Nothing."""
         return ""
 
-    def canvas(self, prompt: Payload) -> Canvas:
+    def latent_spec(self, prompt: Payload) -> LatentSpec:
         """The latents to denoise."""
         if "text" not in prompt.arrays:
             raise DataError(f"a prompt of the arrays {', '.join(prompt.arrays) or 'none'}, without `text`")
         if "given" not in prompt.arrays:
-            return Canvas(shape=_SHAPE)
-        return Canvas(shape=_SHAPE, given=_tensor(prompt, "given"), is_given_T=_tensor(prompt, "is_given"))
+            return LatentSpec(shape=_SHAPE)
+        return LatentSpec(shape=_SHAPE, given=_tensor(prompt, "given"), is_given_T=_tensor(prompt, "is_given"))
 
     def velocity(
         self,

@@ -15,11 +15,11 @@ from cosmos_core.errors import EngineError
 from cosmos_core.protocols import (
     EngineCapabilities,
     EngineContext,
-    EngineOutlook,
     FinishReason,
-    Foresight,
     Generated,
     Model,
+    PlannedRun,
+    Preflight,
     Provider,
     Request,
     RolloutEngine,
@@ -368,14 +368,14 @@ class DrawTests(EngineSetting):
                 )
 
 
-class ForeseeingTests(EngineSetting):
+class PreflightTests(EngineSetting):
     """Planning asks it, with what the recipe says."""
 
     @pytest.fixture
-    def outlook(self, context: EngineContext, prompts: list[Payload]) -> EngineOutlook:
+    def planned(self, context: EngineContext, prompts: list[Payload]) -> PlannedRun:
         """A run such as these tests generate for."""
         has_gpu = context.device.type == "cuda"
-        return EngineOutlook(
+        return PlannedRun(
             model=context.model,
             facts=context.model.facts(),
             device="cuda" if has_gpu else "cpu",
@@ -387,20 +387,20 @@ class ForeseeingTests(EngineSetting):
             samplings={"rollout.sampling": self.request("one", prompts[0]).sampling},
         )
 
-    def test_it_foresees_nothing_against_what_it_does_here(
-        self, provider: Provider[RolloutEngine], options: dict[str, JSON], outlook: EngineOutlook
+    def test_its_preflight_says_nothing_against_what_it_does_here(
+        self, provider: Provider[RolloutEngine], options: dict[str, JSON], planned: PlannedRun
     ) -> None:
         """An engine that generates in these tests has no run to refuse, at whatever temperature it is drawn."""
-        if provider.foresee is None:
-            pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
+        if provider.preflight is None:
+            pytest.skip("not declared: it has no preflight (`Provider.preflight`)")
         given: Any = structure(options, provider.options, "engine.options")
         drawn = [each for each in (0.7, 1.0) if self.draws_at(each)]
         for temperatures in ({"rollout.sampling.temperature": 1.0}, {"one": 0.0, "other": drawn[0]}):
-            asked = attrs.evolve(outlook, temperatures=temperatures)
-            told, again = (provider.foresee(given, asked) for _ in range(2))
-            if not isinstance(told, Foresight):
-                fault(f"foresee() returned {told!r}; return a Foresight")
+            asked = attrs.evolve(planned, temperatures=temperatures)
+            told, again = (provider.preflight(given, asked) for _ in range(2))
+            if not isinstance(told, Preflight):
+                fault(f"preflight() returned {told!r}; return a Preflight")
             if told != again:
-                fault(f"foresee() said {told}, and of the same run {again}; it must depend on what it is given alone")
+                fault(f"preflight() said {told}, and of the same run {again}; it must depend on what it is given alone")
             if said := [*told.problems, *([told.absent] if told.absent else [])]:
-                fault(f"foresee() refuses a run such as these tests generate for: {said[0]}")
+                fault(f"preflight() refuses a run such as these tests generate for: {said[0]}")

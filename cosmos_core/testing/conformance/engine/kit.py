@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, EngineContext, FinishReason, Generated, Model, Record
-from cosmos_core.testing.conformance.engine.generation import DrawTests, ForeseeingTests, GenerationTests
+from cosmos_core.testing.conformance.engine.generation import DrawTests, GenerationTests, PreflightTests
 from cosmos_core.testing.conformance.engine.requests import CrowdTests, FlightTests
 from cosmos_core.testing.conformance.engine.subject import EngineSetting, Pricer, Start, needs_tokens, recorded_of, twin
 from cosmos_core.testing.conformance.engine.updates import QuantisingTests, UpdateTests
@@ -148,7 +148,7 @@ class RecordingTests(EngineSetting):
 
 
 class EngineConformance(
-    GenerationTests, DrawTests, FlightTests, UpdateTests, CrowdTests, QuantisingTests, RecordingTests, ForeseeingTests
+    GenerationTests, DrawTests, FlightTests, UpdateTests, CrowdTests, QuantisingTests, RecordingTests, PreflightTests
 ):
     """Tests that every engine must pass: inherit it and set `plugin`.
 

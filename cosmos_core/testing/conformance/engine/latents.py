@@ -18,11 +18,11 @@ from cosmos_core.protocols import (
     Denoising,
     EngineCapabilities,
     EngineContext,
-    EngineOutlook,
     FinishReason,
-    Foresight,
     Generated,
     Model,
+    PlannedRun,
+    Preflight,
     Provider,
     RolloutEngine,
 )
@@ -97,7 +97,7 @@ class DenoisingEngineConformance(EngineConformance):
             arrays, number = generated.payload.arrays, generated.num_units
             if generated.payload.kind != "latents":
                 fault(f"the payload is of kind {generated.payload.kind!r}; it must be 'latents'")
-            shape = model.canvas(prompt).shape
+            shape = model.latent_spec(prompt).shape
             for name, (dtype, wanted) in _arrays(number, shape, is_regression="noise_seed" in arrays).items():
                 found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
                 if found is None or found[0] != dtype or not _fits(found[1], wanted):
@@ -133,16 +133,16 @@ class DenoisingEngineConformance(EngineConformance):
 
     def test_given_frames_stay_as_they_are(self, start: Start, prompts: list[Payload], context: EngineContext) -> None:
         """A video goes on from the frames that its prompt gives."""
-        canvas = _denoising(context).canvas(prompts[2])
-        if canvas.given is None or canvas.is_given_T is None:
+        latent_spec = _denoising(context).latent_spec(prompts[2])
+        if latent_spec.given is None or latent_spec.is_given_T is None:
             pytest.skip("the third prompt gives no frames")
         ((generated,),) = start().generate([self.request("given", prompts[2])])
-        wanted = canvas.given[:, canvas.is_given_T]
+        wanted = latent_spec.given[:, latent_spec.is_given_T]
         states = [_tensor(generated.payload, "sample")]
         if "states" in generated.payload.arrays:
             states += list(_tensor(generated.payload, "states"))
         for state in states:
-            if not torch.equal(state[:, canvas.is_given_T], wanted):
+            if not torch.equal(state[:, latent_spec.is_given_T], wanted):
                 fault("frames that the prompt gives are others in a state or the sample; put them back after each step")
 
     def test_decisions_are_those_that_it_foresees(
@@ -151,19 +151,19 @@ class DenoisingEngineConformance(EngineConformance):
         prompts: list[Payload],
         provider: Provider[RolloutEngine],
         options: dict[str, JSON],
-        outlook: EngineOutlook,
+        planned: PlannedRun,
     ) -> None:
         """By them planning refuses algorithms that would take a squared error for a log-probability."""
-        if provider.foresee is None:
-            pytest.skip("not declared: it foresees nothing (`Provider.foresee`)")
+        if provider.preflight is None:
+            pytest.skip("not declared: it has no preflight (`Provider.preflight`)")
         given: Any = structure(options, provider.options, "engine.options")
-        told: Foresight = provider.foresee(given, outlook)
+        told: Preflight = provider.preflight(given, planned)
         ((generated,),) = start().generate([self.request("one", prompts[0], max_units=6)])
         made = "regressions" if "noise_seed" in generated.payload.arrays else "transitions"
         if told.decisions != made:
-            fault(f"foresee() says decisions = {told.decisions!r}, and a sample has {made}")
+            fault(f"preflight() says decisions = {told.decisions!r}, and a sample has {made}")
         if told.most_decisions and generated.num_units > told.most_decisions:
-            fault(f"foresee() says most_decisions = {told.most_decisions}, and a sample has {generated.num_units}")
+            fault(f"preflight() says most_decisions = {told.most_decisions}, and a sample has {generated.num_units}")
 
     # -- evaluations, media, refusals ---------------------------------------------------------------------------------
 

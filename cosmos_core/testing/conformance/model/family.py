@@ -245,4 +245,4 @@ def _payload(model: DiffusionModel, prompt: Prompt, index: int) -> Payload:
         return model.noised(model.encode_demonstration(prompt), index, num_decisions=1 + (index + 2) % 4)
     condition = model.encode(prompt)
     guidance = model.neutral_guidance + _BESIDE
-    return latents.walked(condition, model.canvas(condition), number=2, guidance=guidance, seed=index)
+    return latents.walked(condition, model.latent_spec(condition), number=2, guidance=guidance, seed=index)

@@ -17,11 +17,11 @@ from cosmos_core.errors import DataError
 from cosmos_core.protocols import (
     Blend,
     Blended,
-    Canvas,
     Conditioned,
     Conditioning,
     Decided,
     KLTarget,
+    LatentSpec,
     MicroBatch,
     Model,
     ModelCapabilities,
@@ -45,23 +45,23 @@ def tensor(payload: Payload, name: str) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytes(held.data), held.dtype).reshape(held.shape).copy())
 
 
-def drawn(canvas: Canvas, number: int, seed: int) -> torch.Tensor:
-    """Latents from noise, float32 [number, C, T, H, W], with the frames that the canvas gives in place."""
-    latents = torch.randn(number, *canvas.shape, generator=torch.Generator().manual_seed(seed))
-    if canvas.given is None or canvas.is_given_T is None:
+def drawn(latent_spec: LatentSpec, number: int, seed: int) -> torch.Tensor:
+    """Latents from noise, float32 [number, C, T, H, W], with the frames that the latent spec gives in place."""
+    latents = torch.randn(number, *latent_spec.shape, generator=torch.Generator().manual_seed(seed))
+    if latent_spec.given is None or latent_spec.is_given_T is None:
         return latents
-    return torch.where(canvas.is_given_T[:, None, None], canvas.given, latents)
+    return torch.where(latent_spec.is_given_T[:, None, None], latent_spec.given, latents)
 
 
-def walked(prompt: Payload, canvas: Canvas, *, number: int, guidance: float, seed: int = 0) -> Payload:
+def walked(prompt: Payload, latent_spec: LatentSpec, *, number: int, guidance: float, seed: int = 0) -> Payload:
     """Transitions whose states and steps are made up; the last has an offset, too."""
     generator = torch.Generator().manual_seed(seed)
     places_N = torch.arange(number, dtype=torch.int32)
     steps = torch.rand(number, 3, generator=generator) + torch.tensor([0.5, -1.0, 0.3])
-    offsets = torch.zeros(number, *canvas.shape)
+    offsets = torch.zeros(number, *latent_spec.shape)
     offsets[-1] = 0.1
     made = {
-        "states": drawn(canvas, number + 1, seed + 1),
+        "states": drawn(latent_spec, number + 1, seed + 1),
         "places": torch.stack([places_N, places_N + 1], 1),
         "times": torch.linspace(1.0, 0.2, number),
         "steps": steps,
@@ -72,10 +72,10 @@ def walked(prompt: Payload, canvas: Canvas, *, number: int, guidance: float, see
     return attrs.evolve(prompt, arrays={**prompt.arrays, **arrays})
 
 
-def mean(values_N: torch.Tensor, canvas: Canvas) -> torch.Tensor:
-    """The mean [N] of [N, C, T, H, W] over what is decided: all but the frames that the canvas gives."""
-    if canvas.is_given_T is not None:
-        values_N = values_N[:, :, ~canvas.is_given_T]
+def mean(values_N: torch.Tensor, latent_spec: LatentSpec) -> torch.Tensor:
+    """The mean [N] of [N, C, T, H, W] over what is decided: all but the frames that the latent spec gives."""
+    if latent_spec.is_given_T is not None:
+        values_N = values_N[:, :, ~latent_spec.is_given_T]
     return values_N.flatten(1).mean(1)
 
 

@@ -15,7 +15,7 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Canvas, Denoising, Model, Noising
+from cosmos_core.protocols import Denoising, LatentSpec, Model, Noising
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.subject import ROOM, ModelSetting, decide_each
 from cosmos_core.testing.conformance.plugin import fault
@@ -29,7 +29,7 @@ _BESIDE: Final = 2.0
 
 
 class ModelDenoising(ModelSetting):
-    """`canvas`, `velocity` and `render`, and `decide` of transitions."""
+    """`latent_spec`, `velocity` and `render`, and `decide` of transitions."""
 
     @pytest.fixture
     def denoising(self, model: Model) -> Denoising:
@@ -44,31 +44,31 @@ class ModelDenoising(ModelSetting):
         return [model.encode(prompt) for prompt in prompts]
 
     @pytest.fixture
-    def canvases(self, denoising: Denoising, conditions: Sequence[Payload]) -> Sequence[tuple[Payload, Canvas]]:
+    def latent_specs(self, denoising: Denoising, conditions: Sequence[Payload]) -> Sequence[tuple[Payload, LatentSpec]]:
         """The encoded rows, each with what it asks for."""
-        return [(payload, denoising.canvas(payload)) for payload in conditions]
+        return [(payload, denoising.latent_spec(payload)) for payload in conditions]
 
-    def test_a_canvas_says_what_is_denoised(
-        self, denoising: Denoising, make: Callable[..., Any], canvases: Sequence[tuple[Payload, Canvas]]
+    def test_a_latent_spec_says_what_is_denoised(
+        self, denoising: Denoising, make: Callable[..., Any], latent_specs: Sequence[tuple[Payload, LatentSpec]]
     ) -> None:
         """An engine draws noise of this shape, and keeps what is given."""
-        for payload, canvas in canvases:
-            _check_canvas(canvas)
+        for payload, latent_spec in latent_specs:
+            _check_latent_spec(latent_spec)
             for when, again in (("a second time", denoising), ("by another instance", make())):
-                if not _same(canvas, again.canvas(payload)):
-                    fault(f"canvas() says something else {when}; go by the payload and the options alone")
+                if not _same(latent_spec, again.latent_spec(payload)):
+                    fault(f"latent_spec() says something else {when}; go by the payload and the options alone")
 
     def test_velocities_have_the_shape_of_latents(
-        self, denoising: Denoising, module: torch.nn.Module, canvases: Sequence[tuple[Payload, Canvas]]
+        self, denoising: Denoising, module: torch.nn.Module, latent_specs: Sequence[tuple[Payload, LatentSpec]]
     ) -> None:
         """At each time from data to noise, and the same bits again."""
-        for payload, canvas in canvases:
+        for payload, latent_spec in latent_specs:
             for time in _TIMES:
-                first, second = (_velocity(denoising, module, payload, canvas, time) for _ in range(2))
-                if first.shape != (1, *canvas.shape) or first.dtype != torch.float32:
+                first, second = (_velocity(denoising, module, payload, latent_spec, time) for _ in range(2))
+                if first.shape != (1, *latent_spec.shape) or first.dtype != torch.float32:
                     fault(
-                        f"velocity() gave {first.dtype} {tuple(first.shape)} for latents {(1, *canvas.shape)}; give "
-                        "float32 of their shape"
+                        f"velocity() gave {first.dtype} {tuple(first.shape)} for latents {(1, *latent_spec.shape)}; "
+                        "give float32 of their shape"
                     )
                 if not bool(first.isfinite().all()):
                     fault(f"velocity() at time {time:g} is not finite; times are in [0, 1], both ends included")
@@ -81,19 +81,19 @@ class ModelDenoising(ModelSetting):
         denoising: Denoising,
         module: torch.nn.Module,
         prompts: Sequence[Prompt],
-        canvases: Sequence[tuple[Payload, Canvas]],
+        latent_specs: Sequence[tuple[Payload, LatentSpec]],
     ) -> None:
         """A row with the text of another one asks for something else."""
         # Metadata may say more than the text: an embedding of it, for one.
-        rows = [(prompt, *each) for prompt, each in zip(prompts, canvases, strict=True) if not prompt.metadata]
+        rows = [(prompt, *each) for prompt, each in zip(prompts, latent_specs, strict=True) if not prompt.metadata]
         texts = {prompt.text for prompt, *_ in rows if isinstance(prompt.text, str)}
         if len(texts) == 1 or not rows:
             pytest.skip("not given: two rows of other texts, without metadata")
-        for prompt, payload, canvas in rows:
-            expected = _velocity(denoising, module, payload, canvas, 0.5)
+        for prompt, payload, latent_spec in rows:
+            expected = _velocity(denoising, module, payload, latent_spec, 0.5)
             for text in sorted(texts - {prompt.text}):
                 other = model.encode(attrs.evolve(prompt, text=text))
-                if not torch.equal(_velocity(denoising, module, other, canvas, 0.5), expected):
+                if not torch.equal(_velocity(denoising, module, other, latent_spec, 0.5), expected):
                     return
         fault(
             "velocity() is the same for a row whatever its text says; encode() and the forward go by the text (if the "
@@ -101,27 +101,27 @@ class ModelDenoising(ModelSetting):
         )
 
     def test_frames_that_are_given_do_not_move(
-        self, denoising: Denoising, module: torch.nn.Module, canvases: Sequence[tuple[Payload, Canvas]]
+        self, denoising: Denoising, module: torch.nn.Module, latent_specs: Sequence[tuple[Payload, LatentSpec]]
     ) -> None:
         """They condition what is denoised, and are no part of it."""
-        given = [(payload, canvas) for payload, canvas in canvases if canvas.is_given_T is not None]
+        given = [(payload, latent_spec) for payload, latent_spec in latent_specs if latent_spec.is_given_T is not None]
         if not given:
             pytest.skip("not given: no row of `prompts` gives frames")
-        for payload, canvas in given:
-            velocity = _velocity(denoising, module, payload, canvas, 0.5)
-            assert canvas.is_given_T is not None
-            if bool(velocity[:, :, canvas.is_given_T].any()):
+        for payload, latent_spec in given:
+            velocity = _velocity(denoising, module, payload, latent_spec, 0.5)
+            assert latent_spec.is_given_T is not None
+            if bool(velocity[:, :, latent_spec.is_given_T].any()):
                 fault("velocity() moves frames that are given; give zero there")
-            if not bool(velocity[:, :, ~canvas.is_given_T].any()):
+            if not bool(velocity[:, :, ~latent_spec.is_given_T].any()):
                 fault("velocity() is zero in frames that are not given, where one is")
 
     def test_velocities_do_not_depend_on_the_batch(
-        self, denoising: Denoising, module: torch.nn.Module, canvases: Sequence[tuple[Payload, Canvas]]
+        self, denoising: Denoising, module: torch.nn.Module, latent_specs: Sequence[tuple[Payload, LatentSpec]]
     ) -> None:
         """An engine batches what it has; a trainer packs otherwise."""
-        shape = canvases[0][1].shape
-        alike = [(payload, canvas) for payload, canvas in canvases if canvas.shape == shape]
-        states = torch.cat([latents.drawn(canvas, 1, index) for index, (_, canvas) in enumerate(alike)])
+        shape = latent_specs[0][1].shape
+        alike = [(payload, latent_spec) for payload, latent_spec in latent_specs if latent_spec.shape == shape]
+        states = torch.cat([latents.drawn(latent_spec, 1, index) for index, (_, latent_spec) in enumerate(alike)])
         times = torch.linspace(0.1, 0.9, len(alike))
         guidance = denoising.neutral_guidance + _BESIDE
         with torch.no_grad():
@@ -135,16 +135,16 @@ class ModelDenoising(ModelSetting):
                     fault(f"velocity() of row {index} changes by {error:.3g} with what else is in the batch")
 
     def test_guidance_begins_at_the_neutral_one(
-        self, denoising: Denoising, module: torch.nn.Module, canvases: Sequence[tuple[Payload, Canvas]]
+        self, denoising: Denoising, module: torch.nn.Module, latent_specs: Sequence[tuple[Payload, LatentSpec]]
     ) -> None:
         """Guided velocities lie on a line, on which the neutral guidance is the prompt's own, in fewer forwards."""
-        payload, canvas = canvases[0]
+        payload, latent_spec = latent_specs[0]
         work = []
         found = []
         for beside in (0.0, 1.0, 2.0):
             guidance = denoising.neutral_guidance + beside
             with _counted(module) as counts:
-                found.append(_velocity(denoising, module, payload, canvas, 0.6, guidance=guidance))
+                found.append(_velocity(denoising, module, payload, latent_spec, 0.6, guidance=guidance))
             work.append(counts[0])
         if not torch.allclose(found[2] - found[1], found[1] - found[0], rtol=1e-3, atol=1e-3):
             fault(
@@ -164,19 +164,19 @@ class ModelDenoising(ModelSetting):
         model: Model,
         denoising: Denoising,
         module: torch.nn.Module,
-        canvases: Sequence[tuple[Payload, Canvas]],
+        latent_specs: Sequence[tuple[Payload, LatentSpec]],
     ) -> None:
         """The log-prob is the density's mean over what is decided, whichever sampler made it, guided or not."""
         for beside in (0.0, _BESIDE):
             guidance = denoising.neutral_guidance + beside
             made = [
-                latents.walked(payload, canvas, number=2 + index % 2, guidance=guidance, seed=10 * index)
-                for index, (payload, canvas) in enumerate(canvases)
+                latents.walked(payload, latent_spec, number=2 + index % 2, guidance=guidance, seed=10 * index)
+                for index, (payload, latent_spec) in enumerate(latent_specs)
             ]
             with torch.no_grad():
                 found = decide_each(model, module, made, budget=ROOM)
-                for index, (payload, (prompt, canvas)) in enumerate(zip(made, canvases, strict=True)):
-                    expected_N = _densities(denoising, module, payload, prompt, canvas)
+                for index, (payload, (prompt, latent_spec)) in enumerate(zip(made, latent_specs, strict=True)):
+                    expected_N = _densities(denoising, module, payload, prompt, latent_spec)
                     found_N = found[index].logprobs_N
                     if not torch.allclose(found_N, expected_N, rtol=_ERROR, atol=_ERROR):
                         fault(
@@ -185,10 +185,12 @@ class ModelDenoising(ModelSetting):
                             "normal log-density round a x_t + b v + offset"
                         )
 
-    def test_latents_can_be_looked_at(self, denoising: Denoising, canvases: Sequence[tuple[Payload, Canvas]]) -> None:
+    def test_latents_can_be_looked_at(
+        self, denoising: Denoising, latent_specs: Sequence[tuple[Payload, LatentSpec]]
+    ) -> None:
         """Rewards and reports see frames."""
-        for payload, canvas in canvases[:2]:
-            state = latents.drawn(canvas, 1, 0)[0]
+        for payload, latent_spec in latent_specs[:2]:
+            state = latents.drawn(latent_spec, 1, 0)[0]
             shown = denoising.render(state, payload)
             if shown.kind != "media" or not {"frames", "fps"} <= shown.arrays.keys():
                 fault(
@@ -207,23 +209,26 @@ class ModelDenoising(ModelSetting):
                 fault("render() gives the same frames of other latents")
 
 
-def _check_canvas(canvas: Canvas) -> None:
-    if len(canvas.shape) != 4 or not all(isinstance(size, int) and size > 0 for size in canvas.shape):
-        fault(f"canvas() has shape {canvas.shape}; give (channels, frames, height, width)")
-    given, is_given_T = canvas.given, canvas.is_given_T
+def _check_latent_spec(latent_spec: LatentSpec) -> None:
+    if len(latent_spec.shape) != 4 or not all(isinstance(size, int) and size > 0 for size in latent_spec.shape):
+        fault(f"latent_spec() has shape {latent_spec.shape}; give (channels, frames, height, width)")
+    given, is_given_T = latent_spec.given, latent_spec.is_given_T
     if (given is None) != (is_given_T is None):
-        fault("canvas() has only one of given and is_given_T; give both, or neither")
+        fault("latent_spec() has only one of given and is_given_T; give both, or neither")
     if given is None or is_given_T is None:
         return
-    if given.shape != canvas.shape or given.dtype != torch.float32:
-        fault(f"canvas().given is {given.dtype} {tuple(given.shape)}; give float32 {canvas.shape}")
-    if is_given_T.shape != canvas.shape[1:2] or is_given_T.dtype != torch.bool:
-        fault(f"canvas().is_given_T is {is_given_T.dtype} {tuple(is_given_T.shape)}; give bool [{canvas.shape[1]}]")
+    if given.shape != latent_spec.shape or given.dtype != torch.float32:
+        fault(f"latent_spec().given is {given.dtype} {tuple(given.shape)}; give float32 {latent_spec.shape}")
+    if is_given_T.shape != latent_spec.shape[1:2] or is_given_T.dtype != torch.bool:
+        fault(
+            f"latent_spec().is_given_T is {is_given_T.dtype} {tuple(is_given_T.shape)}; "
+            f"give bool [{latent_spec.shape[1]}]"
+        )
     if bool(is_given_T.all()):
-        fault("canvas() gives every frame, so nothing is left to denoise")
+        fault("latent_spec() gives every frame, so nothing is left to denoise")
 
 
-def _same(first: Canvas, second: Canvas) -> bool:
+def _same(first: LatentSpec, second: LatentSpec) -> bool:
     return first.shape == second.shape and all(
         torch.equal(one, other) if one is not None and other is not None else one is other
         for one, other in ((first.given, second.given), (first.is_given_T, second.is_given_T))
@@ -234,19 +239,19 @@ def _velocity(
     denoising: Denoising,
     module: torch.nn.Module,
     payload: Payload,
-    canvas: Canvas,
+    latent_spec: LatentSpec,
     time: float,
     *,
     guidance: float | None = None,
 ) -> torch.Tensor:
     guidance = denoising.neutral_guidance if guidance is None else guidance
-    state = latents.drawn(canvas, 1, 3)
+    state = latents.drawn(latent_spec, 1, 3)
     with torch.no_grad():
         return denoising.velocity(module, state, torch.tensor([time]), [payload], guidance=guidance)
 
 
 def _densities(
-    denoising: Denoising, module: torch.nn.Module, payload: Payload, prompt: Payload, canvas: Canvas
+    denoising: Denoising, module: torch.nn.Module, payload: Payload, prompt: Payload, latent_spec: LatentSpec
 ) -> torch.Tensor:
     """The log-probs of a payload's transitions by the velocity, in float64 but for this."""
     guidance = float(latents.tensor(payload, "guidance"))
@@ -257,7 +262,7 @@ def _densities(
     a_N, b_N, std_N = (each[:, None, None, None, None] for each in latents.tensor(payload, "steps").double().unbind(1))
     apart = after - a_N * before - b_N * velocity - latents.tensor(payload, "offsets")
     density = -apart.square() / (2 * std_N.square()) - std_N.log() - 0.5 * math.log(2 * math.pi)
-    return latents.mean(density, canvas).float()
+    return latents.mean(density, latent_spec).float()
 
 
 @contextmanager
@@ -337,8 +342,8 @@ class ModelNoising(ModelSetting):
         if not isinstance(model, Denoising):
             pytest.skip("not declared: the model does not denoise (`Denoising`)")
         payload = samples[0]
-        canvas = model.canvas(payload)
-        state = latents.drawn(canvas, 1, 0)
+        latent_spec = model.latent_spec(payload)
+        state = latents.drawn(latent_spec, 1, 0)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.zero_()
@@ -348,7 +353,7 @@ class ModelNoising(ModelSetting):
         noised = noising.noised(payload, _SEED, num_decisions=_NUMBER)
         errors = []
         for level in (0.0, 1.0, -1.0):
-            sample = torch.full(canvas.shape, level)
+            sample = torch.full(latent_spec.shape, level)
             arrays = {**noised.arrays, "sample": latents.array(sample)}
             with torch.no_grad():
                 errors.append(-decide_each(model, module, [attrs.evolve(noised, arrays=arrays)])[0].logprobs_N)
@@ -358,7 +363,9 @@ class ModelNoising(ModelSetting):
                 "log-probs of regressions are not minus the mean squared distance of the velocity to e - sample: with "
                 f"a velocity of 0 they are {[(-each).tolist() for each in errors]} for samples of 0, 1 and -1"
             )
-        number = state[0].numel() if canvas.is_given_T is None else int(state[0][:, ~canvas.is_given_T].numel())
+        number = (
+            state[0].numel() if latent_spec.is_given_T is None else int(state[0][:, ~latent_spec.is_given_T].numel())
+        )
         spread = 8 * (2.0 / number) ** 0.5
         if not bool(((errors[0] - 1.0).abs() <= spread).all()) or len({*errors[0].tolist()}) < _NUMBER:
             fault(

@@ -19,10 +19,10 @@ from cosmos_core.errors import EngineError
 from cosmos_core.protocols import Conditioning, EngineContext, FinishReason, Sampling
 from cosmos_core.weights.shards import dtype_name
 from cosmos_engine_vllm.extension import EXTENSION, LOAD_FORMAT
-from cosmos_engine_vllm.foresight import CPU_HEAD_SIZES, LEAST_TEMPERATURE
 from cosmos_engine_vllm.installation import import_vllm
 from cosmos_engine_vllm.media import Media, entry, taken_as_given
 from cosmos_engine_vllm.options import VllmOptions
+from cosmos_engine_vllm.preflight import CPU_HEAD_SIZES, LEAST_TEMPERATURE
 from cosmos_engine_vllm.workers import Workers, started_apart
 
 _GIB: Final = 1 << 30

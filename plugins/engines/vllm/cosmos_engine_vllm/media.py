@@ -20,7 +20,7 @@ from transformers import BatchFeature
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import Conditioning, Model, Showing, Shown
 from cosmos_core.types import Payload
-from cosmos_engine_vllm.foresight import needs_one_process
+from cosmos_engine_vllm.preflight import needs_one_process
 
 _LOADER: Final = "vllm.model_executor.model_loader"
 _INPUTS: Final = "vllm.multimodal.inputs"

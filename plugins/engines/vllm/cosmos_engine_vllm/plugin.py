@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
-from cosmos_engine_vllm.foresight import foresee
 from cosmos_engine_vllm.options import VllmOptions
+from cosmos_engine_vllm.preflight import preflight
 
 
 def _create(options: VllmOptions, context: EngineContext) -> RolloutEngine:
@@ -29,5 +29,5 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             mesh_axes=frozenset({"tp"}),
             only_alone=frozenset({"media"}),
         ),
-        foresee=foresee,
+        preflight=preflight,
     )

@@ -142,10 +142,10 @@ class CosmosPredictModel(DiffusionModel):
     def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
         """The text, which frames are given, and these."""
         found = dict(super().conditioning(payload))
-        canvas = self.canvas(payload)
-        if canvas.given is None or canvas.is_given_T is None:
-            return found | {IS_GIVEN: torch.zeros(canvas.shape[1], dtype=torch.bool)}
-        return found | {GIVEN: canvas.given, IS_GIVEN: canvas.is_given_T}
+        latent_spec = self.latent_spec(payload)
+        if latent_spec.given is None or latent_spec.is_given_T is None:
+            return found | {IS_GIVEN: torch.zeros(latent_spec.shape[1], dtype=torch.bool)}
+        return found | {GIVEN: latent_spec.given, IS_GIVEN: latent_spec.is_given_T}
 
     def encode_words(self, words: str) -> torch.Tensor:
         """The embedding [L, E] of a caption by Qwen2.5-VL; padding is part of it.

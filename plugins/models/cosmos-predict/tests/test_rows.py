@@ -43,8 +43,8 @@ def test_given_frames_are_part_of_the_sample(model, film, number):
     assert array(payload, "is_given", torch.bool).tolist() == [frame < kept for frame in range(4)]
     expected = torch.cat((given[-kept:], pixels[kept:])).permute(3, 0, 1, 2)
     torch.testing.assert_close(array(payload, "sample"), expected)
-    canvas = model.canvas(model.encode(row))
-    assert (canvas.given[:, :kept] == expected[:, :kept]).all()
+    latent_spec = model.latent_spec(model.encode(row))
+    assert (latent_spec.given[:, :kept] == expected[:, :kept]).all()
 
 
 def test_without_media_the_first_frames_of_the_demonstration_are_given(model, film):

@@ -98,7 +98,7 @@ def test_an_export_from_shards_is_a_pipeline(make, folder, tmp_path):
         assert torch.equal(buffer, before.get_buffer(name)), name
     again = make(path=str(tmp_path / "exported"), **SIZE)
     payload = again.encode(Prompt(text="a red"))
-    assert again.canvas(payload).shape == (4, 2, 2, 2)
+    assert again.latent_spec(payload).shape == (4, 2, 2, 2)
 
 
 def test_an_export_of_a_config_alone_is_a_transformer(model, module, tmp_path):
@@ -174,7 +174,7 @@ def test_a_config_that_makes_no_model_is_refused(make, change, said):
 def test_options_that_do_not_fit_are_refused(make, options, said):
     model = make(**options)
     with pytest.raises((ConfigError, DataError), match=said):
-        model.canvas(model.encode(Prompt(text="red")))
+        model.latent_spec(model.encode(Prompt(text="red")))
 
 
 def test_frames_of_the_autoencoder_are_told(make, folder):

@@ -208,7 +208,11 @@ def test_noise_is_that_of_its_place_alone():
 
 def test_a_model_that_renders_no_frames_ends_the_engine(started):
     class Blind:
-        canvas, velocity, neutral_guidance = TinyDenoiser.canvas, TinyDenoiser.velocity, TinyDenoiser.neutral_guidance
+        latent_spec, velocity, neutral_guidance = (
+            TinyDenoiser.latent_spec,
+            TinyDenoiser.velocity,
+            TinyDenoiser.neutral_guidance,
+        )
 
         def __getattr__(self, name):
             return getattr(TinyDenoiser(), name)

@@ -2,20 +2,20 @@
 
 import torch
 
-from cosmos_core.protocols import EngineOutlook, Sampling
-from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, foresee
+from cosmos_core.protocols import PlannedRun, Sampling
+from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, preflight
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 
 
 def told(**changes):
-    return foreseen(**changes).problems
+    return said_before(**changes).problems
 
 
-def foreseen(*, model=None, sampling=None, evaluation=None, **options):
+def said_before(*, model=None, sampling=None, evaluation=None, **options):
     samplings = {"rollout.sampling": Sampling(**{"max_units": 10, **(sampling or {})})}
     samplings |= {"evaluation": Sampling(temperature=0.0, max_units=10)} if evaluation is None else evaluation
     model = model or TinyDenoiser()
-    outlook = EngineOutlook(
+    planned = PlannedRun(
         model=model,
         facts=TinyDenoiser().facts(),
         device="cpu",
@@ -25,7 +25,7 @@ def foreseen(*, model=None, sampling=None, evaluation=None, **options):
         shows_media=False,
         samplings=samplings,
     )
-    return foresee(DiffusionOptions(**options), outlook)
+    return preflight(DiffusionOptions(**options), planned)
 
 
 def test_what_fits_is_not_refused():
@@ -93,6 +93,6 @@ def test_it_says_which_decisions_it_makes():
         ({"trained": "window", "window": 3}, "transitions", 3),
         ({"sampler": "unipc", "regressions": 4}, "regressions", 4),
     ]:
-        found = foreseen(**options)
+        found = said_before(**options)
         assert (found.decisions, found.decisions_key) == (kind, "rollout.engine.options.regressions")
         assert found.most_decisions == most

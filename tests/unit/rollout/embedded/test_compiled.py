@@ -11,10 +11,10 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import EngineOutlook, Record
+from cosmos_core.protocols import PlannedRun, Record
 from cosmos_core.rollout.embedded import packed
 from cosmos_core.rollout.embedded.compiled import CompiledForward
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, foresee
+from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, preflight
 
 needs_kernels = pytest.mark.skipif(
     not packed._has_kernels(), reason="this CPU has no kernels for packed bfloat16 matrices"
@@ -87,7 +87,7 @@ def test_without_a_compiler_it_is_refused_and_says_what_to_do(monkeypatch, tmp_p
 
 def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
     model = kit.FakeModel()
-    outlook = EngineOutlook(
+    planned = PlannedRun(
         model=model,
         facts=model.facts(),
         device="cpu",
@@ -97,10 +97,10 @@ def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
         shows_media=False,
     )
     compiles = EmbeddedOptions(compile=True)
-    assert foresee(compiles, outlook).problems == ()
+    assert preflight(compiles, planned).problems == ()
     model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
     model.record = lambda module: dict
-    (problem,) = foresee(compiles, outlook).problems
+    (problem,) = preflight(compiles, planned).problems
     assert "records its forwards (experts)" in problem
     with pytest.raises(EngineError, match="records its forwards"):
         make(model, compile=True)

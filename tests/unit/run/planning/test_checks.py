@@ -12,15 +12,15 @@ from cosmos_core.protocols import (
     EngineCapabilities,
     EnvironmentCapabilities,
     Extent,
-    Foresight,
     ModelCapabilities,
     ModelFacts,
+    Preflight,
     Record,
     RewardCapabilities,
 )
 from cosmos_core.rollout.embedded import plugin as embedded
 from cosmos_core.run.planning.checks import problems
-from cosmos_core.run.planning.footprint import outlook_bytes
+from cosmos_core.run.planning.footprint import reference_bytes
 from cosmos_core.run.planning.frozen import FrozenFacts
 from cosmos_core.run.planning.parts import Measured, Parts
 from cosmos_core.run.planning.preflight import check_gpus, check_present
@@ -322,16 +322,16 @@ def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
     assert not found(4, "mxfp4", attrs.evolve(facts, column_split=frozenset()))
 
 
-def test_what_the_engine_foresees_is_told_with_the_rest():
-    foresight = Foresight(problems=("rollout.precision: no",))
-    found = check({"reward": []}, foresight=foresight)
+def test_what_the_engines_preflight_says_is_told_with_the_rest():
+    preflight = Preflight(problems=("rollout.precision: no",))
+    found = check({"reward": []}, preflight=preflight)
     assert found[-1] == "rollout.precision: no"
     assert len(found) > 1
 
 
 def test_what_is_absent_can_be_planned_and_not_started():
     facts = attrs.evolve(FACTS, absent_weights="no weights in folder")
-    parts = parts_of(facts=facts, foresight=Foresight(absent="pip install the-engine"))
+    parts = parts_of(facts=facts, preflight=Preflight(absent="pip install the-engine"))
     assert problems(recipe_from(RECIPE), parts) == []
     with pytest.raises(ConfigError, match=r"^no weights in folder\npip install the-engine$"):
         check_present(parts)
@@ -420,12 +420,12 @@ def test_a_divergence_takes_both_model_plugins():
     assert "model plugin 'hf' computes none" in problem
 
 
-def test_outlooks_of_a_steps_decisions_are_kept_together():
+def test_references_of_a_steps_decisions_are_kept_together():
     for top, each in [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)]:
         changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}
         consults = {1: {"reference": None, "teacher": Divergence(kind="jsd", top=top)}}
         recipe, parts = recipe_from({**RECIPE, **changes}), parts_of(changes, consults=consults)
-        assert outlook_bytes(recipe, parts) == 6 * 4 * 100 * each
+        assert reference_bytes(recipe, parts) == 6 * 4 * 100 * each
         spread = attrs.evolve(recipe, policy=attrs.evolve(recipe.policy, replicas=2, mesh=MeshConfig(dp_shard=2, cp=2)))
-        assert outlook_bytes(spread, parts) == 6 * 4 * 100 * each // 8
-        assert outlook_bytes(recipe, parts_of(changes)) == 0
+        assert reference_bytes(spread, parts) == 6 * 4 * 100 * each // 8
+        assert reference_bytes(recipe, parts_of(changes)) == 0

@@ -7,8 +7,8 @@ from cosmos_core.protocols import (
     Blend,
     DatasetCapabilities,
     EngineCapabilities,
-    Foresight,
     ModelCapabilities,
+    Preflight,
     RewardCapabilities,
 )
 from cosmos_core.run.planning.parts import Measured
@@ -70,14 +70,14 @@ def test_latents_have_no_context_that_could_be_too_short():
 
 def test_decisions_that_an_algorithm_takes_for_others_are_refused():
     for made, priced in [("regressions", "transitions"), ("transitions", "regressions")]:
-        foresight = Foresight(decisions=made, decisions_key="rollout.engine.options.regressions")
+        preflight = Preflight(decisions=made, decisions_key="rollout.engine.options.regressions")
         changes = {"warmup": None}
-        (problem,) = check(changes, **latents(decisions=frozenset({priced})), foresight=foresight)
+        (problem,) = check(changes, **latents(decisions=frozenset({priced})), preflight=preflight)
         assert problem.startswith(
             "rollout.engine.options.regressions: with these options engine 'embedded' makes " + made
         )
         assert f"'grpo' prices {priced}" in problem
-        assert check(changes, **latents(decisions=frozenset({made})), foresight=foresight) == []
+        assert check(changes, **latents(decisions=frozenset({made})), preflight=preflight) == []
         assert check(changes, **latents(decisions=frozenset({priced}))) == [], (
             "an engine that says nothing is asked nothing"
         )

@@ -46,7 +46,7 @@ EXPERTS = ModelPart(
 )
 
 
-def memory(mesh=None, *, facts=FACTS, outlooks=0, **policy):
+def memory(mesh=None, *, facts=FACTS, references=0, **policy):
     recipe = recipe_from(
         {
             "run": {"name": "demo", "steps": 1},
@@ -56,13 +56,13 @@ def memory(mesh=None, *, facts=FACTS, outlooks=0, **policy):
             "policy": {"micro_batch_units": 16, "precision": "fp32", "mesh": mesh or {}, **policy},
         }
     )
-    return policy_memory(recipe, facts, outlooks=outlooks)
+    return policy_memory(recipe, facts, references=references)
 
 
-def test_outlooks_lie_where_the_output_layer_is():
-    first, last = memory({"pp": 2}, outlooks=1234)
-    assert last.device["outlooks"] == 1234
-    assert "outlooks" not in first.device
+def test_references_lie_where_the_output_layer_is():
+    first, last = memory({"pp": 2}, references=1234)
+    assert last.device["reference predictions"] == 1234
+    assert "reference predictions" not in first.device
 
 
 def test_one_process():

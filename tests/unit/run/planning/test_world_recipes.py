@@ -77,21 +77,21 @@ KEPT = {
 }
 
 
-def test_latents_of_a_step_and_outlooks_of_them_are_counted(tmp_path):
+def test_latents_of_a_step_and_references_of_them_are_counted(tmp_path):
     for name, (sequences, decisions, packings, shape) in KEPT.items():
         recipe, plan = planned(name, tmp_path)
         each, number = 4 * math.prod(shape), sequences * decisions
         # What a sample came with: itself, and of transitions the states that they lead to.
-        held = sequences if plan.parts.foresight.decisions == "regressions" else sequences + number
+        held = sequences if plan.parts.preflight.decisions == "regressions" else sequences + number
         (rank,) = memory_by_pool(plan)["policy"]
-        assert rank.host["outlooks"] == number * each
+        assert rank.host["reference predictions"] == number * each
         assert rank.host["latents of a step"] == (held + 2 * packings * number) * each
         assert rank.device["latents"] == LATENT_COPIES * recipe.policy.micro_batch_units * each
-        assert "outlooks" not in rank.device
+        assert "reference predictions" not in rank.device
         (rollout,) = memory_by_pool(plan)["rollout"]
         assert {*rollout.device} == {"parameters", "latents in flight"}
         unasked = attrs.evolve(plan.parts, consults={})
-        assert "outlooks" not in latent_bytes(recipe, unasked)
+        assert "reference predictions" not in latent_bytes(recipe, unasked)
 
 
 def test_demonstrations_are_counted_alone_and_beside_rollouts(tmp_path):

@@ -1,4 +1,4 @@
-"""What can be said of a run on vLLM before any process starts, without importing it (`Provider.foresee`)."""
+"""What can be said of a run on vLLM before any process starts, without importing it (`Provider.preflight`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import EngineOutlook, Foresight, Showing
+from cosmos_core.protocols import PlannedRun, Preflight, Showing
 from cosmos_engine_vllm.options import VllmOptions
 
 LEAST_TEMPERATURE: Final = 0.01
@@ -15,21 +15,21 @@ CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Of vLLM's attention on a CPU."""
 
 
-def foresee(_options: VllmOptions, outlook: EngineOutlook) -> Foresight:
+def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
     """What vLLM cannot do of a run, and what it lacks here."""
     # Imported here so that listing plugins needs no torch; planning has imported it with the model.
     from cosmos_engine_vllm.installation import check_installed  # noqa: PLC0415
 
-    device = "cuda" if outlook.device == "cuda" or (outlook.device == "auto" and outlook.has_gpu) else "cpu"
-    problems: list[str] = [*_sampling(outlook), *_media(outlook)]
+    device = "cuda" if planned.device == "cuda" or (planned.device == "auto" and planned.has_gpu) else "cpu"
+    problems: list[str] = [*_sampling(planned), *_media(planned)]
     absent: list[str] = []
     # Where the device is left open, the run may be for another machine than this.
-    (problems if outlook.device == "cpu" else absent).extend(_heads(outlook, device))
+    (problems if planned.device == "cpu" else absent).extend(_heads(planned, device))
     try:
         check_installed(device)
     except EngineError as error:
         absent.append(str(error))
-    return Foresight(problems=tuple(problems), absent="\n".join(absent))
+    return Preflight(problems=tuple(problems), absent="\n".join(absent))
 
 
 def needs_one_process(num_ranks: int, architecture: str) -> str:
@@ -40,8 +40,8 @@ def needs_one_process(num_ranks: int, architecture: str) -> str:
     )
 
 
-def _sampling(outlook: EngineOutlook) -> Iterator[str]:
-    for key, temperature in outlook.temperatures.items():
+def _sampling(planned: PlannedRun) -> Iterator[str]:
+    for key, temperature in planned.temperatures.items():
         if 0 < temperature < LEAST_TEMPERATURE:
             yield (
                 f"{key}: {temperature:g}, and vLLM draws at temperatures from {LEAST_TEMPERATURE} on, or greedily at "
@@ -49,22 +49,22 @@ def _sampling(outlook: EngineOutlook) -> Iterator[str]:
             )
 
 
-def _media(outlook: EngineOutlook) -> Iterator[str]:
-    if outlook.num_ranks > 1 and isinstance(outlook.model, Showing):
-        yield needs_one_process(outlook.num_ranks, outlook.facts.architecture)
-    if outlook.shows_media and not isinstance(outlook.model, Showing):
+def _media(planned: PlannedRun) -> Iterator[str]:
+    if planned.num_ranks > 1 and isinstance(planned.model, Showing):
+        yield needs_one_process(planned.num_ranks, planned.facts.architecture)
+    if planned.shows_media and not isinstance(planned.model, Showing):
         yield (
-            f"rollout.engine.plugin: 'vllm' has a vision tower of its own, and {type(outlook.model).__name__} does not "
+            f"rollout.engine.plugin: 'vllm' has a vision tower of its own, and {type(planned.model).__name__} does not "
             "say what its prompts show in a way that it takes (cosmos_core.protocols.Showing); use the engine "
             "'embedded'"
         )
 
 
-def _heads(outlook: EngineOutlook, device: str) -> Iterator[str]:
-    size = outlook.facts.head_size
+def _heads(planned: PlannedRun, device: str) -> Iterator[str]:
+    size = planned.facts.head_size
     if device == "cpu" and size and size not in CPU_HEAD_SIZES:
         known = ", ".join(map(str, CPU_HEAD_SIZES))
         yield (
             f"rollout.engine.plugin: 'vllm' on a CPU has attention for heads of {known} values, and those of "
-            f"{outlook.facts.architecture} have {size}; change head_dim in [model.config], or use the engine 'embedded'"
+            f"{planned.facts.architecture} have {size}; change head_dim in [model.config], or use the engine 'embedded'"
         )

@@ -6,8 +6,8 @@ import pytest
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import option
 from cosmos_core.errors import ConfigError, EngineError, PluginBrokenError
-from cosmos_core.protocols import Foresight, ModelFacts, Provider
-from cosmos_core.run.planning import preflight as foresight
+from cosmos_core.protocols import ModelFacts, Preflight, Provider
+from cosmos_core.run.planning import preflight as planning
 
 FACTS = ModelFacts(
     architecture="Tiny",
@@ -35,22 +35,22 @@ class Options:
 
 
 class Plugins:
-    def __init__(self, foresee):
-        self.foresee = foresee
+    def __init__(self, preflight):
+        self.preflight = preflight
 
     def provider(self, kind, name):
         assert (kind, name) == ("engine", "made")
-        return Provider(create=dict, options=Options, foresee=self.foresee)
+        return Provider(create=dict, options=Options, preflight=self.preflight)
 
 
 @pytest.fixture
 def ask(monkeypatch):
-    monkeypatch.setattr(foresight, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(planning, "visible_gpus", lambda: ["0"])
 
-    def asked(foresee, **rollout):
+    def asked(preflight, **rollout):
         engine = {"plugin": "made", **rollout.pop("engine", {})}
         recipe = recipe_from({**RECIPE, "rollout": {"engine": engine, **rollout}})
-        return foresight.foresee(recipe, Plugins(foresee), MODEL, FACTS, shows_media=True)
+        return planning.engine_preflight(recipe, Plugins(preflight), MODEL, FACTS, shows_media=True)
 
     return asked
 
@@ -58,41 +58,41 @@ def ask(monkeypatch):
 def test_it_is_told_what_the_recipe_says(ask):
     seen = []
 
-    def foresee(options, outlook):
-        seen.append((options, outlook))
-        return Foresight(absent="x")
+    def preflight(options, planned):
+        seen.append((options, planned))
+        return Preflight(absent="x")
 
     engine = {"options": {"slots": 9}}
-    assert ask(foresee, engine=engine, precision="fp32", sampling={"temperature": 0.6}) == Foresight(absent="x")
-    ((options, outlook),) = seen
+    assert ask(preflight, engine=engine, precision="fp32", sampling={"temperature": 0.6}) == Preflight(absent="x")
+    ((options, planned),) = seen
     assert options == Options(slots=9)
-    assert (outlook.model, outlook.facts) == (MODEL, FACTS)
-    assert (outlook.device, outlook.has_gpu, outlook.precision) == ("auto", True, "float32")
-    assert (outlook.temperatures, outlook.shows_media) == ({"rollout.sampling.temperature": 0.6}, True)
-    assert outlook.num_ranks == 1
+    assert (planned.model, planned.facts) == (MODEL, FACTS)
+    assert (planned.device, planned.has_gpu, planned.precision) == ("auto", True, "float32")
+    assert (planned.temperatures, planned.shows_media) == ({"rollout.sampling.temperature": 0.6}, True)
+    assert planned.num_ranks == 1
 
 
-def test_an_engine_that_foresees_nothing_refuses_nothing(ask):
-    assert ask(None) == Foresight()
+def test_an_engine_without_a_preflight_refuses_nothing(ask):
+    assert ask(None) == Preflight()
 
 
 def test_a_wrong_option_is_told_by_its_key(ask):
     with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.slot"):
-        ask(lambda *_: Foresight(), engine={"options": {"slot": 9}})
+        ask(lambda *_: Preflight(), engine={"options": {"slot": 9}})
 
 
 def test_an_engine_that_breaks_is_named(ask):
-    for foresee, message in [
-        (lambda *_: ["no"], r"engine plugin 'made': foresee\(\) returned \['no'\], which is no Foresight"),
-        (lambda *_: 1 / 0, r"engine plugin 'made': foresee\(\) failed: ZeroDivisionError"),
+    for preflight, message in [
+        (lambda *_: ["no"], r"engine plugin 'made': preflight\(\) returned \['no'\], which is no Preflight"),
+        (lambda *_: 1 / 0, r"engine plugin 'made': preflight\(\) failed: ZeroDivisionError"),
     ]:
         with pytest.raises(PluginBrokenError, match=message):
-            ask(foresee)
+            ask(preflight)
 
 
 def test_what_an_engine_says_itself_stays(ask):
-    def foresee(options, outlook):
+    def preflight(options, planned):
         raise EngineError("install it")
 
     with pytest.raises(EngineError, match=r"^install it$"):
-        ask(foresee)
+        ask(preflight)

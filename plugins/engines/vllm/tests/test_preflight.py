@@ -7,10 +7,10 @@ import attrs
 import pytest
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import EngineOutlook, ModelFacts
+from cosmos_core.protocols import ModelFacts, PlannedRun
 from cosmos_engine_vllm import installation
-from cosmos_engine_vllm.foresight import foresee
 from cosmos_engine_vllm.options import VllmOptions
+from cosmos_engine_vllm.preflight import preflight
 
 FACTS = ModelFacts(
     architecture="TinyForCausalLM",
@@ -24,7 +24,7 @@ FACTS = ModelFacts(
     pad_id=0,
     head_size=32,
 )
-OUTLOOK = EngineOutlook(
+PLANNED = PlannedRun(
     model=None,
     facts=FACTS,
     device="cpu",
@@ -42,12 +42,12 @@ class Shows:
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Ask with an outlook changed, on a machine where vLLM is installed as it should be; who was asked for, too."""
+    """Ask with an planned changed, on a machine where vLLM is installed as it should be; who was asked for, too."""
     devices = []
     monkeypatch.setattr(installation, "check_installed", devices.append)
 
     def ask(**changes):
-        return foresee(VllmOptions(), attrs.evolve(OUTLOOK, **changes)), devices
+        return preflight(VllmOptions(), attrs.evolve(PLANNED, **changes)), devices
 
     return ask
 
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_the_installation_is_absent_here(monkeypatch):
         raise EngineError(f"pip install for {device}")
 
     monkeypatch.setattr(installation, "check_installed", fail)
-    told = foresee(VllmOptions(), OUTLOOK)
+    told = preflight(VllmOptions(), PLANNED)
     assert (told.problems, told.absent) == ((), "pip install for cpu")
 
 
