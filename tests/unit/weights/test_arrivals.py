@@ -1,4 +1,5 @@
-import pytest
+import itertools
+
 import torch
 
 from cosmos_core.protocols import TensorSlice
@@ -46,12 +47,12 @@ def test_the_first_wrong_tensor_is_named():
     assert check(LAYOUT, wrong=[(0, HALVES[2]), (1, HALVES[1])])[0] == "a"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("piece", [slices.whole("a", (6, 4)), HALVES[0]])
-def test_each_ranks_copy_counts(rank, piece):
-    layout = layout_of([piece], [piece], [HALVES[1]])
-    assert check(layout) == (None, [] if piece == HALVES[0] else ["a"])
-    assert check(layout, wrong=[(rank, piece)])[0] == "a"
+def test_each_ranks_copy_counts(subtests):
+    for rank, piece in itertools.product([0, 1], [slices.whole("a", (6, 4)), HALVES[0]]):
+        with subtests.test(rank=rank, piece=piece):
+            layout = layout_of([piece], [piece], [HALVES[1]])
+            assert check(layout) == (None, [] if piece == HALVES[0] else ["a"])
+            assert check(layout, wrong=[(rank, piece)])[0] == "a"
 
 
 def test_copies_that_are_wrong_in_the_same_way_are_wrong():
@@ -62,11 +63,12 @@ def test_copies_that_are_wrong_in_the_same_way_are_wrong():
 ROWS = [TensorSlice(name="a", start=(row, 0), shape=(3, 4)) for row in (0, 3)]
 
 
-@pytest.mark.parametrize("wrong", [(0, ROWS[0]), (1, ROWS[1]), (2, HALVES[0]), (3, HALVES[1])])
-def test_a_tensor_that_ranks_hold_cut_differently_is_checked_in_each_way(wrong):
-    layout = layout_of([ROWS[0]], [ROWS[1]], [HALVES[0]], [HALVES[1]])
-    assert check(layout) == (None, [])
-    assert check(layout, wrong=[wrong]) == ("a", [])
+def test_a_tensor_that_ranks_hold_cut_differently_is_checked_in_each_way(subtests):
+    for wrong in [(0, ROWS[0]), (1, ROWS[1]), (2, HALVES[0]), (3, HALVES[1])]:
+        with subtests.test(wrong=wrong):
+            layout = layout_of([ROWS[0]], [ROWS[1]], [HALVES[0]], [HALVES[1]])
+            assert check(layout) == (None, [])
+            assert check(layout, wrong=[wrong]) == ("a", [])
 
 
 def test_what_no_other_rank_completes_is_told_to_be_unchecked():

@@ -80,15 +80,16 @@ def fetch(published, directory, *, ranks=1, transport="disk", sources=(), run_id
     return loaded, nbytes
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("block_bytes", [1 << 12, 1 << 20])
-def test_what_was_published_is_read_in_another_layout(publish, stored, monkeypatch, ranks, block_bytes):
-    monkeypatch.setattr(disk_writer, "BLOCK_BYTES", block_bytes)
+def test_what_was_published_is_read_in_another_layout(publish, stored, monkeypatch, subtests):
     monkeypatch.setattr(disk_reader, "_READ_BYTES", 3 << 12)
-    published = publish().publish(5, TENSORS, None)
-    loaded, nbytes = fetch(published, stored, ranks=ranks)
-    assert digest_of(loaded) == published.digest
-    assert nbytes == sum(t.nbytes for t in TENSORS.values()) + (ranks - 1) * (96 * 8 + 4)
+    for version, block_bytes in ((5, 1 << 12), (6, 1 << 20)):
+        monkeypatch.setattr(disk_writer, "BLOCK_BYTES", block_bytes)
+        published = publish().publish(version, TENSORS, None)
+        for ranks in (1, 2):
+            with subtests.test(block_bytes=block_bytes, ranks=ranks):
+                loaded, nbytes = fetch(published, stored, ranks=ranks)
+                assert digest_of(loaded) == published.digest
+                assert nbytes == sum(t.nbytes for t in TENSORS.values()) + (ranks - 1) * (96 * 8 + 4)
 
 
 def test_only_what_is_wanted_is_read(publish, stored, monkeypatch):
@@ -164,38 +165,39 @@ def test_a_damaged_file_is_refused_with_the_place(publish, stored, monkeypatch):
         fetch(published, stored)
 
 
-def edited(path: Path, **changes) -> None:
+def edited(folder: Path, **changes) -> None:
+    """Say something else in the description of a part."""
+    path = only(folder, "*.json")
     said = json.loads(path.read_text())
     said["manifest"].update(changes.pop("manifest", {}))
     path.write_text(json.dumps({**said, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: only(folder, "*.bin").unlink(), r"\.bin is not there, and 1,.* were written"),
-        (lambda folder: only(folder, "*.bin").write_bytes(b"COSMOSW1"), r"\.bin has 8 bytes, .*truncated or foreign"),
-        (lambda folder: only(folder, "*.json").write_text('{"run_id'), r"\.json: the description is damaged"),
-        (lambda folder: edited(only(folder, "*.json"), run_id="other"), r"\.json: it is of the run 'other', not 'run'"),
-        (lambda folder: edited(only(folder, "*.json"), format=2), r"\.json: format 2, and this release reads 1"),
-        (lambda folder: edited(only(folder, "*.json"), manifest={"version": 4}), r"\.json: it is of version 4 with"),
-        (lambda folder: edited(only(folder, "*.json"), manifest={"digest": "f0"}), r"with the digest f0, not of"),
-        (lambda folder: edited(only(folder, "*.json"), manifest={"digests": {"w": 1}}), r"it contradicts itself"),
-        (
-            lambda folder: edited(only(folder, "*.json"), manifest={"digests": {"w": -1}}),
-            r"damaged: w: -1 is no digest",
-        ),
-        (lambda folder: edited(only(folder, "*.json"), manifest={"digests": {"w": 2**64}}), r"w: 18\d+16 is no digest"),
-        (lambda folder: edited(only(folder, "*.json"), manifest={"path": "../x"}), r"it contradicts itself"),
-        (lambda folder: edited(only(folder, "*.json"), block_bytes=0), r"it contradicts itself"),
-        (lambda folder: only(folder, "*.json").unlink(), r"v5-\w+: nothing is stored there"),
-    ],
-)
-def test_a_part_that_is_not_what_it_says_is_refused_by_name(publish, stored, change, message):
+MISFITS = {
+    r"\.bin is not there, and 1,.* were written": lambda folder: only(folder, "*.bin").unlink(),
+    r"\.bin has 8 bytes, .*truncated or foreign": lambda folder: only(folder, "*.bin").write_bytes(b"COSMOSW1"),
+    r"\.json: the description is damaged": lambda folder: only(folder, "*.json").write_text('{"run_id'),
+    r"\.json: it is of the run 'other', not 'run'": lambda folder: edited(folder, run_id="other"),
+    r"\.json: format 2, and this release reads 1": lambda folder: edited(folder, format=2),
+    r"\.json: it is of version 4 with": lambda folder: edited(folder, manifest={"version": 4}),
+    r"with the digest f0, not of": lambda folder: edited(folder, manifest={"digest": "f0"}),
+    r"the description is damaged: it contradicts itself": lambda folder: edited(folder, manifest={"digests": {"w": 1}}),
+    r"damaged: w: -1 is no digest": lambda folder: edited(folder, manifest={"digests": {"w": -1}}),
+    r"w: 18\d+16 is no digest": lambda folder: edited(folder, manifest={"digests": {"w": 2**64}}),
+    r"it contradicts itself$": lambda folder: edited(folder, manifest={"path": "../x"}),
+    r"damaged: it contradicts itself$": lambda folder: edited(folder, block_bytes=0),
+    r"v5-\w+: nothing is stored there": lambda folder: only(folder, "*.json").unlink(),
+}
+
+
+def test_a_part_that_is_not_what_it_says_is_refused_by_name(publish, stored, subtests):
     published = publish().publish(5, TENSORS, None)
-    change(stored)
-    with pytest.raises(WeightSyncError, match=message):
-        fetch(published, stored)
+    for number, (message, change) in enumerate(MISFITS.items()):
+        damaged = stored.with_name(f"damaged-{number}")
+        shutil.copytree(stored, damaged)
+        change(damaged)
+        with subtests.test(message=message), pytest.raises(WeightSyncError, match=message):
+            fetch(published, damaged)
 
 
 def test_a_version_of_the_same_number_and_other_weights_is_another(publish, stored):
@@ -219,21 +221,19 @@ def test_auto_reads_what_is_stored_if_no_source_answers(publish, stored, caplog)
         fetch(published, stored, transport="auto", sources=[publisher.endpoint], stall_s=0.3)
 
 
-@pytest.mark.parametrize("falls_back", [True, False])
-def test_a_fetch_says_whether_it_reads_what_is_stored_which_may_be_forbidden(publish, stored, falls_back):
+def test_a_fetch_says_whether_it_reads_what_is_stored_which_may_be_forbidden(publish, stored):
     publisher = publish()
     published = publisher.publish(5, TENSORS, None)
     publisher.close()
     target = attrs.evolve(target_of(published), sources=(publisher.endpoint,), hosts=("here",))
-    receiver = WeightReceiver("auto", run_id="run", host="here", stall_s=0.3, directory=str(stored))
-    fetching = receiver.fetch(target, halves(TENSORS, 1), 10, falls_back=falls_back)
-    with receiver:
-        if falls_back:
-            with fetching as pieces:
-                assert pieces.is_stored
-        else:
-            with pytest.raises(WeightSyncError, match=f"{publisher.endpoint}: no answer for 0.3 s$"), fetching:
-                pass
+    with WeightReceiver("auto", run_id="run", host="here", stall_s=0.3, directory=str(stored)) as receiver:
+        with receiver.fetch(target, halves(TENSORS, 1), 10) as pieces:
+            assert pieces.is_stored
+        with (
+            pytest.raises(WeightSyncError, match=f"{publisher.endpoint}: no answer for 0.3 s$"),
+            receiver.fetch(target, halves(TENSORS, 1), 10, falls_back=False),
+        ):
+            pass
 
 
 def test_sources_come_before_what_is_stored(publish, stored):
