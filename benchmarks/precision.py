@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_core.control.journal import entries
-from cosmos_core.protocols import FORMATS, Format
+from cosmos_core.protocols.quantization import FORMATS, Format
 from cosmos_core.run.follower import Follower
 from cosmos_core.weights.quantization.shares import matrix_shares
 from cosmos_core.weights.snapshot import Snapshot, take_snapshot

@@ -14,19 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import (
-    Blend,
-    Blended,
-    Decided,
-    LatentSpec,
-    MicroBatch,
-    ModelCapabilities,
-    ModelFacts,
-    NoOptions,
-    Provider,
-    Span,
-    hookimpl,
-)
+from cosmos_core.protocols import Decided, MicroBatch, ModelCapabilities, ModelFacts, NoOptions, Provider, hookimpl
+from cosmos_core.protocols.frozen import Blend, Blended
+from cosmos_core.protocols.model import Span
+from cosmos_core.protocols.world import LatentSpec
 from cosmos_core.types import Array, Payload
 
 SHAPE = (2, 3, 2, 2)

@@ -52,7 +52,7 @@ def row_of(position: int, num_rows: int, seed: int, stage: int, windows: Sequenc
 def window_problem(windows: Any, num_rows: int) -> str:
     """What is wrong with the windows of a stage over so many rows; empty if nothing is."""
     if not isinstance(windows, tuple) or not all(isinstance(window, Window) for window in windows):
-        return f"{windows!r:.100}; return a tuple of cosmos_core.protocols.Window"
+        return f"{windows!r:.100}; return a tuple of cosmos_core.protocols.dataset.Window"
     for window in windows:
         if window.num_prompts < 1 or not 1 <= window.num_rows <= num_rows:
             return f"{window}; a window has 1 prompt or more, and 1 to {num_rows} rows, as many as there are"

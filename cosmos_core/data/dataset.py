@@ -11,7 +11,8 @@ from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
 from cosmos_core.data.rows import RowSource
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Omission, Split
+from cosmos_core.protocols import Split
+from cosmos_core.protocols.dataset import Omission
 from cosmos_core.types import Prompt
 
 Sources: TypeAlias = Sequence[RowSource]

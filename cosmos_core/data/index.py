@@ -13,7 +13,7 @@ from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
 from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Omission
+from cosmos_core.protocols.dataset import Omission
 from cosmos_core.types import Prompt
 
 _MANY: Final = "other reasons"

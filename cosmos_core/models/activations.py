@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES
 from cosmos_core.models.parallel.recompute import SAVED
-from cosmos_core.protocols import Compute, Kept
+from cosmos_core.protocols.facts import Compute, Kept
 
 UNTRACEABLE: Final = (
     DataDependentOutputException,

@@ -30,7 +30,9 @@ from cosmos_core.models.parallel.plan import (
 )
 from cosmos_core.models.parallel.stages import obstacle
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
-from cosmos_core.protocols import Axis, Compute, Extent, Kept, ModelFacts, ModelPart
+from cosmos_core.protocols import ModelFacts
+from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
+from cosmos_core.protocols.layout import Axis
 
 _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
 """What a forward raises when the config's numbers do not fit together."""

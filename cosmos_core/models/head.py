@@ -17,7 +17,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from cosmos_core.models.vocabulary import Vocabulary, rows_of, total
-from cosmos_core.protocols import Blended, Comparison, Decided, Divergence, DivergenceKind, KLTarget
+from cosmos_core.protocols import Decided
+from cosmos_core.protocols.frozen import Blended, Comparison, Divergence, DivergenceKind, KLTarget
 
 CHUNK_ELEMENTS: Final = 1 << 25
 """Largest number of logits held at once (128 MiB in float32)."""

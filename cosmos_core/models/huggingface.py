@@ -40,7 +40,8 @@ from cosmos_core.models.verification import verify_packing
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
 from cosmos_core.models.weights.streaming import absent_weights
-from cosmos_core.protocols import Comparison, Decided, KLTarget, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols.frozen import Comparison, KLTarget
 from cosmos_core.types import Payload, Prompt
 
 CONFIG_FILE: Final = "config.json"

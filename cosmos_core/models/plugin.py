@@ -11,7 +11,8 @@ from cosmos_core.models.head import DIVERGENCES
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS
-from cosmos_core.protocols import Axis, Model, ModelCapabilities, ModelContext, Provider, hookimpl
+from cosmos_core.protocols import Model, ModelCapabilities, ModelContext, Provider, hookimpl
+from cosmos_core.protocols.layout import Axis
 
 
 @hookimpl

@@ -22,7 +22,8 @@ from cosmos_core.plugins.compatibility import (
     unmet_requirements,
 )
 from cosmos_core.plugins.distributions import Identity, Readable, distributions, exists, identity
-from cosmos_core.protocols import KINDS, Kind, entry_point_group
+from cosmos_core.protocols import KINDS, Kind
+from cosmos_core.protocols.provider import entry_point_group
 
 _GROUPS: Final = {entry_point_group(kind): kind for kind in KINDS}
 _WORDS: Final = {group.partition(".")[2]: kind for group, kind in _GROUPS.items()}

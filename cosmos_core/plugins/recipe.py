@@ -21,21 +21,18 @@ from cosmos_core.protocols import (
     Algorithm,
     AlgorithmCapabilities,
     AlgorithmContext,
-    Consulting,
     Dataset,
     DatasetContext,
     EnvironmentCapabilities,
     EnvironmentContext,
-    FrozenRole,
     Kind,
     Model,
     ModelContext,
-    ModelSource,
     Reward,
     RewardContext,
-    Source,
-    Valuing,
 )
+from cosmos_core.protocols.algorithm import Source, Valuing
+from cosmos_core.protocols.frozen import Consulting, FrozenRole
 from cosmos_core.storage import fetch_model, is_url
 from cosmos_core.types import JSON
 
@@ -97,6 +94,21 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
 def source_of(plugins: PluginSet, stage: Stage) -> Source:
     """The source of a stage's batches: rollouts, demonstrations or preferences."""
     return cast("AlgorithmCapabilities", plugins.provider("algorithm", stage.plugin).capabilities).source
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ModelSource:
+    """How to make the recipe's model in a process of its own.
+
+    Attributes:
+        plugin: Name with which the model plugin is selected.
+        options: The recipe's options of it.
+        context: What it is made with.
+    """
+
+    plugin: str
+    options: Mapping[str, JSON]
+    context: ModelContext
 
 
 def model_source(job: Job) -> ModelSource:

@@ -23,7 +23,8 @@ from cosmos_core.config.problems import nearest
 from cosmos_core.errors import ConfigError, PluginConflictError
 from cosmos_core.plugins.discovery import RULE, discover, is_valid, nearest_valid
 from cosmos_core.plugins.known import KNOWN
-from cosmos_core.protocols import KINDS, PROTOCOL_VERSIONS, Kind, entry_point_group
+from cosmos_core.protocols import KINDS, PROTOCOL_VERSIONS, Kind
+from cosmos_core.protocols.provider import entry_point_group
 
 LONGEST: Final = 40
 """Characters of a name. The templates' lines are laid out for it."""

@@ -17,7 +17,6 @@ from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.compatibility import protocol_deprecation, protocol_mismatch
 from cosmos_core.plugins.discovery import PluginRecord, discover
 from cosmos_core.protocols import (
-    PROJECT,
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
@@ -29,6 +28,7 @@ from cosmos_core.protocols import (
     RewardCapabilities,
     hooks,
 )
+from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.types import JSON
 
 _LOG: Final = logging.getLogger(__name__)

@@ -25,7 +25,9 @@ from cosmos_core.policy.replica import PolicyReplica, UnitRate
 from cosmos_core.policy.training.setup import StageSettings, choose_device, make_trainer
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import FORMATS, Axis, Imitating
+from cosmos_core.protocols.algorithm import Imitating
+from cosmos_core.protocols.layout import Axis
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient

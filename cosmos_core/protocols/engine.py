@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import attrs
 
 from cosmos_core.protocols.quantization import Quantization
-from cosmos_core.types import JSON, Payload
+from cosmos_core.types import Payload
 
 if TYPE_CHECKING:
     import torch
 
-    from cosmos_core.protocols.model import Model, ModelContext
+    from cosmos_core.protocols.model import Model
 
 PauseMode: TypeAlias = Literal["keep", "abort", "wait"]
 CachePolicy: TypeAlias = Literal["keep", "recompute"]
@@ -150,21 +150,6 @@ class EngineCapabilities:
             records=self.records and "records" not in self.only_alone,
             quantizations=frozenset() if "quantizations" in self.only_alone else self.quantizations,
         )
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class ModelSource:
-    """How to make the recipe's model in a process of its own.
-
-    Attributes:
-        plugin: Name with which the model plugin is selected.
-        options: The recipe's options of it.
-        context: What it is made with.
-    """
-
-    plugin: str
-    options: Mapping[str, JSON]
-    context: ModelContext
 
 
 @attrs.frozen(kw_only=True, eq=False)

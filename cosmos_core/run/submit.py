@@ -19,7 +19,8 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Kind, LauncherCapabilities, Submission, Submitting
+from cosmos_core.protocols import Kind, LauncherCapabilities
+from cosmos_core.protocols.launcher import Submission, Submitting
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.folder import aside, require_idle
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher

@@ -27,7 +27,8 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Aggregation, Decisions, Loss, MicroBatch, Model, ModelContext, OldLogprobs
+from cosmos_core.protocols import Aggregation, Decisions, Loss, MicroBatch, Model, ModelContext
+from cosmos_core.protocols.algorithm import OldLogprobs
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import JSON, Group, Payload
 

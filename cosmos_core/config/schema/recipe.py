@@ -20,7 +20,7 @@ from cosmos_core.config.schema.training import (
     WarmupConfig,
     option,
 )
-from cosmos_core.protocols import FrozenRole
+from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import JSON
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import torch
 
-from cosmos_core.protocols import ContextMethod, Layout
+from cosmos_core.protocols import Layout
+from cosmos_core.protocols.layout import ContextMethod
 
 if TYPE_CHECKING:
     import torch.distributed as dist

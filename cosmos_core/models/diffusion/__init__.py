@@ -6,7 +6,7 @@ from cosmos_core.models.diffusion.model import DiffusionModel
 from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.parts import Part
 from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT
-from cosmos_core.protocols import DivergenceKind
+from cosmos_core.protocols.frozen import DivergenceKind
 
 DIVERGENCES: frozenset[DivergenceKind] = frozenset({"forward-kl", "reverse-kl"})
 """What `DiffusionModel.decide` computes: of normals with one variance both have a closed form, and are the same."""

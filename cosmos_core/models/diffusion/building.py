@@ -34,7 +34,8 @@ from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.models.weights.materialising import fill
 from cosmos_core.models.weights.streaming import Drawn, Weights
-from cosmos_core.protocols import Compute, Extent, Kept, Layout, ModelFacts, ModelPart
+from cosmos_core.protocols import Layout, ModelFacts
+from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -28,16 +28,9 @@ from cosmos_core.models.diffusion.scoring import Decisions, decided_of
 from cosmos_core.models.packing import device_of
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.weights.loading import absence, holds_weights
-from cosmos_core.protocols import (
-    Comparison,
-    Decided,
-    KLTarget,
-    LatentSpec,
-    Layout,
-    MicroBatch,
-    ModelContext,
-    ModelFacts,
-)
+from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols.frozen import Comparison, KLTarget
+from cosmos_core.protocols.world import LatentSpec
 from cosmos_core.types import Payload, Prompt
 
 
@@ -83,7 +76,7 @@ class DiffusionModel(Family):
         return with_tensors(payload, {"sample": sample})
 
     def vet(self, prompt: Prompt) -> None:
-        """Read a row's demonstration as training does, but do not encode it (see `protocols.Vetting`).
+        """Read a row's demonstration as training does, but do not encode it (see `protocols.reward.Vetting`).
 
         Raises:
             DataError: It cannot be read, is too short, or is larger than a limit.
@@ -304,7 +297,7 @@ class DiffusionModel(Family):
         *,
         guidance: float,
     ) -> torch.Tensor:
-        """The velocity at each latent (see `protocols.Denoising`)."""
+        """The velocity at each latent (see `protocols.world.Denoising`)."""
         device = latents_B.device
         conditions = self._resident.of(prompts, device, _dtype(module))
         is_given_BT = conditions.get(IS_GIVEN)
@@ -314,13 +307,13 @@ class DiffusionModel(Family):
         return self._velocity(module, latents_B, times_B, conditions, is_given_BT=is_given_BT, guidance_B=guidance_B)
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:  # noqa: ARG002 - of the protocol
-        """The frames of a video (see `protocols.Denoising`)."""
+        """The frames of a video (see `protocols.world.Denoising`)."""
         frames = frames_of(self.codec.decode(latents))
         arrays = {"frames": array_of(frames), "fps": array_of(torch.tensor(self.options.fps))}
         return Payload(kind="media", arrays=arrays)
 
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
-        """The points at which a sample is learned (see `protocols.Noising`)."""
+        """The points at which a sample is learned (see `protocols.world.Noising`)."""
         tensor_of(payload, "sample", torch.float32, self.shape)
         options = self.options
         times = Times(law=options.times, mean=options.times_mean, std=options.times_std, shift=options.times_shift)

@@ -19,7 +19,8 @@ import torch
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.arrays import Conditions, has, side_by_side, tensor_of
 from cosmos_core.models.diffusion.noising import noise_of
-from cosmos_core.protocols import MicroBatch, Span
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols.model import Span
 from cosmos_core.types import Payload
 
 CONDITION: Final = "condition."

@@ -19,7 +19,8 @@ import attrs
 import torch
 
 from cosmos_core.errors import TrainingError
-from cosmos_core.protocols import Blend, Blended, Comparison, Decided, Divergence
+from cosmos_core.protocols import Decided
+from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Divergence
 
 VELOCITY: Final = "velocity"
 _HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)

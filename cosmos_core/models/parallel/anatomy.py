@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from cosmos_core.protocols import ModelPart
+from cosmos_core.protocols.facts import ModelPart
 
 BEFORE: Final = "embedding"
 AFTER: Final = "head"

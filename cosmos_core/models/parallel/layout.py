@@ -14,7 +14,10 @@ from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import Axis, Extent, Format, Layout, Lora, Mesh, ModelCapabilities, ModelFacts
+from cosmos_core.protocols import Layout, ModelCapabilities, ModelFacts
+from cosmos_core.protocols.facts import Extent
+from cosmos_core.protocols.layout import Axis, Lora, Mesh
+from cosmos_core.protocols.quantization import Format
 
 STAGES_PER_RANK: Final = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}

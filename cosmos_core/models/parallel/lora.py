@@ -39,7 +39,8 @@ from cosmos_core.models.parallel.tensor import (
     sum_parameter_gradients,
 )
 from cosmos_core.models.weights.streaming import Weights
-from cosmos_core.protocols import Layout, Lora
+from cosmos_core.protocols import Layout
+from cosmos_core.protocols.layout import Lora
 from cosmos_core.weights.shards import LocalShard, local_shard
 
 _LOG: Final = logging.getLogger(__name__)

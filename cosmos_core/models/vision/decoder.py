@@ -20,7 +20,7 @@ import torch
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.parallel.collectives import split_dim
-from cosmos_core.protocols import VisionInputs
+from cosmos_core.protocols.vision import VisionInputs
 
 if TYPE_CHECKING:
     import torch.distributed as dist

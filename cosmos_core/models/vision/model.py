@@ -31,7 +31,8 @@ from cosmos_core.models.tokenizer import tokenizer_defaults
 from cosmos_core.models.tokens import token_array
 from cosmos_core.models.vision.decoder import deeper_keywords, per_unit
 from cosmos_core.models.weights import loading
-from cosmos_core.protocols import Conditioning, Layout, ModelFacts, VisionInputs
+from cosmos_core.protocols import Layout, ModelFacts
+from cosmos_core.protocols.vision import Conditioning, VisionInputs
 from cosmos_core.types import Payload
 
 _NEXT: Final = (0, 0)
@@ -41,7 +42,7 @@ _NEXT: Final = (0, 0)
 class VisionLanguageModel(HuggingFaceModel):
     """A vision-language model of transformers, with a `text_config` and a text backbone of its own.
 
-    Engines that run a module themselves are handed what training computes (`cosmos_core.protocols.Conditioned`): `pack`
+    Engines that run a module themselves are handed what training computes (`protocols.vision.Conditioned`): `pack`
     lays a prompt out, `embed` runs the towers. A family says which arrays of a prompt it reads (`is_media`); one whose
     `embed` gives its backbone other things than transformers' decoders take overrides `per_unit` and `keywords`.
     """
@@ -70,7 +71,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return text
 
     def condition(self, prompt: Payload) -> Conditioning | None:
-        """Lay out a prompt that shows something (see `cosmos_core.protocols.Conditioned`).
+        """Lay out a prompt that shows something (see `cosmos_core.protocols.vision.Conditioned`).
 
         Raises:
             DataError: The arrays of the payload do not fit its prompt, or are not of the family.

@@ -18,7 +18,9 @@ from cosmos_core.config.schema import DatasetConfig
 from cosmos_core.errors import DataError
 from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.policy.batches.batch import TrainSequence, units_of
-from cosmos_core.protocols import Dataset, Mesh, Model, Noising, Split
+from cosmos_core.protocols import Dataset, Model, Split
+from cosmos_core.protocols.layout import Mesh
+from cosmos_core.protocols.world import Noising
 from cosmos_core.transport.bounds import DETAIL, sendable
 from cosmos_core.transport.frames import PayloadHeader, pack, unpack
 from cosmos_core.types import Payload, Prompt

@@ -37,7 +37,10 @@ from cosmos_core.policy.batches.batch import (
 from cosmos_core.policy.batches.rows import Read, Row, RowReader, look_together
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
-from cosmos_core.protocols import Algorithm, Dataset, Imitating, Mesh, Model, Noising
+from cosmos_core.protocols import Algorithm, Dataset, Model
+from cosmos_core.protocols.algorithm import Imitating
+from cosmos_core.protocols.layout import Mesh
+from cosmos_core.protocols.world import Noising
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
 

@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from cosmos_core.config.mesh import check_sizes, expert_shards, world_size
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.protocols import Axis
+from cosmos_core.protocols.layout import Axis
 
 
 class DeviceMeshes:
-    """The arrangements of one replica's processes (see `protocols.Mesh`).
+    """The arrangements of one replica's processes (see `protocols.layout.Mesh`).
 
     Args:
         sizes: Processes along each axis.

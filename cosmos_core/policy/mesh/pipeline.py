@@ -15,7 +15,10 @@ from torch import nn
 from cosmos_core.models.parallel.channel import broadcasted
 from cosmos_core.models.parallel.layout import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
-from cosmos_core.protocols import Comparison, Decided, KLTarget, Mesh, MicroBatch, PipelinedModel
+from cosmos_core.protocols import Decided, MicroBatch
+from cosmos_core.protocols.frozen import Comparison, KLTarget
+from cosmos_core.protocols.layout import Mesh
+from cosmos_core.protocols.model import PipelinedModel
 
 STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from cosmos_core.models.parallel.channel import all_gathered, broadcasted, gathered
 from cosmos_core.policy.mesh.mesh import single
-from cosmos_core.protocols import Mesh
+from cosmos_core.protocols.layout import Mesh
 
 LEADER: Final = 0
 """Rank of the process that speaks with the controller."""

@@ -10,7 +10,10 @@ import torch
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.policy.mesh.pipeline import Forward, Pipeline
 from cosmos_core.policy.mesh.schedules import Schedule
-from cosmos_core.protocols import Decided, KLTarget, Mesh, MicroBatch, Model, PipelinedModel
+from cosmos_core.protocols import Decided, MicroBatch, Model
+from cosmos_core.protocols.frozen import KLTarget
+from cosmos_core.protocols.layout import Mesh
+from cosmos_core.protocols.model import PipelinedModel
 from cosmos_core.replica.activity import Activity
 
 

@@ -15,7 +15,10 @@ from cosmos_core.models.adapters import trained_tensors
 from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.training.executor import Executor, make_executor, watch_layers
 from cosmos_core.policy.training.microbatch import Packing, pieces
-from cosmos_core.protocols import Decided, FrozenRole, Mesh, MicroBatch, Model, Recording
+from cosmos_core.protocols import Decided, MicroBatch, Model
+from cosmos_core.protocols.frozen import FrozenRole
+from cosmos_core.protocols.layout import Mesh
+from cosmos_core.protocols.model import Recording
 from cosmos_core.replica.activity import Activity
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors

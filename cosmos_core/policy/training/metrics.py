@@ -18,7 +18,11 @@ import torch.distributed as dist
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.training.microbatch import Known
-from cosmos_core.protocols import AfterStep, Axis, Decided, Estimate, Loss, Mesh, Model, is_core_metric, log_ratio
+from cosmos_core.protocols import Decided, Loss, Model
+from cosmos_core.protocols.algorithm import Estimate, is_core_metric
+from cosmos_core.protocols.layout import Axis, Mesh
+from cosmos_core.protocols.model import AfterStep
+from cosmos_core.protocols.objectives import log_ratio
 
 
 @attrs.define
@@ -195,7 +199,7 @@ DIFFERENT: Final[tuple[Axis, ...]] = ("dp_replicate", "dp_shard", "cp")
 
 
 class Counters:
-    """Counters that a model keeps in a step, summed over all that trained it (see `protocols.AfterStep`).
+    """Counters that a model keeps in a step, summed over all that trained it (see `protocols.model.AfterStep`).
 
     Args:
         model: The model.

@@ -20,18 +20,10 @@ import torch
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.world import World
-from cosmos_core.protocols import (
-    Aggregation,
-    Algorithm,
-    Decided,
-    Decisions,
-    Estimate,
-    FrozenOutput,
-    FrozenRole,
-    MicroBatch,
-    Model,
-    Span,
-)
+from cosmos_core.protocols import Aggregation, Algorithm, Decided, Decisions, MicroBatch, Model
+from cosmos_core.protocols.algorithm import Estimate
+from cosmos_core.protocols.frozen import FrozenOutput, FrozenRole
+from cosmos_core.protocols.model import Span
 from cosmos_core.types import Payload
 
 Whole = TypeVar("Whole", torch.Tensor, range)

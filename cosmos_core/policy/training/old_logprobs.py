@@ -18,18 +18,9 @@ from cosmos_core.errors import TrainingError
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import Piece, Prepared, pieces
-from cosmos_core.protocols import (
-    Algorithm,
-    Comparison,
-    Consulting,
-    Decided,
-    Estimate,
-    Estimating,
-    FrozenOutput,
-    FrozenRole,
-    KLTarget,
-    Taken,
-)
+from cosmos_core.protocols import Algorithm, Decided
+from cosmos_core.protocols.algorithm import Estimate, Estimating, Taken
+from cosmos_core.protocols.frozen import Comparison, Consulting, FrozenOutput, FrozenRole, KLTarget
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -21,17 +21,9 @@ from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.metrics import Measures
 from cosmos_core.policy.training.microbatch import Packer, Prepared
 from cosmos_core.policy.training.old_logprobs import Evaluated, comparison_of, with_estimates
-from cosmos_core.protocols import (
-    Algorithm,
-    Comparison,
-    Consulting,
-    Decided,
-    Estimating,
-    FrozenRole,
-    Imitating,
-    KLTarget,
-    Loss,
-)
+from cosmos_core.protocols import Algorithm, Decided, Loss
+from cosmos_core.protocols.algorithm import Estimating, Imitating
+from cosmos_core.protocols.frozen import Comparison, Consulting, FrozenRole, KLTarget
 
 
 def is_measured(world: World) -> bool:

@@ -19,7 +19,8 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Algorithm, FrozenRole, Model
+from cosmos_core.protocols import Algorithm, Model
+from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import Scalar
 
 

@@ -28,7 +28,9 @@ from cosmos_core.policy.training.gradients import AdamW, GradientBuffer, TiedPar
 from cosmos_core.policy.training.metrics import IMITATION, Counters, Measures, Meter, Stopwatch
 from cosmos_core.policy.training.microbatch import Packer
 from cosmos_core.policy.training.passes import Passes, is_measured
-from cosmos_core.protocols import Algorithm, FrozenRole, Model, Valuing
+from cosmos_core.protocols import Algorithm, Model
+from cosmos_core.protocols.algorithm import Valuing
+from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.replica.activity import Activity
 
 MOST_UNIMITATED: Final = 10

@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import Denoising
+from cosmos_core.protocols.world import Denoising
 from cosmos_core.rollout.diffusion.samplers import Row
 from cosmos_core.rollout.diffusion.trajectory import Decision, Trajectory, with_given
 

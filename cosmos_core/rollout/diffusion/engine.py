@@ -9,16 +9,8 @@ import attrs
 import torch
 
 from cosmos_core.errors import CosmosError, DataError, EngineError
-from cosmos_core.protocols import (
-    CachePolicy,
-    Denoising,
-    EngineContext,
-    LatentSpec,
-    Model,
-    Noising,
-    Request,
-    TensorSlice,
-)
+from cosmos_core.protocols import CachePolicy, EngineContext, Model, Request, TensorSlice
+from cosmos_core.protocols.world import Denoising, LatentSpec, Noising
 from cosmos_core.rollout.diffusion.denoising import denoise
 from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, problems, sampling_problems
 from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed

@@ -10,11 +10,9 @@ from attrs import validators as check
 
 from cosmos_core.config.schema import ABOVE_ZERO, NOT_NEGATIVE, POSITIVE, option
 from cosmos_core.protocols import (
-    Denoising,
     EngineCapabilities,
     EngineContext,
     Model,
-    Noising,
     PlannedRun,
     Preflight,
     Provider,
@@ -22,6 +20,7 @@ from cosmos_core.protocols import (
     Sampling,
     hookimpl,
 )
+from cosmos_core.protocols.world import Denoising, Noising
 
 SamplerName: TypeAlias = Literal["flow-sde", "cps", "edm", "euler", "unipc"]
 EvaluationSamplerName: TypeAlias = Literal["euler", "unipc", "edm"]
@@ -142,7 +141,7 @@ def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
     if not isinstance(model, Denoising):
         yield (
             f"rollout.engine.plugin: 'diffusion' denoises, and {type(model).__name__} is no world model "
-            "(cosmos_core.protocols.Denoising); use the engine 'embedded', or another model"
+            "(cosmos_core.protocols.world.Denoising); use the engine 'embedded', or another model"
         )
     if options.sigma_min >= options.sigma_max:
         yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
@@ -166,7 +165,7 @@ def _regressions(options: DiffusionOptions, model: Model) -> Iterator[str]:
     if not isinstance(model, Noising):
         yield (
             f"{_OPTIONS}.regressions: {options.regressions}, and {type(model).__name__} does not learn any "
-            "(cosmos_core.protocols.Noising); set it to 0"
+            "(cosmos_core.protocols.world.Noising); set it to 0"
         )
 
 

@@ -11,7 +11,8 @@ import attrs
 import numpy as np
 import torch
 
-from cosmos_core.protocols import FinishReason, Generated, LatentSpec
+from cosmos_core.protocols import FinishReason, Generated
+from cosmos_core.protocols.world import LatentSpec
 from cosmos_core.rollout.diffusion.samplers import Step
 from cosmos_core.rollout.diffusion.schedule import Schedule, noise
 from cosmos_core.rollout.serving.requests import RequestState, WaitingQueue

@@ -8,17 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import (
-    FORMATS,
-    CachePolicy,
-    Conditioned,
-    EngineContext,
-    FinishReason,
-    Model,
-    Record,
-    Recording,
-    TensorSlice,
-)
+from cosmos_core.protocols import CachePolicy, EngineContext, FinishReason, Model, TensorSlice
+from cosmos_core.protocols.model import Record, Recording
+from cosmos_core.protocols.quantization import FORMATS
+from cosmos_core.protocols.vision import Conditioned
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, problems

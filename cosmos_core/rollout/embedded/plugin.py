@@ -8,17 +8,17 @@ import attrs
 
 from cosmos_core.config.schema import POSITIVE, option
 from cosmos_core.protocols import (
-    FORMATS,
     EngineCapabilities,
     EngineContext,
     Model,
     PlannedRun,
     Preflight,
     Provider,
-    Recording,
     RolloutEngine,
     hookimpl,
 )
+from cosmos_core.protocols.model import Recording
+from cosmos_core.protocols.quantization import FORMATS
 
 
 @attrs.frozen(kw_only=True)

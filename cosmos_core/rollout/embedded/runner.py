@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 
-from cosmos_core.protocols import Conditioned, Conditioning, VisionInputs
+from cosmos_core.protocols.vision import Conditioned, Conditioning, VisionInputs
 from cosmos_core.rollout.embedded.attention import Chunk, SlotStep
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single

@@ -16,7 +16,6 @@ from cosmos_core.config.order import turn_seed
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import (
-    Conversing,
     EnvironmentCapabilities,
     FinishReason,
     Generated,
@@ -25,6 +24,7 @@ from cosmos_core.protocols import (
     Request,
     RolloutEngine,
 )
+from cosmos_core.protocols.model import Conversing
 from cosmos_core.rollout.episodes.dialogue import Dialogue, EpisodeResult, extended
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool

@@ -10,7 +10,8 @@ import attrs
 
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.errors import CosmosError, PluginBrokenError
-from cosmos_core.protocols import Completion, Requiring, Reward
+from cosmos_core.protocols import Completion, Reward
+from cosmos_core.protocols.reward import Requiring
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.transport.reports import SampleReport

@@ -18,7 +18,8 @@ from typing import Any, Final, cast
 
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Completion, Loading, Reward, RewardContext, Score
+from cosmos_core.protocols import Completion, Reward, RewardContext, Score
+from cosmos_core.protocols.reward import Loading
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,

@@ -12,7 +12,9 @@ import attrs
 import numpy as np
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import Conditioning, Model, Recording
+from cosmos_core.protocols import Model
+from cosmos_core.protocols.model import Recording
+from cosmos_core.protocols.vision import Conditioning
 from cosmos_core.rollout.serving.tokens import check_ids, condition
 from cosmos_core.types import Payload
 

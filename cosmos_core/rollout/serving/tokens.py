@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import Conditioned, Conditioning, FinishReason, Generated, Model, Request
+from cosmos_core.protocols import FinishReason, Generated, Model, Request
+from cosmos_core.protocols.vision import Conditioned, Conditioning
 from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.randomness import sample_key
 from cosmos_core.rollout.serving.requests import RequestState, ServedHandle
@@ -84,7 +85,7 @@ def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:
     if more := sorted(prompt.arrays.keys() - {"prompt"}):
         raise EngineError(
             f"{where}: its prompt has the arrays {', '.join(more)}, and {type(model).__name__} does not say how they "
-            "enter a forward (cosmos_core.protocols.Conditioned)"
+            "enter a forward (cosmos_core.protocols.vision.Conditioned)"
         )
     return None
 

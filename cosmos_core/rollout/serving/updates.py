@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
-from cosmos_core.protocols import Format, TensorSlice
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.protocols.quantization import Format
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.quantization import copy_exactly, dequantised_rows, quantise_tensors

@@ -20,7 +20,8 @@ from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Conversing, Dataset, Request, Sampling
+from cosmos_core.protocols import Dataset, Request, Sampling
+from cosmos_core.protocols.model import Conversing
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool

@@ -1,8 +1,8 @@
 """Estimates the memory of the processes of a policy replica, by part.
 
-What a process keeps for its backward pass follows from what the model's parts keep per unit
-(`cosmos_core.protocols.Kept`), from how the mesh splits that, and from how many micro-batches its pipeline schedule
-has in flight. Temporary buffers inside operators are not counted.
+What a process keeps for its backward pass follows from what the model's parts keep per unit (`protocols.facts.Kept`),
+from how the mesh splits that, and from how many micro-batches its pipeline schedule has in flight. Temporary buffers
+inside operators are not counted.
 
 Source: arXiv:2205.05198, section 4 (what tensor and sequence parallelism split); arXiv:2104.04473, section 2.2
 (micro-batches in flight); arXiv:2401.10241, section 6 (those of the v-shaped schedule).
@@ -21,7 +21,10 @@ import attrs
 from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.models.parallel.layout import STAGES_PER_RANK, layer_spans, stage_indices
-from cosmos_core.protocols import FORMATS, Compute, FrozenRole, ModelFacts, ModelPart
+from cosmos_core.protocols import ModelFacts
+from cosmos_core.protocols.facts import Compute, ModelPart
+from cosmos_core.protocols.frozen import FrozenRole
+from cosmos_core.protocols.quantization import FORMATS
 
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
 OUTPUT_COPIES: Final = 3

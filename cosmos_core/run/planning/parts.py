@@ -9,19 +9,18 @@ import attrs
 from cosmos_core.config.job import Stage
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
-    Comparison,
     DatasetCapabilities,
     EngineCapabilities,
     EnvironmentCapabilities,
-    FrozenRole,
     ModelCapabilities,
     ModelFacts,
-    Omission,
     Preflight,
-    Record,
     RewardCapabilities,
     Split,
 )
+from cosmos_core.protocols.dataset import Omission
+from cosmos_core.protocols.frozen import Comparison, FrozenRole
+from cosmos_core.protocols.model import Record
 
 
 @attrs.frozen(kw_only=True)

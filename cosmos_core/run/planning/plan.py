@@ -24,23 +24,12 @@ from cosmos_core.plugins.recipe import (
     unmet,
 )
 from cosmos_core.plugins.selection import PluginSet, describe
-from cosmos_core.protocols import (
-    AlgorithmCapabilities,
-    Comparison,
-    Consulting,
-    Conversing,
-    Dataset,
-    FrozenRole,
-    Imitating,
-    Model,
-    Omitting,
-    Paced,
-    Preflight,
-    Recording,
-    Split,
-    Vetting,
-    Window,
-)
+from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflight, Split
+from cosmos_core.protocols.algorithm import Imitating
+from cosmos_core.protocols.dataset import Omitting, Paced, Window
+from cosmos_core.protocols.frozen import Comparison, Consulting, FrozenRole
+from cosmos_core.protocols.model import Conversing, Recording
+from cosmos_core.protocols.reward import Vetting
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.checks import emptiness, problems, unlike

@@ -11,7 +11,8 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Dataset, Model, Split, Vetting
+from cosmos_core.protocols import Dataset, Model, Split
+from cosmos_core.protocols.reward import Vetting
 from cosmos_core.run.planning.parts import Measured
 from cosmos_core.types import Prompt
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cosmos_core.config.job import Job
 from cosmos_core.control.live.figures import TimedStep
-from cosmos_core.protocols import is_core_metric
+from cosmos_core.protocols.algorithm import is_core_metric
 from cosmos_core.run.follower import Follower
 
 Planes = dict[str, dict[str, float]]

@@ -18,7 +18,8 @@ from cosmos_core.config.order import window_problem
 from cosmos_core.errors import TransportError
 from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Omission, Omitting, Paced, Split
+from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Split
+from cosmos_core.protocols.dataset import Omission, Omitting, Paced
 from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault, json_problems
 from cosmos_core.testing.conformance.rows import (
@@ -73,7 +74,7 @@ def location_problem(location: str) -> str:
 def omission_problems(omissions: Any) -> Iterator[str]:
     """Problems of the counts of rows that are left out."""
     if not isinstance(omissions, tuple) or not all(isinstance(each, Omission) for each in omissions):
-        yield f"{omissions!r:.100}; return a tuple of cosmos_core.protocols.Omission"
+        yield f"{omissions!r:.100}; return a tuple of cosmos_core.protocols.dataset.Omission"
         return
     for each in omissions:
         if not isinstance(each.num_rows, int) or each.num_rows < 1 or not each.reason:

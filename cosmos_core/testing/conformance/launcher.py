@@ -22,9 +22,8 @@ from cosmos_core.protocols import (
     Pool,
     ProcessSpec,
     Provider,
-    Submission,
-    Submitting,
 )
+from cosmos_core.protocols.launcher import Submission, Submitting
 from cosmos_core.testing.conformance.launched import LAST_WORDS, VARIABLE
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 

@@ -21,14 +21,12 @@ from cosmos_core.protocols import (
     DatasetCapabilities,
     EngineCapabilities,
     Kind,
-    Loading,
-    Requiring,
     Reward,
     RewardCapabilities,
     RewardContext,
     Score,
-    Vetting,
 )
+from cosmos_core.protocols.reward import Loading, Requiring, Vetting
 from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault, json_problems
 from cosmos_core.testing.conformance.scoring import (

@@ -8,7 +8,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from cosmos_core.protocols import KINDS, PROJECT, hooks
+from cosmos_core.protocols import KINDS, hooks
+from cosmos_core.protocols.hooks import PROJECT
 from reference.markdown import code, directive, table
 from reference.signatures import declaration
 

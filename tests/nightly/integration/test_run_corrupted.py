@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ENGINE = """
 import torch
-from cosmos_core.protocols import FORMATS, EngineCapabilities, Provider, hookimpl
+from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
 

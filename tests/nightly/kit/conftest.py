@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from cosmos_core.protocols import KINDS, Kind, entry_point_group
+from cosmos_core.protocols import KINDS, Kind
+from cosmos_core.protocols.provider import entry_point_group
 from cosmos_core.testing.check.processes import run_pytest
 from cosmos_core.testing.check.recorder import Outcome
 

@@ -31,7 +31,8 @@ def steered(*, validator="check.gt(0.0)", keep="self.scale = options.scale", sca
 
 
 INHERITING = """
-from cosmos_core.protocols import AlgorithmCapabilities, Loss, PlainAlgorithm, Provider, hookimpl, relative_rewards
+from cosmos_core.protocols import AlgorithmCapabilities, Loss, PlainAlgorithm, Provider, hookimpl
+from cosmos_core.protocols.objectives import relative_rewards
 
 class Algorithm(PlainAlgorithm):
     def __init__(self, options, context): ...

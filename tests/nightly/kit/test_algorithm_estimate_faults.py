@@ -5,7 +5,7 @@ import textwrap
 from tests.nightly.kit.faulty_algorithm import CONSULTING, LOSS, REINFORCE, AlgorithmFaults, algorithm
 
 ESTIMATING = """
-from cosmos_core.protocols import Estimate
+from cosmos_core.protocols.algorithm import Estimate
 
 class Whitened(Algorithm):
     def shaped(self, taken):
@@ -97,7 +97,7 @@ PLANTED = {
     "settles-without-return": (
         estimating(estimate="return None"),
         "test_every_decision_gets_a_price",
-        "what settle gave returned a NoneType; return cosmos_core.protocols.Estimate",
+        "what settle gave returned a NoneType; return cosmos_core.protocols.algorithm.Estimate",
     ),
     "settles-others-than-there-are": (
         estimating(settle="batch[len(batch)]"),

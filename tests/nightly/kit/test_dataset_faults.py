@@ -7,7 +7,8 @@ from cosmos_core.testing.conformance import rows as process
 
 DATASET = """
 import itertools, random
-from cosmos_core.protocols import DatasetCapabilities, Omission, Provider, Window, hookimpl
+from cosmos_core.protocols import DatasetCapabilities, Provider, hookimpl
+from cosmos_core.protocols.dataset import Omission, Window
 from cosmos_core.types import Message, Prompt
 
 COUNTER = itertools.count()
@@ -261,7 +262,7 @@ PLANTED = {
     "omitting-numbers": (
         dataset(more=OMITTED + "return 3"),
         "test_rows_that_are_left_out_are_counted",
-        "omitted('train'): 3; return a tuple of cosmos_core.protocols.Omission",
+        "omitted('train'): 3; return a tuple of cosmos_core.protocols.dataset.Omission",
     ),
     "omitting-none": (
         dataset(more=OMITTED + "return (Omission(reason='torn', num_rows=0, first=''),)"),

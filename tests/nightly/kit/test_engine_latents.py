@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols.quantization import FORMATS
 
 HERE = Path(__file__).parent
 HEADER = """

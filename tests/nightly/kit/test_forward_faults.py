@@ -79,7 +79,9 @@ def spoiled(base, method):
     imports = """
 import numpy as np
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Conditioning, MicroBatch, Record, Shown
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols.model import Record
+from cosmos_core.protocols.vision import Conditioning, Shown
 from cosmos_core.types import Array
 """
     wrong = f"class Family(Working):\n{textwrap.indent(textwrap.dedent(method), '    ')}\n\n@hookimpl"

@@ -5,7 +5,8 @@ import pytest
 LAUNCHER = """
 import os, random, shlex, signal, subprocess, sys, time
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import Exit, LauncherCapabilities, Provider, Submission, hookimpl
+from cosmos_core.protocols import Exit, LauncherCapabilities, Provider, hookimpl
+from cosmos_core.protocols.launcher import Submission
 
 class Launcher:
     def __init__(self, options, context):

@@ -21,7 +21,9 @@ from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Aggregation, Divergence, Estimate, Loss
+from cosmos_core.protocols import Aggregation, Loss
+from cosmos_core.protocols.algorithm import Estimate
+from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.testing.layouts import share_of, whole, worst_error
 from cosmos_core.testing.worlds import run_world
 from tests.families import CONFIGS, family, text_payloads

@@ -13,7 +13,7 @@ from cosmos_core.models.facts import column_split, make_shell, matrices_of
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import Publications
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.testing.layouts import form_mesh, make_trainer, single_world
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.publisher import WeightPublisher

@@ -17,7 +17,8 @@ import torch
 
 from cosmos_core.errors import AttestationError, EngineLostError, WeightSyncError
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import FORMATS, EngineContext
+from cosmos_core.protocols import EngineContext
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.testing.conformance.engine.subject import EngineDriver, Pricer, stopping_at, tokens_of
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.quantization import quantise_tensors

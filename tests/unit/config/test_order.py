@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmos_core.config.order import evaluation_seed, group_seed, row_of, window_problem
-from cosmos_core.protocols import Window
+from cosmos_core.protocols.dataset import Window
 
 # A resumed run must draw what it drew before, also with a newer release.
 GOLDEN_ROWS = [9, 3, 6, 2, 4, 8, 7, 5, 0, 1]

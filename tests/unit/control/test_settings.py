@@ -21,7 +21,7 @@ from cosmos_core.config.schema import (
 from cosmos_core.control.machine.events import EVENTS, RunOpened
 from cosmos_core.control.machine.settings import StageSettings, settings_of
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import Window
+from cosmos_core.protocols.dataset import Window
 
 DEMONSTRATIONS = StageFacts(source="demonstrations")
 ROLLOUTS = StageFacts(source="rollouts", min_group_size=2)

@@ -1,7 +1,7 @@
 """Counts of rows that are left out."""
 
 from cosmos_core.data.index import Omissions
-from cosmos_core.protocols import Omission
+from cosmos_core.protocols.dataset import Omission
 
 
 def test_the_most_frequent_reason_comes_first_with_its_first_row():

@@ -11,7 +11,8 @@ from reference import hooks as hooks_reference
 from reference import kinds as kinds_reference
 
 from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
-from cosmos_core.protocols import KINDS, PROJECT, hooks
+from cosmos_core.protocols import KINDS, hooks
+from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.run.follower import evaluation_metrics, step_metrics
 
 DOCS = Path(__file__).parents[3] / "docs"

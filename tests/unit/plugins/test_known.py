@@ -2,7 +2,8 @@ import tomllib
 from pathlib import Path
 
 from cosmos_core.plugins.known import KNOWN, known_names
-from cosmos_core.protocols import KINDS, entry_point_group
+from cosmos_core.protocols import KINDS
+from cosmos_core.protocols.provider import entry_point_group
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 

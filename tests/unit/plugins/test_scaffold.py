@@ -20,7 +20,8 @@ from cosmos_core.errors import ConfigError, PluginConflictError
 from cosmos_core.plugins import scaffold
 from cosmos_core.plugins.known import KNOWN
 from cosmos_core.plugins.scaffold import Names, new_package
-from cosmos_core.protocols import KINDS, entry_point_group
+from cosmos_core.protocols import KINDS
+from cosmos_core.protocols.provider import entry_point_group
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = "a" + "-b2" * 13

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.models.parallel.channel import all_gathered, gathered, open_channel
 from cosmos_core.policy.publication import Publications
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.reports import WeightsPublished

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cosmos_core.protocols import limited, refuse_nonfinite, relative_rewards
+from cosmos_core.protocols.objectives import limited, refuse_nonfinite, relative_rewards
 from cosmos_core.types import Group, Sample, SampleStatus
 
 

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.models.facts import matrices_of
 from cosmos_core.policy.publication import Publications
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.rollout import weights_sync
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.serving.updates import LoadedWeights, Update

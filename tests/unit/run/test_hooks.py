@@ -7,8 +7,9 @@ import pluggy
 import pytest
 
 from cosmos_core.errors import ConfigError, PluginBrokenError
-from cosmos_core.protocols import PROJECT, hookimpl
+from cosmos_core.protocols import hookimpl
 from cosmos_core.protocols import hooks as hookspecs
+from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.run import hooks as hookset
 from cosmos_core.run.hooks import HookRunner, RunHooks, make_in_time
 

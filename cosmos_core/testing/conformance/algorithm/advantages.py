@@ -11,7 +11,8 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext, Estimate, Estimating, Taken
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext
+from cosmos_core.protocols.algorithm import Estimate, Estimating, Taken
 from cosmos_core.testing.conformance.algorithm.calls import (
     Batch,
     admitted,

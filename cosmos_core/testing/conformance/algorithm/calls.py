@@ -21,25 +21,9 @@ import torch
 
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.training.microbatch import Known
-from cosmos_core.protocols import (
-    Aggregation,
-    Algorithm,
-    AlgorithmCapabilities,
-    Blend,
-    Comparison,
-    Consulting,
-    Decided,
-    Divergence,
-    Estimate,
-    Estimating,
-    FrozenOutput,
-    FrozenRole,
-    Imitating,
-    Loss,
-    OldLogprobs,
-    Taken,
-    Valuing,
-)
+from cosmos_core.protocols import Aggregation, Algorithm, AlgorithmCapabilities, Decided, Loss
+from cosmos_core.protocols.algorithm import Estimate, Estimating, Imitating, OldLogprobs, Taken, Valuing
+from cosmos_core.protocols.frozen import Blend, Comparison, Consulting, Divergence, FrozenOutput, FrozenRole
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Group, Payload
 
@@ -194,7 +178,7 @@ def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
     if not isinstance(estimate, Estimate):
         fault(
             f"what settle gave returned a {type(estimate).__name__}; return "
-            "cosmos_core.protocols.Estimate(advantages_n=...)"
+            "cosmos_core.protocols.algorithm.Estimate(advantages_n=...)"
         )
     held = (taken.logprobs_n, *taken.frozen_n.values(), taken.values_n)
     known = next((each for each in held if each is not None), None)

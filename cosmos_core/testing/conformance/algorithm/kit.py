@@ -20,14 +20,13 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
     Decided,
-    DecisionKind,
     EngineCapabilities,
-    Imitating,
     Loss,
     Provider,
     RewardCapabilities,
-    Source,
 )
+from cosmos_core.protocols.algorithm import Imitating, Source
+from cosmos_core.protocols.world import DecisionKind
 from cosmos_core.testing.conformance.algorithm.advantages import (
     AlgorithmAdmission,
     AlgorithmAdvantages,

@@ -12,15 +12,8 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import (
-    CORE_METRICS,
-    Algorithm,
-    AlgorithmCapabilities,
-    Decided,
-    Decisions,
-    Estimating,
-    is_core_metric,
-)
+from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decided, Decisions
+from cosmos_core.protocols.algorithm import CORE_METRICS, Estimating, is_core_metric
 from cosmos_core.testing.conformance.algorithm.calls import Batch, consulted, described, draw, extreme, properties_of
 from cosmos_core.testing.conformance.algorithm.subject import AlgorithmSubject
 from cosmos_core.testing.conformance.algorithm.world import (

@@ -13,22 +13,10 @@ import torch
 
 from cosmos_core.policy.training.microbatch import Known, Piece, know
 from cosmos_core.policy.training.old_logprobs import cut
-from cosmos_core.protocols import (
-    Algorithm,
-    Blend,
-    Blended,
-    Comparison,
-    Consulting,
-    Decided,
-    Divergence,
-    Estimate,
-    Estimating,
-    FrozenOutput,
-    FrozenRole,
-    Loss,
-    MicroBatch,
-    Span,
-)
+from cosmos_core.protocols import Algorithm, Decided, Loss, MicroBatch
+from cosmos_core.protocols.algorithm import Estimate, Estimating
+from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Consulting, Divergence, FrozenOutput, FrozenRole
+from cosmos_core.protocols.model import Span
 from cosmos_core.testing.conformance.algorithm.calls import Batch, estimates_of, is_judged, priced
 
 Ranks: TypeAlias = Sequence[Sequence[Sequence[int]]]

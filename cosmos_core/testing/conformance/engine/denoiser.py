@@ -18,16 +18,10 @@ import numpy as np
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import (
-    Comparison,
-    Decided,
-    KLTarget,
-    LatentSpec,
-    Layout,
-    MicroBatch,
-    ModelFacts,
-    Span,
-)
+from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelFacts
+from cosmos_core.protocols.frozen import Comparison, KLTarget
+from cosmos_core.protocols.model import Span
+from cosmos_core.protocols.world import LatentSpec
 from cosmos_core.types import Array, Payload, Prompt
 
 _SHAPE: Final = (3, 2, 4, 4)

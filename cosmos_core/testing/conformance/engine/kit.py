@@ -8,7 +8,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from cosmos_core.protocols import CachePolicy, EngineCapabilities, EngineContext, FinishReason, Generated, Model, Record
+from cosmos_core.protocols import CachePolicy, EngineCapabilities, EngineContext, FinishReason, Generated, Model
+from cosmos_core.protocols.model import Record
 from cosmos_core.testing.conformance.engine.generation import DrawTests, GenerationTests, PreflightTests
 from cosmos_core.testing.conformance.engine.requests import CrowdTests, FlightTests
 from cosmos_core.testing.conformance.engine.subject import EngineSetting, Pricer, Start, needs_tokens, recorded_of, twin

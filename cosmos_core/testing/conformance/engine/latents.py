@@ -15,7 +15,6 @@ import torch
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import (
-    Denoising,
     EngineCapabilities,
     EngineContext,
     FinishReason,
@@ -26,6 +25,7 @@ from cosmos_core.protocols import (
     Provider,
     RolloutEngine,
 )
+from cosmos_core.protocols.world import Denoising
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.subject import Pricer, Start, refuses

@@ -24,7 +24,6 @@ from cosmos_core.protocols import (
     EngineCapabilities,
     EngineContext,
     FinishReason,
-    Format,
     Generated,
     Handle,
     Kind,
@@ -32,11 +31,12 @@ from cosmos_core.protocols import (
     ModelContext,
     PauseMode,
     Provider,
-    Record,
     Request,
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.protocols.model import Record
+from cosmos_core.protocols.quantization import Format
 from cosmos_core.testing.conformance.plugin import OneThread, fault
 from cosmos_core.types import JSON, Payload, Prompt
 from cosmos_core.weights import slices

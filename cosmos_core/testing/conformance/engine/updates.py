@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.protocols import FORMATS, CachePolicy, EngineCapabilities, Format, Generated, Model, TensorSlice
+from cosmos_core.protocols import CachePolicy, EngineCapabilities, Generated, Model, TensorSlice
+from cosmos_core.protocols.quantization import FORMATS, Format
 from cosmos_core.testing.conformance.engine.subject import EngineDriver, EngineSetting, Pricer, Start, refuses
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload

@@ -12,7 +12,8 @@ from typing import Final
 import pytest
 import torch
 
-from cosmos_core.protocols import Decided, Divergence, KLTarget, MicroBatch, Model, ModelCapabilities
+from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities
+from cosmos_core.protocols.frozen import Divergence, KLTarget
 from cosmos_core.testing.conformance.model.subject import CPU, ROOM, SEED, ModelSetting, decide_each, pack_alone, splits
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload

@@ -21,7 +21,9 @@ from transformers import PreTrainedTokenizerBase
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import KIND, array_of, tokens_payload, values
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Conversing, Model, ModelCapabilities, ModelContext, Showing
+from cosmos_core.protocols import Model, ModelCapabilities, ModelContext
+from cosmos_core.protocols.model import Conversing
+from cosmos_core.protocols.vision import Showing
 from cosmos_core.testing.conformance.model.subject import ROOM, SEED, ModelSetting, demonstrations, pack_alone
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.conformance.processes import ask

@@ -19,7 +19,9 @@ import torch
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import TEXT, DiffusionModel, DiffusionOptions
 from cosmos_core.models.diffusion.noising import noise_of
-from cosmos_core.protocols import Decided, Kept, Model, Vetting
+from cosmos_core.protocols import Decided, Model
+from cosmos_core.protocols.facts import Kept
+from cosmos_core.protocols.reward import Vetting
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.kit import ModelConformance
 from cosmos_core.testing.conformance.model.layouts import ModelSpreading

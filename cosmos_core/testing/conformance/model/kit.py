@@ -14,7 +14,8 @@ import torch
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.models.parallel.layout import undeclared
-from cosmos_core.protocols import AfterStep, Decided, MicroBatch, Model, ModelCapabilities, Record, Recording
+from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities
+from cosmos_core.protocols.model import AfterStep, Record, Recording
 from cosmos_core.testing.conformance.model.decisions import ModelComparing, ModelDecisions
 from cosmos_core.testing.conformance.model.encoding import ModelConversing, ModelEncoding, ModelShowing
 from cosmos_core.testing.conformance.model.gradients import ModelGradients, ModelWeights

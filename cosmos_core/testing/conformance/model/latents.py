@@ -14,18 +14,10 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import (
-    Blend,
-    Blended,
-    Conditioned,
-    Conditioning,
-    Decided,
-    KLTarget,
-    LatentSpec,
-    MicroBatch,
-    Model,
-    ModelCapabilities,
-)
+from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities
+from cosmos_core.protocols.frozen import Blend, Blended, KLTarget
+from cosmos_core.protocols.vision import Conditioned, Conditioning
+from cosmos_core.protocols.world import LatentSpec
 from cosmos_core.testing.conformance.model.subject import CPU, ROOM, SEED, ModelSetting, pack_alone
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Payload, Prompt

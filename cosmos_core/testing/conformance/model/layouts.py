@@ -15,7 +15,8 @@ from cosmos_core.models.adapters import is_adapter
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import pieces
-from cosmos_core.protocols import Axis, MicroBatch, Model, ModelCapabilities, ModelContext
+from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities, ModelContext
+from cosmos_core.protocols.layout import Axis
 from cosmos_core.testing.conformance.model.subject import SEED, ModelSetting, first_difference, inspect, pack_alone
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import (

@@ -15,7 +15,8 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Denoising, LatentSpec, Model, Noising
+from cosmos_core.protocols import Model
+from cosmos_core.protocols.world import Denoising, LatentSpec, Noising
 from cosmos_core.testing.conformance.model import latents
 from cosmos_core.testing.conformance.model.subject import ROOM, ModelSetting, decide_each
 from cosmos_core.testing.conformance.plugin import fault

@@ -20,7 +20,9 @@ from cosmos_core.errors import CosmosError, DataError
 from cosmos_core.models.tokens import KIND, values
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.processes.world import World
-from cosmos_core.protocols import Decided, Kind, MicroBatch, Model, ModelContext, ModelFacts, Noising, PipelinedModel
+from cosmos_core.protocols import Decided, Kind, MicroBatch, Model, ModelContext, ModelFacts
+from cosmos_core.protocols.model import PipelinedModel
+from cosmos_core.protocols.world import Noising
 from cosmos_core.testing.conformance.plugin import OneThread, fault
 from cosmos_core.types import JSON, Payload, Prompt
 from cosmos_core.weights.shards import canonical_tensors

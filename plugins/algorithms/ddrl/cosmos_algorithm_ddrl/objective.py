@@ -7,20 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cosmos_algorithm_ddrl.options import DdrlOptions
-from cosmos_core.protocols import (
-    Aggregation,
-    AlgorithmContext,
-    Decisions,
-    Divergence,
-    FrozenRole,
-    Loss,
-    PlainAlgorithm,
-    add_divergence,
-    clipped_surrogate,
-    limited,
-    log_ratio,
-    relative_rewards,
-)
+from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Loss, PlainAlgorithm
+from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.objectives import add_divergence, clipped_surrogate, limited, log_ratio, relative_rewards
 from cosmos_core.types import Group
 
 

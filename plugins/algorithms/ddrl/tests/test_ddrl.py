@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from cosmos_algorithm_ddrl import Ddrl, DdrlOptions
-from cosmos_core.protocols import AlgorithmContext, Decisions, Imitating
+from cosmos_core.protocols import AlgorithmContext, Decisions
+from cosmos_core.protocols.algorithm import Imitating
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2)

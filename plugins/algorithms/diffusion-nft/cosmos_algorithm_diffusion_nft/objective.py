@@ -12,17 +12,9 @@ from typing import Final
 
 from cosmos_algorithm_diffusion_nft.options import DiffusionNftOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import (
-    Aggregation,
-    AlgorithmContext,
-    Blend,
-    Decisions,
-    FrozenRole,
-    Loss,
-    PlainAlgorithm,
-    limited,
-    relative_rewards,
-)
+from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Loss, PlainAlgorithm
+from cosmos_core.protocols.frozen import Blend, FrozenRole
+from cosmos_core.protocols.objectives import limited, relative_rewards
 from cosmos_core.types import Group
 
 _LEAST_ERROR: Final = 1e-5

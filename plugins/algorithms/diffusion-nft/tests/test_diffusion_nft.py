@@ -12,7 +12,8 @@ import torch
 
 from cosmos_algorithm_diffusion_nft import DiffusionNft, DiffusionNftOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, Blend, Blended, Consulting, Decisions, FrozenOutput
+from cosmos_core.protocols import AlgorithmContext, Decisions
+from cosmos_core.protocols.frozen import Blend, Blended, Consulting, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2, generates_average=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from cosmos_algorithm_distill.objective import Distillation
 from cosmos_algorithm_distill.options import DistillOptions
-from cosmos_core.protocols import Decisions, Divergence, FrozenRole, Loss
+from cosmos_core.protocols import Decisions, Loss
+from cosmos_core.protocols.frozen import Divergence, FrozenRole
 
 
 class ExactDistillation(Distillation):

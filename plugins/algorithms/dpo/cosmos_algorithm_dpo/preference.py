@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from cosmos_core.protocols import Aggregation, Decisions, Divergence, Estimate, FrozenRole, Loss, PlainAlgorithm, Taken
+from cosmos_core.protocols import Aggregation, Decisions, Loss, PlainAlgorithm
+from cosmos_core.protocols.algorithm import Estimate, Taken
+from cosmos_core.protocols.frozen import Divergence, FrozenRole
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ Shape: TypeAlias = Callable[[Margin], Slope]
 
 
 class PreferenceObjective(PlainAlgorithm):
-    """An objective over pairs (see `cosmos_core.protocols.Estimating`).
+    """An objective over pairs (see `cosmos_core.protocols.algorithm.Estimating`).
 
     Args:
         shape: The loss of a pair by its margin.

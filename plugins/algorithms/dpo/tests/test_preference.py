@@ -10,7 +10,9 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from cosmos_algorithm_dpo import bco, dpo, ipo
-from cosmos_core.protocols import AlgorithmContext, Decisions, FrozenOutput, Taken
+from cosmos_core.protocols import AlgorithmContext, Decisions
+from cosmos_core.protocols.algorithm import Taken
+from cosmos_core.protocols.frozen import FrozenOutput
 
 CONTEXT = AlgorithmContext(group_size=2, temperature=1.0, max_units=10, max_staleness=0)
 LENGTHS = (3, 5, 1, 4, 6, 2)

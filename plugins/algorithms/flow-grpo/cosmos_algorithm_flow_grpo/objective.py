@@ -7,14 +7,9 @@ from typing import Final
 
 from cosmos_algorithm_flow_grpo.options import FlowGrpoOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import (
-    Aggregation,
-    AlgorithmContext,
-    Decisions,
-    Divergence,
-    FrozenRole,
-    Loss,
-    PlainAlgorithm,
+from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Loss, PlainAlgorithm
+from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.objectives import (
     add_divergence,
     clipped_surrogate,
     limited,

@@ -13,7 +13,8 @@ import torch
 
 from cosmos_algorithm_flow_grpo import FlowGrpo, FlowGrpoOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, Decisions, Divergence, FrozenOutput
+from cosmos_core.protocols import AlgorithmContext, Decisions
+from cosmos_core.protocols.frozen import Divergence, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2)

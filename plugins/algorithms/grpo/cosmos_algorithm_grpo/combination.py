@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from cosmos_algorithm_grpo.options import PolicyOptions
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, refuse_recomputed
+from cosmos_core.protocols import AlgorithmContext
+from cosmos_core.protocols.objectives import refuse_recomputed
 
 
 def check_combination(options: PolicyOptions, context: AlgorithmContext) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cosmos_algorithm_grpo.ratio import mean_of_sequence
-from cosmos_core.protocols import log_ratio
+from cosmos_core.protocols.objectives import log_ratio
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from cosmos_core.protocols import log_ratio
+from cosmos_core.protocols.objectives import log_ratio
 
 if TYPE_CHECKING:
     import torch

@@ -12,17 +12,9 @@ from cosmos_algorithm_grpo.kl import kl_estimate
 from cosmos_algorithm_grpo.options import PolicyOptions
 from cosmos_algorithm_grpo.ratio import sequence_log_ratio
 from cosmos_algorithm_grpo.surrogate import Surrogate
-from cosmos_core.protocols import (
-    Aggregation,
-    AlgorithmCapabilities,
-    AlgorithmContext,
-    Decisions,
-    Divergence,
-    FrozenRole,
-    Loss,
-    PlainAlgorithm,
-    log_ratio,
-)
+from cosmos_core.protocols import Aggregation, AlgorithmCapabilities, AlgorithmContext, Decisions, Loss, PlainAlgorithm
+from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.objectives import log_ratio
 from cosmos_core.types import Group, Sample
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cosmos_core.protocols import log_ratio
+from cosmos_core.protocols.objectives import log_ratio
 
 if TYPE_CHECKING:
     import torch

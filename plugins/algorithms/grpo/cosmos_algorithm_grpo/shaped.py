@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cosmos_algorithm_grpo.advantage import Whitening
 from cosmos_algorithm_grpo.kl import kl_estimate
 from cosmos_algorithm_grpo.objective import Objective
-from cosmos_core.protocols import Estimate, Taken
+from cosmos_core.protocols.algorithm import Estimate, Taken
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from cosmos_core.protocols import Loss, clipped_surrogate
+from cosmos_core.protocols import Loss
+from cosmos_core.protocols.objectives import clipped_surrogate
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,9 @@ import torch
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
 from cosmos_core.policy.training.microbatch import decision_weights
-from cosmos_core.protocols import AlgorithmContext, Decisions, Estimating, FrozenOutput, Taken
+from cosmos_core.protocols import AlgorithmContext, Decisions
+from cosmos_core.protocols.algorithm import Estimating, Taken
+from cosmos_core.protocols.frozen import FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 PRESETS = ("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce-plus-plus")

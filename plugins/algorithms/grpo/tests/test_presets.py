@@ -14,7 +14,8 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
 from cosmos_core.policy.training.microbatch import decision_weights
-from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, FrozenOutput
+from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions
+from cosmos_core.protocols.frozen import FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=100, max_staleness=2)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from cosmos_algorithm_grpo import ClippedOptions, clipped
-from cosmos_core.protocols import AlgorithmContext, Consulting, Estimating, Taken
+from cosmos_core.protocols import AlgorithmContext
+from cosmos_core.protocols.algorithm import Estimating, Taken
+from cosmos_core.protocols.frozen import Consulting
 
 CONTEXT = AlgorithmContext(group_size=1, temperature=1.0, max_units=100, max_staleness=2)
 

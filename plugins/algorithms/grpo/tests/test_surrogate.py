@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_algorithm_grpo.surrogate import Clip, Weight
-from cosmos_core.protocols import log_ratio
+from cosmos_core.protocols.objectives import log_ratio
 
 CLIP = Clip(low=0.2, high=0.3)
 

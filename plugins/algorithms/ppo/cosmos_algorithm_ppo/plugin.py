@@ -19,18 +19,14 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     AlgorithmContext,
     Decisions,
-    Divergence,
-    Estimate,
-    FrozenRole,
     Loss,
     PlainAlgorithm,
     Provider,
-    Taken,
-    clipped_surrogate,
     hookimpl,
-    log_ratio,
-    refuse_recomputed,
 )
+from cosmos_core.protocols.algorithm import Estimate, Taken
+from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.objectives import clipped_surrogate, log_ratio, refuse_recomputed
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:

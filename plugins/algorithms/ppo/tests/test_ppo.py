@@ -9,7 +9,8 @@ import torch
 
 from cosmos_algorithm_ppo import Ppo, PpoOptions, generalised_advantages
 from cosmos_core.errors import ConfigError
-from cosmos_core.protocols import AlgorithmContext, Decisions, Taken
+from cosmos_core.protocols import AlgorithmContext, Decisions
+from cosmos_core.protocols.algorithm import Taken
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=1, temperature=1.0, max_units=10, max_staleness=0)

@@ -8,7 +8,8 @@ from array import array
 from typing import Final
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.protocols import Dataset, DatasetContext, Omission, Omitting, Paced, Split, Window
+from cosmos_core.protocols import Dataset, DatasetContext, Split
+from cosmos_core.protocols.dataset import Omission, Omitting, Paced, Window
 from cosmos_core.types import Prompt
 from cosmos_dataset_curriculum.options import CurriculumOptions
 from cosmos_dataset_curriculum.pacing import windows

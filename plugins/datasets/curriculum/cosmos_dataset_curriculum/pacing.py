@@ -11,7 +11,7 @@ import itertools
 import math
 from typing import Final, Literal
 
-from cosmos_core.protocols import Window
+from cosmos_core.protocols.dataset import Window
 
 _ROUNDING: Final = 1e-6
 

@@ -9,7 +9,7 @@ from cosmos_core.config.order import row_of
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Window
+from cosmos_core.protocols.dataset import Window
 from cosmos_dataset_curriculum.pacing import competence, windows
 
 

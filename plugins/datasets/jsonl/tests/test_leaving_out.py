@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import DatasetContext, Omission, Omitting
+from cosmos_core.protocols import DatasetContext
+from cosmos_core.protocols.dataset import Omission, Omitting
 from cosmos_dataset_jsonl import FileDataset, JsonlOptions
 from cosmos_dataset_jsonl import parquet as parquet_module
 

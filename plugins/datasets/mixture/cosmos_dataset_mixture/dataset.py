@@ -13,7 +13,8 @@ import attrs
 
 from cosmos_core.config.order import row_of
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.protocols import Dataset, DatasetContext, Omission, Omitting, Paced, Split
+from cosmos_core.protocols import Dataset, DatasetContext, Split
+from cosmos_core.protocols.dataset import Omission, Omitting, Paced
 from cosmos_core.types import Prompt
 from cosmos_dataset_mixture.options import MixtureOptions, Part
 from cosmos_dataset_mixture.proportions import rows_of_epoch

@@ -16,7 +16,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import Conditioning, EngineContext, FinishReason, Sampling
+from cosmos_core.protocols import EngineContext, FinishReason, Sampling
+from cosmos_core.protocols.vision import Conditioning
 from cosmos_core.weights.shards import dtype_name
 from cosmos_engine_vllm.extension import EXTENSION, LOAD_FORMAT
 from cosmos_engine_vllm.installation import import_vllm

@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import EngineContext, Model, Showing
+from cosmos_core.protocols import EngineContext, Model
+from cosmos_core.protocols.vision import Showing
 from cosmos_core.rollout.serving.scoring import scoring_inputs
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_engine_vllm.backend import Backend

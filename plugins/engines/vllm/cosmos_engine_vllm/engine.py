@@ -10,7 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import FORMATS, CachePolicy, Conditioning, EngineContext, Request, TensorSlice
+from cosmos_core.protocols import CachePolicy, EngineContext, Request, TensorSlice
+from cosmos_core.protocols.quantization import FORMATS
+from cosmos_core.protocols.vision import Conditioning
 from cosmos_core.rollout.serving.scoring import scoring_inputs
 from cosmos_core.rollout.serving.tokens import TokenEngine
 from cosmos_core.rollout.serving.tokens import TokenSequence as Sample

@@ -13,8 +13,8 @@ import attrs
 import torch
 
 from cosmos_core.errors import AttestationError, EngineError
-from cosmos_core.protocols import Format, TensorSlice
-from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE, Format
 from cosmos_core.rollout.serving.updates import same_bits
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest

@@ -18,7 +18,8 @@ import torch
 from transformers import BatchFeature
 
 from cosmos_core.errors import DataError, EngineError
-from cosmos_core.protocols import Conditioning, Model, Showing, Shown
+from cosmos_core.protocols import Model
+from cosmos_core.protocols.vision import Conditioning, Showing, Shown
 from cosmos_core.types import Payload
 from cosmos_engine_vllm.preflight import needs_one_process
 
@@ -95,7 +96,7 @@ class Media:
             reason = (
                 f"vLLM has it as a model of text that {model} shows things to"
                 if self._processor is None
-                else f"{model} does not say what its prompts show (cosmos_core.protocols.Showing)"
+                else f"{model} does not say what its prompts show (cosmos_core.protocols.vision.Showing)"
             )
             raise EngineError(f"{where}: it shows images or videos, and {reason}; use the engine 'embedded'")
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.protocols import FORMATS, EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_engine_vllm.options import VllmOptions
 from cosmos_engine_vllm.preflight import preflight
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import PlannedRun, Preflight, Showing
+from cosmos_core.protocols import PlannedRun, Preflight
+from cosmos_core.protocols.vision import Showing
 from cosmos_engine_vllm.options import VllmOptions
 
 LEAST_TEMPERATURE: Final = 0.01
@@ -55,7 +56,7 @@ def _media(planned: PlannedRun) -> Iterator[str]:
     if planned.shows_media and not isinstance(planned.model, Showing):
         yield (
             f"rollout.engine.plugin: 'vllm' has a vision tower of its own, and {type(planned.model).__name__} does not "
-            "say what its prompts show in a way that it takes (cosmos_core.protocols.Showing); use the engine "
+            "say what its prompts show in a way that it takes (cosmos_core.protocols.vision.Showing); use the engine "
             "'embedded'"
         )
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import AttestationError, EngineError
-from cosmos_core.protocols import FORMATS, TensorSlice
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.quantization import dequantise, quantise_tensors

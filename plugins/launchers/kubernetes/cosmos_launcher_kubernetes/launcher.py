@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec, Submission
+from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec
+from cosmos_core.protocols.launcher import Submission
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_launcher_kubernetes.manifest import CONTROLLER, manifest, pods
 from cosmos_launcher_kubernetes.options import KubernetesOptions

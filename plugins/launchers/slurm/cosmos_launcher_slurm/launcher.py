@@ -13,7 +13,8 @@ from typing import Final
 import attrs
 
 from cosmos_core.errors import ConfigError, ReplicaError, UnknownSubmissionError
-from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec, Submission
+from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec
+from cosmos_core.protocols.launcher import Submission
 from cosmos_core.run.launch.local import LocalLauncher, by_command, python_command
 from cosmos_launcher_slurm.cluster import Node, largest_node
 from cosmos_launcher_slurm.components import CONTROLLER, Component, Step, components

@@ -17,7 +17,8 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models import HuggingFaceModel
 from cosmos_core.models.attention.documents import ContextSlice
 from cosmos_core.models.packing import Row
-from cosmos_core.protocols import Layout, MicroBatch, ModelContext, Record
+from cosmos_core.protocols import Layout, MicroBatch, ModelContext
+from cosmos_core.protocols.model import Record
 from cosmos_core.types import Payload
 from cosmos_model_moe import balance, choices, routing
 from cosmos_model_moe.chats import CHATML, DEEPSEEK_CHAT, DEEPSEEK_END, MOONLIGHT_CHAT
@@ -87,7 +88,7 @@ class MixtureModel(HuggingFaceModel):
         ]
 
     def records(self) -> tuple[Record, ...]:
-        """The experts of each unit, where they are replayed (see `cosmos_core.protocols.Recording`)."""
+        """The experts of each unit, where they are replayed (see `cosmos_core.protocols.model.Recording`)."""
         if not self.options.router_replay:
             return ()
         shape = (self.config.num_hidden_layers, self.config.num_experts_per_tok)

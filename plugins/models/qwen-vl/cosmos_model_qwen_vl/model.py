@@ -17,7 +17,8 @@ from cosmos_core.errors import DataError
 from cosmos_core.models import VisionLanguageModel
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
-from cosmos_core.protocols import MicroBatch, Shown
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols.vision import Shown
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.options import QwenVLOptions
@@ -100,7 +101,7 @@ class QwenVLModel(VisionLanguageModel):
         return super().text_positions(lengths).expand(3, -1)
 
     def shown(self, prompt: Payload) -> Sequence[Shown]:
-        """Images and videos of a prompt, one by one (see `cosmos_core.protocols.Showing`).
+        """Images and videos of a prompt, one by one (see `cosmos_core.protocols.vision.Showing`).
 
         Raises:
             DataError: The payload has other patches than its grids and placeholders say.

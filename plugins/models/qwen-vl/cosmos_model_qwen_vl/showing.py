@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.models import values
 from cosmos_core.models.tokens import view
-from cosmos_core.protocols import Shown
+from cosmos_core.protocols.vision import Shown
 from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.rope import TEXT
 from cosmos_model_qwen_vl.row import ARRAYS, GRIDS, PATCHES, STEPS, check_seen
@@ -17,7 +17,7 @@ from cosmos_model_qwen_vl.vision import Vision
 
 
 def show(payload: Payload, vision: Vision) -> list[Shown]:
-    """Images and videos of a prompt, in the order of their placeholders (see `cosmos_core.protocols.Showing`).
+    """Images and videos of a prompt, in the order of their placeholders (see `cosmos_core.protocols.vision.Showing`).
 
     Raises:
         DataError: The payload has other patches than its grids and placeholders say.

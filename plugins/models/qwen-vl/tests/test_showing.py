@@ -7,7 +7,7 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.models import values
-from cosmos_core.protocols import Showing
+from cosmos_core.protocols.vision import Showing
 from cosmos_core.types import Array, Prompt
 from cosmos_model_qwen_vl.tiny import data_url, film, picture
 

@@ -18,7 +18,8 @@ from aiohttp import web
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Completion, Loading, Reward, RewardContext, Score
+from cosmos_core.protocols import Completion, Reward, RewardContext, Score
+from cosmos_core.protocols.reward import Loading
 from cosmos_reward_remote.protocol import answer_of, completions_of
 
 _MOST_BYTES: Final = 1 << 26

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cosmos_core.errors import ConfigError, DataError, PluginError
-from cosmos_core.protocols import Completion, Requiring, RewardContext
+from cosmos_core.protocols import Completion, RewardContext
+from cosmos_core.protocols.reward import Requiring
 from cosmos_core.testing.conformance.scoring import shown_as
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_reward_remote.exchange import Answer

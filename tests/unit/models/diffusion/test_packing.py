@@ -9,7 +9,7 @@ from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.arrays import payload_of, with_tensors
 from cosmos_core.models.diffusion.noising import noise_of
 from cosmos_core.models.diffusion.packing import pack
-from cosmos_core.protocols import Span
+from cosmos_core.protocols.model import Span
 from cosmos_core.types import Payload
 
 SHAPE = (2, 3, 2, 2)

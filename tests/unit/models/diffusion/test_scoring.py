@@ -7,7 +7,7 @@ import torch
 
 from cosmos_core.errors import TrainingError
 from cosmos_core.models.diffusion.scoring import VELOCITY, Decisions, decided_of
-from cosmos_core.protocols import Blend, Divergence
+from cosmos_core.protocols.frozen import Blend, Divergence
 
 SHAPE = (2, 3, 2, 2)
 

@@ -7,7 +7,8 @@ import pytest
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.parallel.layout import layer_spans, misfits, stage_indices
-from cosmos_core.protocols import Extent, ModelCapabilities, ModelFacts, ModelPart
+from cosmos_core.protocols import ModelCapabilities, ModelFacts
+from cosmos_core.protocols.facts import Extent, ModelPart
 
 ALL = frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"})
 FACTS = ModelFacts(

@@ -17,7 +17,8 @@ from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.weights import exporting
 from cosmos_core.models.weights.exporting import export_adapters, export_parts, group_tensors
 from cosmos_core.policy.mesh.mesh import form_mesh
-from cosmos_core.protocols import Layout, Lora
+from cosmos_core.protocols import Layout
+from cosmos_core.protocols.layout import Lora
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.shards import local_shards, shard_owners
 

@@ -173,7 +173,7 @@ def test_the_only_member_shares_what_its_leader_says():
 
 
 class Counting:
-    """A model whose first stage counts nothing (see `cosmos_core.protocols.AfterStep`)."""
+    """A model whose first stage counts nothing (see `cosmos_core.protocols.model.AfterStep`)."""
 
     def __init__(self, rank):
         self.counts = [torch.tensor([1.0, 2.0])] if rank else []

@@ -7,7 +7,8 @@ from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.metrics import Stopwatch
-from cosmos_core.protocols import Estimate, Loss
+from cosmos_core.protocols import Loss
+from cosmos_core.protocols.algorithm import Estimate
 
 
 def judging(kit, heard):

@@ -16,7 +16,10 @@ from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.metrics import Measures, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Divergence, Estimate, Loss, Record
+from cosmos_core.protocols import Loss
+from cosmos_core.protocols.algorithm import Estimate
+from cosmos_core.protocols.frozen import Divergence
+from cosmos_core.protocols.model import Record
 from cosmos_core.types import Array
 
 TEMPERATURE = 0.7

@@ -13,7 +13,10 @@ from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.microbatch import decision_weights, know
-from cosmos_core.protocols import Aggregation, Blend, Divergence, Estimate, Loss, Noising, NoOptions
+from cosmos_core.protocols import Aggregation, Loss, NoOptions
+from cosmos_core.protocols.algorithm import Estimate
+from cosmos_core.protocols.frozen import Blend, Divergence
+from cosmos_core.protocols.world import Noising
 from cosmos_core.types import Array, Prompt
 from tests.unit.policy.training.test_frozen import frozen_model
 from tests.world_model import World, walked

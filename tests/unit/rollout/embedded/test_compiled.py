@@ -11,7 +11,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import PlannedRun, Record
+from cosmos_core.protocols import PlannedRun
+from cosmos_core.protocols.model import Record
 from cosmos_core.rollout.embedded import packed
 from cosmos_core.rollout.embedded.compiled import CompiledForward
 from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, preflight

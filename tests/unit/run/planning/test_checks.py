@@ -8,16 +8,16 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
-    Divergence,
     EngineCapabilities,
     EnvironmentCapabilities,
-    Extent,
     ModelCapabilities,
     ModelFacts,
     Preflight,
-    Record,
     RewardCapabilities,
 )
+from cosmos_core.protocols.facts import Extent
+from cosmos_core.protocols.frozen import Divergence
+from cosmos_core.protocols.model import Record
 from cosmos_core.rollout.embedded import plugin as embedded
 from cosmos_core.run.planning.checks import problems
 from cosmos_core.run.planning.footprint import reference_bytes

@@ -1,7 +1,8 @@
 import attrs
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.protocols import ModelFacts, ModelPart
+from cosmos_core.protocols import ModelFacts
+from cosmos_core.protocols.facts import ModelPart
 from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, rollout_memory, sync_bytes
 from cosmos_core.run.planning.footprint import size
 from cosmos_core.run.planning.memory import policy_memory

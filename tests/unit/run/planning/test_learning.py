@@ -4,13 +4,13 @@ import attrs
 
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
-    Blend,
     DatasetCapabilities,
     EngineCapabilities,
     ModelCapabilities,
     Preflight,
     RewardCapabilities,
 )
+from cosmos_core.protocols.frozen import Blend
 from cosmos_core.run.planning.parts import Measured
 from tests.unit.run.planning.test_checks import check, teacher
 

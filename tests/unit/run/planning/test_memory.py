@@ -4,7 +4,8 @@ import attrs
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
-from cosmos_core.protocols import Kept, ModelFacts, ModelPart
+from cosmos_core.protocols import ModelFacts
+from cosmos_core.protocols.facts import Kept, ModelPart
 from cosmos_core.run.planning.memory import policy_memory, whole_over_tp
 
 KEPT = Kept(stream=100, inputs=50, inner=200, routed=0, entry=40, products=80)

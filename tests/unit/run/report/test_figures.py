@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, save_job
-from cosmos_core.protocols import Omission
+from cosmos_core.protocols.dataset import Omission
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.figures import unused
 from cosmos_core.run.report.page import write_report

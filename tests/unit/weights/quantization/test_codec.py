@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.weights.quantization import codec, dequantise, dequantised_rows, quantise, quantise_tensors
 
 torch.set_num_threads(1)

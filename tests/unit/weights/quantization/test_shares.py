@@ -10,7 +10,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.models.parallel.channel import open_channel
-from cosmos_core.protocols import FORMATS
+from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.digest import add_digests, tensor_digests
 from cosmos_core.weights.quantization import MatrixShare, matrix_shares, quantise_tensors
