@@ -1,6 +1,7 @@
 """A fresh process imports and loads a plugin for the check, whose own process imports none.
 
-`python -m cosmos_core.testing.check.probe QUESTION ANSWER_FILE ARGUMENT…` writes its answer as JSON.
+`python -m cosmos_core.testing.check.probe ANSWER_FILE [KIND DISTRIBUTION:NAME MODULE]` writes its answer as JSON: a
+`Loaded`, or the records of all plugins that are found.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import attrs
 import msgspec
@@ -22,41 +22,28 @@ import psutil
 from cosmos_core.config.reference import keys
 from cosmos_core.errors import CosmosError
 from cosmos_core.plugins.compatibility import protocol_deprecation
-from cosmos_core.plugins.discovery import PluginRecord, discover
+from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind
 from cosmos_core.testing.conformance.plugin import option_faults
 
 _HEAVY: Final = ("torch", "transformers", "vllm", "mlflow", "matplotlib", "tensorflow", "jax")
-
-
-@attrs.frozen(kw_only=True)
-class Import:
-    """Costs and side effects of an import.
-
-    Attributes:
-        error: Why it failed; empty if it did not.
-        seconds: How long it took.
-        heavy: Heavy modules that it brought with it.
-        threads: Names of threads that it started.
-        processes: Names of processes that it started.
-        printed: What it wrote to standard output and error.
-    """
-
-    error: str = ""
-    seconds: float = 0.0
-    heavy: tuple[str, ...] = ()
-    threads: tuple[str, ...] = ()
-    processes: tuple[str, ...] = ()
-    printed: str = ""
+_MODELLING: Final = ("torch", "transformers", "cosmos_core.models")
+"""What models and engines build on: its import is not theirs to answer for."""
 
 
 @attrs.frozen(kw_only=True)
 class Loaded:
-    """A plugin as a run loads it.
+    """A plugin as a run loads it, and what its import cost.
 
     Attributes:
-        error: Why it cannot be used; empty if it can.
+        unimported: Why it cannot be imported; empty if it can.
+        seconds: How long the import took.
+        heavy: Heavy modules that it brought with it.
+        threads: Names of threads that it started.
+        processes: Names of processes that it started.
+        printed: What the process wrote to standard output and error.
+        unusable: Why it cannot be loaded; empty if it can.
         protocol: Its protocol version.
         deprecation: What is to be said of that version.
         num_options: How many options it has.
@@ -64,7 +51,13 @@ class Loaded:
         option_faults: What is wrong with its options class.
     """
 
-    error: str = ""
+    unimported: str = ""
+    seconds: float = 0.0
+    heavy: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
+    printed: str = ""
+    unusable: str = ""
     protocol: int = 0
     deprecation: str = ""
     num_options: int = 0
@@ -72,41 +65,32 @@ class Loaded:
     option_faults: tuple[str, ...] = ()
 
 
-def _records() -> list[PluginRecord]:
-    """Every plugin that is found."""
-    return discover()
-
-
-def _import(module: str, *before: str) -> Import:
-    """Import a module; what the core itself takes, and the modules of `before`, are imported first."""
-    for each in before:
+def load(kind: str, selection: str, module: str) -> Loaded:
+    """Import a plugin's module, and load the plugin as a run does."""
+    for each in _MODELLING if kind in ("model", "engine") else ():
         importlib.import_module(each)
     known, threads = set(sys.modules), set(threading.enumerate())
     began = time.perf_counter()
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - whatever a plugin's code raises is the answer
-        return Import(error=f"{type(error).__name__}: {error}")
-    seconds = time.perf_counter() - began
-    return Import(
-        seconds=seconds,
+        return Loaded(unimported=f"{type(error).__name__}: {error}")
+    imported = Loaded(
+        seconds=time.perf_counter() - began,
         heavy=tuple(name for name in _HEAVY if name in sys.modules and name not in known),
         threads=tuple(thread.name for thread in threading.enumerate() if thread not in threads),
         processes=tuple(child.name() for child in psutil.Process().children(recursive=True)),
     )
-
-
-def _load(kind: str, selection: str) -> Loaded:
-    """Load a plugin as a run does."""
     chosen = cast("Kind", kind)
     # The verdict tells of a deprecated protocol itself.
     logging.getLogger("cosmos_core").setLevel(logging.ERROR)
     try:
         provider = PluginSet.load([(chosen, selection)]).provider(chosen, selection)
     except CosmosError as error:
-        return Loaded(error=str(error))
+        return attrs.evolve(imported, unusable=str(error))
     options = keys(provider.options)
-    return Loaded(
+    return attrs.evolve(
+        imported,
         protocol=provider.protocol,
         deprecation=protocol_deprecation(chosen, provider.protocol),
         num_options=len(options),
@@ -115,11 +99,8 @@ def _load(kind: str, selection: str) -> Loaded:
     )
 
 
-_QUESTIONS: Final[Mapping[str, Callable[..., Any]]] = {"records": _records, "import": _import, "load": _load}
-
-
 if __name__ == "__main__":
-    question, file, *arguments = sys.argv[1:]
-    Path(file).write_bytes(msgspec.json.encode(_QUESTIONS[question](*arguments)))
+    file, *arguments = sys.argv[1:]
+    Path(file).write_bytes(msgspec.json.encode(load(*arguments) if arguments else discover()))
     # No thread of the plugin may hold up the answer.
     os._exit(0)

@@ -18,27 +18,18 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.testing.check.probe import Import, Loaded
+from cosmos_core.testing.check.probe import Loaded
 from cosmos_core.testing.check.recorder import Order, Outcome
 
-
-@attrs.frozen
-class Ended:
-    """The end of a process.
-
-    Attributes:
-        code: Its exit code; None if it had to be stopped.
-        output: What it wrote to standard output and error.
-    """
-
-    code: int | None
-    output: str
+T = TypeVar("T")
+_LONGEST_S: Final = 120.0
+_LAST_LINES: Final = 12
 
 
 def run(
     module: str, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], timeout_s: float
-) -> Ended:
-    """Run a module of the core in a process of its own.
+) -> tuple[int | None, str]:
+    """Run a module in a process of its own.
 
     Args:
         module: Its full name.
@@ -46,6 +37,9 @@ def run(
         folder: Where it runs; modules there are not on its path.
         environment: Variables to set beside those of this process.
         timeout_s: Longest time that it may take.
+
+    Returns:
+        Its exit code (None if it had to be stopped), and what it wrote to standard output and error.
     """
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
     # A file, because a pipe stays open for as long as any process that inherited it.
@@ -68,39 +62,7 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
-        return Ended(code, output.read().decode(errors="replace"))
-
-
-T = TypeVar("T")
-
-_LONGEST_S: Final = 120.0
-_MODELLING: Final = ("torch", "transformers", "cosmos_core.models")
-"""What models and engines build on: its import is not theirs to answer for."""
-
-
-def records_in(folder: Path) -> list[PluginRecord]:
-    """The plugins that are found with a folder first on the path."""
-    return _ask("records", python_path(folder), list[PluginRecord])[0]
-
-
-def ask_import(record: PluginRecord, environment: Mapping[str, str]) -> Import:
-    """Import a plugin in a fresh process and return what that did.
-
-    Raises:
-        PluginError: The process died, or did not end.
-    """
-    before = _MODELLING if record.kind in ("model", "engine") else ()
-    answer, printed = _ask("import", environment, Import, record.entry_point.module, *before)
-    return attrs.evolve(answer, printed=printed)
-
-
-def ask_load(record: PluginRecord, environment: Mapping[str, str]) -> Loaded:
-    """Load a plugin in a fresh process and return what it is.
-
-    Raises:
-        PluginError: The process died, or did not end.
-    """
-    return _ask("load", environment, Loaded, record.kind, f"{record.distribution}:{record.name}")[0]
+        return code, output.read().decode(errors="replace")
 
 
 def python_path(folder: Path) -> dict[str, str]:
@@ -108,28 +70,35 @@ def python_path(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def _ask(question: str, environment: Mapping[str, str], answer: type[T], *arguments: str) -> tuple[T, str]:
-    """The answer, and what the process printed."""
+def records_in(folder: Path) -> list[PluginRecord]:
+    """The plugins that are found with a folder first on the path."""
+    return _ask([], python_path(folder), list[PluginRecord])[0]
+
+
+def load(record: PluginRecord, environment: Mapping[str, str]) -> Loaded:
+    """Import and load a plugin in a fresh process and return what that did; one that dies cannot be imported."""
+    try:
+        arguments = [record.kind, f"{record.distribution}:{record.name}", record.entry_point.module]
+        answer, printed = _ask(arguments, environment, Loaded)
+    except PluginError as error:
+        return Loaded(unimported=str(error))
+    return attrs.evolve(answer, printed=printed)
+
+
+def _ask(arguments: Sequence[str], environment: Mapping[str, str], answer: type[T]) -> tuple[T, str]:
+    """The probe's answer, and what its process printed."""
     with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
-        file = Path(scratch) / "answer.json"
-        ended = run(
-            "cosmos_core.testing.check.probe",
-            [question, str(file), *arguments],
-            folder=Path(scratch),
-            environment=environment,
-            timeout_s=_LONGEST_S,
-        )
-        printed = ended.output.strip()
+        folder = Path(scratch)
+        file = folder / "answer.json"
+        probe, given = "cosmos_core.testing.check.probe", [str(file), *arguments]
+        code, output = run(probe, given, folder=folder, environment=environment, timeout_s=_LONGEST_S)
+        printed = output.strip()
         if file.exists():
             return msgspec.json.decode(file.read_bytes(), type=answer), printed
-        if ended.code is None:
-            raise PluginError(f"it did not end in {_LONGEST_S:.0f} s; import nothing that waits or loops")
-        last = printed.splitlines()[-1] if printed else "it printed nothing"
-        raise PluginError(f"the process ended with exit code {ended.code}: {last}")
-
-
-_QUIET: Final = ("-q", "--no-header", "-o")
-_LAST_LINES: Final = 12
+    if code is None:
+        raise PluginError(f"it did not end in {_LONGEST_S:.0f} s; import nothing that waits or loops")
+    last = printed.splitlines()[-1] if printed else "it printed nothing"
+    raise PluginError(f"the process ended with exit code {code}: {last}")
 
 
 def run_pytest(
@@ -155,35 +124,21 @@ def run_pytest(
     Raises:
         PluginError: It could not run, collected nothing, or took too long; the message ends with its output.
     """
+    variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
     with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
         answer = Path(scratch) / "outcomes.json"
-        order = Order(
-            answer=str(answer),
-            modules=modules,
-            plugins=plugins,
-            arguments=[*_QUIET, f"cache_dir={scratch}", *arguments],
+        options = ["-q", "--no-header", "-o", f"cache_dir={scratch}", *arguments]
+        order = msgspec.json.encode(Order(str(answer), options, modules, plugins)).decode()
+        recorder = "cosmos_core.testing.check.recorder"
+        code, output = run(recorder, [order], folder=folder, environment=variables, timeout_s=timeout_s)
+        outcomes = msgspec.json.decode(answer.read_bytes(), type=list[Outcome]) if answer.exists() else None
+    tail = "\n".join(output.splitlines()[-_LAST_LINES:])
+    if outcomes is None:
+        how = (
+            f"did not end in {timeout_s:.0f} s; its last lines" if code is None else f"could not run (exit code {code})"
         )
-        ended = run(
-            "cosmos_core.testing.check.recorder",
-            [msgspec.json.encode(order).decode()],
-            folder=folder,
-            environment={"OMP_NUM_THREADS": "1", **(environment or {})},
-            timeout_s=timeout_s,
-        )
-        if not answer.exists():
-            raise PluginError(_unanswered(ended, timeout_s))
-        outcomes = msgspec.json.decode(answer.read_bytes(), type=list[Outcome])
-        is_none_expected = plugins is not None and ended.code == pytest.ExitCode.NO_TESTS_COLLECTED
-        if not outcomes and not is_none_expected:
-            raise PluginError(f"no test ran (exit code {ended.code}):\n{_tail(ended)}")
-        return outcomes
-
-
-def _unanswered(ended: Ended, timeout_s: float) -> str:
-    if ended.code is None:
-        return f"the kit did not end in {timeout_s:.0f} s; its last lines:\n{_tail(ended)}"
-    return f"the kit could not run (exit code {ended.code}):\n{_tail(ended)}"
-
-
-def _tail(ended: Ended) -> str:
-    return "\n".join(ended.output.splitlines()[-_LAST_LINES:])
+        raise PluginError(f"the kit {how}:\n{tail}")
+    is_none_expected = plugins is not None and code == pytest.ExitCode.NO_TESTS_COLLECTED
+    if not outcomes and not is_none_expected:
+        raise PluginError(f"no test ran (exit code {code}):\n{tail}")
+    return outcomes

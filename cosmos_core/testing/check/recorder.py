@@ -20,21 +20,15 @@ from cosmos_core.testing import conformance
 from cosmos_core.testing.conformance.plugin import PluginConformance
 
 Result: TypeAlias = Literal["passed", "failed", "skipped", "not run"]
+Kit: TypeAlias = type[PluginConformance]
 
 _KITS: Final = Path(conformance.__file__).parent
 _LEFT_OUT: Final = "left out by the project's tests; inherit the whole class of the kind, and leave no test out"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Order:
-    """The run that is asked for.
-
-    Attributes:
-        answer: File for the outcomes.
-        arguments: Paths and options for pytest.
-        modules: Modules to import from the path as it is before pytest.
-        plugins: Kind and name of the plugins whose conformance classes are run; None for every test.
-    """
+    """The run that is asked for; `processes.run_pytest` tells of the fields. The outcomes go to the file `answer`."""
 
     answer: str
     arguments: Sequence[str]
@@ -57,43 +51,11 @@ class Outcome:
     """
 
     node: str
-    kind: str
-    plugin: str
+    kind: str = ""
+    plugin: str = ""
     test: str
     result: Result
     message: str = ""
-
-
-class _Remaining:
-    """The tests of each plugin's kit that nothing has answered yet, and why not."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[tuple[str, str], dict[str, str]] = {}
-
-    def expect(self, cls: type[PluginConformance]) -> None:
-        """Expect all tests of the kit of the class's kind for its plugin."""
-        names = (name for name in dir(_kit_of_kind(cls)) if name.startswith("test_"))
-        self._reasons.setdefault(_key(cls), dict.fromkeys(names, _LEFT_OUT))
-
-    def answer(self, item: pytest.Function, cls: type[PluginConformance], unanswered: str) -> None:
-        """Take a test off, or say why it still remains."""
-        reasons, name = self._reasons[_key(cls)], item.originalname
-        if name not in reasons:
-            return
-        if item.function is not getattr(_kit_of_kind(cls), name):
-            reasons[name] = f"{cls.__name__} overrides it, so that the kit's own did not run"
-        elif unanswered:
-            reasons[name] = unanswered
-        else:
-            del reasons[name]
-
-    def outcomes(self) -> list[Outcome]:
-        """One for each test that remains."""
-        return [
-            Outcome(node=f"{kind} {plugin}", kind=kind, plugin=plugin, test=name, result="not run", message=reason)
-            for (kind, plugin), reasons in self._reasons.items()
-            for name, reason in reasons.items()
-        ]
 
 
 class _Recorder:
@@ -103,11 +65,17 @@ class _Recorder:
         self._order = order
         self._path = [*sys.path]
         self._outcomes: dict[str, Outcome] = {}
-        self._remaining = _Remaining()
+        self._unanswered: dict[tuple[str, str], dict[str, str]] = {}
+        """Of each plugin, the tests of its kit that nothing has answered yet, and why not."""
 
     def outcomes(self) -> list[Outcome]:
         """Outcomes of all tests, and the tests of the kits that remain."""
-        return [*self._outcomes.values(), *self._remaining.outcomes()]
+        remaining = [
+            Outcome(node=f"{kind} {plugin}", kind=kind, plugin=plugin, test=name, result="not run", message=reason)
+            for (kind, plugin), reasons in self._unanswered.items()
+            for name, reason in reasons.items()
+        ]
+        return [*self._outcomes.values(), *remaining]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config, args: list[str]) -> None:
@@ -127,27 +95,25 @@ class _Recorder:
             items[:] = [item for item in items if _is_kit_of(_class(item), self._order.plugins)]
         for cls in {_class(item): None for item in items}:
             if cls is not None:
-                self._remaining.expect(cls)
+                names = (name for name in dir(_kit_of_kind(cls)) if name.startswith("test_"))
+                self._unanswered.setdefault(_key(cls), dict.fromkeys(names, _LEFT_OUT))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             node, message = report.nodeid, str(report.longrepr)
-            self._keep(Outcome(node=node, kind="", plugin="", test=node, result="failed", message=message))
+            self._keep(Outcome(node=node, test=node, result="failed", message=message))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report: pytest.TestReport = yield
         if report.when == "call" or not report.passed:
-            cls = _class(item)
+            cls, message = _class(item), _message(report)
             kind, plugin = _key(cls) if cls else ("", "")
-            result: Result = "failed" if report.failed else "skipped" if report.skipped else "passed"
-            message = _message(report)
-            self._keep(
-                Outcome(node=item.nodeid, kind=kind, plugin=plugin, test=item.name, result=result, message=message)
-            )
+            name, result = item.name, report.outcome
+            self._keep(Outcome(node=item.nodeid, kind=kind, plugin=plugin, test=name, result=result, message=message))
             if cls is not None and isinstance(item, pytest.Function):
                 is_answer = not report.skipped or _is_skipped_by_kit(report, call)
-                self._remaining.answer(item, cls, "" if is_answer else f"skipped by the project's tests: {message}")
+                self._answer(item, cls, "" if is_answer else f"skipped by the project's tests: {message}")
         return report
 
     def _keep(self, outcome: Outcome) -> None:
@@ -155,19 +121,29 @@ class _Recorder:
         if known is None or known.result == "passed":
             self._outcomes[outcome.node] = outcome
 
+    def _answer(self, item: pytest.Function, cls: Kit, unanswered: str) -> None:
+        """Take a test of the kit off those that remain, or say why it still does."""
+        reasons, name = self._unanswered[_key(cls)], item.originalname
+        if name in reasons and item.function is not getattr(_kit_of_kind(cls), name):
+            reasons[name] = f"{cls.__name__} overrides it, so that the kit's own did not run"
+        elif name in reasons and unanswered:
+            reasons[name] = unanswered
+        else:
+            reasons.pop(name, None)
 
-def _class(item: pytest.Item) -> type[PluginConformance] | None:
+
+def _class(item: pytest.Item) -> Kit | None:
     """The conformance class that a test belongs to."""
     cls = getattr(item, "cls", None)
     return cls if isinstance(cls, type) and issubclass(cls, PluginConformance) else None
 
 
-def _key(cls: type[PluginConformance]) -> tuple[str, str]:
+def _key(cls: Kit) -> tuple[str, str]:
     """The plugin that a class is for; a class that names none has tests that fail and say so."""
     return cls.kind, getattr(cls, "plugin", "")
 
 
-def _is_kit_of(cls: type[PluginConformance] | None, plugins: Collection[tuple[str, str]]) -> bool:
+def _is_kit_of(cls: Kit | None, plugins: Collection[tuple[str, str]]) -> bool:
     """True if a class is for one of some plugins; one that names no plugin may be for any."""
     if cls is None:
         return False
@@ -175,9 +151,9 @@ def _is_kit_of(cls: type[PluginConformance] | None, plugins: Collection[tuple[st
     return not plugin or (kind, plugin.rpartition(":")[2]) in plugins
 
 
-def _kit_of_kind(cls: type[PluginConformance]) -> type[PluginConformance]:
+def _kit_of_kind(cls: Kit) -> Kit:
     """The whole kit of the kind, of which a class may inherit a part."""
-    kit: type[PluginConformance] = getattr(testing, f"{cls.kind.capitalize()}Conformance")
+    kit: Kit = getattr(testing, f"{cls.kind.capitalize()}Conformance")
     return kit
 
 
@@ -198,13 +174,9 @@ def _message(report: pytest.TestReport) -> str:
     return str(crash.message if crash is not None else report.longrepr or "").removeprefix("Failed: ")
 
 
-def _main() -> int:
+if __name__ == "__main__":
     order = msgspec.json.decode(sys.argv[1], type=Order)
     recorder = _Recorder(order)
     code = pytest.main([*order.arguments], plugins=[recorder])
     Path(order.answer).write_bytes(msgspec.json.encode(recorder.outcomes()))
-    return int(code)
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(code)

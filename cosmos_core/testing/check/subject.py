@@ -8,7 +8,7 @@ import os
 import shlex
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
@@ -25,35 +25,31 @@ from cosmos_core.testing.check.processes import python_path, records_in
 from cosmos_core.testing.check.wheel import Wheel, unpack
 
 
-class Project(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The part of `[project]` that the check reads.
-
-    Attributes:
-        name: Name of the distribution; empty if there is none.
-        version: Its version; None if the build backend finds it.
-        dynamic: Fields that the build backend finds.
-        entry_points: Names and values of each group.
-    """
+class _Project(msgspec.Struct, frozen=True, rename="kebab"):
+    """The part of `[project]` that the check reads; the build backend finds the fields of `dynamic`."""
 
     name: str = ""
     version: str | None = None
     dynamic: tuple[str, ...] = ()
     entry_points: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
-    @property
-    def entry_points_text(self) -> str:
-        """The entry points in the format of installed metadata."""
+    def plugins(self) -> set[tuple[str, str, str]]:
+        """Group, name and value of the entry points of plugins."""
         lines = []
         for group, members in self.entry_points.items():
             lines += [f"[{group}]", *(f"{name} = {value}" for name, value in members.items())]
-        return "\n".join(lines)
+        return _plugins("\n".join(lines))
 
 
 class _File(msgspec.Struct):
-    project: Project = msgspec.field(default_factory=Project)
+    project: _Project = msgspec.field(default_factory=_Project)
 
 
-def read_project(folder: Path) -> Project:
+def _plugins(text: str) -> set[tuple[str, str, str]]:
+    return {(each.group, each.name, each.value) for each in entries(text)}
+
+
+def _read_project(folder: Path) -> _Project:
     """The `[project]` table; empty if there is none.
 
     Raises:
@@ -68,20 +64,9 @@ def read_project(folder: Path) -> Project:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
-def install_line(folder: Path) -> str:
-    """The command that installs a project."""
-    return f"pip install -e {shlex.quote(str(folder))}"
-
-
-def stale(project: Project, dist: Distribution, folder: Path) -> str:
-    """Differences between a project and what is installed of it; empty if it does not.
-
-    Args:
-        project: What its `pyproject.toml` says.
-        dist: What is installed under its name.
-        folder: Its folder.
-    """
-    again = f"install it again: {install_line(folder)}"
+def _stale(project: _Project, dist: Distribution, folder: Path) -> str:
+    """Differences between a project and what is installed of it; empty if it does not."""
+    again = f"install it again: {_install_line(folder)}"
     origin = editable_folder(dist)
     if origin is not None and origin.resolve() != folder.resolve():
         return f"what is installed comes from {origin}; {again}"
@@ -89,10 +74,13 @@ def stale(project: Project, dist: Distribution, folder: Path) -> str:
         return f"pyproject.toml has version {project.version}, {dist.version} is installed; {again}"
     if "entry-points" in project.dynamic:
         return ""
-    written = {(each.group, each.name, each.value) for each in entries(project.entry_points_text)}
-    known = {(each.group, each.name, each.value) for each in entries(dist.read_text("entry_points.txt") or "")}
-    differing = sorted(f"{group}: {name} = {value}" for group, name, value in written ^ known)
-    return f"entry points differ from what is installed ({'; '.join(differing)}); {again}" if differing else ""
+    differing = project.plugins() ^ _plugins(dist.read_text("entry_points.txt") or "")
+    shown = "; ".join(sorted(f"{group}: {name} = {value}" for group, name, value in differing))
+    return f"entry points differ from what is installed ({shown}); {again}" if differing else ""
+
+
+def _install_line(folder: Path) -> str:
+    return f"pip install -e {shlex.quote(str(folder))}"
 
 
 @attrs.frozen(kw_only=True)
@@ -121,17 +109,18 @@ class Subject:
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules that the entry points name; one that names none is left out."""
-        return _modules(self.records)
+        matches = [EntryPoint.pattern.match(record.module) for record in self.records]
+        return tuple(dict.fromkeys(match["module"] for match in matches if match is not None))
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The top-level packages of the plugins."""
+        return tuple(dict.fromkeys(module.partition(".")[0] for module in self.modules))
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables of every process of the check."""
         return {} if self.wheel is None else python_path(self.wheel.folder)
-
-
-def packages(records: Iterable[PluginRecord]) -> tuple[str, ...]:
-    """The top-level packages of plugins."""
-    return tuple(dict.fromkeys(module.partition(".")[0] for module in _modules(records)))
 
 
 @contextlib.contextmanager
@@ -147,35 +136,30 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
         PluginError: No plugin has that name, or those of several distributions have.
     """
     if target is None:
-        yield _of_kind(_working_directory(), kind)
+        yield _of_kind(_project(_working_directory()), kind)
     elif target.endswith(".whl"):
         with tempfile.TemporaryDirectory(prefix="cosmos-check-") as folder:
             yield _of_kind(_of_wheel(Path(target), Path(folder)), kind)
     elif _is_folder(target):
         yield _of_kind(_project(Path(target)), kind)
     else:
-        yield _installed(target, kind)
+        records = discover()
+        record = find(kind or kind_of(target, records), target, records)
+        dist = distribution(record.distribution)
+        yield Subject(distribution=dist, records=(record,), project=editable_folder(dist))
 
 
 def _is_folder(target: str) -> bool:
     """True if a target can only be meant as a folder: the name of a plugin comes first."""
     if os.sep in target or target in (os.curdir, os.pardir):
         return True
-    is_project = (Path(target) / "pyproject.toml").exists()
-    return is_project and not any(target == record.name for record in discover())
+    return (Path(target) / "pyproject.toml").exists() and all(target != record.name for record in discover())
 
 
-def _installed(selection: str, kind: Kind | None) -> Subject:
-    records = discover()
-    record = find(kind or kind_of(selection, records), selection, records)
-    dist = distribution(record.distribution)
-    return Subject(distribution=dist, records=(record,), project=editable_folder(dist))
-
-
-def _working_directory() -> Subject:
+def _working_directory() -> Path:
     here = Path.cwd()
-    if (here / "pyproject.toml").exists() and any(entries(read_project(here).entry_points_text)):
-        return _project(here)
+    if (here / "pyproject.toml").exists() and _read_project(here).plugins():
+        return here
     names = sorted({record.name for record in discover()})
     raise ConfigError(
         f"{here} is no plugin's project; go to one, or say what to check: "
@@ -186,31 +170,32 @@ def _working_directory() -> Subject:
 def _project(folder: Path) -> Subject:
     if not (folder / "pyproject.toml").exists():
         raise ConfigError(f"{folder} has no pyproject.toml; give the folder of a plugin's project, or a wheel")
-    data = read_project(folder)
-    name = data.name
-    if not name:
+    project = _read_project(folder)
+    if not project.name:
         raise ConfigError(f"{folder / 'pyproject.toml'} has no [project] name; add one")
     try:
-        dist = distribution(name)
+        dist = distribution(project.name)
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"{name} is not installed here; install it first: {install_line(folder)}") from None
-    records = tuple(each for each in discover() if _same(each.distribution, name))
-    return Subject(distribution=dist, records=records, project=folder.resolve(), stale=stale(data, dist, folder))
+        line = _install_line(folder)
+        raise ConfigError(f"{project.name} is not installed here; install it first: {line}") from None
+    records = _named(discover(), project.name)
+    return Subject(distribution=dist, records=records, project=folder.resolve(), stale=_stale(project, dist, folder))
 
 
 def _of_wheel(file: Path, folder: Path) -> Subject:
+    """A wheel; its project is that in whose `dist` folder it lies."""
     wheel = unpack(file, folder)
-    name = field(wheel.distribution, "Name")
-    records = tuple(each for each in records_in(folder) if _same(each.distribution, name))
-    return Subject(distribution=wheel.distribution, records=records, project=_project_of(file, name), wheel=wheel)
+    name, above = field(wheel.distribution, "Name"), wheel.file.parent.parent
+    is_project = wheel.file.parent.name == "dist" and (above / "pyproject.toml").exists()
+    is_its_own = is_project and canonicalize_name(_read_project(above).name) == canonicalize_name(name)
+    records = _named(records_in(folder), name)
+    project = above if is_its_own else None
+    return Subject(distribution=wheel.distribution, records=records, project=project, wheel=wheel)
 
 
-def _project_of(wheel: Path, name: str) -> Path | None:
-    """The project that a wheel was built in, if it lies in its `dist` folder."""
-    folder = wheel.resolve().parent.parent
-    if wheel.resolve().parent.name != "dist" or not (folder / "pyproject.toml").exists():
-        return None
-    return folder if _same(read_project(folder).name, name) else None
+def _named(records: Sequence[PluginRecord], distribution: str) -> tuple[PluginRecord, ...]:
+    name = canonicalize_name(distribution)
+    return tuple(each for each in records if canonicalize_name(each.distribution) == name)
 
 
 def _of_kind(found: Subject, kind: Kind | None) -> Subject:
@@ -226,12 +211,3 @@ def _of_kind(found: Subject, kind: Kind | None) -> Subject:
             f'[project.entry-points."cosmos_core.{kind or "reward"}s"] to its pyproject.toml and install it again'
         )
     return attrs.evolve(found, records=records)
-
-
-def _same(one: str, other: str) -> bool:
-    return canonicalize_name(one) == canonicalize_name(other)
-
-
-def _modules(records: Iterable[PluginRecord]) -> tuple[str, ...]:
-    matches = [EntryPoint.pattern.match(record.module) for record in records]
-    return tuple(dict.fromkeys(match["module"] for match in matches if match is not None))

@@ -6,7 +6,7 @@ The text is plain and also Markdown: a list with one item a check, what was foun
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal, TypeAlias
 
@@ -16,7 +16,6 @@ from cosmos_core import __version__
 from cosmos_core.config.structure import unstructure
 
 Level: TypeAlias = Literal["fault", "not run", "warning", "note"]
-Outcome: TypeAlias = Literal["PASSED", "FAILED", "INCOMPLETE"]
 
 _STATUS: Final = {"fault": "FAULT", "not run": "not run", "warning": "warning"}
 _LONGEST_LINES: Final = 12
@@ -37,13 +36,7 @@ class Finding:
 
 @attrs.frozen
 class Check:
-    """One check.
-
-    Attributes:
-        name: What was checked.
-        summary: What was measured, in a few words; may be empty.
-        findings: What was found.
-    """
+    """One check: its name, what was measured in a few words (may be empty), and what was found."""
 
     name: str
     summary: str = ""
@@ -55,38 +48,23 @@ class Check:
         levels = {finding.level for finding in self.findings}
         return next((text for level, text in _STATUS.items() if level in levels), "ok")
 
-    @property
-    def is_passed(self) -> bool:
-        """True if it ran and found no fault."""
-        return self.status in ("ok", "warning")
-
-
-@attrs.frozen(kw_only=True)
-class Environment:
-    """The versions that a check was made with."""
-
-    core: str
-    python: str
-    torch: str
-    platform: str
-
 
 @attrs.frozen(kw_only=True)
 class Verdict:
     """The end of a check.
 
     Attributes:
-        distribution: What was checked: name and version.
+        distribution: The name and version that were checked.
         plugins: Its plugins that were checked, as `kind name`.
         date: The day, ISO 8601.
-        environment: What it was checked with.
+        environment: Versions of `core`, `python` and `torch`, and the `platform`.
         checks: The checks, in the order in which they were made.
     """
 
     distribution: str
     plugins: tuple[str, ...]
     date: str
-    environment: Environment
+    environment: Mapping[str, str]
     checks: tuple[Check, ...]
 
     @property
@@ -95,50 +73,37 @@ class Verdict:
         return sum(finding.level == "fault" for check in self.checks for finding in check.findings)
 
     @property
-    def outcome(self) -> Outcome:
-        """`INCOMPLETE` if no fault was found, but something could not be judged."""
-        if self.num_faults:
-            return "FAILED"
-        return "PASSED" if all(check.is_passed for check in self.checks) else "INCOMPLETE"
+    def num_not_run(self) -> int:
+        """Number of checks that could not be made, or not in full."""
+        return sum(check.status == "not run" for check in self.checks)
+
+    @property
+    def outcome(self) -> str:
+        """`PASSED`, `FAILED`, or `INCOMPLETE` if no fault was found, but something could not be judged."""
+        return "FAILED" if self.num_faults else "INCOMPLETE" if self.num_not_run else "PASSED"
 
 
-def this_environment() -> Environment:
+def this_environment() -> dict[str, str]:
     """The environment of this process; torch is looked up, not imported."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed"
-    return Environment(
-        core=__version__,
-        python=platform.python_version(),
-        torch=torch,
-        platform=f"{platform.system()} {platform.machine()}",
-    )
+    machine = f"{platform.system()} {platform.machine()}"
+    return {"core": __version__, "python": platform.python_version(), "torch": torch, "platform": machine}
 
 
 def text(verdict: Verdict) -> str:
     """The verdict for people; the last line is the outcome."""
-    using = verdict.environment
-    versions = f"cosmos-core {using.core}, Python {using.python}, torch {using.torch}, {using.platform}"
-    lines = [
-        f"{verdict.distribution}: {', '.join(verdict.plugins)}",
-        "",
-        f"Checked {verdict.date} with {versions}.",
-        "",
-        *(line for check in verdict.checks for line in _lines(check)),
-        "",
-        _last(verdict),
-    ]
-    return "\n".join(lines)
+    versions = "cosmos-core {core}, Python {python}, torch {torch}, {platform}".format(**verdict.environment)
+    head = [f"{verdict.distribution}: {', '.join(verdict.plugins)}", f"Checked {verdict.date} with {versions}."]
+    return "\n".join([head[0], "", head[1], "", *_lines(verdict.checks), "", _last(verdict)])
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
     """The verdict for programs."""
-    data: dict[str, Any] = unstructure(verdict)
-    checks = [
-        {**entry, "status": check.status} for entry, check in zip(data.pop("checks"), verdict.checks, strict=True)
-    ]
-    return {**data, "outcome": verdict.outcome, "faults": verdict.num_faults, "checks": checks}
+    checks = [{**unstructure(check), "status": check.status} for check in verdict.checks]
+    return {**unstructure(verdict), "outcome": verdict.outcome, "faults": verdict.num_faults, "checks": checks}
 
 
 def faults(texts: Iterable[str]) -> tuple[Finding, ...]:
@@ -146,20 +111,20 @@ def faults(texts: Iterable[str]) -> tuple[Finding, ...]:
     return tuple(Finding("fault", each) for each in texts if each)
 
 
-def _lines(check: Check) -> Iterator[str]:
-    yield f"- {check.status:<7}  {check.name}{f': {check.summary}' if check.summary else ''}"
-    for finding in check.findings:
-        first, *rest = finding.text.strip().splitlines()
-        yield f"  - {finding.level}: {first}"
-        yield from (f"    {line}".rstrip() for line in rest[:_LONGEST_LINES])
-        if len(rest) > _LONGEST_LINES:
-            yield f"    … and {len(rest) - _LONGEST_LINES} more lines"
+def _lines(checks: Iterable[Check]) -> Iterator[str]:
+    for check in checks:
+        yield f"- {check.status:<7}  {check.name}{f': {check.summary}' if check.summary else ''}"
+        for finding in check.findings:
+            first, *rest = finding.text.strip().splitlines()
+            yield f"  - {finding.level}: {first}"
+            yield from (f"    {line}".rstrip() for line in rest[:_LONGEST_LINES])
+            if len(rest) > _LONGEST_LINES:
+                yield f"    … and {len(rest) - _LONGEST_LINES} more lines"
 
 
 def _last(verdict: Verdict) -> str:
     if verdict.outcome == "FAILED":
         return f"FAILED: {verdict.num_faults} fault{'s' if verdict.num_faults > 1 else ''}"
     if verdict.outcome == "INCOMPLETE":
-        left = sum(not check.is_passed for check in verdict.checks)
-        return f"INCOMPLETE: {left} check{'s' if left > 1 else ''} not run"
+        return f"INCOMPLETE: {verdict.num_not_run} check{'s' if verdict.num_not_run > 1 else ''} not run"
     return "PASSED"

@@ -26,6 +26,10 @@ from cosmos_core.plugins.compatibility import CORE
 from cosmos_core.plugins.discovery import entries
 from cosmos_core.plugins.distributions import distributions, identity
 
+# RuntimeError is for what is encrypted; NotImplementedError, a compression that Python does not have, is one.
+_UNREADABLE: Final = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+_AGAIN: Final = "build it again: python -m build"
+
 
 def astray(dist: Distribution, files: Iterable[PurePosixPath]) -> dict[str, str]:
     """Top-level names that are not a distribution's own, each with a message: its own are those of its plugins.
@@ -43,9 +47,11 @@ def astray(dist: Distribution, files: Iterable[PurePosixPath]) -> dict[str, str]
     found = {}
     for top, file in first.items():
         name = top.partition(".")[0]
+        # A file such as `.pth` is in no package.
+        is_code = len(file.parts) > 1 or file.name.endswith((*all_suffixes(), ".pyi"))
         if name in owners:
             found[top] = f"{file} lies in {name}, which belongs to {owners[name]}; move it into a package of its own"
-        elif name not in own or not _is_code(file):
+        elif name not in own or not is_code:
             packages = ", ".join(f'"{each}"' for each in own)
             found[top] = (
                 f"{file} would lie beside the packages of all other projects; leave it out of the wheel, "
@@ -64,34 +70,10 @@ def _owners(name: str, tops: Iterable[str]) -> dict[str, str]:
     for dist in distributions():
         other = canonicalize_name(identity(dist).name)
         if other and other != ours:
-            # Searched, not parsed: some records have tens of thousands of rows.
+            # Searched, not parsed: some records have tens of thousands of rows. Namespace packages are everybody's.
             record = "\n" + (dist.read_text("RECORD") or "")
-            owners |= {top: other for top in tops if _claims(record, top)}
+            owners |= {top: other for top in tops if f"\n{top}/__init__.py," in record or f"\n{top}.py," in record}
     return owners
-
-
-def _claims(record: str, top: str) -> bool:
-    """True if a record has a regular package or a module; namespace packages are everybody's."""
-    return f"\n{top}/__init__.py," in record or f"\n{top}.py," in record
-
-
-def _is_code(file: PurePosixPath) -> bool:
-    """True if a file is in a folder or a module; others, such as `.pth`, belong to nobody's package."""
-    return len(file.parts) > 1 or file.name.endswith((*all_suffixes(), ".pyi"))
-
-
-_UNREADABLE: Final = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,  # encrypted; NotImplementedError, a compression that Python does not have, is one
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-_HASHES: Final = frozenset({"sha256", "sha384", "sha512"})
-_SIGNATURES: Final = (".jws", ".p7s")
-_AGAIN: Final = "build it again: python -m build"
 
 
 @attrs.frozen(kw_only=True)
@@ -121,8 +103,19 @@ def unpack(file: Path, folder: Path) -> Wheel:
     Raises:
         ConfigError: It cannot be read, or is no wheel.
     """
-    members = _read(file)
-    info = _info(file, members)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = {each.filename: archive.read(each) for each in archive.infolist() if not each.is_dir()}
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist; build it with: python -m build") from None
+    except _UNREADABLE as error:
+        raise ConfigError(f"{file} cannot be read as a wheel: {error}; {_AGAIN}") from error
+    infos = {name.partition("/")[0] for name in members if name.partition("/")[0].endswith(".dist-info")}
+    if len(infos) > 1:
+        raise ConfigError(f"{file} is no wheel: it has several .dist-info folders ({', '.join(sorted(infos))})")
+    info = "".join(infos)
+    if not info or f"{info}/METADATA" not in members or not _is_inside(PurePosixPath(info)):
+        raise ConfigError(f"{file} is no wheel: it has no .dist-info/METADATA; build it with: python -m build")
     _write(folder, {PurePosixPath(name): data for name, data in members.items() if name.startswith(f"{info}/")})
     dist = next(distributions([str(folder)]), None)
     if dist is None or not identity(dist).name:
@@ -130,31 +123,8 @@ def unpack(file: Path, folder: Path) -> Wheel:
     placed = {place: data for name, data in members.items() for place in _places(name, info)}
     foreign = astray(dist, placed)
     _write(folder, {place: data for place, data in placed.items() if place.parts[0] not in foreign})
-    faults = [*_name_faults(file, dist), *_format_faults(members, info), *_record_faults(members, info)]
-    return Wheel(
-        file=file.resolve(), folder=folder, distribution=dist, files=tuple(placed), faults=(*faults, *foreign.values())
-    )
-
-
-def _read(file: Path) -> dict[str, bytes]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = [each for each in archive.infolist() if not each.is_dir()]
-            return {each.filename: archive.read(each) for each in members}
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist; build it with: python -m build") from None
-    except _UNREADABLE as error:
-        raise ConfigError(f"{file} cannot be read as a wheel: {error}; {_AGAIN}") from error
-
-
-def _info(file: Path, members: Iterable[str]) -> str:
-    """Name of the folder of its metadata."""
-    found = {name.partition("/")[0] for name in members if name.partition("/")[0].endswith(".dist-info")}
-    if len(found) > 1:
-        raise ConfigError(f"{file} is no wheel: it has several .dist-info folders ({', '.join(sorted(found))})")
-    if not any(f"{each}/METADATA" in members for each in found) or not _is_inside(PurePosixPath(*found)):
-        raise ConfigError(f"{file} is no wheel: it has no .dist-info/METADATA; build it with: python -m build")
-    return found.pop()
+    faults = (*_name_faults(file, dist), *_content_faults(members, info), *foreign.values())
+    return Wheel(file=file.resolve(), folder=folder, distribution=dist, files=tuple(placed), faults=faults)
 
 
 def _places(name: str, info: str) -> Iterator[PurePosixPath]:
@@ -187,56 +157,40 @@ def _name_faults(file: Path, dist: Distribution) -> Iterator[str]:
         yield f"installers cannot read its file name: {error}; {_AGAIN}"
         return
     known = identity(dist)
-    said = (canonicalize_name(known.name), canonicalize_version(known.version))
-    if said != (name, canonicalize_version(version)):
+    if (canonicalize_name(known.name), canonicalize_version(known.version)) != (name, canonicalize_version(version)):
         yield f"its file name is that of {name} {version}, its metadata that of {known.name} {known.version}; {_AGAIN}"
     if not tags.intersection(sys_tags()):
         yield f"it is for {', '.join(sorted(map(str, tags)))}, so pip refuses it for this Python on this machine"
 
 
-def _format_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
+def _content_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
+    """A format that installers do not know, and differences between the record and the files."""
     version = message_from_bytes(members.get(f"{info}/WHEEL", b""))["Wheel-Version"] or ""
     if version.partition(".")[0] != "1":
         yield f"{info}/WHEEL has Wheel-Version {version!r}, installers ask for 1.0; {_AGAIN}"
-    outside = [name for name in members if not _is_inside(PurePosixPath(name))]
-    if outside:
-        yield f"{_some(outside)} would lie outside of the installation; {_AGAIN}"
-
-
-def _record_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
-    """Differences between the record and the files."""
     record = f"{info}/RECORD"
     text = members.get(record, b"").decode(errors="replace")
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        hashes = {row[0]: "".join(row[1:2]) for row in csv.reader(io.StringIO(text, newline="")) if row}
     except csv.Error as error:
         yield f"{record} cannot be read: {error}; {_AGAIN}"
         return
-    hashes = {row[0]: row[1] if len(row) > 1 else "" for row in rows}
-    signed = {name: data for name, data in members.items() if name != record and not _is_signature(name, record)}
-    compared = (
-        ("does not list", [name for name in signed if name not in hashes]),
-        ("lists what is not there:", [name for name in hashes if name not in members]),
-        ("has another hash than", [name for name, data in signed.items() if not _is_hash(hashes.get(name), data)]),
-    )
-    for problem, names in compared:
+    unsigned = (record, f"{record}.jws", f"{record}.p7s")
+    signed = {name: data for name, data in members.items() if name not in unsigned}
+    outside = [name for name in members if not _is_inside(PurePosixPath(name))]
+    changed = [name for name, data in signed.items() if name in hashes and hashes[name] not in _digests(data)]
+    for problem, names in (
+        ("outside of the installation would lie", outside),
+        (f"{record} does not list", [name for name in signed if name not in hashes]),
+        (f"{record} lists what is not there:", [name for name in hashes if name not in members]),
+        (f"{record} has another hash than", changed),
+    ):
         if names:
-            yield f"{record} {problem} {_some(names)}; {_AGAIN}"
+            yield f"{problem} {names[0]!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''}; {_AGAIN}"
 
 
-def _is_signature(name: str, record: str) -> bool:
-    return name in [f"{record}{suffix}" for suffix in _SIGNATURES]
-
-
-def _is_hash(recorded: str | None, data: bytes) -> bool:
-    """True if a hash is that of a file; what is not recorded at all is told otherwise."""
-    if recorded is None:
-        return True
-    algorithm, _, digest = recorded.partition("=")
-    if algorithm not in _HASHES:
-        return False
-    return base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).decode().rstrip("=") == digest
-
-
-def _some(names: list[str]) -> str:
-    return f"{names[0]!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+def _digests(data: bytes) -> Iterator[str]:
+    """The hashes with which a record may tell of a file."""
+    for algorithm in ("sha256", "sha384", "sha512"):
+        digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest())
+        yield f"{algorithm}={digest.decode().rstrip('=')}"

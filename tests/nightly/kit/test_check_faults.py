@@ -181,7 +181,7 @@ def project(tmp_path, monkeypatch):
     (info / "direct_url.json").write_text(json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}}))
     for each in (site, folder):
         monkeypatch.syspath_prepend(str(each))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(site)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(site), os.environ.get("PYTHONPATH", "")]))
     return folder
 
 

@@ -132,8 +132,9 @@ def test_what_a_conftest_leaves_out_is_left(run):
 
 
 def test_a_part_of_the_kit_is_not_the_kit(run):
-    part = KIT.replace("cosmos_core.testing import", "cosmos_core.testing.conformance.reward import")
-    outcomes = run({"tests/test_mine.py": part.replace("RewardConformance", "RewardValues")})
+    part = KIT.replace("cosmos_core.testing import", "cosmos_core.testing.conformance.plugin import")
+    part = part.replace("RewardConformance", "PluginConformance").replace("plugin = ", "kind, plugin = 'reward', ")
+    outcomes = run({"tests/test_mine.py": part})
     assert "passed" in {each.result for each in outcomes}
     assert all("left out by the project's tests" in message for message in left(outcomes).values())
     assert {*left(outcomes)}.isdisjoint({each.test for each in outcomes if each.result == "passed"})

@@ -6,11 +6,11 @@ import pytest
 from cosmos_core.plugins import compatibility
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.testing.check import examination, probe
-from cosmos_core.testing.check import examination as importing
 from cosmos_core.testing.check.examination import Given
-from cosmos_core.testing.check.probe import Import, Loaded
+from cosmos_core.testing.check.probe import Loaded
 from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.subject import Subject
+from cosmos_core.testing.check.verdict import Check, Finding, Verdict, plain, text
 
 REWARD = """
 from cosmos_core.protocols import Provider, hookimpl
@@ -20,134 +20,160 @@ def cosmos_reward():
     return Provider(create=dict)
 """
 
-LOADED, NOTHING, QUICK = Loaded(protocol=1), Given(), Import(seconds=0.1)
+NOTHING = Given()
+LOADED = Loaded(protocol=1, seconds=0.1)
 
 
 @pytest.fixture
-def subject(make_distribution):
+def judge(make_distribution, monkeypatch):
+    """Examine a subject, with the answers of other processes made up; gives (status, summary, findings) of a check."""
     make_distribution("acme-a", entries={"reward/a": "acme_a"}, modules={"acme_a.py": REWARD})
     records = [record for record in discover() if record.distribution == "acme-a"]
-    return Subject(distribution=importlib.metadata.distribution("acme-a"), records=records)
+    subject = Subject(distribution=importlib.metadata.distribution("acme-a"), records=records)
 
-
-@pytest.fixture
-def judge(subject, monkeypatch):
-    """Examine the subject, with the answers of other processes made up; gives (status, findings) of each check."""
-
-    def examine(loaded=LOADED, outcomes=(), given=NOTHING, done=QUICK):
-        monkeypatch.setattr("cosmos_core.testing.check.examination.ask_import", lambda *_: done)
-        monkeypatch.setattr(examination, "ask_load", lambda *_: loaded)
-        monkeypatch.setattr(examination, "run_generic", lambda *_: list(outcomes))
+    def examine(check, *answers, outcomes=(), given=NOTHING):
+        left = [*(answers or (LOADED,))]
+        monkeypatch.setattr(examination, "load", lambda *_: left.pop(0))
+        monkeypatch.setattr(examination, "run_kits", lambda *_: list(outcomes))
         verdict = examination.examine(subject, given, lambda _: None)
-        return {check.name: (check.status, [each.text for each in check.findings]) for check in verdict.checks}
+        assert left == []
+        (found,) = [each for each in verdict.checks if each.name == f"reward a, {check}"]
+        return found.status, found.summary, [each.text for each in found.findings]
 
     return examine
 
 
-def outcome(test, message="", plugin="acme-a:a"):
-    result = "failed" if message else "passed"
+def outcome(test, message="", plugin="acme-a:a", result="failed"):
+    result = result if message else "passed"
     return Outcome(node=test, kind="reward" if plugin else "", plugin=plugin, test=test, result=result, message=message)
 
 
-def test_a_deprecated_protocol_is_a_warning(judge):
-    checks = judge(Loaded(protocol=1, deprecation="it was written for version 1"), [outcome("test_a")])
-    assert checks["reward a, protocol"] == ("warning", ["it was written for version 1"])
-    assert checks["reward a, kit"] == ("ok", [])
+def left_out(test, message="left out"):
+    return outcome(test, message, plugin="a", result="not run")
 
 
-def test_the_probe_tells_of_a_deprecated_protocol(subject, monkeypatch):
-    monkeypatch.setattr(compatibility, "PROTOCOL_VERSIONS", {"reward": 2})
-    monkeypatch.setattr(compatibility, "DEPRECATED_PROTOCOLS", {"reward": {1: "9.0"}})
-    logger = logging.getLogger("cosmos_core")
-    level = logger.level
-    try:
-        assert "cosmos-core 9.0 will refuse" in probe._load("reward", "a").deprecation
-    finally:
-        logger.setLevel(level)
+GOOD, BROKEN = outcome("test_a"), outcome("test_module", "SyntaxError", plugin="")
 
 
-def test_what_tests_say_alike_is_one_fault(judge):
-    outcomes = [outcome("test_a", "no engine"), outcome("test_b", "no engine"), outcome("test_c", "wrong")]
-    assert judge(outcomes=outcomes)["reward a, kit"] == (
-        "FAULT",
-        ["test_a and 1 more: no engine", "test_c: wrong"],
-    )
+@pytest.mark.parametrize(
+    ("outcomes", "status", "findings"),
+    [
+        ([GOOD], "ok", []),
+        # What tests say alike is one fault.
+        (
+            [outcome("test_a", "no engine"), outcome("test_b", "no engine"), outcome("test_c", "wrong")],
+            "FAULT",
+            ["test_a and 1 more: no engine", "test_c: wrong"],
+        ),
+        # What is left out makes the check incomplete.
+        (
+            [GOOD, left_out("test_b"), left_out("test_c"), left_out("test_d", "skipped")],
+            "not run",
+            ["test_b and 1 more: left out", "test_d: skipped"],
+        ),
+        # A module that cannot be collected is another test where the kit is complete.
+        ([BROKEN], "FAULT", ["test_module: SyntaxError"]),
+        ([GOOD, BROKEN], "warning", ["test_module: SyntaxError"]),
+        ([GOOD, left_out("test_b"), BROKEN], "FAULT", ["test_module: SyntaxError", "test_b: left out"]),
+    ],
+)
+def test_the_kit_is_judged_by_what_came_of_its_tests(judge, outcomes, status, findings):
+    assert judge("kit", outcomes=outcomes)[::2] == (status, findings)
 
 
 def test_what_the_options_told_is_not_told_by_the_kit(judge):
-    checks = judge(Loaded(option_faults=("not frozen",)), [outcome("test_a", "not frozen"), outcome("test_b")])
-    assert checks["reward a, options"] == ("FAULT", ["not frozen"])
-    assert checks["reward a, kit"] == ("ok", [])
-
-
-def test_a_module_that_fails_is_a_fault_of_the_kit(judge):
-    checks = judge(outcomes=[outcome("test_module", "SyntaxError", plugin="")])
-    assert checks["reward a, kit"] == ("FAULT", ["test_module: SyntaxError"])
+    faulty = Loaded(option_faults=("not frozen",))
+    assert judge("options", faulty, outcomes=[GOOD]) == ("FAULT", "0", ["not frozen"])
+    outcomes = [outcome("test_a", "not frozen"), outcome("test_b")]
+    assert judge("kit", faulty, outcomes=outcomes) == ("ok", "1 passed", [])
 
 
 def test_an_option_that_must_be_given_is_asked_for(judge):
     loaded = Loaded(protocol=1, required=("length",))
-    status, (message,) = judge(loaded)["reward a, kit"]
+    status, _, (message,) = judge("kit", loaded)
     assert status == "not run"
     assert message.endswith("--set options.length=…")
-    assert judge(loaded, [outcome("test_a")], Given(options={"length": 3}))["reward a, kit"] == ("ok", [])
+    assert judge("kit", loaded, outcomes=[GOOD], given=Given(options={"length": 3}))[0] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("done", "message"),
-    [
-        (Import(seconds=1.2), "takes 1.2 s to import, allowed is 1 s"),
-        (Import(heavy=("torch",)), "acme_a imports torch; import it in the function that needs it"),
-        (Import(processes=("sleep",)), "starts processes (sleep)"),
-        (Import(error="ImportError: no"), "acme_a cannot be imported: ImportError: no"),
-    ],
-)
-def test_an_import_that_costs_or_fails(judge, done, message):
-    status, (text,) = judge(outcomes=[outcome("test_a")], done=done)["reward a, import"]
-    assert status == "FAULT"
-    assert message in text
+def test_an_import_that_costs_or_fails(judge):
+    for loaded, message in [
+        (Loaded(heavy=("torch",)), "acme_a imports torch; import it in the function that needs it"),
+        (Loaded(processes=("sleep",)), "starts processes (sleep)"),
+        (Loaded(unimported="ImportError: no"), "acme_a cannot be imported: ImportError: no"),
+    ]:
+        status, _, (said,) = judge("import", loaded, outcomes=[GOOD])
+        assert status == "FAULT"
+        assert message in said
 
 
-@pytest.mark.parametrize(
-    ("answers", "status", "summary"),
-    [
+def test_the_fastest_of_three_imports_counts_and_one_within_the_bound_will_do(judge):
+    for seconds, status, summary in [
         ([0.4], "ok", "0.40 s"),
         ([2.0, 0.5], "ok", "0.50 s"),
         ([2.0, 1.5, 0.9], "ok", "0.90 s"),
         ([2.0, 1.5, 1.2], "FAULT", "1.20 s"),
         ([1.2, 1.5, 2.0], "FAULT", "1.20 s"),
-    ],
-)
-def test_the_fastest_of_three_imports_counts_and_one_within_the_bound_will_do(
-    subject, monkeypatch, answers, status, summary
-):
-    left = [Import(seconds=each) for each in answers]
-    monkeypatch.setattr(importing, "ask_import", lambda *_: left.pop(0))
-    check = importing.check_import(subject.records[0], {})
-    assert (check.status, check.summary, left) == (status, summary, [])
+    ]:
+        found = judge("import", *(Loaded(seconds=each) for each in seconds), outcomes=[GOOD])
+        assert found[:2] == (status, summary), seconds
+    assert "takes 1.2 s to import, allowed is 1 s" in found[2][0]
 
 
-def test_an_import_that_fails_is_not_tried_again(subject, monkeypatch):
-    left = [Import(error="ImportError: no"), Import()]
-    monkeypatch.setattr(importing, "ask_import", lambda *_: left.pop(0))
-    assert importing.check_import(subject.records[0], {}).status == "FAULT"
-    assert len(left) == 1
+def test_a_deprecated_protocol_is_a_warning(judge, monkeypatch):
+    monkeypatch.setattr(compatibility, "PROTOCOL_VERSIONS", {"reward": 2})
+    monkeypatch.setattr(compatibility, "DEPRECATED_PROTOCOLS", {"reward": {1: "9.0"}})
+    logger = logging.getLogger("cosmos_core")
+    level = logger.level
+    try:
+        loaded = probe.load("reward", "a", "acme_a")
+    finally:
+        logger.setLevel(level)
+    status, summary, (message,) = judge("protocol", loaded, outcomes=[GOOD])
+    assert (status, summary) == ("warning", "version 1")
+    assert "cosmos-core 9.0 will refuse" in message
 
 
-def left_out(test, message="left out"):
-    return Outcome(node=test, kind="reward", plugin="a", test=test, result="not run", message=message)
+FINE = Check("metadata", "Apache-2.0", (Finding("note", "a word"),))
+WARNED = Check("reward short, protocol", "version 1", (Finding("warning", "old"),))
+GAP = Check("reward short, kit", "", (Finding("not run", "give an option"),))
+BAD = Check("files", "", (Finding("fault", "first\nsecond"), Finding("warning", "less"), Finding("fault", "other")))
 
 
-def test_what_is_left_of_the_kit_makes_the_check_incomplete(judge):
-    outcomes = [outcome("test_a"), left_out("test_b"), left_out("test_c"), left_out("test_d", "skipped")]
-    assert judge(outcomes=outcomes)["reward a, kit"] == (
-        "not run",
-        ["test_b and 1 more: left out", "test_d: skipped"],
+def verdict(*checks):
+    using = {"core": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "platform": "Linux x86_64"}
+    return Verdict(
+        distribution="acme 1.0", plugins=("reward short",), date="2026-01-02", environment=using, checks=checks
     )
 
 
-def test_a_module_that_fails_beside_a_complete_kit_is_a_warning(judge):
-    broken = outcome("test_module", "SyntaxError", plugin="")
-    assert judge(outcomes=[outcome("test_a"), broken])["reward a, kit"] == ("warning", ["test_module: SyntaxError"])
-    checks = judge(outcomes=[outcome("test_a"), left_out("test_b"), broken])
-    assert checks["reward a, kit"] == ("FAULT", ["test_module: SyntaxError", "test_b: left out"])
+PASTED = """\
+acme 1.0: reward short
+
+Checked 2026-01-02 with cosmos-core 0.1.0, Python 3.11.7, torch 2.13.0, Linux x86_64.
+
+- ok       metadata: Apache-2.0
+  - note: a word
+- FAULT    files
+  - fault: first
+    second
+  - warning: less
+  - fault: other
+
+FAILED: 2 faults"""
+
+
+def test_a_verdict_is_a_list_to_paste_and_its_last_line_the_outcome():
+    assert text(verdict(FINE, BAD)) == PASTED
+    for checks, last in [
+        ([FINE], "PASSED"),
+        ([FINE, WARNED], "PASSED"),
+        ([FINE, GAP], "INCOMPLETE: 1 check not run"),
+        ([GAP, WARNED, GAP], "INCOMPLETE: 2 checks not run"),
+        ([BAD, GAP], "FAILED: 2 faults"),
+        ([Check("kit", "", (Finding("fault", "x"),))], "FAILED: 1 fault"),
+    ]:
+        assert text(verdict(*checks)).splitlines()[-1] == last
+        assert last.startswith(plain(verdict(*checks))["outcome"])
+    long = Check("kit", "", (Finding("fault", "\n".join(map(str, range(40)))),))
+    assert "    … and 27 more lines" in text(verdict(long)).splitlines()

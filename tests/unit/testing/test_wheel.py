@@ -1,3 +1,4 @@
+import itertools
 import zipfile
 
 import pytest
@@ -17,9 +18,11 @@ METADATA_FILES = {f"{INFO}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "
 def make(tmp_path):
     """Build a wheel, and unpack it under the same or another name."""
 
+    folders = (tmp_path / f"unpacked-{number}" for number in itertools.count())
+
     def unpacked(files=FILES, entry_points=ENTRY_POINTS, metadata=METADATA, name=NAME):
         built = build(tmp_path, "acme-w", files, entry_points, metadata)
-        return unpack(built.rename(tmp_path / name), tmp_path / "unpacked")
+        return unpack(built.rename(tmp_path / name), next(folders))
 
     return unpacked
 
@@ -28,14 +31,11 @@ def laid_out(wheel):
     return {path.relative_to(wheel.folder).as_posix() for path in wheel.folder.rglob("*") if path.is_file()}
 
 
-def test_a_good_wheel_is_laid_out(make):
+def test_a_wheel_is_laid_out_as_installers_do(make):
     wheel = make()
     assert wheel.faults == ()
     assert {*map(str, wheel.files)} == {*FILES}
     assert laid_out(wheel) == {*FILES} | METADATA_FILES
-
-
-def test_its_data_folders_are_laid_out_as_installers_do(make):
     data = {f"acme_w-1.0.data/{name}": "" for name in ("purelib/acme_w/pure.py", "platlib/acme_w/fast.py", "scripts/w")}
     wheel = make({**FILES, **data})
     assert wheel.faults == ()
@@ -43,30 +43,21 @@ def test_its_data_folders_are_laid_out_as_installers_do(make):
     assert laid_out(wheel) == {*map(str, wheel.files)} | METADATA_FILES
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        (
-            "cosmos_core/errors.py",
-            "lies in cosmos_core, which belongs to cosmos-core; move it into a package of its own",
-        ),
+def test_what_is_not_its_own_is_named_and_put_on_no_path(make):
+    for file, message in [
+        ("cosmos_core/errors.py", "lies in cosmos_core, which belongs to cosmos-core; move it into a package of its"),
         ("attr/__init__.py", "lies in attr, which belongs to attrs"),
         ("queue.py", "lies in queue, which belongs to Python"),
         ("typing_extensions.py", "lies in typing_extensions, which belongs to typing-extensions"),
-        (
-            "acme_x/__init__.py",
-            'the packages of all other projects; leave it out of the wheel, for example with packages = ["a',
-        ),
+        ("acme_x/__init__.py", "the packages of all other projects; leave it out of the wheel, for example with p"),
         ("acme_w.pth", "would lie beside the packages of all other projects"),
-    ],
-)
-@pytest.mark.parametrize("where", ["", "acme_w-1.0.data/purelib/"])
-def test_what_is_not_its_own_is_named_and_put_on_no_path(make, file, message, where):
-    wheel = make({**FILES, f"{where}{file}": "raise SystemExit"})
-    (fault,) = wheel.faults
-    assert fault.startswith(file)
-    assert message in fault
-    assert laid_out(wheel) == {*FILES} | METADATA_FILES
+    ]:
+        for where in ["", "acme_w-1.0.data/purelib/"]:
+            wheel = make({**FILES, f"{where}{file}": "raise SystemExit"})
+            (fault,) = wheel.faults
+            assert fault.startswith(file)
+            assert message in fault
+            assert laid_out(wheel) == {*FILES} | METADATA_FILES
 
 
 def test_an_entry_point_makes_nobody_elses_package_its_own(make):
@@ -76,90 +67,73 @@ def test_an_entry_point_makes_nobody_elses_package_its_own(make):
     assert laid_out(wheel) == METADATA_FILES
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("", "RECORD does not list 'acme_w/py.typed'; build it again"),
-        ("acme_w/py.typed,sha256=AAAA,0\n", "RECORD has another hash than 'acme_w/py.typed'"),
-        ("acme_w/py.typed,,\n", "RECORD has another hash than 'acme_w/py.typed'"),
-        ("acme_w/py.typed,md5=1B2M2Y8AsgTpgAmY7PhCfg,0\n", "RECORD has another hash than 'acme_w/py.typed'"),
-        ("{good},,\n", "RECORD lists what is not there: ''"),
-        ("{good}/acme_w/py.typed,,\n", "RECORD lists what is not there: '/acme_w/py.typed'"),
-        ("{good}gone.py,,\nacme_w/gone.py,,\n", "RECORD lists what is not there: 'gone.py' and 1 more"),
-        ("{good}" + "a" * 200_000, "RECORD cannot be read"),
-    ],
-)
-def test_a_record_that_does_not_fit_is_named(make, tmp_path, rows, message):
+def test_a_record_that_does_not_fit_is_named(make, tmp_path):
     with zipfile.ZipFile(build(tmp_path, "acme-w", FILES, ENTRY_POINTS)) as archive:
         good = archive.read(f"{INFO}/RECORD").decode().splitlines()
     typed = next(row for row in good if "py.typed" in row)
     good.remove(typed)
-    (fault,) = make({**FILES, f"{INFO}/RECORD": "\n".join([*good, rows.replace("{good}", f"{typed}\n")])}).faults
-    assert message in fault
+    for rows, message in [
+        ("", "RECORD does not list 'acme_w/py.typed'; build it again"),
+        ("acme_w/py.typed,sha256=AAAA,0\n", "RECORD has another hash than 'acme_w/py.typed'"),
+        ("acme_w/py.typed,,\n", "RECORD has another hash than 'acme_w/py.typed'"),
+        ("acme_w/py.typed,md5=1B2M2Y8AsgTpgAmY7PhCfg,0\n", "RECORD has another hash than 'acme_w/py.typed'"),
+        (f"{typed}\ngone.py,,\nacme_w/gone.py,,\n", "RECORD lists what is not there: 'gone.py' and 1 more"),
+        (f"{typed}\n" + "a" * 200_000, "RECORD cannot be read"),
+    ]:
+        (fault,) = make({**FILES, f"{INFO}/RECORD": "\n".join([*good, rows])}).faults
+        assert message in fault
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
+def test_a_format_that_installers_refuse_is_named(make, tmp_path):
+    for files, message in [
         ({f"{INFO}/WHEEL": "Tag: py3-none-any\n"}, "WHEEL has Wheel-Version '', installers ask for 1.0"),
         ({f"{INFO}/WHEEL": "Wheel-Version: 2.0\n"}, "WHEEL has Wheel-Version '2.0', installers ask for 1.0"),
-        ({"../acme_x.py": ""}, "'../acme_x.py' would lie outside of the installation"),
-        ({"/acme_x.py": "", "acme_w/../../x.py": ""}, "'/acme_x.py' and 1 more would lie outside of the installation"),
-    ],
-)
-def test_a_format_that_installers_refuse_is_named(make, tmp_path, files, message):
-    wheel = make({**FILES, **files})
-    (fault,) = wheel.faults
-    assert message in fault
-    assert laid_out(wheel) == {*FILES} | METADATA_FILES
-    assert not list(tmp_path.rglob("*x.py"))
+        ({"../acme_x.py": ""}, "outside of the installation would lie '../acme_x.py'"),
+        ({"/acme_x.py": "", "acme_w/../../x.py": ""}, "outside of the installation would lie '/acme_x.py' and 1 more"),
+    ]:
+        wheel = make({**FILES, **files})
+        (fault,) = wheel.faults
+        assert message in fault
+        assert laid_out(wheel) == {*FILES} | METADATA_FILES
+        assert not list(tmp_path.rglob("*x.py"))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_a_file_name_that_installers_refuse_is_named(make):
+    for name, message in [
         ("acme_w-1.0-cp27-cp27m-win32.whl", "it is for cp27-cp27m-win32, so pip refuses it for this Python"),
         ("acme_w-1.1-py3-none-any.whl", "its file name is that of acme-w 1.1, its metadata that of acme-w 1.0; build"),
         ("acme_x-1.0-py3-none-any.whl", "its file name is that of acme-x 1.0, its metadata that of acme-w 1.0"),
         ("acme.whl", "installers cannot read its file name: Invalid wheel filename"),
-    ],
-)
-def test_a_file_name_that_installers_refuse_is_named(make, name, message):
-    (fault,) = make(name=name).faults
-    assert message in fault
+    ]:
+        (fault,) = make(name=name).faults
+        assert message in fault
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
+def test_a_damaged_archive_is_refused(tmp_path):
+    file = tmp_path / NAME
+    for damage in [
         lambda data, central: data.__setitem__(60, data[60] ^ 255),  # what is compressed
         lambda data, central: data.__setitem__(central + 10, 77),  # a compression that nobody has
         lambda data, central: data.__setitem__(central + 8, data[central + 8] | 1),  # encrypted
         lambda data, central: data.__delitem__(slice(central - 20, None)),  # the end
-    ],
-)
-def test_a_damaged_archive_is_refused(tmp_path, damage):
-    file = tmp_path / NAME
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"{INFO}/METADATA", METADATA * 9)
-    data = bytearray(file.read_bytes())
-    damage(data, data.index(b"PK\1\2"))
-    file.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"cannot be read as a wheel: .*; build it again: python -m build"):
-        unpack(file, tmp_path / "unpacked")
+    ]:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{INFO}/METADATA", METADATA * 9)
+        data = bytearray(file.read_bytes())
+        damage(data, data.index(b"PK\1\2"))
+        file.write_bytes(data)
+        with pytest.raises(ConfigError, match=r"cannot be read as a wheel: .*; build it again: python -m build"):
+            unpack(file, tmp_path / "unpacked")
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
+def test_what_is_no_wheel_is_refused(make):
+    for files, message in [
         ({f"{INFO}/METADATA": None}, "is no wheel: it has no .dist-info/METADATA"),
         ({f"{INFO}/METADATA": "Version: 1.0\n"}, "is no wheel: its METADATA has no name"),
         ({"acme_x-1.0.dist-info/METADATA": ""}, r"several .dist-info folders \(acme_w-1.0.dist-info, acme_x-1.0.dist-"),
-    ],
-)
-def test_what_is_no_wheel_is_refused(make, files, message):
-    with pytest.raises(ConfigError, match=message):
-        make({**FILES, **files})
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            make({**FILES, **files})
 
 
 def test_what_publishers_tools_refuse_is_refused(tmp_path):
