@@ -19,7 +19,7 @@ import argparse
 import os
 from pathlib import Path
 
-from control.accounting import account
+from control.accounting import throughput
 from control.process import measure
 from control.tables import ACCOUNTING, SOCKETS, accounting_table, socket_table, write
 from rich.console import Console
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[1]
     accounting = [
-        account(replicas, group_size, durable=durable, seconds=options.seconds / 4)
+        throughput(replicas, group_size, durable=durable, seconds=options.seconds / 4)
         for replicas, group_size, durable in WAYS
     ]
     measured = [measure(replicas, options.seconds) for replicas in options.replicas]

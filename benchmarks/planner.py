@@ -95,7 +95,7 @@ def chunk(total: int, number: int, rank: int) -> tuple[int, int]:
     return first, end - first
 
 
-def box(name: str, tensor: Tensor, dim: int, number: int, rank: int) -> TensorSlice:
+def region(name: str, tensor: Tensor, dim: int, number: int, rank: int) -> TensorSlice:
     """A rank's part of a tensor that is split along `dim` (whole if negative)."""
     start, shape = [0] * len(tensor.shape), list(tensor.shape)
     if dim >= 0:
@@ -112,10 +112,10 @@ def replica(tensors: dict[str, Tensor], *, pp: int, shard: int, is_policy: bool)
         stage = next(s for s in range(pp) if tensor.layer < sum(chunk(layers, pp, s)))
         if tensor.expert >= 0:
             owner = next(r for r in range(shard) if tensor.expert < sum(chunk(experts, shard, r)))
-            ranks[stage * shard + owner].append(box(name, tensor, -1, 1, 0))
+            ranks[stage * shard + owner].append(region(name, tensor, -1, 1, 0))
             continue
         for rank in range(shard):
-            ranks[stage * shard + rank].append(box(name, tensor, 0 if is_policy else tensor.tp_dim, shard, rank))
+            ranks[stage * shard + rank].append(region(name, tensor, 0 if is_policy else tensor.tp_dim, shard, rank))
     facts = {name: TensorFacts(shape=tensor.shape, dtype=DTYPE) for name, tensor in tensors.items()}
     return ShardMap(tensors=facts, ranks={rank: tuple(held) for rank, held in ranks.items()})
 

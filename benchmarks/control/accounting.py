@@ -28,7 +28,7 @@ class Accounting:
     commits: int
 
 
-def account(num_replicas: int, group_size: int, *, durable: bool, seconds: float) -> Accounting:
+def throughput(num_replicas: int, group_size: int, *, durable: bool, seconds: float) -> Accounting:
     """Have results accounted for without sockets, for so many seconds of CPU."""
     control = ControlConfig(lost_after_s=1e9, join_timeout_s=1e9, progress_timeout_s=1e9)
     with (

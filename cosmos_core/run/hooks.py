@@ -39,23 +39,23 @@ class HookRunner:
         queue_size: int = _QUEUE_SIZE,
     ) -> None:
         """Start a thread for each of `names`, under which the hooks' objects are registered with `manager`."""
-        self._lanes: Final = [_Lane(manager, name, report, queue_size) for name in names]
+        self._queues: Final = [_HookQueue(manager, name, report, queue_size) for name in names]
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Queue a call of `hook` for every plugin that is still on; returns at once."""
-        for lane in self._lanes:
-            lane.put(hook, arguments)
+        for each in self._queues:
+            each.put(hook, arguments)
 
     def close(self, timeout_s: float) -> None:
         """Wait for the calls that are queued, at most `timeout_s` in all, and abandon the rest."""
         deadline = time.monotonic() + timeout_s
-        for lane in self._lanes:
-            lane.put_end()
-        for lane in self._lanes:
-            lane.join(deadline)
+        for each in self._queues:
+            each.put_end()
+        for each in self._queues:
+            each.join(deadline)
 
 
-class _Lane:
+class _HookQueue:
     """One plugin's queue and thread."""
 
     def __init__(

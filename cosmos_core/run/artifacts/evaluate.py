@@ -30,7 +30,7 @@ from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
 from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
-from cosmos_core.run.artifacts.scores import Evaluated, tallies, tally
+from cosmos_core.run.artifacts.scores import Evaluated, tallied_by, tally
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
 
 _TICK_S: Final = 0.2
@@ -180,7 +180,7 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
     return attrs.evolve(
         _result(scored, job.unit, num_prompts=rows),
         total=tally("all", [score for _, score in scores], unscored=unscored) if scores else None,
-        groups=() if by is None else tuple(tallies(scores, by, unscored=unscored)),
+        groups=() if by is None else tuple(tallied_by(scores, by, unscored=unscored)),
     )
 
 

@@ -56,7 +56,7 @@ def tally(label: str, scores: Sequence[float | None], *, unscored: float | None 
     return Tally(label=label, num_prompts=len(scores), num_unscored=scores.count(None), mean=mean, low=low, high=high)
 
 
-def tallies(scored: Iterable[tuple[Prompt, float | None]], key: str, *, unscored: float | None = 0.0) -> list[Tally]:
+def tallied_by(scored: Iterable[tuple[Prompt, float | None]], key: str, *, unscored: float | None = 0.0) -> list[Tally]:
     """Sum up the scores by a key of the prompts' metadata, in order of the labels.
 
     A prompt whose value is a list counts for each of it; one without the key counts as `(none)`. `unscored` is that of

@@ -393,7 +393,7 @@ class RewardConformance(PluginConformance):
                 fault(f"`vet` refuses the prompt of {shown(completion)}, which gets a score: {error}")
 
     def test_what_its_vetting_refuses_cannot_be_scored(self, reward: Reward) -> None:
-        """A run goes by `score`; what planning says beforehand must be the same."""
+        """A run goes by `score`; what planning says before it must be the same."""
         for completion in self.unscorable:
             error = _refusal(reward, completion)
             if error is None:
@@ -413,7 +413,7 @@ class RewardConformance(PluginConformance):
             fault(f"`absent` says {told!r}, where a worker has scored; return '' where nothing is absent")
 
     def test_it_says_what_is_absent(self, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Planning must say beforehand what ends the run otherwise."""
+        """Planning must say first what would end the run."""
         if not self.variables:
             pytest.skip("not given: `variables`, those of the environment that it needs")
         for name in self.variables:

@@ -69,7 +69,7 @@ class WorkerExtension:
 
     rank: int
     _cosmos_held: HeldWeights
-    _cosmos_cells: Mapping[str, Sequence[TensorSlice]]
+    _cosmos_rank_shards: Mapping[str, Sequence[TensorSlice]]
     _cosmos_written: Written
     _cosmos_tempered: contextlib.ExitStack
 
@@ -101,12 +101,12 @@ class WorkerExtension:
         self._cosmos_held = HeldWeights(
             model, regions, meta_tensors(sent), form=FORMATS.get(quantization), matrices=matrices
         )
-        return self._cosmos_held.boxes()
+        return self._cosmos_held.shards()
 
     @_answering
-    def cosmos_attest_by(self, cells: Mapping[int, Mapping[str, Sequence[TensorSlice]]]) -> None:
+    def cosmos_attest_by(self, rank_shards: Mapping[int, Mapping[str, Sequence[TensorSlice]]]) -> None:
         """The slices of each rank whose digests `cosmos_digests` gives."""
-        self._cosmos_cells = cells[self.rank]
+        self._cosmos_rank_shards = rank_shards[self.rank]
 
     @_answering
     def cosmos_read(self, pieces: Mapping[int, Sequence[tuple[TensorSlice, torch.Tensor | Place]]]) -> None:
@@ -139,7 +139,7 @@ class WorkerExtension:
                 f"{tensor or 'padding'}: products of {name} of vLLM's rank {self.rank} are not those of its matrix, "
                 f"from row {row} on: what they are packed from is something else"
             )
-        return held.digests(self._cosmos_cells)
+        return held.digests(self._cosmos_rank_shards)
 
     @_answering
     def cosmos_temper(self, temperature: float) -> None:

@@ -1,4 +1,4 @@
-"""What a process of vLLM holds of the weights: its boxes of each tensor that travels, written in place and read back.
+"""What a process of vLLM holds of the weights: its shards of each tensor that travels, written in place and read back.
 
 Without a format these lie in vLLM's parameters. With one, a matrix travels as codes and scales, which are held beside
 the parameter, and the parameter is made of them.
@@ -43,7 +43,7 @@ class Quantised:
 
 
 class HeldWeights:
-    """The boxes of one rank."""
+    """The shards of one rank."""
 
     def __init__(
         self,
@@ -90,36 +90,36 @@ class HeldWeights:
             f"{name}{SCALE}": (0, 1) if form.block is None else (first // block, -(-columns // block)),
         }
         for each, (start, count) in extents.items():
-            box = TensorSlice(name=each, start=(*piece.start[:-1], start), shape=(*piece.shape[:-1], count))
-            tensors[each] = self._store(box, device)
+            shard = TensorSlice(name=each, start=(*piece.start[:-1], start), shape=(*piece.shape[:-1], count))
+            tensors[each] = self._store(shard, device)
         if form.has_matrix_scale:
-            box = TensorSlice(
+            shard = TensorSlice(
                 name=f"{name}{MATRIX_SCALE}", start=(*piece.start[:-2], 0, 0), shape=(*piece.shape[:-2], 1, 1)
             )
-            tensors[box.name] = self._store(box, device)
+            tensors[shard.name] = self._store(shard, device)
         return Quantised(region, tensors, piece.start[-1] - first, columns)
 
-    def _store(self, box: TensorSlice, device: torch.device) -> torch.Tensor:
-        held = self._stored.setdefault(box.name, [])
+    def _store(self, shard: TensorSlice, device: torch.device) -> torch.Tensor:
+        held = self._stored.setdefault(shard.name, [])
         for other, tensor in held:
-            if other == box:
+            if other == shard:
                 return tensor
-        held.append((box, torch.zeros(box.shape, dtype=self._facts[box.name].dtype, device=device)))
+        held.append((shard, torch.zeros(shard.shape, dtype=self._facts[shard.name].dtype, device=device)))
         return held[-1][1]
 
-    def boxes(self) -> dict[str, list[TensorSlice]]:
+    def shards(self) -> dict[str, list[TensorSlice]]:
         """What this rank holds, by name of the tensor that travels."""
         plain = {name: [region.piece for region in held] for name, held in self._plain.items()}
-        return {**plain, **{name: [box for box, _ in held] for name, held in self._stored.items()}}
+        return {**plain, **{name: [shard for shard, _ in held] for name, held in self._stored.items()}}
 
     def copy(self, pieces: Written) -> None:
         """Write slices, and make parameters of codes and scales."""
         live = self._live()
         for piece, data in pieces:
-            for box, view in live[piece.name]:
-                part = slices.overlap(piece, box)
+            for shard, view in live[piece.name]:
+                part = slices.overlap(piece, shard)
                 if part is not None:
-                    copy_exactly(view[slices.within(part, box)], data[slices.within(part, piece)].to(view.device))
+                    copy_exactly(view[slices.within(part, shard)], data[slices.within(part, piece)].to(view.device))
         if self._form is not None:
             parameters = self._parameters()
             for each in self._quantised:
@@ -135,10 +135,10 @@ class HeldWeights:
         """
         live = self._live()
         for piece, data in pieces:
-            for box, view in live[piece.name]:
-                part = slices.overlap(piece, box)
+            for shard, view in live[piece.name]:
+                part = slices.overlap(piece, shard)
                 if part is not None:
-                    found, sent = view[slices.within(part, box)], data[slices.within(part, piece)]
+                    found, sent = view[slices.within(part, shard)], data[slices.within(part, piece)]
                     # vLLM may hold a bias in more bits than it was given: what was given comes back exactly.
                     if not same_bits(found.to(sent.dtype), sent.to(view.device)):
                         raise AttestationError(
@@ -164,24 +164,24 @@ class HeldWeights:
         for rows, values in dequantised_rows(form, each.region.piece.name, each.tensors, each.columns):
             yield rows, values[..., each.first : end]
 
-    def digests(self, cells: Mapping[str, Sequence[TensorSlice]]) -> dict[str, list[int]]:
-        """The digest of each of these slices, all of which this rank holds, in one box or several, read back."""
+    def digests(self, rank_shards: Mapping[str, Sequence[TensorSlice]]) -> dict[str, list[int]]:
+        """The digest of each of these slices, all of which this rank holds, in one shard or several, read back."""
         live = self._live()
-        return {name: [self._digest(cell, live[name]) for cell in each] for name, each in cells.items()}
+        return {name: [self._digest(part, live[name]) for part in each] for name, each in rank_shards.items()}
 
-    def _digest(self, cell: TensorSlice, held: Sequence[tuple[TensorSlice, torch.Tensor]]) -> int:
-        meta = self._facts[cell.name]
-        found, missing = 0, [cell]
-        for box, view in held:
+    def _digest(self, wanted: TensorSlice, held: Sequence[tuple[TensorSlice, torch.Tensor]]) -> int:
+        meta = self._facts[wanted.name]
+        found, missing = 0, [wanted]
+        for shard, view in held:
             # Shards may hold the same values twice: each is counted once.
-            parts = [part for each in missing if (part := slices.overlap(each, box)) is not None]
+            parts = [part for each in missing if (part := slices.overlap(each, shard)) is not None]
             for part in parts:
-                values = view[slices.within(part, box)].to(meta.dtype)
-                digest = tensor_digest(cell.name, values, start=part.start, shape=tuple(meta.shape))
-                found = add_digests([{cell.name: found}, {cell.name: digest}])[cell.name]
-            missing = [rest for each in missing for rest in slices.without(each, box)]
+                values = view[slices.within(part, shard)].to(meta.dtype)
+                digest = tensor_digest(wanted.name, values, start=part.start, shape=tuple(meta.shape))
+                found = add_digests([{wanted.name: found}, {wanted.name: digest}])[wanted.name]
+            missing = [rest for each in missing for rest in slices.without(each, shard)]
         if missing:
-            raise EngineError(f"{cell.name}: this rank of vLLM holds no slice of {cell.shape} at {cell.start}")
+            raise EngineError(f"{wanted.name}: this rank of vLLM holds no slice of {wanted.shape} at {wanted.start}")
         return found
 
     def owner_of(self, parameter: torch.Tensor, row: int) -> str:

@@ -39,11 +39,11 @@ class RankShards:
 
     def num_held(self, name: str) -> int:
         """Elements of a tensor that ranks hold, each counted once."""
-        return sum(slices.size(cell) for cell, _ in self._shards[name])
+        return sum(slices.size(part) for part, _ in self._shards[name])
 
     def of(self, rank: int) -> dict[str, list[TensorSlice]]:
         """The shards that a rank holds, whose digests it is asked for."""
-        return {name: [cell for cell, ranks in cells if rank in ranks] for name, cells in self._shards.items()}
+        return {name: [part for part, ranks in held if rank in ranks] for name, held in self._shards.items()}
 
     def combine(self, digests: Mapping[int, Mapping[str, Sequence[int]]], owner: str) -> str:
         """The digest of all tensors.
@@ -58,18 +58,18 @@ class RankShards:
         return combine(add_digests({name: digest} for name, digest in self._agreed(digests, owner)))
 
     def _agreed(self, digests: Mapping[int, Mapping[str, Sequence[int]]], owner: str) -> Iterator[tuple[str, int]]:
-        for name, cells in self._shards.items():
+        for name, held in self._shards.items():
             given = {rank: iter(digests[rank][name]) for rank in self._ranks}
-            if not cells:
+            if not held:
                 yield name, 0
-            for cell, ranks in cells:
+            for part, ranks in held:
                 found = {rank: next(given[rank]) for rank in sorted(ranks)}
                 first, *others = found
                 for rank in others:
                     if found[rank] != found[first]:
                         raise AttestationError(
                             f"{name}: ranks {first} and {rank} of {owner} hold other values in the slice of "
-                            f"{cell.shape} at {cell.start}, which both were given"
+                            f"{part.shape} at {part.start}, which both were given"
                         )
                 yield name, found[first]
 
@@ -80,20 +80,20 @@ def divide(held: Mapping[int, Sequence[TensorSlice]]) -> list[HeldShard]:
     Args:
         held: The slices of each rank of one tensor, disjoint within a rank.
     """
-    cells: list[HeldShard] = []
-    for rank, boxes in held.items():
-        for box in filter(slices.size, boxes):
-            rest, divided = [box], []
-            for cell, ranks in cells:
-                common = slices.overlap(cell, box)
+    common_parts: list[HeldShard] = []
+    for rank, shards in held.items():
+        for shard in filter(slices.size, shards):
+            rest, divided = [shard], []
+            for part, ranks in common_parts:
+                common = slices.overlap(part, shard)
                 if common is None:
-                    divided.append((cell, ranks))
+                    divided.append((part, ranks))
                     continue
-                divided += [(part, ranks) for part in slices.subtract(cell, common)]
+                divided += [(part, ranks) for part in slices.subtract(part, common)]
                 divided.append((common, ranks | {rank}))
                 rest = [part for each in rest for part in slices.without(each, common)]
-            cells = divided + [(part, frozenset({rank})) for part in rest]
-    return cells
+            common_parts = divided + [(part, frozenset({rank})) for part in rest]
+    return common_parts
 
 
 _ALIGNMENT: Final = 64

@@ -1,7 +1,7 @@
 """Where vLLM keeps each canonical tensor: fused, stacked and padded, found by watching it load.
 
 A model's `load_weights` knows how tensors of a checkpoint go into its parameters. It is run once with tensors that hold
-nothing, and every copy that it would make is noted instead of made: from which box of the tensor, to which view of
+nothing, and every copy that it would make is noted instead of made: from which shard of the tensor, to which view of
 which parameter. Nothing here knows a family of models.
 """
 
@@ -29,10 +29,10 @@ _PADDED: Final = "VocabParallelEmbedding"
 
 @attrs.frozen(kw_only=True)
 class Region:
-    """A box of a canonical tensor, and the view of a parameter that holds it.
+    """A shard of a canonical tensor, and the view of a parameter that holds it.
 
     Attributes:
-        piece: The box.
+        piece: The shard.
         parameter: Name of the parameter in vLLM.
         offset: Of the view in its storage.
         stride: Of the view.

@@ -24,7 +24,7 @@ class Shares:
 
     Attributes:
         tensors: Each of them, on the meta device.
-        boxes: The slices of each rank, disjoint, by name.
+        shards: The slices of each rank, disjoint, by name.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], found: Sequence[RankSlices], owner: str) -> None:
@@ -39,13 +39,13 @@ class Shares:
             EngineError: Part of a tensor is held by no rank.
         """
         self.tensors: Final = tensors
-        self.boxes: Final = {
+        self.shards: Final = {
             rank: {name: _joined(held, tuple(tensors[name].shape)) for name, held in each.items() if held}
             for rank, each in enumerate(found)
         }
-        self._cells: Final = RankShards(tensors, self.boxes)
+        self._rank_shards: Final = RankShards(tensors, self.shards)
         for name, tensor in tensors.items():
-            size = self._cells.num_held(name)
+            size = self._rank_shards.num_held(name)
             if size != tensor.numel():
                 raise EngineError(
                     f"vLLM's {owner} copies {size} of the {tensor.numel()} values of {name!r} into its parameters: it "
@@ -56,21 +56,21 @@ class Shares:
     def layout(self) -> dict[int, list[tuple[TensorSlice, str]]]:
         """The slices of each rank, with the names of their dtypes."""
         return {
-            rank: [(box, dtype_name(self.tensors[name].dtype)) for name, boxes in held.items() for box in boxes]
-            for rank, held in self.boxes.items()
+            rank: [(shard, dtype_name(self.tensors[name].dtype)) for name, shards in held.items() for shard in shards]
+            for rank, held in self.shards.items()
         }
 
-    def cells(self) -> dict[int, dict[str, list[TensorSlice]]]:
+    def rank_shards(self) -> dict[int, dict[str, list[TensorSlice]]]:
         """The slices whose digests each rank is asked for."""
-        return {rank: self._cells.of(rank) for rank in self.boxes}
+        return {rank: self._rank_shards.of(rank) for rank in self.shards}
 
     def combine(self, found: Sequence[Mapping[str, Sequence[int]]]) -> str:
-        """The digest of all tensors, from those of each rank's `cells`.
+        """The digest of all tensors, from those of each rank's `rank_shards`.
 
         Raises:
             AttestationError: Ranks that hold the same slice hold other values.
         """
-        return self._cells.combine(dict(enumerate(found)), "vLLM")
+        return self._rank_shards.combine(dict(enumerate(found)), "vLLM")
 
 
 class SharedUpdate(Update):
@@ -85,13 +85,13 @@ class SharedUpdate(Update):
             is_staged: Whether the ranks are other processes: slices are copied to where these can read them.
         """
         super().__init__(version, shares.tensors)
-        self._boxes: Final = shares.boxes
-        self._sent: Final[dict[int, Sent]] = {rank: [] for rank in shares.boxes}
+        self._shards: Final = shares.shards
+        self._sent: Final[dict[int, Sent]] = {rank: [] for rank in shares.shards}
         size = sum(
-            slices.size(box) * shares.tensors[name].element_size()
-            for held in shares.boxes.values()
-            for name, boxes in held.items()
-            for box in boxes
+            slices.size(shard) * shares.tensors[name].element_size()
+            for held in shares.shards.values()
+            for name, shards in held.items()
+            for shard in shards
         )
         self._staging: Final = Staging(size) if is_staged else None
 
@@ -110,15 +110,15 @@ class SharedUpdate(Update):
     def check(self) -> None:
         """Raise WeightSyncError unless every slice of every rank was written."""
         lacking = [
-            (rank, box)
-            for rank, held in self._boxes.items()
-            for box in _unwritten(held, [piece for piece, _ in self._sent[rank]])
+            (rank, shard)
+            for rank, held in self._shards.items()
+            for shard in _unwritten(held, [piece for piece, _ in self._sent[rank]])
         ]
         if lacking:
-            rank, box = lacking[0]
+            rank, shard = lacking[0]
             raise WeightSyncError(
                 f"update to version {self.version}: {len(lacking)} slices are not wholly written, the first is that of "
-                f"{box.name!r}, of {box.shape} at {box.start}, for rank {rank}"
+                f"{shard.name!r}, of {shard.shape} at {shard.start}, for rank {rank}"
             )
 
     def sent(self) -> Mapping[int, Sent]:
@@ -143,13 +143,13 @@ def _unwritten(held: RankSlices, pieces: Sequence[TensorSlice]) -> Iterator[Tens
     by_name: dict[str, list[TensorSlice]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)
-    for name, boxes in held.items():
-        for box in boxes:
-            parts = [part for piece in by_name.get(name, ()) if (part := slices.overlap(piece, box)) is not None]
-            if not covers([_moved(part, box) for part in parts], box.shape):
-                yield box
+    for name, shards in held.items():
+        for shard in shards:
+            parts = [part for piece in by_name.get(name, ()) if (part := slices.overlap(piece, shard)) is not None]
+            if not covers([_moved(part, shard) for part in parts], shard.shape):
+                yield shard
 
 
-def _moved(part: TensorSlice, box: TensorSlice) -> TensorSlice:
-    start = tuple(first - base for first, base in zip(part.start, box.start, strict=True))
+def _moved(part: TensorSlice, shard: TensorSlice) -> TensorSlice:
+    start = tuple(first - base for first, base in zip(part.start, shard.start, strict=True))
     return TensorSlice(name=part.name, start=start, shape=part.shape)

@@ -48,7 +48,7 @@ class Weights:
             "cosmos_find", _facts(tensors), sent, context.quantization, dict(context.model.facts().matrices)
         )
         self._shares: Final = Shares(meta_tensors(sent), found, owner)
-        workers.call("cosmos_attest_by", self._shares.cells())
+        workers.call("cosmos_attest_by", self._shares.rank_shards())
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:

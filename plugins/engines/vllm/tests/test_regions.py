@@ -68,10 +68,10 @@ class Held:
         facts = meta(tensors)
         self.sent = facts if self.form is None else meta(quantise_tensors(self.form, tensors, self.matrices))
         self.weights = HeldWeights(model, find_regions(model, facts), self.sent, form=self.form, matrices=self.matrices)
-        self.shares = Shares(self.sent, [self.weights.boxes()], "Fused")
+        self.shares = Shares(self.sent, [self.weights.shards()], "Fused")
 
     def digest(self):
-        return self.shares.combine([self.weights.digests(self.shares.cells()[0])])
+        return self.shares.combine([self.weights.digests(self.shares.rank_shards()[0])])
 
 
 MATRICES = ("q", "k", "v", "gate_up", "down")
@@ -236,16 +236,16 @@ def test_columns_that_are_cut_within_a_block_have_the_whole_blocks_codes(quantiz
         model.down = empty(6, last - first)
         regions = find_regions(model, meta({"w": matrix}))
         ranks.append((model, HeldWeights(model, regions, meta(published), form=form, matrices={"w": (6, 80)})))
-    shares = Shares(meta(published), [held.boxes() for _, held in ranks], "Cut")
+    shares = Shares(meta(published), [held.shards() for _, held in ranks], "Cut")
     for rank, (_, held) in enumerate(ranks):
         pieces = [
-            (box, published[name][slices.within(box, slices.whole(name, tuple(published[name].shape)))])
-            for name, boxes in shares.boxes[rank].items()
-            for box in boxes
+            (shard, published[name][slices.within(shard, slices.whole(name, tuple(published[name].shape)))])
+            for name, shards in shares.shards[rank].items()
+            for shard in shards
         ]
         held.copy(pieces)
         held.check(pieces, rank)
-    digests = [held.digests(shares.cells()[rank]) for rank, (_, held) in enumerate(ranks)]
+    digests = [held.digests(shares.rank_shards()[rank]) for rank, (_, held) in enumerate(ranks)]
     assert shares.combine(digests) == digest_of(published)
     assert torch.equal(torch.cat([model.down for model, _ in ranks], 1), whole)
     # The scales of a row are the same on both; of one that has another they are not attested.

@@ -36,9 +36,9 @@ def digests(shares):
     return [
         {
             name: [
-                tensor_digest(name, values(cell), start=cell.start, shape=tuple(TENSORS[name].shape)) for cell in cells
+                tensor_digest(name, values(part), start=part.start, shape=tuple(TENSORS[name].shape)) for part in parts
             ]
-            for name, cells in shares.cells()[rank].items()
+            for name, parts in shares.rank_shards()[rank].items()
         }
         for rank in (0, 1)
     ]
@@ -51,7 +51,9 @@ def test_slices_that_ranks_share_count_once(shares):
 @pytest.mark.parametrize("name", ["w", "norm"])
 def test_a_rank_that_holds_another_copy_is_named(shares, name):
     found = digests(shares)
-    shared = next(index for index, cell in enumerate(shares.cells()[1][name]) if cell in shares.cells()[0][name])
+    shared = next(
+        index for index, part in enumerate(shares.rank_shards()[1][name]) if part in shares.rank_shards()[0][name]
+    )
     found[1][name][shared] += 1
     with pytest.raises(AttestationError, match=f"{name}: ranks 0 and 1 of vLLM hold other values"):
         shares.combine(found)
@@ -59,7 +61,9 @@ def test_a_rank_that_holds_another_copy_is_named(shares, name):
 
 def test_what_only_one_rank_holds_is_in_the_digest(shares):
     found = digests(shares)
-    alone = next(index for index, cell in enumerate(shares.cells()[1]["w"]) if cell not in shares.cells()[0]["w"])
+    alone = next(
+        index for index, part in enumerate(shares.rank_shards()[1]["w"]) if part not in shares.rank_shards()[0]["w"]
+    )
     found[1]["w"][alone] += 1
     assert shares.combine(found) != digest_of(TENSORS)
 

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.run.artifacts.scores import Evaluated, check_place, figures, interval, lines, tallies, tally, write
+from cosmos_core.run.artifacts.scores import Evaluated, check_place, figures, interval, lines, tallied_by, tally, write
 from cosmos_core.types import Prompt
 
 
@@ -29,7 +29,7 @@ def test_other_scores_have_the_interval_of_their_standard_error():
 
 
 def test_a_prompt_counts_for_each_of_its_labels_and_once():
-    found = tallies(scored((["space", "space/order"], 1.0), ("space", 0.0), (["space", "space"], None)), "labels")
+    found = tallied_by(scored((["space", "space/order"], 1.0), ("space", 0.0), (["space", "space"], None)), "labels")
     assert [(each.label, each.num_prompts, each.num_unscored) for each in found] == [
         ("space", 3, 1),
         ("space/order", 1, 0),
@@ -39,16 +39,16 @@ def test_a_prompt_counts_for_each_of_its_labels_and_once():
 
 def test_prompts_without_a_label_are_a_group():
     for value in [None, []]:
-        (found,) = tallies(scored((value, 1.0)), "labels")
+        (found,) = tallied_by(scored((value, 1.0)), "labels")
         assert found.label == "(none)"
 
 
 def test_numbers_are_labels_too():
-    assert [each.label for each in tallies(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
+    assert [each.label for each in tallied_by(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
 
 
 def evaluated():
-    groups = tuple(tallies(scored(("space", 1.0), ("time", None)), "labels"))
+    groups = tuple(tallied_by(scored(("space", 1.0), ("time", None)), "labels"))
     return Evaluated(
         score=0.5,
         num_prompts=2,
@@ -67,14 +67,14 @@ def test_a_table_for_people():
         "time          1         1    0.0000  0.0000 to 0.7935",
         "all           2         1    0.5000  0.0945 to 0.9055",
     ]
-    (below,) = tallies(scored(("space", -11.0), ("space", -12.0)), "labels")
+    (below,) = tallied_by(scored(("space", -11.0), ("space", -12.0)), "labels")
     assert list(lines(attrs.evolve(evaluated(), groups=(below,), total=None), "labels"))[1:] == [
         "space         2         0  -11.5000  -12.4800 to -10.5200"
     ]
 
 
 def test_scores_that_may_be_below_0_are_those_of_scored_prompts_alone():
-    space, time = tallies(
+    space, time = tallied_by(
         scored(("space", -1.0), ("space", -2.0), ("space", None), ("time", None)), "labels", unscored=None
     )
     assert (space.mean, space.num_prompts, space.num_unscored) == (-1.5, 3, 1)
