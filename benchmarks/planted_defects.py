@@ -1,0 +1,202 @@
+"""Plants defects in the product, one at a time, and counts those that the tests catch.
+
+    python benchmarks/planted_defects.py --seed 18 --each 5 > defects.md
+
+Defects are drawn at random: a statement deleted, a comparison turned round, a number off by one, two arguments swapped.
+A first run of the tests records the lines that each executes. Of each defect the tests that execute its line are run,
+in a copy of the checkout; where none of them fails, all of its package, as other processes execute lines too. `--then`
+names tests that are run against the defects that are left. Needs `pytest-cov` beside the development tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "controller": "cosmos_core/control",
+    "weights": "cosmos_core/weights",
+    "policy": "cosmos_core/policy",
+    "rollout": "cosmos_core/rollout",
+    "algorithms": "plugins/algorithms",
+    "transport": "cosmos_core/transport",
+    "run": "cosmos_core/run",
+    "config": "cosmos_core/config",
+}
+TURNED = {
+    ast.Lt: ">", ast.Gt: "<", ast.LtE: ">=", ast.GtE: "<=", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+SILENT = ("_LOG.", "logging.", "warnings.")
+
+
+@attrs.frozen(kw_only=True)
+class Defect:
+    """One change of one file.
+
+    Attributes:
+        path: The file, relative to the checkout.
+        line: The line, from 1.
+        kind: The kind of change.
+        start: Where the changed text begins, in bytes of the file.
+        end: Where it ends.
+        text: The text in its place.
+    """
+
+    path: str
+    line: int
+    kind: str
+    start: int
+    end: int
+    text: str
+
+
+def candidates(path: Path) -> Iterator[Defect]:
+    """All defects that can be planted in a file."""
+    source = path.read_bytes()
+    lines = [0]
+    for line in source.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+
+    def place(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
+
+    def text(node: ast.expr | ast.stmt) -> str:
+        start, end = place(node)
+        return source[start:end].decode()
+
+    def defect(kind: str, node: ast.expr | ast.stmt, instead: str) -> Defect:
+        start, end = place(node)
+        name = str(path.relative_to(ROOT))
+        return Defect(path=name, line=node.lineno, kind=kind, start=start, end=end, text=instead)
+
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                yield defect("comparison turned", node, f"{text(left)} {TURNED[type(sign)]} {text(right)}")
+            case ast.Constant(value=int() as value) if type(value) is int:
+                yield defect("off by one", node, str(value + 1))
+            case ast.Call(args=[first, second, *_]) if text(first) != text(second):
+                between = source[place(first)[1] : place(second)[0]].decode()
+                swapped = defect("arguments swapped", first, f"{text(second)}{between}{text(first)}")
+                yield attrs.evolve(swapped, end=place(second)[1])
+            case ast.stmt() if _is_deletable(node) and not text(node).startswith(SILENT):
+                yield defect("statement deleted", node, "pass")
+
+
+def _is_deletable(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call | ast.Await | ast.YieldFrom)
+    if isinstance(node, ast.Assign):
+        return isinstance(node.targets[0], ast.Attribute | ast.Subscript)
+    return isinstance(node, ast.AugAssign | ast.Raise | ast.Continue | ast.Break | ast.Delete)
+
+
+def drawn(package: str, number: int, chance: random.Random) -> list[Defect]:
+    """Defects of a package, all kinds alike."""
+    files = [path for path in sorted((ROOT / package).rglob("*.py")) if "tests" not in path.parts]
+    by_kind: dict[str, list[Defect]] = {}
+    for path in files:
+        for each in candidates(path):
+            by_kind.setdefault(each.kind, []).append(each)
+    return [chance.choice(by_kind[chance.choice(sorted(by_kind))]) for _ in range(number)]
+
+
+def tests_by_line(tests: Sequence[str], data: Path) -> None:
+    """Run the tests once and record the lines that each executes."""
+    command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "2", "--dist", "worksteal", "--cov=cosmos_core"]
+    command += ["--cov=plugins/algorithms", "--cov-context=test", "--cov-report=", *tests]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "COVERAGE_FILE": str(data)}, check=False)
+
+
+def tests_of(defect: Defect, data: Path) -> list[str]:
+    """The tests that execute a defect's line in their own process."""
+    from coverage import CoverageData
+
+    recorded = CoverageData(str(data))
+    recorded.read()
+    contexts = recorded.contexts_by_lineno(str(ROOT / defect.path)).get(defect.line, [])
+    return sorted({context.rsplit("|", 1)[0] for context in contexts if context})
+
+
+def run(defect: Defect, tests: Sequence[str], copy: Path) -> str:
+    """Plant a defect in the copy and run tests there until one fails.
+
+    Returns:
+        The first test that failed, or an empty text.
+    """
+    path = copy / defect.path
+    good = path.read_bytes()
+    path.write_bytes(good[: defect.start] + defect.text.encode() + good[defect.end :])
+    roots = [copy, *(each.parent for each in copy.glob("plugins/*/*/pyproject.toml"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTHONDONTWRITEBYTECODE": "1"}
+    spread = (
+        ["--numprocesses", "2", "--dist", "worksteal"] if len(tests) > 200 or any("::" not in t for t in tests) else []
+    )
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", "-p", "no:cacheprovider", *spread, *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "(they hang)"
+    finally:
+        path.write_bytes(good)
+    if done.returncode == 0:
+        return ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else f"(exit code {done.returncode})"
+
+
+def copied(folder: Path) -> Path:
+    """A copy of what git knows of the checkout."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def main() -> None:
+    """Draw, plant, run, and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=18)
+    parser.add_argument("--each", type=int, default=5, help="defects of each package")
+    parser.add_argument("--data", type=Path, help="the recorded lines: of an earlier call, or to be kept there")
+    parser.add_argument("--tests", nargs="+", default=["tests/unit", "plugins"], help="the tests of `make test`")
+    parser.add_argument("--then", nargs="+", default=[], help="tests for the defects that these do not catch")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.data or Path(folder) / "coverage"
+        if not data.exists():
+            tests_by_line(options.tests, data)
+        copy = copied(Path(folder) / "copy")
+        print(f"Seed {options.seed}.\n\n| package | place | defect | caught by |\n|---|---|---|---|", flush=True)
+        caught: list[str] = []
+        for name, package in PACKAGES.items():
+            own = "plugins/algorithms" if name == "algorithms" else package.replace("cosmos_core", "tests/unit")
+            chance = random.Random(f"{options.seed} {name}")  # noqa: S311 - nothing is kept secret
+            for defect in drawn(package, options.each, chance):
+                attempts = [tests_of(defect, data), [own], options.then]
+                found = next(filter(None, (run(defect, tests, copy) for tests in attempts if tests)), "")
+                caught.append(found)
+                place = f"{defect.path.removeprefix('cosmos_core/')}:{defect.line}"
+                print(f"| {name} | `{place}` | {defect.kind} | {found or '**none**'} |", flush=True)
+        print(f"\n{len(list(filter(None, caught)))} of {len(caught)} caught.")
+
+
+if __name__ == "__main__":
+    main()
