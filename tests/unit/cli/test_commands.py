@@ -18,13 +18,21 @@ def cosmos():
     return run
 
 
-def test_a_command_of_a_distribution_is_listed_and_runs(make_distribution, cosmos):
+def test_commands_of_distributions_are_listed_and_run(make_distribution, cosmos, monkeypatch):
+    # A command of a distribution is listed and runs.
     make_distribution(
         "greeter", entries="[cosmos_core.commands]\ngreet = greets:greet\n", modules={"greets.py": GREETS}
     )
     assert "Greet somebody." in cosmos("--help").output
     assert cosmos("greet", "Ann").output == "hello Ann\n"
     assert "name <str>" in cosmos("greet", "--help").output
+
+    # Without plugins only the core has commands.
+    make_distribution(
+        "greeter", entries="[cosmos_core.commands]\ngreet = greets:greet\n", modules={"greets.py": GREETS}
+    )
+    monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
+    assert "greet" not in cosmos("--help").output
 
 
 def test_the_core_keeps_its_commands_and_two_rivals_are_refused(make_distribution, cosmos):
@@ -49,11 +57,3 @@ def test_a_broken_command_says_what_is_broken_and_hides_no_other(make_distributi
     assert shown.exit_code == 0
     assert "run " in shown.output
     assert "the distribution broken" in shown.output
-
-
-def test_without_plugins_only_the_core_has_commands(make_distribution, cosmos, monkeypatch):
-    make_distribution(
-        "greeter", entries="[cosmos_core.commands]\ngreet = greets:greet\n", modules={"greets.py": GREETS}
-    )
-    monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
-    assert "greet" not in cosmos("--help").output

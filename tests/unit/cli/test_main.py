@@ -52,8 +52,7 @@ def test_every_command_teaches_by_example(capsys):
         assert code == 0
         assert f"  cosmos {command} " in out
 
-
-def test_the_version_is_printed(capsys):
+    # The version is printed.
     from cosmos_core import __version__
 
     assert call(capsys, "version") == (0, f"{__version__}\n", "")
@@ -67,6 +66,16 @@ def test_an_error_is_one_message_and_a_code(capsys, monkeypatch):
 
         monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
         assert call(capsys, "plan", "x.toml") == (code, "", f"cosmos: {error}\n")
+
+    # Debug shows the traceback.
+    monkeypatch.setenv("COSMOS_DEBUG", "")
+
+    def fail(*_arguments, **_options):
+        raise ConfigError("a.b: bad")
+
+    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
+    with pytest.raises(ConfigError):
+        cli.main(["plan", "x.toml", "--debug"])
 
 
 def test_ctrl_c_before_anything_runs_is_one_line(capsys, monkeypatch):
@@ -91,17 +100,6 @@ import cosmos_core.cli.main
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "cosmos: stopped by Ctrl-C\n")
 
 
-def test_debug_shows_the_traceback(monkeypatch):
-    monkeypatch.setenv("COSMOS_DEBUG", "")
-
-    def fail(*_arguments, **_options):
-        raise ConfigError("a.b: bad")
-
-    monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
-    with pytest.raises(ConfigError):
-        cli.main(["plan", "x.toml", "--debug"])
-
-
 def test_options_reach_the_recipe(capsys, monkeypatch):
     seen = {}
 
@@ -119,25 +117,23 @@ def test_options_reach_the_recipe(capsys, monkeypatch):
     }
 
 
-def test_nothing_to_run_says_what_to_give(capsys):
+def test_what_is_asked_for_wrongly_is_said(capsys, tmp_path):
+    # Nothing to run says what to give.
     code, _, err = call(capsys, "run")
     assert code == 2
     assert "give a recipe, or --model" in err
 
-
-def test_resume_takes_no_other_argument(capsys, tmp_path):
+    # Resume takes no other argument.
     code, _, err = call(capsys, "run", "--resume", str(tmp_path), "--name", "other")
     assert code == 2
     assert "--resume goes on with the run's own recipe" in err
 
-
-def test_resuming_what_is_no_run_says_so(capsys, tmp_path):
+    # Resuming what is no run says so.
     code, _, err = call(capsys, "run", "--resume", str(tmp_path))
     assert code == 2
     assert "not the folder of a run" in err
 
-
-def test_a_wrong_option_is_an_error_of_usage(capsys):
+    # A wrong option is an error of usage.
     code, _, err = call(capsys, "run", "--sett", "a=1")
     assert code == 2
     assert "--sett" in err

@@ -65,7 +65,7 @@ def short(make_distribution):
     make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": REWARD})
 
 
-def test_the_list_has_every_plugin_with_its_status(run, short, make_distribution):
+def test_the_list_has_every_plugin_with_its_status(run, short, make_distribution, monkeypatch):
     make_distribution("acme-b", entries={"reward/bad": "acme_gone"})
     lines = run("list").splitlines()
     assert lines[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
@@ -74,8 +74,7 @@ def test_the_list_has_every_plugin_with_its_status(run, short, make_distribution
     assert ["reward", "bad", "acme-b", "1.0", "broken"] in rows
     assert "reward bad: its module acme_gone does not exist" in lines
 
-
-def test_the_list_can_be_of_one_kind_and_json(run, short):
+    # The list can be of one kind and json.
     listed = json.loads(run("list", "--kind", "reward", "--json"))
     assert {each["kind"] for each in listed} == {"reward"}
     assert {
@@ -87,6 +86,21 @@ def test_the_list_can_be_of_one_kind_and_json(run, short):
         "status": "ok",
         "problem": "",
     } in listed
+
+    # A wrong kind is refused.
+    result = CliRunner().invoke(app, ["list", "--kind", "rewards"])
+    assert result.exit_code == 2
+
+    # Metadata that cannot be decoded does not break the list.
+    folder = make_distribution("acme-b", entries={})
+    (folder / "acme_b-1.0.dist-info" / "METADATA").write_bytes(b"Name: acme-b\nVersion: 1.0\nAuthor: Ren\xe9\n")
+    assert "reward       short" in run("list")
+
+    # The list says that plugins are hidden.
+    monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = CliRunner().invoke(app, ["list"])
+    assert "only cosmos-core's own plugins are seen" in result.stderr
+    assert "short" not in result.stdout
 
 
 def test_a_misspelt_group_is_listed_with_the_right_one(run, make_distribution):
@@ -114,18 +128,7 @@ def test_a_list_of_thirty_reads_their_metadata_once_and_imports_none(make_distri
     assert told["seconds"] < 10, "benchmarks/cli.py measures: it should be some 0.3"
 
 
-def test_metadata_that_cannot_be_decoded_does_not_break_the_list(run, short, make_distribution):
-    folder = make_distribution("acme-b", entries={})
-    (folder / "acme_b-1.0.dist-info" / "METADATA").write_bytes(b"Name: acme-b\nVersion: 1.0\nAuthor: Ren\xe9\n")
-    assert "reward       short" in run("list")
-
-
-def test_a_wrong_kind_is_refused():
-    result = CliRunner().invoke(app, ["list", "--kind", "rewards"])
-    assert result.exit_code == 2
-
-
-def test_show_has_source_capabilities_and_options(run, short):
+def test_show_has_source_capabilities_and_options(run, short, tmp_path):
     lines = [" ".join(line.split()) for line in run("show", "short").splitlines()]
     assert "reward short" in lines
     assert any(line.startswith("sha256 ") for line in lines)
@@ -138,8 +141,7 @@ def test_show_has_source_capabilities_and_options(run, short):
     assert "inner.deep a number 0.5 How deep." in lines
     assert "cap a number none" in lines
 
-
-def test_show_as_json_has_all_of_it(run, short, tmp_path):
+    # Show as json has all of it.
     shown = json.loads(run("show", "short", "--json"))
     assert (shown["kind"], shown["name"], shown["distribution"], shown["protocol"]) == ("reward", "short", "acme-a", 1)
     assert shown["source"]["location"] == str(tmp_path / "site-acme-a")
@@ -150,20 +152,19 @@ def test_show_as_json_has_all_of_it(run, short, tmp_path):
     assert (length["help"], length["is_dynamic"]) == ("How long.", False)
 
 
-def test_show_needs_the_kind_where_a_name_has_two(run, short, make_distribution):
+def test_show_takes_kind_and_distribution_and_names_the_nearest(run, short, make_distribution):
+    # Show takes the distribution too.
+    assert "reward short" in run("show", "acme-a:short")
+
+    # Show of an unknown name.
+    with pytest.raises(PluginNotFoundError, match="did you mean short"):
+        run("show", "shrot")
+
+    # Show needs the kind where a name has two.
     make_distribution("acme-b", entries={"dataset/short": "acme_b"})
     with pytest.raises(ConfigError, match="reward and of a dataset plugin; say which with --kind"):
         run("show", "short")
     assert "reward short" in run("show", "short", "--kind", "reward")
-
-
-def test_show_takes_the_distribution_too(run, short):
-    assert "reward short" in run("show", "acme-a:short")
-
-
-def test_show_of_an_unknown_name(run, short):
-    with pytest.raises(PluginNotFoundError, match="did you mean short"):
-        run("show", "shrot")
 
 
 def test_importing_the_commands_imports_nothing_heavy():
@@ -172,10 +173,3 @@ def test_importing_the_commands_imports_nothing_heavy():
         "print([name for name in heavy if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_the_list_says_that_plugins_are_hidden(short, monkeypatch):
-    monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
-    result = CliRunner().invoke(app, ["list"])
-    assert "only cosmos-core's own plugins are seen" in result.stderr
-    assert "short" not in result.stdout

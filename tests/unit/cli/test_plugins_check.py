@@ -81,8 +81,8 @@ def test_a_folder_means_every_plugin_of_its_distribution(asked, project, monkeyp
     assert {subject.project for subject, _ in asked} == {project}
     assert {subject.stale for subject, _ in asked} == {""}
 
-
-def test_it_sees_plugins_that_are_disabled_elsewhere(asked, project, monkeypatch):
+    # It sees plugins that are disabled elsewhere.
+    asked.clear()
     for target in ("short", str(project)):
         monkeypatch.setenv(DISABLE_VARIABLE, "1")
         run(target)
@@ -97,25 +97,16 @@ def test_the_name_of_a_plugin_comes_before_that_of_a_folder(asked, project, monk
     assert names(asked[0][0]) == ["short"]
 
 
-def test_a_project_of_another_version_than_the_installed_one(asked, project):
-    file = project / "pyproject.toml"
-    file.write_text(file.read_text().replace('"1.0"', '"1.1"'))
-    run(str(project))
-    assert "has version 1.1, 1.0 is installed; install it again: pip install -e" in asked[0][0].stale
-
-
-def test_a_project_of_which_another_copy_is_installed(asked, project, short):
-    origin = {"url": (project.parent / "other").as_uri(), "dir_info": {"editable": True}}
-    (short / "acme_a-1.0.dist-info" / "direct_url.json").write_text(json.dumps(origin))
-    run(str(project))
-    assert f"what is installed comes from {project.parent / 'other'}; install it again" in asked[0][0].stale
-
-
-def test_an_install_line_can_be_pasted(asked, project):
+def test_a_stale_installation_is_told_with_the_line_that_mends_it(asked, project, short):
     spaced = project.rename(project.parent / "my project")
     (spaced / "pyproject.toml").write_text((spaced / "pyproject.toml").read_text().replace('"1.0"', '"1.1"'))
     run(str(spaced))
-    assert asked[0][0].stale.endswith(f"pip install -e '{spaced}'")
+    assert "has version 1.1, 1.0 is installed; install it again: pip install -e" in asked[-1][0].stale
+    assert asked[-1][0].stale.endswith(f"pip install -e '{spaced}'")
+    origin = {"url": (spaced.parent / "other").as_uri(), "dir_info": {"editable": True}}
+    (short / "acme_a-1.0.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+    run(str(spaced))
+    assert f"what is installed comes from {spaced.parent / 'other'}; install it again" in asked[-1][0].stale
 
 
 def test_a_wheel_is_found_without_being_installed(asked, tmp_path):
@@ -134,8 +125,7 @@ def test_what_is_given_with_set_reaches_the_kit(asked, short):
     run("short", "--set", "options.length=3", "--set", "config.model_type=qwen3", "--set", "path=here")
     assert asked[0][1] == Given(options={"length": 3}, config={"model_type": "qwen3"}, path="here")
 
-
-def test_a_fault_is_exit_code_1_and_json_has_it(asked, short):
+    # A fault is exit code 1 and json has it.
     answer = json.loads(run("short", "--set", "path=bad", "--json", code=1))
     assert (answer["outcome"], answer["faults"], answer["plugins"]) == ("FAILED", 1, ["short"])
     assert answer["checks"] == [
@@ -144,7 +134,7 @@ def test_a_fault_is_exit_code_1_and_json_has_it(asked, short):
 
 
 @pytest.mark.usefixtures("short", "folders")
-def test_what_cannot_be_checked_is_refused(asked):
+def test_what_cannot_be_checked_is_refused(asked, make_distribution, tmp_path, monkeypatch):
     for arguments, error, message in [
         (["shrot"], PluginNotFoundError, "no plugin named 'shrot' is installed; did you mean short"),
         (["acme-z:short"], PluginNotFoundError, "by acme-z; it is installed by acme-a"),
@@ -167,6 +157,19 @@ def test_what_cannot_be_checked_is_refused(asked):
             run(*arguments)
         assert not asked
 
+    # A distribution without plugins is refused.
+    make_distribution("acme-n", entries={}, modules={})
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "pyproject.toml").write_text('[project]\nname = "acme-n"\n')
+    with pytest.raises(ConfigError, match="acme-n has no cosmos-core plugin; add an entry point such as"):
+        run(str(tmp_path / "none"))
+
+    # Pytest is asked for.
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
+    with pytest.raises(ConfigError, match=r'pip install "cosmos-core\[testing\]"'):
+        run("short")
+
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
@@ -185,18 +188,3 @@ def folders(tmp_path, monkeypatch):
     }.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "pyproject.toml").write_text(text)
-
-
-def test_a_distribution_without_plugins_is_refused(asked, make_distribution, tmp_path):
-    make_distribution("acme-n", entries={}, modules={})
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "pyproject.toml").write_text('[project]\nname = "acme-n"\n')
-    with pytest.raises(ConfigError, match="acme-n has no cosmos-core plugin; add an entry point such as"):
-        run(str(tmp_path / "none"))
-
-
-def test_pytest_is_asked_for(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
-    with pytest.raises(ConfigError, match=r'pip install "cosmos-core\[testing\]"'):
-        run("short")

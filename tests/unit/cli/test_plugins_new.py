@@ -16,7 +16,7 @@ def new(*arguments):
     return result.output
 
 
-def test_it_makes_a_package_and_says_what_to_do_next(tmp_path):
+def test_it_makes_a_package_and_says_what_to_do_next(tmp_path, monkeypatch):
     told = new("reward", "brief", "--into", tmp_path, "--author", "Ann Lee", "--description", "Short answers.")
     folder = tmp_path / "cosmos-reward-brief"
     metadata = (folder / "pyproject.toml").read_text()
@@ -32,8 +32,7 @@ def test_it_makes_a_package_and_says_what_to_do_next(tmp_path):
         "cosmos plugins check .",
     ]
 
-
-def test_the_folder_is_the_current_one_unless_said(tmp_path, monkeypatch):
+    # The folder is the current one unless said.
     monkeypatch.chdir(tmp_path)
     assert "  cd cosmos-hook-notes\n" in new("hook", "notes")
     assert (tmp_path / "cosmos-hook-notes" / "example.toml").is_file()

@@ -10,7 +10,15 @@ def call(capsys, *arguments):
     return ended.value.code, shown.out, shown.err
 
 
-def test_ctrl_c_ends_the_watching_only(capsys, monkeypatch, tmp_path):
+def test_watching_ends_with_ctrl_c_and_what_is_no_run_is_one_line(capsys, tmp_path, monkeypatch):
+    # What is no run is one line.
+    for more in [(), ("--watch",)]:
+        code, out, err = call(capsys, "status", str(tmp_path), *more)
+        assert (code, out) == (2, "")
+        assert err.startswith("cosmos: ")
+        assert len(err.splitlines()) == 1
+
+    # Ctrl c ends the watching only.
     def interrupt(*_arguments):
         raise KeyboardInterrupt
 
@@ -18,11 +26,3 @@ def test_ctrl_c_ends_the_watching_only(capsys, monkeypatch, tmp_path):
     code, out, err = call(capsys, "status", str(tmp_path), "--watch")
     assert (code, out) == (0, "")
     assert err == f"No longer watching; {tmp_path} goes on.\n"
-
-
-def test_what_is_no_run_is_one_line(capsys, tmp_path):
-    for more in [(), ("--watch",)]:
-        code, out, err = call(capsys, "status", str(tmp_path), *more)
-        assert (code, out) == (2, "")
-        assert err.startswith("cosmos: ")
-        assert len(err.splitlines()) == 1

@@ -4,7 +4,8 @@ from cosmos_core.data.index import Omissions
 from cosmos_core.protocols.dataset import Omission
 
 
-def test_the_most_frequent_reason_comes_first_with_its_first_row():
+def test_reasons_are_counted_the_most_frequent_first():
+    # The most frequent reason comes first with its first row.
     omissions = Omissions()
     for reason, place in (("a", "1"), ("b", "2"), ("b", "3"), ("c", "4")):
         omissions.add(reason, place)
@@ -15,8 +16,7 @@ def test_the_most_frequent_reason_comes_first_with_its_first_row():
         Omission(reason="c", num_rows=1, first="4"),
     )
 
-
-def test_reasons_without_number_are_counted_together():
+    # Reasons without number are counted together.
     omissions = Omissions()
     for number in range(1000):
         omissions.add(f"reason {number}", str(number))

@@ -9,12 +9,12 @@ from cosmos_core.data.mapping import plain
 from cosmos_core.data.rows import BadRowError
 
 
-def test_what_json_can_hold_stays_as_it_is():
+def test_values_are_what_json_can_hold():
+    # What json can hold stays as it is.
     for value in [None, True, 3, 0.5, "a", [1, {"a": [None]}], {}]:
         assert plain(value, "x") is value
 
-
-def test_what_json_cannot_hold_is_refused_at_any_depth():
+    # What json cannot hold is refused at any depth.
     for value, message in [
         (math.nan, "field 'x' is nan"),
         ([1.0, math.inf], "field 'x' has in it inf"),

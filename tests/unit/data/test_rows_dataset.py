@@ -44,21 +44,25 @@ def make(limit=6, heldout=None, **options):
     return RowsDataset("odd", RowsOptions(**options), Odd(), [Numbers(limit)], held)
 
 
-def test_what_a_filter_leaves_out_is_counted_and_never_refused():
+def test_rows_are_left_out_refused_or_skipped():
+    # What a filter leaves out is counted and never refused.
     dataset = make()
     assert [dataset.row("train", index).text for index in range(dataset.size("train"))] == ["1", "3", "5"]
     assert [(each.reason, each.num_rows, each.first) for each in dataset.omitted("train")] == [
         ("even", 3, "numbers:1: 0 is even")
     ]
 
-
-def test_what_is_bad_is_refused_unless_it_may_be_skipped():
+    # What is bad is refused unless it may be skipped.
     with pytest.raises(DataError, match="numbers:8: it is 7"):
         make(9)
     assert [each.reason for each in make(9, on_bad_row="skip").omitted("train")] == ["even", "sevens"]
 
+    # A split of its own and rows held out.
+    assert (make(heldout=4).size("heldout"), make(20, heldout_rows=2, on_bad_row="skip").size("heldout")) == (2, 2)
 
-def test_remedies_name_the_options_where_they_are():
+
+def test_a_refusal_says_what_to_do():
+    # Remedies name the options where they are.
     sources, there = [Numbers(9)], "dataset.options.parts.0.options"
     with pytest.raises(DataError, match=rf"or set {there}\.on_bad_row = 'skip'"):
         RowsDataset("odd", RowsOptions(), Odd(), sources, None, key_path=there)
@@ -66,9 +70,11 @@ def test_remedies_name_the_options_where_they_are():
     with pytest.raises(DataError, match=rf"^{there}: cannot hold 9 rows out of 3"):
         RowsDataset("odd", options, Odd(), sources, None, key_path=there)
 
-
-def test_a_split_of_its_own_and_rows_held_out():
-    assert (make(heldout=4).size("heldout"), make(20, heldout_rows=2, on_bad_row="skip").size("heldout")) == (2, 2)
+    # Nothing usable says why.
+    with pytest.raises(DataError, match=r"^numbers: empty; give a source that has rows$"):
+        make(0)
+    with pytest.raises(DataError, match=r"numbers: no usable rows \(1 skipped: 1 x even\)"):
+        make(1)
 
 
 def test_rows_checked_when_read_are_not_scanned():
@@ -78,17 +84,9 @@ def test_rows_checked_when_read_are_not_scanned():
     with pytest.raises(DataError, match=r"numbers: row 4: 4 is even$"):
         dataset.row("train", 4)
 
-
-def test_a_row_is_told_by_its_number_in_its_own_source():
+    # A row is told by its number in its own source.
     first, second = Numbers(5), Numbers(8)
     second.name = "others"
     dataset = RowsDataset("odd", RowsOptions(check_rows="when-read"), Odd(), [first, second], None)
     with pytest.raises(DataError, match=r"others: row 7: it is 7$"):
         dataset.row("train", 12)
-
-
-def test_nothing_usable_says_why():
-    with pytest.raises(DataError, match=r"^numbers: empty; give a source that has rows$"):
-        make(0)
-    with pytest.raises(DataError, match=r"numbers: no usable rows \(1 skipped: 1 x even\)"):
-        make(1)

@@ -26,30 +26,27 @@ def console(**options):
     return Console(file=io.StringIO(), width=120, **options)
 
 
-def test_clock():
+def test_a_line_has_every_figure_that_is_known():
+    # Clock.
     assert [clock(seconds) for seconds in (-1, 0, 59.6, 61, 3700)] == ["0:00", "0:00", "1:00", "1:01", "1:01:40"]
 
-
-def test_a_line_has_every_figure():
+    # A line has every figure.
     assert line(FULL) == (
         "1:05 training | step 50/100 | stage grpo | reward 0.500 | held-out 0.750 @25 | staleness 1.25 | "
         "policy 12,345 tok/s | rollout 6,789 tok/s | queue 3 ready, 9 in flight | ETA 1:01:40"
     )
 
-
-def test_a_held_out_loss_is_shown_with_its_step():
+    # A held out loss is shown with its step.
     progress = Progress(
         phase="training", step=9, num_steps=12, stage="sft", elapsed_s=65.0, heldout_loss=1.23456, measured_step=8
     )
     assert line(progress) == "1:05 training | step 9/12 | stage sft | held-out loss 1.2346 @8"
 
-
-def test_what_was_evaluated_and_not_scored_was_not_measured():
+    # What was evaluated and not scored was not measured.
     unscored = Progress(phase="training", step=9, num_steps=12, stage="grpo", elapsed_s=65.0, evaluated_step=5)
     assert line(unscored) == "1:05 training | step 9/12 | stage grpo | held-out not measured @5"
 
-
-def test_denoised_samples_have_a_reward_and_steps():
+    # Denoised samples have a reward and steps.
     videos = Progress(
         phase="training", step=9, num_steps=12, stage="flow-grpo", elapsed_s=65.0, heldout_reward=-0.5,
         evaluated_step=5, policy_units_per_s=40.0, unit="denoising step",
@@ -58,18 +55,23 @@ def test_denoised_samples_have_a_reward_and_steps():
         "1:05 training | step 9/12 | stage flow-grpo | held-out reward -0.500 @5 | policy 40 denoising steps/s"
     )
 
-
-def test_what_is_not_known_is_left_out():
+    # What is not known is left out.
     bare = Progress(phase="starting", step=0, num_steps=100, stage="sft", elapsed_s=0.0)
     assert line(bare) == "0:00 starting | step 0/100 | stage sft"
 
 
-def test_the_panel_shows_the_same_figures():
+def test_the_panel_shows_the_same_figures(monkeypatch):
     out = console()
     out.print(panel(FULL))
     shown = out.file.getvalue()
     for figure in ("step 50/100", "0.500", "0.750 @25", "12,345 tok/s", "3 ready, 9 in flight", "ETA 1:01:40"):
         assert figure in shown
+
+    # No color is honoured.
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = console(force_terminal=True)
+    out.print(panel(FULL))
+    assert "\x1b[3" not in out.file.getvalue()
 
 
 def test_without_a_terminal_lines_come_now_and_then_and_with_each_evaluation():
@@ -94,10 +96,3 @@ def test_a_terminal_gets_a_live_panel_that_goes_away():
     view.say("something happened")
     view.close()
     assert "something happened" in out.file.getvalue()
-
-
-def test_no_color_is_honoured(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    out = console(force_terminal=True)
-    out.print(panel(FULL))
-    assert "\x1b[3" not in out.file.getvalue()

@@ -37,8 +37,7 @@ def test_records_are_json_lines_and_warnings_are_plain_on_stderr(tmp_path, capsy
     assert second["message"] == "zwei\nZeilen"
     assert capsys.readouterr().err == "policy-0: WARNING: zwei\nZeilen\n"
 
-
-def test_a_text_that_utf_8_cannot_hold_is_logged_nevertheless(tmp_path, capsys):
+    # A text that utf 8 cannot hold is logged nevertheless.
     path = tmp_path / "a.jsonl"
     logs.setup(path, "a")
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "file %s", ("\ud800.png",), None)
@@ -64,18 +63,16 @@ def test_a_traceback_goes_to_the_file_only(tmp_path, capsys):
     assert capsys.readouterr().err == "a: ERROR: it failed\n"
 
 
-def test_python_warnings_are_logged(tmp_path):
-    logs.setup(tmp_path / "a.jsonl", "a")
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
-    (entry,) = read(tmp_path / "a.jsonl")
-    assert "old thing" in entry["message"]
-
-
-def test_a_second_setup_replaces_the_first_and_the_file_is_appended_to(tmp_path):
+def test_python_warnings_are_logged_and_a_second_setup_goes_on(tmp_path):
+    # A second setup replaces the first and the file is appended to.
     logs.setup(tmp_path / "a.jsonl", "a")
     logging.getLogger("x").info("one")
     logs.setup(tmp_path / "a.jsonl", "a")
     logging.getLogger("x").info("two")
     assert [entry["message"] for entry in read(tmp_path / "a.jsonl")] == ["one", "two"]
+
+    # Python warnings are logged.
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
+    assert "old thing" in read(tmp_path / "a.jsonl")[-1]["message"]

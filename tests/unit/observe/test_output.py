@@ -21,6 +21,10 @@ def test_what_nobody_reads_is_lost_and_nothing_fails():
         output.write("third")
         output.flush()
 
+    # All else is the streams.
+    with Path(os.devnull).open("w") as stream:
+        assert (Output(stream).fileno(), Output(stream).encoding) == (stream.fileno(), stream.encoding)
+
 
 def test_other_failures_are_told():
     with Path("/dev/full").open("w") as stream:
@@ -29,8 +33,3 @@ def test_other_failures_are_told():
         with pytest.raises(OSError, match="No space left"):
             output.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def test_all_else_is_the_streams():
-    with Path(os.devnull).open("w") as stream:
-        assert (Output(stream).fileno(), Output(stream).encoding) == (stream.fileno(), stream.encoding)

@@ -66,6 +66,12 @@ def test_on_this_machine_the_process_says_it(job, told, answering):
     require_gone(job)
     assert asked == []
 
+    # Nothing is left of before this machine was started.
+    asked = answering(True)
+    told(host=f"{host_id().partition('/')[0]}/another-boot")
+    assert find_address(job) is read_address(job) is None
+    assert asked == []
+
 
 def test_a_process_of_another_machine_is_not_looked_for_here(job, told, answering):
     told(host="node-7/boot", pid=gone_pid())
@@ -81,27 +87,19 @@ def test_a_process_of_another_machine_is_not_looked_for_here(job, told, answerin
     assert absence(job).startswith(f"its controller on node-7 does not answer at {ADDRESS} within 5 s")
     require_gone(job)
 
-
-def test_nothing_is_left_of_before_this_machine_was_started(job, told, answering):
-    asked = answering(True)
-    told(host=f"{host_id().partition('/')[0]}/another-boot")
-    assert find_address(job) is read_address(job) is None
-    assert asked == []
-
-
-def test_what_cannot_be_told_is_not_taken_for_gone(job, told, answering):
+    # What cannot be told is not taken for gone.
     told(host="node-7/boot")
     answering(TransportError("its key is another one"))
     with pytest.raises(ConfigError, match=r"cannot be told: its key is another one\. .* remove .*controller\.json"):
         require_gone(job)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"address": "tcp://a:1", "pid": 1}'])
-def test_what_is_half_written_tells_of_none(job, content):
+def test_what_is_half_written_tells_of_none(job):
     assert find_address(job) is None
     job.directory.mkdir()
-    address_file(job).write_text(content)
-    assert find_address(job) is read_address(job) is None
+    for content in ["", "{", "[]", '{"address": "tcp://a:1", "pid": 1}']:
+        address_file(job).write_text(content)
+        assert find_address(job) is read_address(job) is None, content
 
 
 def test_an_address_where_nobody_answers_is_given_up(job, monkeypatch):

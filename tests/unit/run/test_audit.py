@@ -49,6 +49,12 @@ def test_a_sound_run_has_no_problems_and_every_batch(finished):
     assert [len(step["prompts"]) for step in data["steps"]] == [2] * 9
     assert data["steps"][8]["prompts"][0]["samples"][0]["versions"]
 
+    # What is no journal is refused.
+    with pytest.raises(JournalError, match="begins with ControllerStarted"):
+        audit([(1, 0.0, ControllerStarted(term=1))])
+    with pytest.raises(JournalError, match="is empty"):
+        audit([])
+
 
 def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
     ledger = Ledger(next_position=50, dropped={f"reason {number}": 1 for number in range(50)})
@@ -66,6 +72,14 @@ def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
 
 
 def test_steps_that_were_given_up_are_told_apart(history):
+    # A replica that is lost and a run that goes on are sound.
+    history.join()
+    history.work(until=5)
+    history.lose("rollout-0", "silent")
+    found = audit(history.entries)
+    assert found.problems == ()
+    assert found.lost == 1
+    assert found.stages[1].live > 0
     history.join()
     history.work(until=7)
     undone = history.state.step - 4
@@ -77,16 +91,6 @@ def test_steps_that_were_given_up_are_told_apart(history):
     assert found.undone == undone > 0
     assert [batch.step for batch in found.batches] == list(range(1, 10))
     assert "more were applied and then given up" in " ".join(shown(auditing.show, found).split())
-
-
-def test_a_replica_that_is_lost_and_a_run_that_goes_on_are_sound(history):
-    history.join()
-    history.work(until=5)
-    history.lose("rollout-0", "silent")
-    found = audit(history.entries)
-    assert found.problems == ()
-    assert found.lost == 1
-    assert found.stages[1].live > 0
 
 
 def test_a_bound_that_is_lowered_while_a_step_is_trained_does_not_accuse_it(history):
@@ -200,10 +204,3 @@ def test_stale_samples_that_were_trained_on_are_found(finished, monkeypatch):
 
     problems = audit(changed(finished.entries, GroupFinished, aged)).problems
     assert any("lags by" in problem for problem in problems)
-
-
-def test_what_is_no_journal_is_refused():
-    with pytest.raises(JournalError, match="begins with ControllerStarted"):
-        audit([(1, 0.0, ControllerStarted(term=1))])
-    with pytest.raises(JournalError, match="is empty"):
-        audit([])

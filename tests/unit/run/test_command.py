@@ -60,22 +60,19 @@ def test_a_longer_run_goes_on_and_its_folder_says_so(directory, begun):
     (session,) = json.loads((directory / "manifest.json").read_text())["resumed"]
     assert session["changes"] == ["run.steps was 6, is 8"]
 
-
-def test_a_longer_run_whose_session_did_not_get_far_can_be_resumed(directory, begun):
+    # A longer run whose session did not get far can be resumed.
     resume(directory, "run.steps=8")
     # The session ended before its controller wrote anything: the summary is still of the shorter run.
     assert resume(directory) == resume(directory, "run.steps=8") == "stopped"
-    assert [session.job.recipe.run.steps for session in begun] == [8, 8, 8]
+    assert [session.job.recipe.run.steps for session in begun] == [8] * 4
 
 
-def test_a_finished_run_stays_as_it_is(directory, begun):
+def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
+    # A finished run stays as it is.
     for override in ["run.steps=6", "run.steps=5", "evaluation.interval=7"]:
         before = contents(directory)
         assert resume(directory, override) == "finished"
         assert (begun, contents(directory)) == ([], before)
-
-
-def test_what_cannot_begin_changes_nothing(directory, begun):
     for override, message in [
         ("tracking={hooks=['mlflow'], options={mlflow={experimant='x'}}}", "experimant: unknown option"),
         ("tracking.hooks=['mlfow']", "mlfow"),
@@ -87,8 +84,7 @@ def test_what_cannot_begin_changes_nothing(directory, begun):
             resume(directory, "run.steps=8", override)
         assert (begun, contents(directory)) == ([], before)
 
-
-def test_a_port_in_use_changes_nothing(directory, begun):
+    # A port in use changes nothing.
     before = contents(directory)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -97,8 +93,19 @@ def test_a_port_in_use_changes_nothing(directory, begun):
             resume(directory, "run.steps=8", f"control.port={taken.getsockname()[1]}")
     assert (begun, contents(directory)) == ([], before)
 
+    # A layout that does not fit changes nothing.
+    def refuse(job):
+        assert job.recipe.policy.mesh.tp == 3
+        raise ConfigError("3 does not divide")
 
-def test_two_sessions_at_once_are_refused(directory, begun):
+    monkeypatch.setattr(command, "check_changed", refuse)
+    before = contents(directory)
+    with pytest.raises(ConfigError, match="3 does not divide"):
+        resume(directory, "run.steps=8", "policy.mesh.tp=3")
+    assert (begun, contents(directory)) == ([], before)
+
+
+def test_two_sessions_at_once_are_refused(directory, begun, tmp_path):
     before = contents(directory)
     recipe = load_job(directory).recipe
     recipe = attrs.evolve(recipe, run=attrs.evolve(recipe.run, output_dir=str(directory.parent), name=directory.name))
@@ -110,23 +117,10 @@ def test_two_sessions_at_once_are_refused(directory, begun):
     assert (begun, contents(directory)) == ([], before)
     assert resume(directory, "run.steps=8") == "stopped"
 
-
-def test_what_is_no_run_is_not_resumed(tmp_path):
+    # What is no run is not resumed.
     with pytest.raises(ConfigError, match=r"not the folder of a run \(it has no job\.json\)"):
         resume(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_layout_that_does_not_fit_changes_nothing(directory, begun, monkeypatch):
-    def refuse(job):
-        assert job.recipe.policy.mesh.tp == 3
-        raise ConfigError("3 does not divide")
-
-    monkeypatch.setattr(command, "check_changed", refuse)
-    before = contents(directory)
-    with pytest.raises(ConfigError, match="3 does not divide"):
-        resume(directory, "run.steps=8", "policy.mesh.tp=3")
-    assert (begun, contents(directory)) == ([], before)
+    assert list(tmp_path.iterdir()) == [directory]
 
 
 FAKE = [
@@ -209,13 +203,19 @@ def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
     assert step == 9
     assert "Passed over" not in said
 
-
-def test_a_recovered_run_goes_on_from_the_checkpoint_that_was_chosen(interrupted):
+    # A recovered run goes on from the checkpoint that was chosen.
     interrupted.journal.unlink()
     recovering.recover(interrupted.directory, step=4)
     step, said = resumed(interrupted)
     assert step == 4
     assert "Passed over: the checkpoint(s) of step 8, 9 in " in said
+
+    # Without any checkpoint that the journal knows there is nothing to go on from.
+    interrupted.journal.unlink()
+    recovering.recover(interrupted.directory, step=4)
+    shutil.rmtree(path_of(interrupted.checkpoints, 4))
+    with pytest.raises(JournalError, match=r"the journal knows the checkpoint\(s\) of step 4, and complete are 8, 9"):
+        resumed(interrupted)
 
 
 def test_a_recovered_run_without_its_newest_account_goes_on_from_the_one_before(interrupted):
@@ -232,8 +232,7 @@ def test_a_checkpoint_of_a_step_that_was_undone_and_came_again_is_passed_over(ro
     assert step == 4
     assert "Passed over: the checkpoint(s) of step 8 in " in said
 
-
-def test_a_run_is_not_recovered_from_a_checkpoint_of_a_step_that_came_again(rolled_back):
+    # A run is not recovered from a checkpoint of a step that came again.
     rolled_back.journal.unlink()
     assert recovering.recover(rolled_back.directory).step == 4
     with pytest.raises(JournalError, match="step-8 is of before the step was undone"):
@@ -247,11 +246,3 @@ def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, put_c
     step, said = resumed(interrupted)
     assert step == 4
     assert "of step 7 in " in said
-
-
-def test_without_any_checkpoint_that_the_journal_knows_there_is_nothing_to_go_on_from(interrupted):
-    interrupted.journal.unlink()
-    recovering.recover(interrupted.directory, step=4)
-    shutil.rmtree(path_of(interrupted.checkpoints, 4))
-    with pytest.raises(JournalError, match=r"the journal knows the checkpoint\(s\) of step 4, and complete are 8, 9"):
-        resumed(interrupted)

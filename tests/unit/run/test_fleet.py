@@ -38,13 +38,17 @@ def launcher():
     return Recorder()
 
 
-@pytest.fixture
-def fleet(launcher):
+def make_fleet(launcher):
     names = ("policy-0", "policy-0.1", "rollout-0")
     specs = [ProcessSpec(name=name, module="m", arguments=("--session", "first")) for name in names]
     fleet = Fleet(launcher, specs)
     fleet.start_all()
     return fleet
+
+
+@pytest.fixture
+def fleet(launcher):
+    return make_fleet(launcher)
 
 
 def option(spec, name):
@@ -71,20 +75,10 @@ def test_each_start_has_a_session_and_incarnations_of_its_own(fleet, launcher):
     assert fleet.gone(9.0) == []
 
 
-def test_a_replica_is_gone_when_all_of_it_is_and_what_ended_first_is_why(fleet, launcher):
-    fleet.note(ended("policy-0.1", -9), 0.0)
-    assert fleet.gone(1.0) == []
-    assert launcher.killed == []
-    assert fleet.gone(4.0) == []
-    assert launcher.killed == ["policy-0"]
-    fleet.note(ended("policy-0", 1), 4.1)
-    (member,) = fleet.gone(4.1)
-    assert (member.name, member.first.name, member.first.code) == ("policy-0", "policy-0.1", -9)
-    fleet.forget(member)
-    assert fleet.gone(4.2) == []
-
-
 def test_who_is_given_up_and_runs_all_the_same_is_told_of(fleet, launcher):
+    # Who has left as it was asked to may end by itself.
+    state = Standing(fenced={option(launcher.started[2], "--incarnation"): "it has left"}, departed={"rollout-0"})
+    assert fleet.look(state) == []
     incarnation = option(launcher.started[2], "--incarnation")
     state = Standing()
     assert fleet.look(state) == []
@@ -101,38 +95,37 @@ def test_who_is_given_up_and_runs_all_the_same_is_told_of(fleet, launcher):
     assert launcher.killed == ["rollout-0"]
 
 
-def test_who_has_left_as_it_was_asked_to_may_end_by_itself(fleet, launcher):
-    state = Standing(fenced={option(launcher.started[2], "--incarnation"): "it has left"}, departed={"rollout-0"})
-    assert fleet.look(state) == []
-
-
-def test_of_a_replica_that_never_joined_that_is_known(fleet):
+def test_a_replica_is_gone_when_all_of_it_is_and_what_ended_first_is_why(fleet, launcher):
+    # Of a replica that never joined that is known.
     fleet.look(Standing())
     fleet.note(ended("rollout-0", 1), 0.0)
     (member,) = fleet.gone(0.0)
     assert not member.has_joined
-
-
-@pytest.mark.parametrize("code", [75, 77])
-def test_what_a_leader_ends_with_that_was_told_of_no_failure_is_why(fleet, code):
-    fleet.note(ended("policy-0.1", 1), 0.0)
-    fleet.note(ended("policy-0", code), 0.1)
-    (member,) = fleet.gone(0.2)
-    assert (member.first.name, member.first.code) == ("policy-0", code)
-
-
-def test_a_failure_that_a_leader_was_told_of_is_why(fleet):
-    fleet.note(ended("policy-0.1", 1), 0.0)
-    fleet.note(ended("policy-0", 1), 0.1)
-    (member,) = fleet.gone(0.2)
-    assert member.first.name == "policy-0.1"
-
-
-def test_who_was_killed_is_why_though_those_that_it_took_along_are_seen_first(fleet):
-    fleet.note(ended("policy-0", 75), 0.0)
+    fleet.forget(member)
     fleet.note(ended("policy-0.1", -9), 0.0)
-    (member,) = fleet.gone(0.0)
-    assert (member.first.name, member.first.code) == ("policy-0.1", -9)
+    assert fleet.gone(1.0) == []
+    assert launcher.killed == []
+    assert fleet.gone(4.0) == []
+    assert launcher.killed == ["policy-0"]
+    fleet.note(ended("policy-0", 1), 4.1)
+    (member,) = fleet.gone(4.1)
+    assert (member.name, member.first.name, member.first.code) == ("policy-0", "policy-0.1", -9)
+    fleet.forget(member)
+    assert fleet.gone(4.2) == []
+
+
+def test_what_ended_a_replica_is_told_from_what_that_took_along(launcher):
+    for exits, why in [
+        ([("policy-0.1", 1), ("policy-0", 1)], ("policy-0.1", 1)),  # the leader was told of a failure
+        ([("policy-0.1", 1), ("policy-0", 75)], ("policy-0", 75)),  # it was told of none
+        ([("policy-0.1", 1), ("policy-0", 77)], ("policy-0", 77)),
+        ([("policy-0", 75), ("policy-0.1", -9)], ("policy-0.1", -9)),  # seen after those that it took along
+    ]:
+        fleet = make_fleet(launcher)
+        for name, code in exits:
+            fleet.note(ended(name, code), 0.0)
+        (member,) = fleet.gone(0.0)
+        assert (member.first.name, member.first.code) == why, exits
 
 
 def test_who_was_killed_here_is_never_why(fleet, launcher):

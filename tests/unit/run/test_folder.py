@@ -30,32 +30,27 @@ def test_a_run_is_replaced_only_when_asked(job, tmp_path):
     folder.create(job, tmp_path / "none", {}, overwrite=True)
     assert not (job.directory / "summary.json").exists()
 
+    # A session that has a run is seen.
+    save_job(job)
+    assert not folder.is_held(job.directory)
+    with folder.held(job.directory):
+        assert folder.is_held(job.directory)
+    assert not folder.is_held(job.directory)
+
 
 def test_what_is_no_run_is_never_replaced(job, tmp_path):
     job.directory.mkdir()
+    folder.check_free(job.directory, overwrite=False)
     (job.directory / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         folder.create(job, tmp_path / "none", {}, overwrite=True)
     assert (job.directory / "thesis.tex").exists()
 
 
-def test_an_empty_folder_is_free(job):
-    job.directory.mkdir()
-    folder.check_free(job.directory, overwrite=False)
-
-
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no others")
 def test_a_folder_that_takes_no_others_is_refused():
     with pytest.raises(ConfigError, match=r"run\.output_dir: /proc cannot be written to: .*; choose another"):
         folder.check_free(Path("/proc/runs/demo"), overwrite=False)
-
-
-def test_a_session_that_has_a_run_is_seen(job):
-    save_job(job)
-    assert not folder.is_held(job.directory)
-    with folder.held(job.directory):
-        assert folder.is_held(job.directory)
-    assert not folder.is_held(job.directory)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -79,8 +74,7 @@ def test_a_summary_is_read_back_and_a_damaged_one_named(tmp_path):
     with pytest.raises(ConfigError, match=r"summary\.json: damaged"):
         folder.read_summary(tmp_path)
 
-
-def test_a_summary_that_was_changed_by_hand_is_refused(tmp_path):
+    # A summary that was changed by hand is refused.
     for content, message in [
         (SAID | {"wall_s": "long"}, r'summary\.json\.wall_s: expected a number, got "long"'),
         ({"outcome": "stopped", "wall_s": 1.0}, r"summary\.json\.steps: required"),

@@ -25,14 +25,34 @@ def test_the_state_is_the_fold_of_the_journal(finished):
     assert [timed.record.step for timed in follower.steps] == list(range(1, 10))
     assert [timed.record.version for timed in follower.evaluations] == [3, 6, 9]
 
-
-def test_steps_carry_the_time_at_which_they_were_applied(finished):
+    # Steps carry the time at which they were applied.
     follower = Follower()
     follower.fold(finished.entries)
     times = [timed.time for timed in follower.steps]
     assert times == sorted(times)
     assert 1000.0 < times[0] < times[-1] < 1000.0 + len(finished.entries)
     assert follower.sessions == [(1002.0, 1000.0 + len(finished.entries))]
+
+    # Generated and trained units are counted.
+    follower = Follower()
+    follower.fold(finished.entries)
+    trained = sum(step.num_units for step in finished.state.steps)
+    assert follower.marks[-1].trained == trained
+
+    # Evaluations and dropped groups were generated as well.
+    assert follower.marks[-1].generated > trained
+
+    # Metrics of a step are numbers with stable names.
+    first, last = step_metrics(finished.state.steps[0]), step_metrics(finished.state.steps[-1])
+    assert first["train/loss"] == 1.0
+    assert "reward/mean" not in first
+    assert last["reward/mean"] == last["reward/right"]
+    assert last["staleness/max"] <= 2
+    assert all(isinstance(value, int | float) for value in last.values())
+
+    # A journal without its opening is refused.
+    with pytest.raises(JournalError, match="no run was opened"):
+        Follower().fold(finished.entries[1:])
 
 
 def test_every_hook_is_told_once_of_each_thing(finished):
@@ -77,17 +97,7 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(history):
     assert [timed.record for timed in follower.steps] == history.state.steps
     assert follower.state == history.state
 
-
-def test_generated_and_trained_units_are_counted(finished):
-    follower = Follower()
-    follower.fold(finished.entries)
-    trained = sum(step.num_units for step in finished.state.steps)
-    assert follower.marks[-1].trained == trained
-    # Evaluations and dropped groups were generated as well.
-    assert follower.marks[-1].generated > trained
-
-
-def test_trained_units_per_second_are_of_the_time_between_steps_within_sessions(history):
+    # Trained units per second are of the time between steps within sessions.
     history.join()
     history.work(until=6)
     history.resume(4)
@@ -112,17 +122,3 @@ def test_rates_of_a_session_are_its_own(history):
     history.work(until=6)
     follower.fold(entry for entry in history.entries if entry[0] > follower.last_sequence)
     assert [timed.record.step for timed in follower.timeline.newest_steps(1)] == [5, 6]
-
-
-def test_metrics_of_a_step_are_numbers_with_stable_names(finished):
-    first, last = step_metrics(finished.state.steps[0]), step_metrics(finished.state.steps[-1])
-    assert first["train/loss"] == 1.0
-    assert "reward/mean" not in first
-    assert last["reward/mean"] == last["reward/right"]
-    assert last["staleness/max"] <= 2
-    assert all(isinstance(value, int | float) for value in last.values())
-
-
-def test_a_journal_without_its_opening_is_refused(finished):
-    with pytest.raises(JournalError, match="no run was opened"):
-        Follower().fold(finished.entries[1:])

@@ -46,10 +46,11 @@ class Hanger:
         self.release.wait(30)
 
 
-@pytest.fixture
-def manager():
+def make_manager(**plugins):
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
+    for name, plugin in plugins.items():
+        manager.register(plugin, f"hook:{name}")
     return manager
 
 
@@ -58,22 +59,19 @@ def notify_steps(runner, count):
         runner.notify("cosmos_step_finished", run=None, step=step, metrics={"loss": step / 2})
 
 
-def test_calls_arrive_in_order_and_before_close_returns(manager):
+def test_a_hook_that_raises_is_switched_off_and_reported_once_and_others_go_on():
+    # Calls arrive in order and before close returns.
     recorder = Recorder()
-    manager.register(recorder, "hook:recorder")
-    runner = HookRunner(manager, ["hook:recorder"], pytest.fail)
+    runner = HookRunner(make_manager(recorder=recorder), ["hook:recorder"], pytest.fail)
     notify_steps(runner, 3)
     runner.notify("cosmos_run_ended", run=None, outcome="finished", summary={})
     runner.close(5)
     assert recorder.seen == [(0, 0.0), (1, 0.5), (2, 1.0), "finished"]
-
-
-def test_a_hook_that_raises_is_switched_off_and_reported_once_and_others_go_on(manager):
     reports = []
     raiser, recorder = Raiser(), Recorder()
-    manager.register(raiser, "hook:raiser")
-    manager.register(recorder, "hook:recorder")
-    runner = HookRunner(manager, ["hook:raiser", "hook:recorder"], reports.append)
+    runner = HookRunner(
+        make_manager(raiser=raiser, recorder=recorder), ["hook:raiser", "hook:recorder"], reports.append
+    )
     notify_steps(runner, 5)
     runner.close(5)
     assert raiser.calls == 1
@@ -81,27 +79,25 @@ def test_a_hook_that_raises_is_switched_off_and_reported_once_and_others_go_on(m
     assert "'raiser' raised ValueError in cosmos_step_finished: step 0 is unlucky" in reports[0]
     assert len(recorder.seen) == 5
 
-
-def test_a_hook_that_wants_to_end_the_process_is_switched_off_and_reported(manager):
+    # A hook that wants to end the process is switched off and reported.
     class Ender:
         @hookimpl
         def cosmos_step_finished(self, step):
             raise SystemExit(step)
 
     reports = []
-    manager.register(Ender(), "hook:ender")
-    runner = HookRunner(manager, ["hook:ender"], reports.append)
+    runner = HookRunner(make_manager(ender=Ender()), ["hook:ender"], reports.append)
     notify_steps(runner, 3)
     runner.close(5)
     assert reports == ["hook 'ender' raised SystemExit in cosmos_step_finished: 0; it is switched off, the run goes on"]
 
 
-def test_a_hook_that_hangs_blocks_nothing_and_is_abandoned(manager):
+def test_a_hook_that_hangs_blocks_nothing_and_is_abandoned():
     reports = []
     hanger, recorder = Hanger(), Recorder()
-    manager.register(hanger, "hook:hanger")
-    manager.register(recorder, "hook:recorder")
-    runner = HookRunner(manager, ["hook:hanger", "hook:recorder"], reports.append)
+    runner = HookRunner(
+        make_manager(hanger=hanger, recorder=recorder), ["hook:hanger", "hook:recorder"], reports.append
+    )
     notify_steps(runner, 3)
     began = time.monotonic()
     runner.close(0.2)
@@ -111,11 +107,10 @@ def test_a_hook_that_hangs_blocks_nothing_and_is_abandoned(manager):
     hanger.release.set()
 
 
-def test_a_full_queue_abandons_the_hook_without_waiting(manager):
+def test_a_full_queue_abandons_the_hook_without_waiting():
     reports = []
     hanger = Hanger()
-    manager.register(hanger, "hook:hanger")
-    runner = HookRunner(manager, ["hook:hanger"], reports.append, queue_size=2)
+    runner = HookRunner(make_manager(hanger=hanger), ["hook:hanger"], reports.append, queue_size=2)
     notify_steps(runner, 10)
     assert len(reports) == 1
     assert "fell behind by 2 calls" in reports[0]
@@ -123,30 +118,19 @@ def test_a_full_queue_abandons_the_hook_without_waiting(manager):
     hanger.release.set()
 
 
-def test_a_hook_is_made():
+def test_what_making_a_hook_raises_is_raised():
+    # A hook is made.
     assert make_in_time("best", lambda: "made", 5) == "made"
+    for error in (ConfigError("tracking.options.best: no"), TimeoutError("too slow")):
 
+        def make(error=error):
+            raise error
 
-def test_a_hook_that_blocks_when_it_is_made_is_refused_in_time():
-    release = threading.Event()
-    began = time.monotonic()
-    with pytest.raises(PluginBrokenError, match=r"hook 'slow' was not made within 0.1 s; do slow work in cosmos_run_"):
-        make_in_time("slow", lambda: release.wait(30), 0.1)
-    assert time.monotonic() - began < 2
-    release.set()
+        with pytest.raises(type(error)) as raised:
+            make_in_time("best", make, 5)
+        assert raised.value is error
 
-
-@pytest.mark.parametrize("error", [ConfigError("tracking.options.best: no"), TimeoutError("too slow")])
-def test_what_making_a_hook_raises_is_raised(error):
-    def make():
-        raise error
-
-    with pytest.raises(type(error)) as raised:
-        make_in_time("best", make, 5)
-    assert raised.value is error
-
-
-def test_a_hook_that_wants_to_end_the_process_when_it_is_made_is_refused():
+    # A hook that wants to end the process when it is made is refused.
     def make():
         raise SystemExit(3)
 
@@ -154,7 +138,15 @@ def test_a_hook_that_wants_to_end_the_process_when_it_is_made_is_refused():
         make_in_time("best", make, 5)
 
 
-def test_a_run_does_not_start_with_a_hook_that_blocks_when_it_is_made(job, monkeypatch):
+def test_a_hook_that_blocks_when_it_is_made_is_refused_in_time(job, monkeypatch):
+    release = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(PluginBrokenError, match=r"hook 'slow' was not made within 0.1 s; do slow work in cosmos_run_"):
+        make_in_time("slow", lambda: release.wait(30), 0.1)
+    assert time.monotonic() - began < 2
+    release.set()
+
+    # A run does not start with a hook that blocks when it is made.
     release = threading.Event()
     monkeypatch.setattr(hookset, "_MAKE_S", 0.1)
     tracking = attrs.evolve(job.recipe.tracking, hooks=("slow",))

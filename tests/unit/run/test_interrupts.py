@@ -5,7 +5,8 @@ import signal
 from cosmos_core.run.interrupts import Interrupts
 
 
-def test_they_are_counted_and_are_as_before_afterwards():
+def test_signals_are_counted_and_are_as_before_afterwards():
+    # They are counted and are as before afterwards.
     for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
         earlier, interrupts = signal.signal(number, signal.default_int_handler), Interrupts()
         try:
@@ -17,9 +18,8 @@ def test_they_are_counted_and_are_as_before_afterwards():
         finally:
             signal.signal(number, earlier)
 
-
-def test_a_run_that_was_started_to_outlive_its_terminal_does():
-    """As by `nohup`."""
+    # A run that was started to outlive its terminal does.
+    # As by `nohup`.
     before, interrupts = signal.signal(signal.SIGHUP, signal.SIG_IGN), Interrupts()
     try:
         with interrupts.counted():

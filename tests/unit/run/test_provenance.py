@@ -28,27 +28,27 @@ def run(plugin, tmp_path):
     return directory
 
 
-def test_the_manifest_names_plugins_and_machine(plugin):
-    made = provenance.made_with(records())
-    assert [each["distribution"] for each in made["plugins"]] == ["acme-a"]
-    assert {"cosmos_core", "python", "host", "git_commit", "created"} <= made.keys()
-
-
-def test_the_same_code_is_no_difference_and_each_session_is_recorded(run):
+def test_the_same_code_is_no_difference_and_other_code_is_told_once(run, plugin):
+    # The same code is no difference and each session is recorded.
     assert provenance.resumed_with(run, records()) == []
     assert provenance.resumed_with(run, records()) == []
     recorded = json.loads((run / "manifest.json").read_text())
     assert len(recorded["resumed"]) == 2
     assert recorded["resumed"][0]["plugins"] == recorded["plugins"]
 
-
-def test_other_code_is_told_once(run, plugin):
+    # Other code is told once.
     plugin.write_text(MODULE + "# changed\n")
     assert provenance.resumed_with(run, records()) == ["acme-a 1.0 has other code than before"]
     assert provenance.resumed_with(run, records()) == []
 
+    # The manifest names plugins and machine.
+    made = provenance.made_with(records())
+    assert [each["distribution"] for each in made["plugins"]] == ["acme-a"]
+    assert {"cosmos_core", "python", "host", "git_commit", "created"} <= made.keys()
 
-def test_versions_comings_and_goings_are_told(run):
+
+def test_differences_are_told_and_damage_refused(run):
+    # Versions comings and goings are told.
     path = run / "manifest.json"
     recorded = json.loads(path.read_text())
     gone = {**recorded["plugins"][0], "distribution": "acme-gone"}
@@ -58,8 +58,7 @@ def test_versions_comings_and_goings_are_told(run):
     assert differences[0].startswith("cosmos-core was 0.0, is ")
     assert differences[1:] == ["acme-a was 0.9, is 1.0", "acme-gone went"]
 
-
-def test_a_missing_or_damaged_manifest_is_refused(run):
+    # A missing or damaged manifest is refused.
     for content in [None, "{", "[]", '{"plugins": [{}]}']:
         path = run / "manifest.json"
         path.unlink() if content is None else path.write_text(content)

@@ -57,6 +57,13 @@ def test_accounts_are_kept_of_the_newest_checkpoints(job, run):
     assert snapshot.steps == tuple(run.state.steps)
     assert snapshot.marks == run.state.marks[steps[-1]]
 
+    # A journal that lost the generation of an account is not gone on with.
+    state = replay(job.journal)
+    recovery_snapshots.require_known(job.recovery_snapshots, state)
+    state.generation_number -= 1
+    with pytest.raises(DamagedJournalError, match=r"it ends at step 9, and has not what .*/step-8 is of"):
+        recovery_snapshots.require_known(job.recovery_snapshots, state)
+
 
 def test_a_run_goes_on_from_its_newest_checkpoint_with_a_new_journal(job, run):
     flip(job.journal)
@@ -111,6 +118,12 @@ def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
     assert done.aside is None
     assert replay(job.journal).step == done.step
 
+    # An empty journal is not a new run where there are accounts.
+    job.journal.unlink()
+    with Journal(job.journal) as journal, pytest.raises(DamagedJournalError, match="is gone, or empty"):
+        restore(journal, job, None)
+    assert recovering.recover(job.directory).step == 9
+
 
 def test_a_damaged_account_is_passed_over_and_named_if_it_is_the_last(job, run):
     flip(job.journal)
@@ -157,25 +170,8 @@ def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shor
         assert restore(journal, job, 9)[0].step == 9
 
 
-def test_a_journal_that_lost_the_generation_of_an_account_is_not_gone_on_with(job, run):
-    state = replay(job.journal)
-    recovery_snapshots.require_known(job.recovery_snapshots, state)
-    state.generation_number -= 1
-    with pytest.raises(DamagedJournalError, match=r"it ends at step 9, and has not what .*/step-8 is of"):
-        recovery_snapshots.require_known(job.recovery_snapshots, state)
-
-
-def test_an_empty_journal_is_not_a_new_run_where_there_are_accounts(job, run):
-    job.journal.unlink()
-    with Journal(job.journal) as journal, pytest.raises(DamagedJournalError, match="is gone, or empty"):
-        restore(journal, job, None)
-    assert recovering.recover(job.directory).step == 9
-
-
-@pytest.mark.parametrize("is_readable", [True, False])
-def test_accounts_of_what_the_journal_says_was_undone_are_no_damage(job, run, is_readable):
-    if not is_readable:
-        flip(job.recovery_snapshots / "step-9")
+def test_accounts_of_what_the_journal_says_was_undone_are_no_damage(job, run):
+    flip(job.recovery_snapshots / "step-9")  # that of step 8 can be read
     with Journal(job.journal) as journal:
         journal.append(Resumed(step=4, settings=run.settings))
         journal.commit()
@@ -205,7 +201,8 @@ def test_an_account_that_cannot_be_written_stops_the_run(job, history, tmp_path)
         RecoverySnapshots(in_the_way, keep=2).note(history.state)
 
 
-def test_accounts_of_steps_that_were_undone_are_removed(job, run):
+def test_accounts_of_what_was_undone_are_no_damage_and_removed(job, run):
+    # Accounts of steps that were undone are removed.
     snapshots = RecoverySnapshots(job.recovery_snapshots, keep=2)
     snapshots.note(run.state)
     later = max(recovery_snapshots.kept(job.recovery_snapshots))
@@ -218,12 +215,22 @@ def test_accounts_of_steps_that_were_undone_are_removed(job, run):
     assert recovery_snapshots.kept(job.recovery_snapshots) == [step]
 
 
-def test_an_account_that_cannot_be_removed_stops_the_run(job, run):
+def test_accounts_that_cannot_be_changed_stop_the_run(job, run, monkeypatch):
+    # An account that cannot be removed stops the run.
     run.state.step, run.state.undone = 0, run.state.generation_number
     path = job.recovery_snapshots / "step-5"
     path.mkdir()
     with pytest.raises(JournalError, match=r"step-5 cannot be removed .* make the folder writable"):
         RecoverySnapshots(job.recovery_snapshots, keep=2).note(run.state)
+
+    # A log that cannot be read is an error of the journal.
+    def fail(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    job.journal.with_name(f"{job.journal.name}-wal").touch()
+    monkeypatch.setattr(journal, "lost_at", fail)
+    with pytest.raises(JournalError, match=r"journal\.sqlite-wal: Input/output error; make sure .*its disk works"):
+        replay(job.journal)
 
 
 def test_a_second_recovery_from_an_older_checkpoint_says_no_number_again(job, run):
@@ -257,13 +264,3 @@ def test_an_account_that_cannot_be_read_is_a_witness_too(job, shortened):
     for step in recovery_snapshots.kept(job.recovery_snapshots):
         flip(job.recovery_snapshots / f"step-{step}")
     assert "has lost entries" in recovering.damage(job)
-
-
-def test_a_log_that_cannot_be_read_is_an_error_of_the_journal(job, run, monkeypatch):
-    def fail(_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    job.journal.with_name(f"{job.journal.name}-wal").touch()
-    monkeypatch.setattr(journal, "lost_at", fail)
-    with pytest.raises(JournalError, match=r"journal\.sqlite-wal: Input/output error; make sure .*its disk works"):
-        replay(job.journal)

@@ -82,6 +82,7 @@ def test_a_folder_that_is_no_run_and_a_run_that_is_over_are_refused(tmp_path, mo
 
 
 def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkeypatch):
+    # The run that goes on is found unless there are several.
     alive = set()
     monkeypatch.setattr(asking, "load_job", lambda directory: directory)
     monkeypatch.setattr(asking, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
@@ -98,8 +99,7 @@ def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkey
     (tmp_path / "a" / "summary.json").write_text("{}")
     assert asking.only_run(tmp_path) == tmp_path / "b"
 
-
-def test_a_run_that_cannot_be_read_keeps_nobody_from_another_one(tmp_path, monkeypatch):
+    # A run that cannot be read keeps nobody from another one.
     def load(directory):
         if directory.name == "broken":
             raise ConfigError("job.json: damaged")

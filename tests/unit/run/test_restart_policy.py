@@ -28,6 +28,5 @@ def test_a_replica_is_started_again_so_often_and_no_more_until_that_is_long_ago(
     assert restarts.take("rollout-0", WINDOW_S + 0.5)
     assert not restarts.take("rollout-0", WINDOW_S + 0.6)
 
-
-def test_none_is_none():
+    # None is none.
     assert not Restarts(0).take("controller", 0.0)

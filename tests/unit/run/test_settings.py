@@ -139,14 +139,29 @@ def test_what_is_wrong_is_refused_before_anybody_is_asked(asked, history, job):
         assert asked.requests == ()
 
 
-def test_what_only_the_algorithm_can_see_is_refused_too(asked, history, job):
-    """Recomputed log-probs leave stale samples uncorrected: fine in a run whose samples are never stale."""
+def test_what_only_plugins_can_see_is_refused_too(asked, history, job):
+    # What only the algorithm can see is refused too.
+    # Recomputed log-probs leave stale samples uncorrected: fine in a run whose samples are never stale.
     data = unstructure(job.recipe)
     data["algorithm"]["options"] = {"old_logprobs": "recompute"}
     data["sync"]["max_staleness"] = 0
     save_job(attrs.evolve(job, recipe=recipe_from(data)))
     with pytest.raises(ConfigError, match="samples up to 2 steps old would go uncorrected"):
         setting.change_settings(job.directory, ["sync.max_staleness=2"])
+    assert asked.requests == ()
+
+    # A model that the recipe lacks is told of before anybody is asked.
+    # A penalty needs a reference, which no running process has.
+    data = unstructure(job.recipe)
+    data |= {"algorithm": {"plugin": "ppo"}, "critic": {}}
+    plugins = PluginSet.load([("algorithm", "ppo")])
+    options = plugins.provider("algorithm", "ppo").options
+    facts = attrs.evolve(job.stages[1], dynamic=dynamic_keys(options, options(), "algorithm.options"))
+    save_job(attrs.evolve(job, recipe=recipe_from(data), stages=(job.stages[0], facts)))
+    known = Settable(step=1, keys=facts.dynamic, fixed={}, values={}, since={})
+    asked.settable = lambda: known
+    with pytest.raises(ConfigError, match=r"consults a reference model, and the recipe has none"):
+        setting.change_settings(job.directory, ["algorithm.options.kl_weight=0.1"])
     assert asked.requests == ()
 
 
@@ -164,22 +179,8 @@ def test_what_only_the_engine_can_see_is_refused_too(asked, history, job, monkey
     setting.change_settings(job.directory, [f"{LR}=0.5"])
 
 
-def test_a_model_that_the_recipe_lacks_is_told_of_before_anybody_is_asked(asked, history, job):
-    """A penalty needs a reference, which no running process has."""
-    data = unstructure(job.recipe)
-    data |= {"algorithm": {"plugin": "ppo"}, "critic": {}}
-    plugins = PluginSet.load([("algorithm", "ppo")])
-    options = plugins.provider("algorithm", "ppo").options
-    facts = attrs.evolve(job.stages[1], dynamic=dynamic_keys(options, options(), "algorithm.options"))
-    save_job(attrs.evolve(job, recipe=recipe_from(data), stages=(job.stages[0], facts)))
-    known = Settable(step=1, keys=facts.dynamic, fixed={}, values={}, since={})
-    asked.settable = lambda: known
-    with pytest.raises(ConfigError, match=r"consults a reference model, and the recipe has none"):
-        setting.change_settings(job.directory, ["algorithm.options.kl_weight=0.1"])
-    assert asked.requests == ()
-
-
-def test_hooks_and_trackers_are_told(steered):
+def test_hooks_summary_report_and_status_are_told(steered, job):
+    # Hooks and trackers are told.
     told = []
     follower = Follower()
     follower.fold(steered.entries, lambda hook, **arguments: told.append((hook, arguments)))
@@ -192,8 +193,7 @@ def test_hooks_and_trackers_are_told(steered):
     assert f"setting/{LR}" not in metrics[6]
     assert metrics[7][f"setting/{LR}"] == metrics[9][f"setting/{LR}"] == 0.5
 
-
-def test_summary_report_and_status_show_them(steered, job):
+    # Summary report and status show them.
     follower = Follower()
     follower.fold(steered.entries)
     summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)

@@ -33,13 +33,6 @@ def stored(job, history, monkeypatch):
     return job.directory
 
 
-def test_a_controller_that_does_not_answer_is_said_to(stored, monkeypatch):
-    monkeypatch.setattr(looking, "find_address", lambda job: "tcp://127.0.0.1:9")
-    monkeypatch.setattr(observer, "_ANSWER_S", 0.1)
-    with pytest.raises(TransportError, match=r"the controller at tcp://127\.0\.0\.1:9 does not answer"):
-        list(look(stored))
-
-
 def test_without_a_controller_the_journal_tells(stored, monkeypatch):
     said = list(look(stored))
     assert said[0] == "demo: interrupted: its controller is gone; cosmos run --resume goes on"
@@ -49,6 +42,14 @@ def test_without_a_controller_the_journal_tells(stored, monkeypatch):
     monkeypatch.setattr(unattended, "absence", lambda job: away)
     assert next(look(stored)) == f"demo: interrupted: {away}; cosmos run --resume goes on"
 
+    # A run that its supervisor ended is not told as interrupted.
+    ended = {"outcome": "failed", "steps": 3, "wall_s": 1.0, "reason": "rollout-0 was refused"}
+    (stored / "summary.json").write_text(json.dumps(ended))
+    said = list(look(stored))
+    assert said[0] == "demo: failed"
+    assert " failed | step 0/9" in said[1]
+    assert "rollout-0 was refused" in said
+
 
 def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
     monkeypatch.setattr(looking, "find_address", lambda job: "tcp://127.0.0.1:9")
@@ -57,14 +58,11 @@ def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
     assert told[0] == "demo: running"
     assert any(words.startswith("  policy-0: ") for words in told)
 
-
-def test_a_run_that_its_supervisor_ended_is_not_told_as_interrupted(stored):
-    ended = {"outcome": "failed", "steps": 3, "wall_s": 1.0, "reason": "rollout-0 was refused"}
-    (stored / "summary.json").write_text(json.dumps(ended))
-    said = list(look(stored))
-    assert said[0] == "demo: failed"
-    assert " failed | step 0/9" in said[1]
-    assert "rollout-0 was refused" in said
+    # A controller that does not answer is said to.
+    monkeypatch.setattr(looking, "so_far", observer.so_far)
+    monkeypatch.setattr(observer, "_ANSWER_S", 0.1)
+    with pytest.raises(TransportError, match=r"the controller at tcp://127\.0\.0\.1:9 does not answer"):
+        list(look(stored))
 
 
 def test_a_lost_journal_is_not_a_run_that_has_not_begun(stored, job):

@@ -3,19 +3,41 @@ import os
 import stat
 from pathlib import Path
 
+import attrs
 import pytest
 from rich.console import Console
 
-from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.loading import dump_recipe, load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
-from cosmos_core.run import folder
+from cosmos_core.run import folder, submit
 from cosmos_core.run.command import run_recipe
+from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides, reachable
 from cosmos_core.transport.addresses import host_id
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SBATCH = '#!/bin/sh\necho "argument $2" >> {log}\necho "17;cluster"\n{end}\n'
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """`make_plan`, once for each recipe that differs in more than where runs are."""
+    known = {}
+
+    def plan(recipe, recipe_path, staging):
+        key = dump_recipe(attrs.evolve(recipe, run=attrs.evolve(recipe.run, output_dir="")))
+        if key not in known:
+            known[key] = make_plan(recipe, recipe_path, tmp_path_factory.mktemp("staging"))
+        directory = Path(recipe.run.output_dir) / recipe.run.name
+        return attrs.evolve(known[key], job=attrs.evolve(known[key].job, recipe=recipe, directory=directory))
+
+    return plan
+
+
+@pytest.fixture(autouse=True)
+def _planned_once(plans, monkeypatch):
+    monkeypatch.setattr(submit, "make_plan", plans)
 
 
 @pytest.fixture
@@ -78,14 +100,14 @@ def test_rendering_leaves_nothing_behind(recipe, console, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_refused_by_the_scheduler_leaves_no_run(recipe, slurm, console, tmp_path):
+def test_what_the_scheduler_refuses_leaves_no_run(recipe, slurm, console, tmp_path, monkeypatch):
+    # What is refused by the scheduler leaves no run.
     slurm("exit 1")
     with pytest.raises(ReplicaError, match=r"sbatch refused .*job\.sh"):
         launch_recipe(recipe(), RECIPE, console, Handover())
     assert not (tmp_path / "runs" / "arithmetic").exists()
 
-
-def test_what_may_have_been_submitted_keeps_its_folder(recipe, slurm, console, tmp_path, monkeypatch):
+    # What may have been submitted keeps its folder.
     slurm("exec sleep 10")
     monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.5)
     with pytest.raises(UnknownSubmissionError, match=r"may have been submitted\. See squeue --name=cosmos-arithmetic"):
@@ -117,9 +139,20 @@ def test_a_run_is_replaced_once_another_is_submitted(recipe, earlier, console, t
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
 
 
-def test_a_refused_submission_does_not_cost_the_earlier_run(recipe, slurm, earlier, console, tmp_path):
+def test_the_earlier_run_stays_until_another_is_submitted(recipe, slurm, earlier, console, tmp_path):
+    # A refused submission does not cost the earlier run.
     slurm("exit 1")
     with pytest.raises(ReplicaError, match="sbatch refused"):
+        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    assert (earlier / "work").exists()
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
+
+    # A run that goes on is not replaced.
+    with folder.held(earlier), pytest.raises(ConfigError, match="is running now, in another session; stop it first"):
+        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    announced = {"address": "tcp://127.0.0.1:9", "pid": os.getpid(), "host": host_id()}
+    (earlier / "controller.json").write_text(json.dumps(announced))
+    with pytest.raises(ConfigError, match=r"is running now \(its controller listens at tcp://127\.0\.0\.1:9\)"):
         launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
     assert (earlier / "work").exists()
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
@@ -136,21 +169,11 @@ def test_where_a_submission_is_uncertain_both_runs_stay(recipe, slurm, earlier, 
     assert not (earlier / "work").exists()
 
 
-def test_a_run_that_goes_on_is_not_replaced(recipe, earlier, console, tmp_path):
-    with folder.held(earlier), pytest.raises(ConfigError, match="is running now, in another session; stop it first"):
-        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
-    announced = {"address": "tcp://127.0.0.1:9", "pid": os.getpid(), "host": host_id()}
-    (earlier / "controller.json").write_text(json.dumps(announced))
-    with pytest.raises(ConfigError, match=r"is running now \(its controller listens at tcp://127\.0\.0\.1:9\)"):
-        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
-    assert (earlier / "work").exists()
-    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
-
-
 ELSEWHERE = ("launch.options={image = 'x', pvc = 'y', mount = '/runs'}", 'run.output_dir="/runs"')
 
 
-def test_keys_that_are_elsewhere_are_not_looked_for_here(recipe, console, tmp_path):
+def test_keys_are_looked_for_where_they_are(recipe, console, tmp_path):
+    # Keys that are elsewhere are not looked for here.
     there = recipe(*ELSEWHERE, 'control.keys="/runs/keys"', launcher="kubernetes")
     launch_recipe(there, RECIPE, console, Handover(render_only=True))
     assert 'keys = "/runs/keys"' in shown(console, tmp_path)
@@ -158,8 +181,7 @@ def test_keys_that_are_elsewhere_are_not_looked_for_here(recipe, console, tmp_pa
     with pytest.raises(ConfigError, match=r"control\.keys: 'keys' is a path from the recipe's folder, .* absolute"):
         launch_recipe(here, RECIPE, console, Handover(render_only=True))
 
-
-def test_keys_that_are_here_are_looked_for(recipe, console, tmp_path):
+    # Keys that are here are looked for.
     with pytest.raises(ConfigError, match=r"control\.keys: .*nowhere"):
         launch_recipe(recipe('control.keys="/nowhere"'), RECIPE, console, Handover(render_only=True))
     there = recipe(*ELSEWHERE, 'control.keys="/nowhere"', f'run.output_dir="{tmp_path}"', launcher="kubernetes")
@@ -167,12 +189,8 @@ def test_keys_that_are_here_are_looked_for(recipe, console, tmp_path):
         run_recipe(there, RECIPE, console, overwrite=False)
 
 
-def test_a_run_elsewhere_is_not_replaced_from_here(recipe, console):
-    with pytest.raises(ConfigError, match=r"--overwrite: launcher 'kubernetes' makes the run's folder itself"):
-        launch_recipe(recipe(*ELSEWHERE, launcher="kubernetes"), RECIPE, console, Handover(overwrite=True))
-
-
-def test_what_no_node_has_is_refused(recipe, slurm, console, tmp_path):
+def test_what_cannot_be_submitted_is_refused(recipe, slurm, console, tmp_path):
+    # What no node has is refused.
     slurm()
     with pytest.raises(
         ConfigError, match=r"controller component needs 5 CPUs of one node, and the largest node .* has 4"
@@ -180,13 +198,15 @@ def test_what_no_node_has_is_refused(recipe, slurm, console, tmp_path):
         launch_recipe(recipe("launch.options.controller_cpus=5"), RECIPE, console, Handover())
     assert not (tmp_path / "runs").exists()
 
+    # A run elsewhere is not replaced from here.
+    with pytest.raises(ConfigError, match=r"--overwrite: launcher 'kubernetes' makes the run's folder itself"):
+        launch_recipe(recipe(*ELSEWHERE, launcher="kubernetes"), RECIPE, console, Handover(overwrite=True))
 
-def test_a_launcher_of_this_machine_hands_nothing_over(recipe, console):
+    # A launcher of this machine hands nothing over.
     with pytest.raises(ConfigError, match=r"'local' starts processes on this machine .* use cosmos run"):
         launch_recipe(recipe(launcher="local"), RECIPE, console, Handover())
 
-
-def test_only_runs_whose_folder_is_here_are_submitted_again(recipe, slurm, console, tmp_path):
+    # Only runs whose folder is here are submitted again.
     slurm()
     launch_recipe(recipe(), RECIPE, console, Handover())
     options = ["launch.options={image = 'x', pvc = 'y'}"]
@@ -224,8 +244,7 @@ def test_options_of_a_launcher_are_words_of_the_command_line():
         "qos": "\u00e9\U0001f680",
     }
 
-
-def test_other_words_are_refused():
+    # Other words are refused.
     for arguments, words in [
         (["x"], "x: unexpected; options of the launcher are written --name VALUE"),
         (["--time"], "--time: expected a value"),
@@ -233,7 +252,6 @@ def test_other_words_are_refused():
         with pytest.raises(ConfigError, match=words):
             option_overrides("slurm", arguments)
 
-
-def test_an_unknown_launcher_is_named():
+    # An unknown launcher is named.
     with pytest.raises(PluginNotFoundError, match="slurn"):
         option_overrides("slurn", [])

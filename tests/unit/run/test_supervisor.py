@@ -100,7 +100,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(job, history, monkeypatch):
+def make(job, history, monkeypatch):
     monkeypatch.setattr(keeper, "_VERDICT_S", 0.0)
     return lambda restarts=3: Scene(job, history, restarts=restarts)
 
@@ -109,55 +109,59 @@ def started(scene):
     return [spec.name for spec in scene.launcher.started]
 
 
-@pytest.mark.parametrize("code", [-9, 75, 143])
-def test_a_killed_replica_is_told_of_and_started_again(scene, code):
-    scene = scene()
-    incarnation = scene.members["rollout-0"].incarnation
-    scene.turn(("rollout-0", code, ""))
-    assert started(scene) == ["rollout-0"]
-    (lost,) = scene.requests
-    assert isinstance(lost, Lost)
-    assert (lost.name, lost.incarnation) == ("rollout-0", incarnation)
-    assert scene.members["rollout-0"].incarnation != incarnation
-    assert scene.failure is None
-    assert "rollout-0 is started again" in scene.said[0]
+def test_a_killed_replica_is_told_of_and_started_again(make):
+    for code in (-9, 75, 143):
+        scene = make()
+        incarnation = scene.members["rollout-0"].incarnation
+        scene.turn(("rollout-0", code, ""))
+        assert started(scene) == ["rollout-0"], code
+        (lost,) = scene.requests
+        assert isinstance(lost, Lost)
+        assert (lost.name, lost.incarnation) == ("rollout-0", incarnation)
+        assert scene.members["rollout-0"].incarnation != incarnation
+        assert scene.failure is None
+        assert "rollout-0 is started again" in scene.said[0]
 
 
-def test_an_error_of_its_own_is_the_runs(scene):
-    scene = scene()
+def test_an_error_of_its_own_is_the_runs_unless_all_is_said(make):
+    # An error of its own is the runs.
+    scene = make()
     scene.turn(("policy-0", 1, "the loss is no number"))
     scene.turn()
     assert started(scene) == []
     assert scene.failure.error == "the loss is no number"
     assert scene.said == ["policy-0 ended: the loss is no number (exit code 1)"]
 
-
-def test_one_that_was_refused_before_it_had_joined_is_not_tried_again(scene):
-    scene = scene()
+    # One that was refused before it had joined is not tried again.
+    scene = make()
     scene.members["rollout-0"].has_joined = False
     del scene.state.replicas["rollout-0"]
     scene.turn(("rollout-0", 77, "it speaks wire version 1"))
     assert started(scene) == []
     assert scene.failure.error == "it speaks wire version 1"
 
-
-@pytest.mark.parametrize("code", [77, -9])
-def test_one_whose_key_was_revoked_is_not_started_again_and_the_run_goes_on(scene, code):
-    scene = scene()
-    scene.state.has_rollouts = True
-    key_folder.revoke(scene.job.keys, "rollout")
-    scene.state.fenced[scene.members["rollout-0"].incarnation] = "rollout-0: its key was revoked"
-    scene.turn()
-    scene.turn(("rollout-0", code, ""))
-    scene.turn()
-    assert (started(scene), scene.failure, scene.requests) == ([], None, [])
-    (words,) = scene.said
-    assert words.startswith("rollout-0: its key was revoked; ")
-    assert words.endswith("rollout-0 is not started again, the run goes on without it")
+    # When all is said nothing is started again.
+    scene = make()
+    scene.state.outcome = "finished"
+    scene.turn(("rollout-0", -9, ""), ("policy-0", 1, "late"))
+    assert (started(scene), scene.failure, scene.said) == ([], None, [])
 
 
-def test_one_whose_key_is_gone_is_not_started_again_either(scene):
-    scene = scene()
+def test_one_whose_key_was_revoked_or_is_gone_is_not_started_again_and_the_run_goes_on(make, job):
+    make()
+    key_folder.revoke(job.keys, "rollout")
+    for code in (77, -9):
+        scene = make()
+        scene.state.has_rollouts = True
+        scene.state.fenced[scene.members["rollout-0"].incarnation] = "rollout-0: its key was revoked"
+        scene.turn()
+        scene.turn(("rollout-0", code, ""))
+        scene.turn()
+        assert (started(scene), scene.failure, scene.requests) == ([], None, []), code
+        (words,) = scene.said
+        assert words.startswith("rollout-0: its key was revoked; ")
+        assert words.endswith("rollout-0 is not started again, the run goes on without it")
+    scene = make()
     scene.state.has_rollouts = True
     (scene.job.keys / "rollout.key").unlink()
     scene.turn(("rollout-1", -9, ""))
@@ -165,8 +169,8 @@ def test_one_whose_key_is_gone_is_not_started_again_either(scene):
     assert "no key with which a rollout replica may be called 'rollout-1'" in scene.said[0]
 
 
-def test_one_that_dies_again_and_again_is_done_without_while_others_are_left(scene):
-    scene = scene(restarts=1)
+def test_one_that_dies_again_and_again_is_done_without_while_others_are_left(make):
+    scene = make(restarts=1)
     scene.turn(("rollout-0", -9, ""))
     scene.turn(("rollout-0", -9, ""))
     assert started(scene) == ["rollout-0"]
@@ -179,8 +183,9 @@ def test_one_that_dies_again_and_again_is_done_without_while_others_are_left(sce
     assert scene.failure.name == "rollout-1"
 
 
-def test_one_that_hangs_is_killed_and_replaced(scene):
-    scene = scene()
+def test_one_that_hangs_is_replaced_and_one_that_has_left_stays_away(make):
+    # One that hangs is killed and replaced.
+    scene = make()
     member = scene.members["policy-1"]
     scene.state.fenced[member.incarnation] = "policy-1: silent for 15 s"
     scene.turn()
@@ -190,9 +195,8 @@ def test_one_that_hangs_is_killed_and_replaced(scene):
     assert scene.requests == []
     assert scene.said == ["policy-1: silent for 15 s; policy-1 is started again"]
 
-
-def test_one_that_has_left_stays_away(scene):
-    scene = scene()
+    # One that has left stays away.
+    scene = make()
     scene.state.fenced[scene.members["rollout-1"].incarnation] = "rollout-1: it has left"
     scene.state.departed.add("rollout-1")
     scene.turn(("rollout-1", 0, ""))
@@ -201,8 +205,8 @@ def test_one_that_has_left_stays_away(scene):
     assert scene.said == [], "said once, when the controller says it (TerminalLog)"
 
 
-def test_a_killed_controller_comes_back_at_its_port_and_goes_on_where_it_was(scene):
-    scene = scene(restarts=1)
+def test_a_killed_controller_comes_back_at_its_port_and_goes_on_where_it_was(make):
+    scene = make(restarts=1)
     scene.supervisor._port = 4711
     scene.turn(("controller", -9, ""))
     (spec,) = scene.launcher.started
@@ -212,39 +216,23 @@ def test_a_killed_controller_comes_back_at_its_port_and_goes_on_where_it_was(sce
     scene.turn(("controller", -9, ""))
     assert scene.failure.name == "controller"
 
-
-def test_an_error_of_the_controllers_ends_the_run(scene):
-    scene = scene()
+    # An error of the controllers ends the run.
+    scene = make()
     scene.turn(("controller", 1, "the disk is full"))
     assert started(scene) == []
     assert scene.failure.error == "the disk is full"
 
 
-def test_a_controller_that_says_nothing_is_ended_once(scene):
-    scene = scene()
+def test_a_controller_that_says_nothing_is_ended_once(make, monkeypatch):
+    scene = make()
     scene.launcher.start(scene.members["policy-0"].specs[0].__class__(name="controller", module="m", arguments=()))
     scene.line.silence_s = 1e6
     scene.supervisor._watch_silence(scene.line)
     scene.supervisor._watch_silence(scene.line)
     assert scene.launcher.killed == ["controller"]
 
-
-def test_while_the_controller_is_not_heard_no_pace_is_shown_and_the_clock_stands(scene, history, monkeypatch):
-    scene = scene()
-    begun, heard = history.entries[1][1], history.entries[-1][1] + 4.0
-    monkeypatch.setattr(supervise.time, "time", lambda: heard + 1.0)
-    shown = scene.supervisor._progress(1.0)
-    assert (shown.phase, shown.elapsed_s) == ("warm-up", heard + 1.0 - begun)
-    monkeypatch.setattr(supervise.time, "time", lambda: heard + 9.0)
-    shown = scene.supervisor._progress(9.0)
-    assert (shown.phase, shown.elapsed_s) == ("waiting for the controller", heard - begun)
-    assert shown.policy_units_per_s is shown.eta_s is None
-    scene.state.outcome = "finished"
-    assert scene.supervisor._progress(9.0).phase == "finished"
-
-
-def test_a_controller_that_never_says_anything_is_ended_when_it_had_the_time_to_start(scene, monkeypatch):
-    scene = scene()
+    # A controller that never says anything is ended when it had the time to start.
+    scene = make()
     scene.launcher.start(scene.members["policy-0"].specs[0].__class__(name="controller", module="m", arguments=()))
     now = 1000.0
     monkeypatch.setattr(supervise.time, "monotonic", lambda: now)
@@ -263,8 +251,15 @@ def test_a_controller_that_never_says_anything_is_ended_when_it_had_the_time_to_
     assert scene.launcher.killed == ["controller"] * 2
 
 
-def test_when_all_is_said_nothing_is_started_again(scene):
-    scene = scene()
+def test_while_the_controller_is_not_heard_no_pace_is_shown_and_the_clock_stands(make, history, monkeypatch):
+    scene = make()
+    begun, heard = history.entries[1][1], history.entries[-1][1] + 4.0
+    monkeypatch.setattr(supervise.time, "time", lambda: heard + 1.0)
+    shown = scene.supervisor._progress(1.0)
+    assert (shown.phase, shown.elapsed_s) == ("warm-up", heard + 1.0 - begun)
+    monkeypatch.setattr(supervise.time, "time", lambda: heard + 9.0)
+    shown = scene.supervisor._progress(9.0)
+    assert (shown.phase, shown.elapsed_s) == ("waiting for the controller", heard - begun)
+    assert shown.policy_units_per_s is shown.eta_s is None
     scene.state.outcome = "finished"
-    scene.turn(("rollout-0", -9, ""), ("policy-0", 1, "late"))
-    assert (started(scene), scene.failure, scene.said) == ([], None, [])
+    assert scene.supervisor._progress(9.0).phase == "finished"

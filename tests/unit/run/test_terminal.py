@@ -15,7 +15,8 @@ def told(job):
     return TerminalLog(job, said.append, is_own={"policy-0", "rollout-0"}.__contains__), said
 
 
-def test_of_replicas_that_it_started_only_leaving_is_told_and_of_others_all(told):
+def test_who_comes_and_goes_is_told_and_settings(told):
+    # Of replicas that it started only leaving is told and of others all.
     news, said = told
     for name in ("rollout-0", "rollout-x"):
         news.hear("cosmos_replica_joined", replica=name, role="rollout")
@@ -29,9 +30,8 @@ def test_of_replicas_that_it_started_only_leaving_is_told_and_of_others_all(told
         "rollout-x has left",
     ]
 
-
-def test_a_setting_is_told_with_its_step(told):
-    news, said = told
+    # A setting is told with its step.
+    said.clear()
     news.hear("cosmos_setting_changed", step=7, key="policy.optimizer.lr", before=1e-4, after=5e-5)
     assert said == ["policy.optimizer.lr: 0.0001 -> 5e-05 from step 7 on"]
 

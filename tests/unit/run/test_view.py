@@ -111,8 +111,7 @@ def test_a_run_that_nobody_runs_has_no_pace_and_its_time_stands_still(job, histo
     assert (shown.eta_s, shown.policy_units_per_s) == (None, None)
     assert shown.elapsed_s == history.entries[-1][1] - history.entries[1][1]
 
-
-def test_a_controller_that_is_started_again_knows_how_long_the_run_has_gone_on(job, history):
+    # A controller that is started again knows how long the run has gone on.
     history.join()
     history.work(until=7)
     job.directory.mkdir()

@@ -46,32 +46,31 @@ def terminal(**options):
     return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120, **options)
 
 
-def test_nothing_is_known_before_the_run_was_opened(job):
-    assert Watcher(job).snapshot() is None
-
-
-def test_a_finished_run(told, finished):
+def test_a_finished_run_is_a_snapshot_with_its_own_times(told, finished, job):
+    # A finished run.
     assert told.name == "demo"
     assert told.outcome == "finished"
     assert told.step == told.num_steps == 9
     assert told.accuracy == finished.state.evaluations[-1].accuracy
     assert {"joined", "checkpoint", "evaluated", "ended"} <= {news.kind for news in told.news}
 
+    # What happened carries its own time.
+    times = [news.time for news in told.news]
+    assert times == sorted(times)
+    assert 1000.0 < times[0] < times[-2] < 1e6
 
-def test_a_journal_that_is_read_again_happened_once(job, finished, told):
+    # A journal that is read again happened once.
     watcher = Watcher(job)
     for _ in range(2):
         watcher.fold(finished.entries)
     assert [news.text for news in watcher.snapshot().news] == [news.text for news in told.news]
 
-
-def test_what_happened_carries_its_own_time(told):
-    times = [news.time for news in told.news]
-    assert times == sorted(times)
-    assert 1000.0 < times[0] < times[-2] < 1e6
+    # Nothing is known before the run was opened.
+    assert Watcher(job).snapshot() is None
 
 
-def test_a_screen_has_everything(told):
+def test_a_screen_and_lines_have_everything(told):
+    # A screen has everything.
     console = terminal(height=60)
     console.print(screen(told, height=60))
     shown = console.file.getvalue()
@@ -79,8 +78,13 @@ def test_a_screen_has_everything(told):
         assert words in shown
     assert any(bar in shown for bar in "▁▂▃▄▅▆▇█")
 
+    # Lines say the same.
+    head, *pools = lines(told)
+    assert head.startswith("demo: 1:04 finished | step 9/9 | stage grpo | weights 9 | generation 1 (1 members) | ")
+    assert [words.split(":")[0].strip() for words in pools] == ["policy", "rollout"]
+    assert dict(facts(told))["staleness"]
 
-def test_a_small_screen_says_what_it_leaves_out(told):
+    # A small screen says what it leaves out.
     import attrs
 
     many = attrs.evolve(told, replicas=told.replicas * 20)
@@ -89,37 +93,7 @@ def test_a_small_screen_says_what_it_leaves_out(told):
     assert "policy: 1" in console.file.getvalue()
     assert len(console.file.getvalue().splitlines()) < 40
 
-
-def test_lines_say_the_same(told):
-    head, *pools = lines(told)
-    assert head.startswith("demo: 1:04 finished | step 9/9 | stage grpo | weights 9 | generation 1 (1 members) | ")
-    assert [words.split(":")[0].strip() for words in pools] == ["policy", "rollout"]
-    assert dict(facts(told))["staleness"]
-
-
-def test_a_sparkline_goes_from_the_lowest_to_the_highest():
-    from cosmos_core.control.live.event_feed import Curve
-
-    rising = Curve(name="x", points=tuple((step, float(step)) for step in range(100)))
-    assert sparkline(rising, width=8) == "▁▂▃▄▅▆▇█"
-    assert sparkline(Curve(name="x", points=((1, 2.0), (2, 2.0)))) == "▁▁"
-
-
-def test_a_run_that_is_over_is_told_at_once_from_its_journal(stored):
-    console = plain()
-    assert watch(stored, console) == "finished"
-    shown = console.file.getvalue()
-    assert "finished | step 9/9" in shown
-    assert "  joined: policy-0" in shown
-
-
-def test_on_a_terminal_the_last_screen_stays(stored):
-    console = terminal()
-    assert watch(stored, console) == "finished"
-    assert console.file.getvalue().rstrip().endswith("finished")
-
-
-def test_markup_of_what_a_run_says_is_not_interpreted(told):
+    # Markup of what a run says is not interpreted.
     import attrs
 
     from cosmos_core.control.live.event_feed import News
@@ -129,6 +103,35 @@ def test_markup_of_what_a_run_says_is_not_interpreted(told):
     console.print(screen(odd))
     assert "[red]no[/red] [/" in console.file.getvalue()
     assert "[bold]x[/] [/" in console.file.getvalue()
+
+    # A sparkline goes from the lowest to the highest.
+    from cosmos_core.control.live.event_feed import Curve
+
+    rising = Curve(name="x", points=tuple((step, float(step)) for step in range(100)))
+    assert sparkline(rising, width=8) == "▁▂▃▄▅▆▇█"
+    assert sparkline(Curve(name="x", points=((1, 2.0), (2, 2.0)))) == "▁▁"
+
+
+def test_a_run_that_is_over_is_told_at_once_from_its_journal(stored, job, monkeypatch):
+    console = plain()
+    assert watch(stored, console) == "finished"
+    shown = console.file.getvalue()
+    assert "finished | step 9/9" in shown
+    assert "  joined: policy-0" in shown
+
+    # On a terminal the last screen stays.
+    console = terminal()
+    assert watch(stored, console) == "finished"
+    assert console.file.getvalue().rstrip().endswith("finished")
+
+    # A controller on another machine that is not heard is given up.
+    monkeypatch.setattr(watching, "_GONE_S", 0.3)
+    monkeypatch.setattr(watching, "_POLL_S", 0.05)
+    monkeypatch.setattr(watching, "person_key", lambda keys: None)
+    address_file(job).write_text(json.dumps({"address": "tcp://127.0.0.1:9", "pid": 1, "host": "node-7/boot"}))
+    console = plain()
+    assert watch(stored, console) == "finished"
+    assert "finished | step 9/9" in console.file.getvalue()
 
 
 @pytest.fixture
@@ -208,25 +211,15 @@ def test_a_lost_journal_is_told(left, job):
         watch(left, plain())
 
 
-def test_a_controller_on_another_machine_that_is_not_heard_is_given_up(stored, job, monkeypatch):
-    monkeypatch.setattr(watching, "_GONE_S", 0.3)
-    monkeypatch.setattr(watching, "_POLL_S", 0.05)
-    monkeypatch.setattr(watching, "person_key", lambda keys: None)
-    address_file(job).write_text(json.dumps({"address": "tcp://127.0.0.1:9", "pid": 1, "host": "node-7/boot"}))
-    console = plain()
-    assert watch(stored, console) == "finished"
-    assert "finished | step 9/9" in console.file.getvalue()
+def test_what_never_began_is_told(tmp_path, job, monkeypatch):
+    # What is no run is told.
+    with pytest.raises(ConfigError):
+        watch(tmp_path, plain())
 
-
-def test_a_run_that_never_begins_is_told(job, monkeypatch):
+    # A run that never begins is told.
     monkeypatch.setattr(watching, "_GONE_S", 0.1)
     job.directory.mkdir()
     save_job(job)
     console = plain()
     assert watch(job.directory, console) == ""
     assert "not begun yet" in console.file.getvalue()
-
-
-def test_what_is_no_run_is_told(tmp_path):
-    with pytest.raises(ConfigError):
-        watch(tmp_path, plain())

@@ -27,21 +27,21 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_a_file_is_made_once(folder):
+def test_a_file_is_made_once_and_whole(folder):
+    # A file is made once.
     made = LocalCache(folder, 1000)
     assert made.get("a", write(b"first")).read_bytes() == b"first"
     assert LocalCache(folder, 1000).get("a", write(b"second")).read_bytes() == b"first"
     assert names(folder) == ["a"]
 
-
-def test_what_fails_leaves_nothing(folder):
+    # What fails leaves nothing.
     def fail(path):
         path.write_bytes(b"half")
         raise KeyError
 
     with pytest.raises(KeyError):
-        LocalCache(folder, 1000).get("a", fail)
-    assert [path.name for path in folder.iterdir() if path.name != ".lock"] == []
+        LocalCache(folder, 1000).get("b", fail)
+    assert [path.name for path in folder.iterdir() if path.name != ".lock"] == ["a"]
 
 
 def test_the_oldest_make_room_and_what_is_in_use_stays(folder):
@@ -55,15 +55,12 @@ def test_the_oldest_make_room_and_what_is_in_use_stays(folder):
     made.get("e", write(bytes(300)))
     assert names(folder) == ["b", "d", "e"]
 
-
-def test_what_was_left_half_written_makes_room_too(folder):
-    made = LocalCache(folder, 1000)
-    made.get("a", write(bytes(10)))
+    # What was left half written makes room too.
     (folder / ".partial-0-x").write_bytes(bytes(2000))
     age(folder, ".partial-0-x", 100_000)
-    made.get("b", write(bytes(100)))
+    made.get("f", write(bytes(100)))
     assert not (folder / ".partial-0-x").exists()
-    assert names(folder) == ["a", "b"]
+    assert names(folder) == ["b", "e", "f"]
 
 
 def test_many_at_once_get_whole_files(folder, monkeypatch):
@@ -91,15 +88,15 @@ def test_many_at_once_get_whole_files(folder, monkeypatch):
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 5000
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"file/cache cannot be used: .*; set COSMOS_CACHE to a folder"):
-        LocalCache(tmp_path / "file" / "cache", 10).get("a", write(b""))
-
-
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_a_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    # Where the cache is.
     monkeypatch.delenv("COSMOS_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "cosmos"
     monkeypatch.setenv("COSMOS_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+
+    # A folder that cannot be written is told.
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file/cache cannot be used: .*; set COSMOS_CACHE to a folder"):
+        LocalCache(tmp_path / "file" / "cache", 10).get("a", write(b""))

@@ -42,8 +42,14 @@ def test_a_model_that_is_replaced_while_it_is_fetched_is_not_kept(store, model, 
     assert contents(fetch_model(URL)) == contents(model)
 
 
-def test_a_model_that_is_links_is_fetched(store, snapshot):
+def test_a_model_of_links_is_fetched_unless_they_lead_to_folders(store, snapshot, model):
+    # A model that is links is fetched.
     assert contents(fetch_model(f"file://{snapshot}")).keys() == contents(snapshot).keys() - {LIST}
+
+    # A link to a folder is no file of a model.
+    (snapshot / "text_encoder").symlink_to(model / "transformer")
+    with pytest.raises(StorageError, match=r"text_encoder is a link to a folder, of which nothing is copied; put"):
+        fetch_model(f"file://{snapshot}")
 
 
 def test_nothing_is_written_outside_of_the_copy(store, model, monkeypatch):
@@ -57,9 +63,3 @@ def test_nothing_is_written_outside_of_the_copy(store, model, monkeypatch):
     monkeypatch.setattr(type(store), "find", found)
     with pytest.raises(StorageError, match=r"has a file '../../../evil', which would be outside"):
         fetch_model(URL)
-
-
-def test_a_link_to_a_folder_is_no_file_of_a_model(store, model, snapshot):
-    (snapshot / "text_encoder").symlink_to(model / "transformer")
-    with pytest.raises(StorageError, match=r"text_encoder is a link to a folder, of which nothing is copied; put"):
-        fetch_model(f"file://{snapshot}")

@@ -1,5 +1,6 @@
 """Folders of models, put in place of what is there: whole, and nothing of others is touched."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,18 @@ from cosmos_core.storage.models import LIST
 from tests.unit.storage.conftest import URL, contents
 
 
-@pytest.mark.parametrize("form", ["memory", "file"])
-def test_what_is_sent_is_fetched(store, model, tmp_path, form):
-    url = URL if form == "memory" else f"file://{tmp_path}/sent"
-    send_folder(model, url)
-    assert contents(fetch_model(url)) == contents(model)
-
-
-def test_files_of_the_model_before_are_removed(store, model):
-    send_folder(model, URL)
+def test_a_model_is_sent_in_the_place_of_the_one_before(store, model, tmp_path):
+    for url in (URL, f"file://{tmp_path}/sent"):
+        send_folder(model, url)
+        assert contents(fetch_model(url)) == contents(model)
     (model / "a.safetensors").rename(model / "b.safetensors")
     send_folder(model, URL)
     assert contents(fetch_model(URL)) == contents(model)
+
+    # A folder that is no model is not sent.
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"is no model: it has neither config.json nor model_index.json"):
+        send_folder(tmp_path, URL)
 
 
 def test_files_of_others_stay(store, model):
@@ -77,17 +78,16 @@ def test_a_model_is_not_moved_among_files_of_others(model, tmp_path):
     assert contents(target) == {"notes.md": "mine", "config.json": "of others", "b.safetensors": "of others"}
 
 
-@pytest.mark.parametrize("form", ["moved", "sent"])
-def test_links_are_files_of_the_model_that_is_replaced_and_what_they_lead_to_stays(model, snapshot, form):
+def test_links_are_files_of_the_model_that_is_replaced_and_what_they_lead_to_stays(model, snapshot):
     expected, blobs = contents(model), contents(snapshot.with_name("blobs"))
-    if form == "moved":
-        move_folder(model, snapshot)
-    else:
-        send_folder(model, f"file://{snapshot}")
-    found = contents(snapshot)
-    assert found.pop(LIST).splitlines() == sorted(expected)
-    assert found == expected
-    assert not [path for path in snapshot.rglob("*") if path.is_symlink()]
+    another = shutil.copytree(snapshot, snapshot.with_name("another"), symlinks=True)
+    send_folder(model, f"file://{snapshot}")
+    move_folder(model, another)
+    for replaced in (snapshot, another):
+        found = contents(replaced)
+        assert found.pop(LIST).splitlines() == sorted(expected)
+        assert found == expected
+        assert not [path for path in replaced.rglob("*") if path.is_symlink()]
     assert contents(snapshot.with_name("blobs")) == blobs
 
 
@@ -99,14 +99,7 @@ def test_links_to_weights_of_others_are_weights_of_others(model, snapshot):
     assert (snapshot / "config.json").is_symlink()
 
 
-@pytest.mark.parametrize(
-    ("put", "message"),
-    [
-        (lambda at, others: at.symlink_to(others), "is a link to another folder; remove it, or choose another place"),
-        (lambda at, others: at.write_text("mine"), "is no folder, and the model has one there; remove it, or choose"),
-    ],
-)
-def test_what_is_in_the_way_of_a_folder_is_told_before_anything_changes(model, tmp_path, put, message):
+def test_what_is_in_the_way_of_a_folder_is_told_before_anything_changes(model, tmp_path):
     target, others = tmp_path / "moved", tmp_path / "others"
     others.mkdir()
     (others / "config.json").write_text("of others")
@@ -115,12 +108,17 @@ def test_what_is_in_the_way_of_a_folder_is_told_before_anything_changes(model, t
         (model / name).write_text("newer")
     (target / "transformer" / "config.json").unlink()
     (target / "transformer").rmdir()
-    put(target / "transformer", others)
-    before = contents(target)
-    with pytest.raises(StorageError, match=f"moved/transformer {message}"):
-        move_folder(model, target)
-    assert contents(target) == before
-    assert contents(others) == {"config.json": "of others"}
+    for put, message in [
+        (lambda at: at.symlink_to(others), "is a link to another folder; remove it, or choose another place"),
+        (lambda at: at.write_text("mine"), "is no folder, and the model has one there; remove it, or choose"),
+    ]:
+        put(target / "transformer")
+        before = contents(target)
+        with pytest.raises(StorageError, match=f"moved/transformer {message}"):
+            move_folder(model, target)
+        assert contents(target) == before
+        assert contents(others) == {"config.json": "of others"}
+        (target / "transformer").unlink()
 
 
 def test_a_folder_in_the_place_of_a_file_is_told_before_anything_changes(model, tmp_path):
@@ -131,8 +129,7 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_anything_changes(model, 
         move_folder(model, target)
     assert contents(target) == {"config.json": "of others"}
 
-
-def test_a_place_that_cannot_be_a_folder_is_refused(model, tmp_path):
+    # A place that cannot be a folder is refused.
     (tmp_path / "file").write_text("mine")
     (tmp_path / "broken").symlink_to(tmp_path / "gone")
     for name, message in (
@@ -175,54 +172,28 @@ def test_a_move_that_is_cut_off_leaves_no_model(model, tmp_path, monkeypatch):
     assert set(contents(target)) == {"b.safetensors", "config.json", LIST}
 
 
-def test_weights_are_not_sent_beside_weights_of_others(store, model):
-    files, root = file_system(URL)
-    for name in ("config.json", "model.safetensors"):
-        files.pipe_file(f"{root}/{name}", b"of another model")
-    with pytest.raises(StorageError, match=r"has model.safetensors, which no export wrote and no index names"):
-        send_folder(model, URL)
-    assert files.cat_file(f"{root}/config.json") == b"of another model"
-
-
-@pytest.mark.parametrize("num_sent", range(3))
-def test_an_export_that_was_cut_off_is_sent_again(store, model, monkeypatch, num_sent):
+def test_what_is_cut_off_is_no_model_and_is_sent_again(store, model, monkeypatch):
     send_folder(model, URL)
-    (model / "a.safetensors").rename(model / "b.safetensors")
-    put, left = type(store).put_file, iter(range(num_sent))
-
-    def cut(self, *given, **more):
-        if next(left, None) is None:
-            raise ConnectionResetError("the server is gone")
-        put(self, *given, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(store), "put_file", cut)
-        with pytest.raises(StorageError, match="the server is gone"):
-            send_folder(model, URL)
-    send_folder(model, URL)
-    assert contents(fetch_model(URL)) == contents(model)
-
-
-@pytest.mark.parametrize("num_sent", range(3))
-def test_what_is_cut_off_is_no_model(store, model, monkeypatch, num_sent):
-    send_folder(model, URL)
-    sent = []
     put = type(store).put_file
+    for num_sent in range(3):
+        (model / f"{'abc'[num_sent]}.safetensors").rename(model / f"{'bcd'[num_sent]}.safetensors")
+        left = iter(range(num_sent))
 
-    def cut(self, *given, **more):
-        if len(sent) == num_sent:
-            raise ConnectionResetError("the server is gone")
-        sent.append(given)
-        put(self, *given, **more)
+        def cut(self, *given, left=left, **more):
+            if next(left, None) is None:
+                raise ConnectionResetError("the server is gone")
+            put(self, *given, **more)
 
-    monkeypatch.setattr(type(store), "put_file", cut)
-    with pytest.raises(StorageError, match=f"{URL}: the server is gone"):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store), "put_file", cut)
+            with pytest.raises(StorageError, match=f"{URL}: the server is gone"):
+                send_folder(model, URL)
+        with pytest.raises(
+            StorageError, match=f"{URL} is no whole model: it has . files, and neither config.json nor model_"
+        ):
+            fetch_model(URL)
         send_folder(model, URL)
-    with pytest.raises(
-        StorageError, match=f"{URL} is no whole model: it has . files, and neither config.json nor model_"
-    ):
-        fetch_model(URL)
-    monkeypatch.undo()
+        assert contents(fetch_model(URL)) == contents(model)
 
 
 def test_a_file_of_another_size_is_told(store, model, monkeypatch):
@@ -234,7 +205,8 @@ def test_a_file_of_another_size_is_told(store, model, monkeypatch):
         send_folder(model, URL)
 
 
-def test_something_else_is_not_written_over(store, model):
+def test_what_is_of_others_is_not_written_over(store, model):
+    # Something else is not written over.
     files, root = file_system(URL)
     files.pipe_file(f"{root}/holiday.png", b"picture")
     with pytest.raises(StorageError, match=r"exists and is no exported model; choose another place"):
@@ -243,8 +215,10 @@ def test_something_else_is_not_written_over(store, model):
         fetch_model(URL)
     assert files.cat_file(f"{root}/holiday.png") == b"picture"
 
-
-def test_a_folder_that_is_no_model_is_not_sent(store, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"is no model: it has neither config.json nor model_index.json"):
-        send_folder(tmp_path, URL)
+    # Weights are not sent beside weights of others.
+    files, root = file_system(URL)
+    for name in ("config.json", "model.safetensors"):
+        files.pipe_file(f"{root}/{name}", b"of another model")
+    with pytest.raises(StorageError, match=r"has model.safetensors, which no export wrote and no index names"):
+        send_folder(model, URL)
+    assert files.cat_file(f"{root}/config.json") == b"of another model"

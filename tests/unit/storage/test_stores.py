@@ -19,14 +19,8 @@ def give(monkeypatch, **values):
         monkeypatch.setenv(f"PROD_S3_CHECKPOINT_{name}", value)
 
 
-def test_only_s3_takes_credentials(monkeypatch):
-    give(monkeypatch, ACCESS_KEY_ID="key", SECRET_ACCESS_KEY="secret")
-    for url in ("/tmp/here", "file:///tmp/here", "memory://here", "gs://bucket/here"):
-        assert storage_options(url) == {}
-    assert storage_options("s3://bucket/here")["secret"] == "secret"
-
-
-def test_they_are_read_each_time(monkeypatch):
+def test_only_s3_takes_credentials_which_are_read_each_time(monkeypatch):
+    # They are read each time.
     retries = {"config_kwargs": {"retries": {"mode": "legacy", "total_max_attempts": 8}}}
     assert storage_options("s3://b") == retries
     give(monkeypatch, ACCESS_KEY_ID="key", SECRET_ACCESS_KEY="a", ENDPOINT_URL="http://here", REGION_NAME="eu-west-1")
@@ -39,6 +33,12 @@ def test_they_are_read_each_time(monkeypatch):
     retries = storage_options("s3://b")["config_kwargs"]["retries"]
     assert retries == {"mode": "standard", "total_max_attempts": 1}, "said, or what was opened with others is taken"
 
+    # Only s3 takes credentials.
+    give(monkeypatch, ACCESS_KEY_ID="key", SECRET_ACCESS_KEY="secret")
+    for url in ("/tmp/here", "file:///tmp/here", "memory://here", "gs://bucket/here"):
+        assert storage_options(url) == {}
+    assert storage_options("s3://bucket/here")["secret"] == "secret"
+
 
 def check_attempts_that_are_no_number_are_refused(monkeypatch, said):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", said)
@@ -46,9 +46,15 @@ def check_attempts_that_are_no_number_are_refused(monkeypatch, said):
         storage_options("s3://bucket/here")
 
 
-def test_attempts_that_are_no_number_are_refused(monkeypatch):
+def test_wrong_settings_are_refused(monkeypatch):
+    # Attempts that are no number are refused.
     for said in ["0", "many", "-1", "2.5"]:
         check_attempts_that_are_no_number_are_refused(monkeypatch, said)
+
+    # Half of them are refused without telling which.
+    for there, lacking in [NAMES[:2], NAMES[1::-1]]:
+        with monkeypatch.context() as patched:
+            check_half_of_them_are_refused_without_telling_which(patched, there, lacking)
 
 
 def check_half_of_them_are_refused_without_telling_which(monkeypatch, there, lacking):
@@ -56,12 +62,6 @@ def check_half_of_them_are_refused_without_telling_which(monkeypatch, there, lac
     with pytest.raises(StorageError, match=f"CHECKPOINT_{there} is set and .*CHECKPOINT_{lacking} is not") as caught:
         storage_options("s3://bucket/here")
     assert "tell-nobody" not in str(caught.value)
-
-
-def test_half_of_them_are_refused_without_telling_which(monkeypatch):
-    for there, lacking in [NAMES[:2], NAMES[1::-1]]:
-        with monkeypatch.context() as patched:
-            check_half_of_them_are_refused_without_telling_which(patched, there, lacking)
 
 
 def test_failures_say_what_to_do():
@@ -76,7 +76,16 @@ def test_failures_say_what_to_do():
     assert reason_of(ValueError()) == "ValueError"
 
 
-def test_what_a_store_holds_is_unknown_where_it_cannot_be_asked():
+def test_errors_of_stores_are_told_apart():
+    # Errors of botocore are failures.
+    exceptions = pytest.importorskip("botocore.exceptions")
+    unreachable = exceptions.EndpointConnectionError(endpoint_url="http://here")
+    assert isinstance(unreachable, failures())
+    assert is_out_of_reach(unreachable)
+    with pytest.raises(StorageError, match="s3://here: Could not connect"), told("s3://here"):
+        raise unreachable
+
+    # What a store holds is unknown where it cannot be asked.
     assert is_out_of_reach(PermissionError("Forbidden"))
     assert is_out_of_reach(ConnectionRefusedError())
     assert is_out_of_reach(StorageError())
@@ -85,21 +94,12 @@ def test_what_a_store_holds_is_unknown_where_it_cannot_be_asked():
     assert not is_out_of_reach(ValueError())
 
 
-def test_errors_of_botocore_are_failures():
-    exceptions = pytest.importorskip("botocore.exceptions")
-    unreachable = exceptions.EndpointConnectionError(endpoint_url="http://here")
-    assert isinstance(unreachable, failures())
-    assert is_out_of_reach(unreachable)
-    with pytest.raises(StorageError, match="s3://here: Could not connect"), told("s3://here"):
-        raise unreachable
-
-
-def test_a_kind_of_url_that_there_is_not_is_told():
+def test_a_url_is_told_from_a_path():
+    # A kind of url that there is not is told.
     with pytest.raises(ValueError, match="Protocol not known: nowhere"):
         file_system("nowhere://here")
 
-
-def test_urls_are_told_from_paths():
+    # Urls are told from paths.
     assert is_url("s3://bucket/model")
     assert not is_url("/s3/model")
     assert not is_url("org/model")

@@ -34,46 +34,23 @@ def sample(first, second):
 SAMPLES = [sample(1.0, -4.0), sample(0.0, -2.0), sample(None, None)]
 
 
-def test_of_tokens_it_is_the_first_reward_and_unscored_prompts_count():
+def test_the_score_is_that_of_a_run():
+    # Of tokens it is the first reward and unscored prompts count.
     found = _result(SAMPLES, "token", num_prompts=4)
     assert (found.score, found.num_unscored, found.unit) == (0.25, 2, "token")
 
-
-def test_of_denoised_samples_it_is_the_mean_reward_of_those_that_have_one():
+    # Of denoised samples it is the mean reward of those that have one.
     found = _result(SAMPLES, "denoising step", num_prompts=4)
     assert (found.score, found.num_unscored, found.unit) == (-1.0, 2, "denoising step")
     assert found.rewards == {"right": 0.5, "short": -3.0}
 
-
-def test_where_nothing_was_scored_there_is_none():
+    # Where nothing was scored there is none.
     for unit in ["token", "denoising step"]:
         assert _result(SAMPLES[2:], unit, num_prompts=1).score is None
 
-
-def test_the_mean_is_of_what_was_counted():
+    # The mean is of what was counted.
     unweighed = attrs.evolve(SAMPLES[0], reward=None)
     assert _result([unweighed, SAMPLES[1]], "denoising step", num_prompts=2).score == -1.0
-
-
-def test_what_rewards_lack_is_told_before_anything_is_generated(monkeypatch, tmp_path):
-    class Keyed:
-        def absent(self):
-            return "KEY: not set"
-
-    def generate(*_):
-        raise AssertionError("it was generated")
-
-    (tmp_path / "recipe.toml").write_text(
-        'run = {name = "r", steps = 1}\nmodel = {plugin = "hf", config = {model_type = "qwen3"}}\n'
-        'algorithm = {plugin = "grpo"}\ndataset = {plugin = "numbers"}\n'
-        'reward = [{plugin = "keyed", name = "judged"}]\n'
-    )
-    monkeypatch.setattr(evaluate, "_evaluate", generate)
-    monkeypatch.setattr(evaluate, "load_rewards", lambda *_: (Keyed(),))
-    monkeypatch.setattr(evaluate.PluginSet, "load", lambda _: None)
-    monkeypatch.setattr(evaluate, "is_of_tokens", lambda *_: True)
-    with pytest.raises(ConfigError, match=r"^reward judged: KEY: not set$"):
-        evaluate_model(tmp_path, recipe_path=tmp_path / "recipe.toml", num_prompts=1, step="latest")
 
 
 def test_each_row_has_the_noise_of_the_runs_own_evaluations():
@@ -98,12 +75,12 @@ def test_each_row_has_the_noise_of_the_runs_own_evaluations():
     assert served.engine.seeds == [evaluation_seed(11, 5), evaluation_seed(11, 2)]
 
 
-def test_a_folder_that_is_not_there_is_told_first(tmp_path):
+def test_what_cannot_be_evaluated_is_told_before_anything_is_generated(tmp_path, monkeypatch):
+    # A folder that is not there is told first.
     with pytest.raises(ConfigError, match="nope: there is no such folder; give a run's, or an exported model's"):
         evaluate_model(tmp_path / "nope", recipe_path=None, num_prompts=1, step="latest")
 
-
-def test_a_key_that_no_row_has_is_refused_with_those_that_they_have():
+    # A key that no row has is refused with those that they have.
     rows = [
         Prompt(text="a", metadata={"level": 1}),
         Prompt(text="b", metadata={"level": 2, "part": "x"}),
@@ -114,3 +91,23 @@ def test_a_key_that_no_row_has_is_refused_with_those_that_they_have():
         _check_key("parts", rows)
     with pytest.raises(ConfigError, match=r"has 'part'; they have none$"):
         _check_key("part", rows[2:])
+
+    # What rewards lack is told before anything is generated.
+    class Keyed:
+        def absent(self):
+            return "KEY: not set"
+
+    def generate(*_):
+        raise AssertionError("it was generated")
+
+    (tmp_path / "recipe.toml").write_text(
+        'run = {name = "r", steps = 1}\nmodel = {plugin = "hf", config = {model_type = "qwen3"}}\n'
+        'algorithm = {plugin = "grpo"}\ndataset = {plugin = "numbers"}\n'
+        'reward = [{plugin = "keyed", name = "judged"}]\n'
+    )
+    monkeypatch.setattr(evaluate, "_evaluate", generate)
+    monkeypatch.setattr(evaluate, "load_rewards", lambda *_: (Keyed(),))
+    monkeypatch.setattr(evaluate.PluginSet, "load", lambda _: None)
+    monkeypatch.setattr(evaluate, "is_of_tokens", lambda *_: True)
+    with pytest.raises(ConfigError, match=r"^reward judged: KEY: not set$"):
+        evaluate_model(tmp_path, recipe_path=tmp_path / "recipe.toml", num_prompts=1, step="latest")

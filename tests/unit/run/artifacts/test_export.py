@@ -1,6 +1,7 @@
 """Which checkpoint is exported, and what becomes of the folder that it is exported to."""
 
 import contextlib
+import shutil
 
 import attrs
 import pytest
@@ -39,20 +40,25 @@ def rolled_back(job, tmp_path, open_history, put_checkpoint):
     return job
 
 
-def test_latest_is_the_newest_that_was_not_undone(rolled_back, caplog):
+def test_the_checkpoint_is_of_what_the_run_came_to(rolled_back, caplog):
+    # Latest is the newest that was not undone.
     assert choose_step(rolled_back, "latest") == 4
     assert "passed over step 8, which the journal does not know, or which was undone since" in caplog.text
 
-
-def test_a_number_takes_any_and_nothing_else_does(rolled_back):
+    # A number takes any and nothing else does.
     assert choose_step(rolled_back, "8") == 8
     with pytest.raises(CheckpointError, match="no checkpoint of step 5; there are 4, 8"):
         choose_step(rolled_back, "5")
     with pytest.raises(ConfigError, match="'newest' is neither a number"):
         choose_step(rolled_back, "newest")
 
+    # The best is of what the run came to.
+    assert choose_step(rolled_back, "best") == 4
+    (rolled_back.directory / "checkpoints" / "step-4" / "complete.json").unlink()
+    with pytest.raises(CheckpointError, match="step 4 was the best, but is gone; there are none"):
+        choose_step(rolled_back, "best")
 
-def test_latest_is_the_newest_that_there_is_where_the_journal_cannot_be_read(rolled_back, caplog):
+    # Latest is the newest that there is where the journal cannot be read.
     rolled_back.journal.write_bytes(b"damaged")
     assert choose_step(rolled_back, "latest") == 8
     assert "whether step 8 was undone since is not known" in caplog.text
@@ -60,13 +66,8 @@ def test_latest_is_the_newest_that_there_is_where_the_journal_cannot_be_read(rol
         choose_step(rolled_back, "best")
 
 
-def test_a_run_of_which_nothing_is_left_that_its_journal_knows_is_not_exported(rolled_back, put_checkpoint):
-    (rolled_back.directory / "checkpoints" / "step-4" / "complete.json").unlink()
-    with pytest.raises(CheckpointError, match="the journal knows none of the complete checkpoints, 8, or their steps"):
-        choose_step(rolled_back, "latest")
-
-
-def test_a_checkpoint_that_is_older_than_what_is_taken_may_be_damaged(rolled_back, put_checkpoint):
+def test_damaged_checkpoints_are_told_where_they_are_taken(rolled_back, put_checkpoint):
+    # A checkpoint that is older than what is taken may be damaged.
     put_checkpoint(rolled_back, 2, 1)
     (rolled_back.directory / "checkpoints" / "step-2" / "complete.json").write_text("damaged")
     assert (choose_step(rolled_back, "latest"), choose_step(rolled_back, "best")) == (4, 4)
@@ -75,12 +76,11 @@ def test_a_checkpoint_that_is_older_than_what_is_taken_may_be_damaged(rolled_bac
         with pytest.raises(CheckpointError, match=r"step-4/complete\.json"):
             choose_step(rolled_back, step)
 
-
-def test_the_best_is_of_what_the_run_came_to(rolled_back):
-    assert choose_step(rolled_back, "best") == 4
+    # A run of which nothing is left that its journal knows is not exported.
+    shutil.rmtree(rolled_back.directory / "checkpoints" / "step-2")
     (rolled_back.directory / "checkpoints" / "step-4" / "complete.json").unlink()
-    with pytest.raises(CheckpointError, match="step 4 was the best, but is gone; there are none"):
-        choose_step(rolled_back, "best")
+    with pytest.raises(CheckpointError, match="the journal knows none of the complete checkpoints, 8, or their steps"):
+        choose_step(rolled_back, "latest")
 
 
 @pytest.fixture
@@ -109,11 +109,11 @@ def test_an_export_takes_the_place_of_the_one_before_and_of_nothing_else(rolled_
     made["other.safetensors"] = made.pop("model.safetensors")
     (tmp_path / ".partial").rmdir()
     export_run(rolled_back.directory, step="4", output=target)
+    (tmp_path / ".partial").rmdir()
     found = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     assert found == {*made, ".cosmos-export", "notes.md", "tokenizer/tokenizer.json"}
 
-
-def test_what_is_no_export_is_refused_before_a_model_is_made(rolled_back, made, tmp_path):
+    # What is no export is refused before a model is made.
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_text("mine")
     for name, reason in (("photos", "exists and is no exported model"), ("photos/a.jpg", "exists and is no folder")):

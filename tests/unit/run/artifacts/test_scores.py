@@ -14,16 +14,15 @@ def scored(*pairs, key="labels"):
     return [(Prompt(text="?", metadata={} if label is None else {key: label}), score) for label, score in pairs]
 
 
-def test_wilsons_interval_by_hand():
+def test_intervals_by_hand():
+    # Wilsons interval by hand.
     # 8 of 10: (0.8 + 0.19207) / 1.38415 -+ 1.96 sqrt(0.016 + 0.0096036) / 1.38415
     assert interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.49016, 0.94332), abs=1e-5)
     low, high = interval([1.0] * 20)
     assert (low, high) == (pytest.approx(0.83887, abs=1e-5), 1.0)
     assert interval([0.0])[0] == 0.0
     assert interval([0.0])[1] == pytest.approx(0.79345, abs=1e-5)
-
-
-def test_other_scores_have_the_interval_of_their_standard_error():
+    # Other scores have the interval of their standard error.
     # Mean 2, variance 1, standard error 1/sqrt(3).
     assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 1.95996 / 3**0.5, 2 + 1.95996 / 3**0.5), abs=1e-4)
 
@@ -35,15 +34,11 @@ def test_a_prompt_counts_for_each_of_its_labels_and_once():
         ("space/order", 1, 0),
     ]
     assert found[0].mean == pytest.approx(1 / 3)
-
-
-def test_prompts_without_a_label_are_a_group():
+    # Prompts without a label are a group.
     for value in [None, []]:
         (found,) = tallied_by(scored((value, 1.0)), "labels")
         assert found.label == "(none)"
-
-
-def test_numbers_are_labels_too():
+    # Numbers are labels too.
     assert [each.label for each in tallied_by(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
 
 
@@ -60,7 +55,8 @@ def evaluated():
     )
 
 
-def test_a_table_for_people():
+def test_a_table_and_figures_for_people():
+    # A table for people.
     assert list(lines(evaluated(), "labels")) == [
         "labels  prompts  unscored      mean  95 % interval",
         "space         1         0    1.0000  0.2065 to 1.0000",
@@ -71,9 +67,7 @@ def test_a_table_for_people():
     assert list(lines(attrs.evolve(evaluated(), groups=(below,), total=None), "labels"))[1:] == [
         "space         2         0  -11.5000  -12.4800 to -10.5200"
     ]
-
-
-def test_scores_that_may_be_below_0_are_those_of_scored_prompts_alone():
+    # Scores that may be below 0 are those of scored prompts alone.
     space, time = tallied_by(
         scored(("space", -1.0), ("space", -2.0), ("space", None), ("time", None)), "labels", unscored=None
     )
@@ -82,9 +76,7 @@ def test_scores_that_may_be_below_0_are_those_of_scored_prompts_alone():
     assert list(lines(attrs.evolve(evaluated(), groups=(time,), total=None), "labels"))[1:] == [
         "time          1         1  not measured"
     ]
-
-
-def test_figures_are_called_what_they_are():
+    # Figures are called what they are.
     of_text = ["held-out accuracy 0.5000", "prompts 2, unscored 1, truncated 0", "reward r 1.0000"]
     assert list(figures(evaluated())) == of_text
     denoised = attrs.evolve(evaluated(), unit="denoising step")
@@ -97,16 +89,12 @@ def test_a_file_for_programs(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["by"], found["accuracy"], "score" in found) == ("labels", 0.5, False)
     assert [group["label"] for group in found["groups"]] == ["space", "time"]
-
-
-def test_a_place_that_is_not_there_is_refused_before_anything_is_evaluated(tmp_path):
+    # A file says reward where there is no accuracy.
+    write(attrs.evolve(evaluated(), unit="denoising step"), tmp_path / "found.json", None)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["reward"], "accuracy" in found) == (0.5, False)
+    # A place that is not there is refused before anything is evaluated.
     check_place(None)
     check_place(tmp_path / "found.json")
     with pytest.raises(ConfigError, match=r"--output: no folder .*none; make it"):
         check_place(tmp_path / "none" / "found.json")
-
-
-def test_a_file_says_reward_where_there_is_no_accuracy(tmp_path):
-    write(attrs.evolve(evaluated(), unit="denoising step"), tmp_path / "found.json", None)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["reward"], "accuracy" in found) == (0.5, False)

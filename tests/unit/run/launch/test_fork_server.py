@@ -13,10 +13,11 @@ import pytest
 from cosmos_core.protocols import ProcessSpec
 from cosmos_core.run.launch import fork_server
 from cosmos_core.testing import CommandLine
+from tests import processes
 
 
 @pytest.fixture
-def started(tmp_path):
+def started(tmp_path, monkeypatch):
     """Starts a module; what is left of it is killed."""
     children = []
 
@@ -25,22 +26,12 @@ def started(tmp_path):
         children.append(fork_server.start(spec, tmp_path / "output"))
         return children[-1]
 
+    monkeypatch.setattr(fork_server, "PRELOADED", processes.PRELOADED)  # the server of the session, if it runs
     fork_server.prepare(1)
     yield start
     for child in children:
         child.send_signal(signal.SIGKILL)
         assert child.wait(10) is not None
-
-
-def test_a_module_runs_as_by_the_interpreter_and_its_output_is_kept(started, tmp_path, monkeypatch):
-    (tmp_path / "calendar.py").write_text("raise SystemExit('imported from the current folder')")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "output").write_text("before\n")
-    assert started("calendar", "2026", "11").wait(60) == 0
-    said = (tmp_path / "output").read_text()
-    assert said.startswith("before\n")
-    assert "November 2026" in said
-    assert "cosmos" not in said
 
 
 def test_where_there_are_gpus_nothing_is_begun(monkeypatch):
@@ -70,16 +61,7 @@ def test_exit_codes_and_signals_are_told_apart(started, tmp_path):
     assert hasty.wait(10) == -signal.SIGTERM
     child.send_signal(signal.SIGTERM)
 
-
-def test_its_environment_is_that_of_its_starter_now(started, tmp_path, monkeypatch):
-    monkeypatch.setenv("LATE", "of the starter")
-    parent = "os.environ['COSMOS_PARENT_PID'] == str(os.getppid())"
-    show = f"import os; print(os.environ['LATE'], os.environ['MARK'], os.environ.get('PYTHONSAFEPATH'), {parent})"
-    assert started("timeit", "-n1", "-r1", "-s", show, "pass", MARK="of the process").wait(60) == 0
-    assert (tmp_path / "output").read_text().startswith("of the starter of the process None True\n")
-
-
-def test_a_process_leads_a_session_of_its_own(started):
+    # A process leads a session of its own.
     child = started("http.server", "0", "--bind", "127.0.0.1")
     deadline = time.monotonic() + 20
     while os.getsid(child.pid) != child.pid and time.monotonic() < deadline:
@@ -87,6 +69,23 @@ def test_a_process_leads_a_session_of_its_own(started):
     assert os.getsid(child.pid) == child.pid
     child.send_signal(signal.SIGKILL)
     assert child.wait(10) == -signal.SIGKILL
+
+
+def test_a_module_runs_as_by_the_interpreter_and_its_output_is_kept(started, tmp_path, monkeypatch):
+    # Its environment is that of its starter now.
+    monkeypatch.setenv("LATE", "of the starter")
+    parent = "os.environ['COSMOS_PARENT_PID'] == str(os.getppid())"
+    show = f"import os; print(os.environ['LATE'], os.environ['MARK'], os.environ.get('PYTHONSAFEPATH'), {parent})"
+    assert started("timeit", "-n1", "-r1", "-s", show, "pass", MARK="of the process").wait(60) == 0
+    assert (tmp_path / "output").read_text().startswith("of the starter of the process None True\n")
+    (tmp_path / "calendar.py").write_text("raise SystemExit('imported from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output").write_text("before\n")
+    assert started("calendar", "2026", "11").wait(60) == 0
+    said = (tmp_path / "output").read_text()
+    assert said.startswith("before\n")
+    assert "November 2026" in said
+    assert "cosmos" not in said
 
 
 STARTER = """

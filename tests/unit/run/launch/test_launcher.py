@@ -12,13 +12,13 @@ BASE = {
 }
 
 
-def test_a_policy_replica_has_processes_and_a_rollout_replica_gpus():
+def test_pools_have_processes_and_gpus():
+    # A policy replica has processes and a rollout replica gpus.
     assert pools(recipe_from(BASE), uses_rollouts=True) == (
         Pool(role="policy", replicas=2, processes=4, gpus=1),
         Pool(role="rollout", replicas=3, processes=1, gpus=4, needs_gpus=True),
     )
 
-
-def test_imitation_needs_no_rollouts_and_the_cpu_no_gpus():
+    # Imitation needs no rollouts and the cpu no gpus.
     recipe = recipe_from({**BASE, "policy": {"device": "cpu"}})
     assert pools(recipe, uses_rollouts=False) == (Pool(role="policy", replicas=1),)

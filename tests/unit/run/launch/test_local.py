@@ -54,51 +54,54 @@ def is_running(pid):
         return False
 
 
-def test_a_failed_process_is_reported_once_with_its_last_words(launcher):
+def test_a_failed_process_is_reported_once_with_its_last_words(launcher, tmp_path):
     start(launcher, "broken")
     exits = wait_for(launcher.exits)
     assert [(end.name, end.code, end.error) for end in exits] == [("broken", 1, "no such model: nope")]
     assert launcher.exits() == []
     assert launcher.running() == []
 
-
-def test_a_logged_error_is_preferred_to_the_output(tmp_path):
+    # A logged error is preferred to the output.
     lines = [{"level": "ERROR", "message": "first"}, {"level": "ERROR", "message": "disk full"}, {"level": "INFO"}]
     (tmp_path / "policy-0.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + '\n{"level": "ERR')
     (tmp_path / "policy-0.log").write_text("noise\n")
     assert last_error(tmp_path, "policy-0") == "disk full"
     assert last_error(tmp_path, "rollout-0") == ""
 
+    # A module that is not there says so.
+    start(launcher, "no_such_module_at_all")
+    assert "no_such_module_at_all" in wait_for(launcher.exits)[0].error
 
-def test_processes_lead_a_session_with_bounded_threads_and_know_their_parent(launcher, tmp_path):
+
+def test_processes_lead_a_session_with_bounded_threads_and_know_their_parent(launcher, tmp_path, monkeypatch):
     start(launcher, "printer", **thread_environment(3))
     assert wait_for(launcher.exits)[0].code == 0
     assert (tmp_path / "logs" / "printer.log").read_text() == f"3 True {os.getpid()}\n"
 
-
-@pytest.mark.parametrize("name", ["queue.py", "cosmos_algorithm_grpo.py"])
-def test_nothing_is_imported_from_the_folder_where_a_run_is_started(launcher, tmp_path, monkeypatch, name):
+    # Nothing is imported from the folder where a run is started.
     (tmp_path / "here").mkdir()
-    (tmp_path / "here" / name).write_text("raise SystemExit('imported from the current folder')\n")
+    for name in ("queue.py", "cosmos_algorithm_grpo.py"):
+        (tmp_path / "here" / name).write_text("raise SystemExit('imported from the current folder')\n")
     monkeypatch.chdir(tmp_path / "here")
     start(launcher, "importer")
     assert [(end.code, end.error) for end in wait_for(launcher.exits)] == [(0, "")]
     assert (tmp_path / "logs" / "importer.log").read_text() == "unharmed\n"
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_nothing_is_left_behind(launcher, tmp_path, killed):
-    start(launcher, "napper")
+def test_nothing_is_left_behind(launcher, tmp_path):
     log = tmp_path / "logs" / "napper.log"
-    child = int(wait_for(lambda: log.exists() and re.search(r"child (\d+)\.", log.read_text()))[1])
-    assert is_running(child)
-    if killed:
-        os.kill(launcher._processes["napper"].pid, signal.SIGKILL)
-        assert wait_for(launcher.exits)[0].code == -signal.SIGKILL
-    else:
-        launcher.stop(5)
-    wait_for(lambda: not is_running(child))
-    assert launcher.running() == []
+    for killed in (True, False):
+        start(launcher, "napper")
+        child = int(wait_for(lambda: log.exists() and re.search(r"child (\d+)\.", log.read_text()))[1])
+        assert is_running(child)
+        if killed:
+            os.kill(launcher._processes["napper"].pid, signal.SIGKILL)
+            assert wait_for(launcher.exits)[0].code == -signal.SIGKILL
+        else:
+            launcher.stop(5)
+        wait_for(lambda child=child: not is_running(child))
+        assert launcher.running() == []
+        log.unlink()
 
 
 def test_a_process_that_ignores_the_request_is_killed(launcher, tmp_path):
@@ -109,11 +112,6 @@ def test_a_process_that_ignores_the_request_is_killed(launcher, tmp_path):
     launcher.stop(0.2)
     assert time.monotonic() - began < 5
     assert launcher.running() == []
-
-
-def test_a_module_that_is_not_there_says_so(launcher):
-    start(launcher, "no_such_module_at_all")
-    assert "no_such_module_at_all" in wait_for(launcher.exits)[0].error
 
 
 def test_gpus_are_those_that_the_user_shows(monkeypatch, tmp_path):

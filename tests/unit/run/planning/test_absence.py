@@ -38,19 +38,19 @@ def ask(monkeypatch):
     return asked
 
 
-def test_each_says_what_it_lacks_under_its_own_name(ask):
+def test_each_says_what_it_lacks_under_its_own_name_or_option(ask):
+    # Each says what it lacks under its own name.
     assert ask(Keyed(""), object(), Keyed("no key")) == ("reward r2: no key",)
 
-
-def test_an_option_is_named_by_its_path(ask):
+    # An option is named by its path.
     assert ask(Keyed(""), Keyed("key: K is not set")) == ("reward.1.options.key: K is not set",)
 
-
-def test_what_other_machines_lack_is_not_known_here(ask):
+    # What other machines lack is not known here.
     assert ask(Keyed("no key"), submits=True) == ()
 
 
-def test_another_answer_is_a_fault_of_the_plugin(ask):
+def test_what_a_plugin_says_wrongly_is_told(ask):
+    # Another answer is a fault of the plugin.
     for told, message in [
         (None, r"reward plugin 'keyed': absent\(\) returned None, which is no str"),
         (KeyError("KEY"), r"reward plugin 'keyed': absent\(\) failed: KeyError: 'KEY'"),
@@ -58,7 +58,6 @@ def test_another_answer_is_a_fault_of_the_plugin(ask):
         with pytest.raises(PluginBrokenError, match=message):
             ask(Keyed(told))
 
-
-def test_what_a_plugin_says_itself_is_passed_on(ask):
+    # What a plugin says itself is passed on.
     with pytest.raises(ConfigError, match=r"^KEY_FILE: no such file$"):
         ask(Keyed(ConfigError("KEY_FILE: no such file")))

@@ -21,14 +21,12 @@ def test_what_a_result_does_not_depend_on_may_change(recipe):
         "control.port was 0, is 4000",
     ]
 
-
-def test_the_layout_may_change(recipe):
+    # The layout may change.
     new, changes = changed(recipe, ["policy.mesh.pp=2", "policy.parallel.schedule='zero-bubble'"])
     assert (new.policy.mesh.pp, new.policy.parallel.schedule) == (2, "zero-bubble")
     assert len(changes) == 2
 
-
-def test_how_weights_travel_may_change_and_is_checked_again(recipe):
+    # How weights travel may change and is checked again.
     new, changes = changed(recipe, ["sync.transport='disk'", "sync.directory='/elsewhere'", "run.steps=9"])
     assert (new.sync.transport, new.sync.directory) == ("disk", "/elsewhere")
     assert {change.key: change.is_to_be_checked for change in changes} == {
@@ -37,8 +35,7 @@ def test_how_weights_travel_may_change_and_is_checked_again(recipe):
         "sync.directory": True,
     }
 
-
-def test_nothing_changes_without_overrides_or_by_the_same_value(recipe):
+    # Nothing changes without overrides or by the same value.
     assert changed(recipe, []) == (recipe, [])
     assert changed(recipe, ["policy.prompts_per_step=2", "run.steps=6"]) == (recipe, [])
 
@@ -56,7 +53,6 @@ def test_what_it_depends_on_is_refused_with_what_to_do(recipe):
         ):
             changed(recipe, ["run.steps=9", override])
 
-
-def test_an_override_makes_a_recipe_like_any_other(recipe):
+    # An override makes a recipe like any other.
     with pytest.raises(ConfigError, match="did you mean steps"):
         changed(recipe, ["run.stepps=9"])

@@ -75,8 +75,19 @@ def rollout(**changes):
     return {"rollout": {**RECIPE["rollout"], **changes}}
 
 
-def test_a_recipe_that_fits_has_no_problems():
+def test_what_can_run_has_no_problems():
+    # A recipe that fits has no problems.
     assert check() == []
+    # Raw logprobs are fine where nothing changes them.
+    assert check({}, engine=EngineCapabilities(logprob_semantics="raw")) == []
+    # A cut distribution is one of tokens.
+    latents = EngineCapabilities(payload_kinds=frozenset({"latents"}))
+    found = check(rollout(sampling={"top_p": 0.9}), engine=latents)
+    assert not any("vocabulary" in problem for problem in found)
+    # A supervised run needs neither engine nor rewards.
+    supervised = AlgorithmCapabilities(source="demonstrations")
+    changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}
+    assert check(changes, main=supervised, engine=None) == []
 
 
 def test_what_cannot_run_is_named_with_its_key():
@@ -113,50 +124,71 @@ def test_what_cannot_run_is_named_with_its_key():
         import re
 
         assert any(re.search(expected, problem) for problem in found), found
-
-
-def test_raw_logprobs_are_fine_where_nothing_changes_them():
-    assert check({}, engine=EngineCapabilities(logprob_semantics="raw")) == []
-
-
-def test_a_cut_distribution_is_one_of_tokens():
-    latents = EngineCapabilities(payload_kinds=frozenset({"latents"}))
-    found = check(rollout(sampling={"top_p": 0.9}), engine=latents)
-    assert not any("vocabulary" in problem for problem in found)
-
-
-def test_a_supervised_run_needs_neither_engine_nor_rewards():
-    supervised = AlgorithmCapabilities(source="demonstrations")
-    changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}
-    assert check(changes, main=supervised, engine=None) == []
-
-
-def test_every_problem_is_found_at_once():
+    # Every problem is found at once.
     found = check(rollout(group_size=1, sampling={"max_units": 999}), dataset=DatasetCapabilities())
     assert len(found) == 3
+    # What the engines preflight says is told with the rest.
+    preflight = Preflight(problems=("rollout.precision: no",))
+    found = check({"reward": []}, preflight=preflight)
+    assert found[-1] == "rollout.precision: no"
+    assert len(found) > 1
+    # A mesh that does not fit the model is refused.
+    (problem,) = check({"policy": {"mesh": {"tp": 2}}})
+    assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")
 
 
-def test_a_warm_up_on_rows_without_demonstrations_is_refused():
+def test_rows_have_to_be_usable_and_have_what_is_learned():
+    # A warm up on rows without demonstrations is refused.
     measured = Measured(num_rows=64, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)
     (found,) = check(measured=measured)
     assert "warmup.plugin: 'sft'" in found
     assert "none of 64 train rows of dataset 'numbers' has one" in found
+    # A dataset of which no row can be used says why.
+    measured = Measured(
+        num_rows=10, num_demonstrations=0, shortest_prompt=0, longest_prompt=0, num_unusable=10, fault="no template"
+    )
+    (problem,) = check(measured=measured)
+    assert problem.endswith("10 train rows of 'numbers' that were looked at can be used; the first: no template")
+    assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []
+    # A held out loss needs held out demonstrations.
+    measured = Measured(num_rows=10, num_demonstrations=9, shortest_prompt=9, longest_prompt=20, num_heldout=7)
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None}
+    (problem,) = check(alone, main=main, engine=None, measured=measured)
+    assert problem.startswith("evaluation.prompts: without rewards")
+    assert "first 7 held-out rows of dataset 'numbers'" in problem
+    some = attrs.evolve(measured, num_heldout_demonstrations=1)
+    assert check(alone, main=main, engine=None, measured=some) == []
+    assert check(measured=measured) == []
+    nothing = attrs.evolve(measured, num_heldout=0)
+    assert check(alone, main=main, engine=None, measured=nothing) == []
+    # An evaluation without held out rows is refused if it was asked for.
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None, "evaluation": {"interval": 5}}
+    (problem,) = check(alone, main=main, engine=None, num_heldout_rows=0)
+    assert "evaluation.interval: 5" in problem
 
 
-def test_prompts_of_which_none_fits_the_context_are_refused():
+def test_lengths_that_leave_no_room_are_refused():
+    # Prompts of which none fits the context are refused.
     measured = Measured(num_rows=64, num_demonstrations=1, shortest_prompt=200, longest_prompt=300)
     (found,) = check(measured=measured)
     assert "no prompt fits: the shortest of 64 has 200 units, with a completion of up to 100" in found
+    # Demonstrations of which none fits a forward are refused.
+    main = AlgorithmCapabilities(source="demonstrations")
+    alone = {"reward": [], "warmup": None, "policy": {"micro_batch_units": 9}}
+    (problem,) = check(alone, main=main, engine=None)
+    assert problem.startswith("policy.micro_batch_units: no demonstration fits: the shortest of 10 prompts has 9 units")
+    assert check({**alone, "policy": {"micro_batch_units": 10}}, main=main, engine=None) == []
 
 
-def test_prompts_with_media_need_an_engine_that_takes_them():
+def test_an_engine_takes_media_and_records_what_is_trained_on():
+    # Prompts with media need an engine that takes them.
     measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
     (found,) = check({}, measured=measured)
     assert "takes prompts of text only, and 3 of 64 train rows of dataset 'numbers' show images or videos" in found
     assert check({}, measured=measured, engine=EngineCapabilities(media=True)) == []
-
-
-def test_what_a_model_trains_on_needs_an_engine_that_records_it():
+    # What a model trains on needs an engine that records it.
     records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
     (found,) = check(records=records)
     assert found == (
@@ -170,7 +202,19 @@ def test_what_a_model_trains_on_needs_an_engine_that_records_it():
     assert found.startswith("model.options.replay: it trains on what forwards record while completions are generated")
 
 
-def test_processes_that_no_sequence_is_left_for_are_refused():
+def test_processes_have_a_gpu_and_sequences_each(monkeypatch):
+    # Processes of a replica do not share a gpu.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ConfigError, match=r"policy.mesh: 4 processes .* need a GPU each, and this machine has 2"):
+        check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 2}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
+    with pytest.raises(ConfigError, match=r"rollout.mesh: 4 processes .*or rollout.device = 'cpu'"):
+        check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4})}))
+    check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+    # Processes that no sequence is left for are refused.
     axes = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
     policy = {"prompts_per_step": 4, "mesh": {"dp_shard": 32}}
     (idle,) = check({"policy": policy, "rollout": {**RECIPE["rollout"], "group_size": 4}, "warmup": None}, model=axes)
@@ -189,63 +233,8 @@ def test_processes_that_no_sequence_is_left_for_are_refused():
     )
 
 
-def test_a_mesh_that_does_not_fit_the_model_is_refused():
-    (problem,) = check({"policy": {"mesh": {"tp": 2}}})
-    assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")
-
-
-def test_a_held_out_loss_needs_held_out_demonstrations():
-    measured = Measured(num_rows=10, num_demonstrations=9, shortest_prompt=9, longest_prompt=20, num_heldout=7)
-    main = AlgorithmCapabilities(source="demonstrations")
-    alone = {"reward": [], "warmup": None}
-    (problem,) = check(alone, main=main, engine=None, measured=measured)
-    assert problem.startswith("evaluation.prompts: without rewards")
-    assert "first 7 held-out rows of dataset 'numbers'" in problem
-    some = attrs.evolve(measured, num_heldout_demonstrations=1)
-    assert check(alone, main=main, engine=None, measured=some) == []
-    assert check(measured=measured) == []
-    nothing = attrs.evolve(measured, num_heldout=0)
-    assert check(alone, main=main, engine=None, measured=nothing) == []
-
-
-def test_an_evaluation_without_held_out_rows_is_refused_if_it_was_asked_for():
-    main = AlgorithmCapabilities(source="demonstrations")
-    alone = {"reward": [], "warmup": None, "evaluation": {"interval": 5}}
-    (problem,) = check(alone, main=main, engine=None, num_heldout_rows=0)
-    assert "evaluation.interval: 5" in problem
-
-
-def test_a_dataset_of_which_no_row_can_be_used_says_why():
-    measured = Measured(
-        num_rows=10, num_demonstrations=0, shortest_prompt=0, longest_prompt=0, num_unusable=10, fault="no template"
-    )
-    (problem,) = check(measured=measured)
-    assert problem.endswith("10 train rows of 'numbers' that were looked at can be used; the first: no template")
-    assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []
-
-
-def test_processes_of_a_replica_do_not_share_a_gpu(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(ConfigError, match=r"policy.mesh: 4 processes .* need a GPU each, and this machine has 2"):
-        check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
-    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 2}}}))
-    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
-    with pytest.raises(ConfigError, match=r"rollout.mesh: 4 processes .*or rollout.device = 'cpu'"):
-        check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4})}))
-    check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
-
-
-def test_demonstrations_of_which_none_fits_a_forward_are_refused():
-    main = AlgorithmCapabilities(source="demonstrations")
-    alone = {"reward": [], "warmup": None, "policy": {"micro_batch_units": 9}}
-    (problem,) = check(alone, main=main, engine=None)
-    assert problem.startswith("policy.micro_batch_units: no demonstration fits: the shortest of 10 prompts has 9 units")
-    assert check({**alone, "policy": {"micro_batch_units": 10}}, main=main, engine=None) == []
-
-
-def test_a_format_needs_an_engine_that_has_it_and_a_model_that_names_its_matrices():
+def test_a_format_needs_an_engine_a_model_and_a_layout_that_have_it():
+    # A format needs an engine that has it and a model that names its matrices.
     wants = {"rollout": {**RECIPE["rollout"], "quantization": "mxfp4"}}
     able = EngineCapabilities(quantizations=frozenset({"mxfp4", "fp8"}))
     named = attrs.evolve(FACTS, matrices={"layers.0.w": (8, 8)})
@@ -255,43 +244,8 @@ def test_a_format_needs_an_engine_that_has_it_and_a_model_that_names_its_matrice
     assert "has: fp8)" in lacking
     (nameless,) = check(wants, engine=able)
     assert "model plugin 'hf' names no matrices of Tiny" in nameless
-
-
-GAME = {"environment": {"plugin": "game"}}
-
-
-def test_a_model_that_talks_with_an_environment_is_fine():
-    assert check(GAME, environment=EnvironmentCapabilities()) == []
-    weighed = {"environment": {"plugin": "game", "weight": 0.5}, "reward": []}
-    assert check(weighed, environment=EnvironmentCapabilities(rewards=True)) == []
-
-
-def test_what_cannot_talk_with_an_environment_is_refused():
-    for changes, parts, expected in [
-        ({}, {"converses": False}, "the model plugin 'hf' does not encode any (`Conversing`)"),
-        ({}, {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))}, "makes payloads of kind latents"),
-        ({"environment": {"plugin": "game", "weight": 0.5}}, {}, "environment.weight: 0.5, but environment 'game'"),
-        (
-            {},
-            {
-                "measured": Measured(
-                    num_rows=9, num_demonstrations=9, shortest_prompt=1, longest_prompt=2, num_with_media=4
-                )
-            },
-            "dialogues are of text, and 4 of 9 train rows of dataset 'numbers' show images or videos: what a model",
-        ),
-        (
-            {"reward": []},
-            {"engine": None, "main": AlgorithmCapabilities(source="demonstrations")},
-            "nothing is generated",
-        ),
-    ]:
-        found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
-        assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found
-
-
-def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
-    """As the first publication would refuse it (`cosmos_core.weights.quantization.shares`)."""
+    # A layout that cuts a byte of codes is refused with what would do.
+    # As the first publication would refuse it (`cosmos_core.weights.quantization.shares`).
     extents = (Extent(axis="tp", name="columns of a feed-forward layer", size=12),)
     facts = attrs.evolve(
         FACTS,
@@ -322,11 +276,35 @@ def test_a_layout_that_cuts_a_byte_of_codes_is_refused_with_what_would_do():
     assert not found(4, "mxfp4", attrs.evolve(facts, column_split=frozenset()))
 
 
-def test_what_the_engines_preflight_says_is_told_with_the_rest():
-    preflight = Preflight(problems=("rollout.precision: no",))
-    found = check({"reward": []}, preflight=preflight)
-    assert found[-1] == "rollout.precision: no"
-    assert len(found) > 1
+GAME = {"environment": {"plugin": "game"}}
+
+
+def test_what_cannot_talk_with_an_environment_is_refused():
+    # A model that talks with an environment is fine.
+    assert check(GAME, environment=EnvironmentCapabilities()) == []
+    weighed = {"environment": {"plugin": "game", "weight": 0.5}, "reward": []}
+    assert check(weighed, environment=EnvironmentCapabilities(rewards=True)) == []
+    for changes, parts, expected in [
+        ({}, {"converses": False}, "the model plugin 'hf' does not encode any (`Conversing`)"),
+        ({}, {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))}, "makes payloads of kind latents"),
+        ({"environment": {"plugin": "game", "weight": 0.5}}, {}, "environment.weight: 0.5, but environment 'game'"),
+        (
+            {},
+            {
+                "measured": Measured(
+                    num_rows=9, num_demonstrations=9, shortest_prompt=1, longest_prompt=2, num_with_media=4
+                )
+            },
+            "dialogues are of text, and 4 of 9 train rows of dataset 'numbers' show images or videos: what a model",
+        ),
+        (
+            {"reward": []},
+            {"engine": None, "main": AlgorithmCapabilities(source="demonstrations")},
+            "nothing is generated",
+        ),
+    ]:
+        found = check({**GAME, **changes}, **{"environment": EnvironmentCapabilities(), **parts})
+        assert [problem for problem in found if problem.startswith("environment.") and expected in problem], found
 
 
 def test_what_is_absent_can_be_planned_and_not_started():
@@ -370,9 +348,7 @@ def test_processes_of_a_rollout_replica_need_an_engine_and_a_model_that_share_la
         **{**TENSOR, "facts": attrs.evolve(FACTS, vocab_size=5, tokenizer_size=5)},
     )
     assert found.startswith("rollout.mesh.tp: 4 leaves processes without a token of a vocabulary of 5")
-
-
-def test_what_an_engine_only_does_in_one_process_is_refused_for_several():
+    # What an engine only does in one process is refused for several.
     facts = attrs.evolve(TENSOR["facts"], matrices={"a": (2, 2)})
     measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
     records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
@@ -394,7 +370,8 @@ def teacher(*, plugin="hf", capabilities=None, **facts):
     return FrozenFacts(facts=attrs.evolve(FACTS, **facts), misfit="", plugin=plugin, capabilities=capabilities)
 
 
-def test_a_frozen_model_lies_on_the_policys_mesh():
+def test_a_frozen_model_fits_the_policys_mesh_and_sequences():
+    # A frozen model lies on the policys mesh.
     mesh = {"policy": {"mesh": {"dp_shard": 2}, "lora": {"rank": 2}}}
     spread = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
     assert check(mesh, model=spread, frozen={"teacher": teacher(capabilities=spread)}) == []
@@ -402,15 +379,14 @@ def test_a_frozen_model_lies_on_the_policys_mesh():
     assert problem.startswith("teacher: it lies on the policy's mesh; policy.mesh.dp_shard")
     # What the policy itself cannot do is told once.
     assert len(check(mesh, frozen={"teacher": teacher()})) == 1
-
-
-def test_a_frozen_model_has_room_for_the_policys_sequences():
+    # A frozen model has room for the policys sequences.
     assert check(frozen={"teacher": teacher(context_length=120)}) == []
     (problem,) = check(frozen={"teacher": teacher(context_length=119)})
     assert problem.startswith("teacher: its context is 119 units, and sequences of this run may have 120;")
 
 
-def test_a_divergence_takes_both_model_plugins():
+def test_divergences_take_both_model_plugins_and_memory():
+    # A divergence takes both model plugins.
     able, unable = (ModelCapabilities(divergences=kinds) for kinds in (frozenset({"jsd"}), frozenset()))
     asks = {"consults": {1: {"teacher": Divergence(kind="jsd")}}}
     assert check(**asks, model=able, frozen={"teacher": teacher(plugin="other")}) == []
@@ -418,9 +394,7 @@ def test_a_divergence_takes_both_model_plugins():
     assert "asks for the jsd divergence from the teacher, and model plugin 'other' computes none" in problem
     (problem,) = check(**asks, model=unable, frozen={"teacher": teacher(plugin="other")})
     assert "model plugin 'hf' computes none" in problem
-
-
-def test_references_of_a_steps_decisions_are_kept_together():
+    # References of a steps decisions are kept together.
     for top, each in [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)]:
         changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}
         consults = {1: {"reference": None, "teacher": Divergence(kind="jsd", top=top)}}

@@ -96,7 +96,7 @@ def test_the_plan_keeps_the_pace_and_names_every_part(plan):
     assert [(each.reason, each.num_rows) for each in made.job.omitted["train"]] == [("field 'q' is null, not text", 2)]
 
 
-def test_prompts_of_other_lengths_are_told_and_do_not_count(plan):
+def test_prompts_of_other_lengths_are_told_and_do_not_count(plan, tmp_path):
     whole = plan()
     made = plan("max_prompt_units = 1")
     unfit = made.parts.measured.num_unfit
@@ -104,22 +104,12 @@ def test_prompts_of_other_lengths_are_told_and_do_not_count(plan):
     assert made.parts.measured.longest_prompt == 1 < whole.parts.measured.longest_prompt
     assert f"{unfit} of 8 looked at are too short or too long for [dataset]" in printed(made)
 
-
-def test_prompts_that_do_not_fit_are_told(plan, tmp_path):
+    # Prompts that do not fit are told.
     assert "not fit" not in printed(plan())
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write(json.dumps({"q": "x" * 300, "a": "y", "level": 9}) + "\n")
     told = printed(plan("min_prompt_units = 1"))
     assert "1 of 9 looked at does not fit the context of 128 with a demonstration" in told
-
-
-def test_an_algorithm_of_other_payloads_is_told_before_what_it_asks_for_itself(plan):
-    with pytest.raises(ConfigError) as caught:
-        plan(algorithm="diffusion-nft")
-    assert str(caught.value) == (
-        "algorithm.plugin: 'diffusion-nft' prices payloads of kind latents, and model plugin 'qwen' makes tokens; take "
-        "another algorithm, or another model: recipes of latents are in recipes/wfm"
-    )
 
 
 def test_lengths_that_leave_nothing_are_refused(plan):
@@ -128,10 +118,17 @@ def test_lengths_that_leave_nothing_are_refused(plan):
     ):
         plan("min_prompt_units = 100")
 
-
-def test_lengths_that_contradict_one_another_are_refused(plan):
+    # Lengths that contradict one another are refused.
     with pytest.raises(ConfigError, match="min_prompt_units is 9, more than max_prompt_units, 8"):
         plan("min_prompt_units = 9\nmax_prompt_units = 8")
+
+    # An algorithm of other payloads is told before what it asks for itself.
+    with pytest.raises(ConfigError) as caught:
+        plan(algorithm="diffusion-nft")
+    assert str(caught.value) == (
+        "algorithm.plugin: 'diffusion-nft' prices payloads of kind latents, and model plugin 'qwen' makes tokens; take "
+        "another algorithm, or another model: recipes of latents are in recipes/wfm"
+    )
 
 
 class Holed:

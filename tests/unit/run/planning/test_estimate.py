@@ -38,9 +38,18 @@ def test_memory_of_a_rollout_replica_by_hand():
     longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20)
     assert longer["KV cache (at most)"] == 2 * 2 * 8 * 2 * 15 * 3
 
+    # A models own cache is taken.
+    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
+    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20)
+    assert parts["KV cache (at most)"] == 5 * 2 * 30 * 3
 
-def test_a_dialogue_may_fill_what_is_trained_on():
-    """Observations are bounded by the micro-batch and the context, not by what the model may say."""
+    # An engine that denoises has latents in flight in place of a cache.
+    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
+    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), longest_prompt=0)
+    assert found == {"parameters": 2000, "latents in flight": 4 * 4 * 500 * 3}
+
+    # A dialogue may fill what is trained on.
+    # Observations are bounded by the micro-batch and the context, not by what the model may say.
     settings = {"rollout": {"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}}}
     plain, talks = (
         recipe(**settings),
@@ -54,8 +63,7 @@ def test_bytes_of_a_weight_sync():
     for precision, expected in [("fp32", 4000), ("bf16", 2000)]:
         assert sync_bytes(recipe(rollout={"precision": precision}), FACTS) == expected
 
-
-def test_matrices_are_sent_as_codes_and_scales():
+    # Matrices are sent as codes and scales.
     facts = attrs.evolve(FACTS, matrices={"a": (8, 40), "b": (2, 4, 64)})
     others = 2 * (1000 - 8 * 40 - 2 * 4 * 64)
     expected = {
@@ -74,12 +82,6 @@ def test_matrices_are_sent_as_codes_and_scales():
         assert rank.host["published weights"] == 2 * nbytes
 
 
-def test_a_models_own_cache_is_taken():
-    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20)
-    assert parts["KV cache (at most)"] == 5 * 2 * 30 * 3
-
-
 def test_the_process_table_names_everyone():
     made = recipe(policy={"replicas": 2, "mesh": {"tp": 2, "dp_shard": 3}}, rollout={"replicas": 2, "device": "cpu"})
     assert processes(made, uses_rollouts=True) == [
@@ -93,8 +95,7 @@ def test_the_process_table_names_everyone():
     assert gpus(made, uses_rollouts=True) == 14
     assert gpus(made, uses_rollouts=False) == 12
 
-
-def test_sizes_are_for_people():
+    # Sizes are for people.
     assert [size(number) for number in (0, 1023, 1536, 3 << 30, 5 << 50)] == [
         "0 B",
         "1023 B",
@@ -124,9 +125,3 @@ def test_processes_of_a_rollout_replica_share_weights_and_heads():
     assert [sizes[tp]["KV cache (at most)"] for tp in (2, 4)] == [whole / 2, whole / 2]
     assert gpus(made, uses_rollouts=True) == 5
     assert processes(made, uses_rollouts=True)[-1] == ("rollout-0", "cosmos_core.rollout", "auto", 4)
-
-
-def test_an_engine_that_denoises_has_latents_in_flight_in_place_of_a_cache():
-    made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), longest_prompt=0)
-    assert found == {"parameters": 2000, "latents in flight": 4 * 4 * 500 * 3}

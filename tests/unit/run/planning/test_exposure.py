@@ -45,7 +45,8 @@ def make_job(tmp_path: Path, **control) -> Job:
     )
 
 
-def test_this_machine_alone_needs_no_keys(tmp_path):
+def test_keys_are_needed_where_others_reach_the_run(tmp_path):
+    # This machine alone needs no keys.
     for bind in ["127.0.0.1", "127.3.2.1", "::1", "localhost"]:
         job = make_job(tmp_path, bind=bind)
         check_exposed(job.recipe, HERE)
@@ -54,14 +55,20 @@ def test_this_machine_alone_needs_no_keys(tmp_path):
         assert exposure(job) == ""
         assert job.keys == tmp_path / "run" / "keys"
 
-
-def test_others_need_keys_and_the_command_is_named(tmp_path):
+    # Others need keys and the command is named.
     for bind in ["0.0.0.0", "::", "*", "10.0.0.5", "eth0"]:
         with pytest.raises(ConfigError, match=r"control\.bind: other machines can reach .*cosmos keys new"):
             check_exposed(make_job(tmp_path, bind=bind).recipe, HERE)
         check_exposed(make_job(tmp_path, bind=bind, keys="keys").recipe, HERE)
         # What is handed over uses the keys of its folder, whatever its launcher is called.
         check_exposed(make_job(tmp_path, bind=bind).recipe, LauncherCapabilities(submits=True))
+
+    # The plan says what is not encrypted.
+    job = make_job(tmp_path, bind="10.0.0.5", keys="keys")
+    assert "gradients between" in exposure(job)
+    assert "sync.transport" not in exposure(job)
+    open_weights = attrs.evolve(job.recipe, sync=SyncConfig(transport="gloo"))
+    assert "weights (sync.transport 'gloo')" in exposure(attrs.evolve(job, recipe=open_weights))
 
 
 def test_keys_are_to_be_there_and_whole(tmp_path):
@@ -74,11 +81,3 @@ def test_keys_are_to_be_there_and_whole(tmp_path):
         key_folder.revoke(tmp_path / "keys", label)
     with pytest.raises(ConfigError, match="nobody is allowed"):
         check_keys(job)
-
-
-def test_the_plan_says_what_is_not_encrypted(tmp_path):
-    job = make_job(tmp_path, bind="10.0.0.5", keys="keys")
-    assert "gradients between" in exposure(job)
-    assert "sync.transport" not in exposure(job)
-    open_weights = attrs.evolve(job.recipe, sync=SyncConfig(transport="gloo"))
-    assert "weights (sync.transport 'gloo')" in exposure(attrs.evolve(job, recipe=open_weights))

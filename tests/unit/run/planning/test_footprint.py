@@ -26,7 +26,8 @@ def rank(gib, name="each process", *, is_whole=True):
     )
 
 
-def test_gpus_that_hold_a_process():
+def test_a_verdict_names_gpus_for_the_largest_process():
+    # Gpus that hold a process.
     for gib, said in [
         (71.0, "71.0 GiB a process: a GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free"),
         (71.2, "71.2 GiB a process: a GPU of 141 GB (H200) holds it with a tenth free"),
@@ -35,14 +36,12 @@ def test_gpus_that_hold_a_process():
     ]:
         assert verdict([rank(gib)], "auto") == f"at most {said}"
 
-
-def test_the_largest_process_decides():
+    # The largest process decides.
     ranks = [rank(3, "place 0"), rank(90, "places 1-2"), rank(70, "place 3")]
     assert verdict(ranks, "cuda").startswith("at most 90.0 GiB a process (places 1-2): a GPU of 141")
     assert verdict(ranks, "cpu") == "at most 90.0 GiB a process (places 1-2)"
 
-
-def test_no_gpu_is_said_to_hold_what_is_not_known():
+    # No gpu is said to hold what is not known.
     ranks = [rank(3, "place 0", is_whole=False), rank(90, "places 1-2")]
     counted = "90.0 GiB a process (places 1-2) of what is counted (parameters); activations on top"
     assert verdict(ranks, "cuda") == f"{counted}, so which GPU holds it is not known"
@@ -61,28 +60,33 @@ def plan(tmp_path_factory):
     return make_plan(load_recipe(path, overrides=overrides), path, tmp_path_factory.mktemp("plan"))
 
 
-def test_all_processes_count_against_the_machine(plan):
-    total = total_memory(plan)
-    assert total > 0
-    assert "CPU cores run all processes" in room(plan, 0, total)
-    assert "do not fit its memory" in room(plan, 0, total - 1)
-    assert room(plan, 7, 0) == "this machine has 7"
-    assert machine_memory() > GIB
-
-
 def printed(plan, width):
     console = Console(file=io.StringIO(), width=width)
     print_plan(plan, console)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_replicas_share_a_row_and_places_a_table(plan):
+def test_a_plan_has_a_row_for_replicas_and_a_table_for_places(plan):
+    # Replicas share a row and places a table.
     lines = printed(plan, 140)
     assert [line.split()[:3] for line in lines if line.startswith("policy-")] == [["policy-0", "…", "policy-2"]]
     assert any("3 x 2" in line for line in lines)
     assert len([line for line in lines if line.startswith("parameters ")]) == 1
     assert any(line.split()[-4:] == ["place", "0", "place", "1"] for line in lines)
     assert any("sft repeats the dataset" in line for line in lines)
+
+    # A narrow terminal gets more tables.
+    lines = printed(plan, 45)
+    assert len([line for line in lines if line.startswith("parameters ")]) == 2
+    assert max(map(len, lines)) <= 45
+
+    # All processes count against the machine.
+    total = total_memory(plan)
+    assert total > 0
+    assert "CPU cores run all processes" in room(plan, 0, total)
+    assert "do not fit its memory" in room(plan, 0, total - 1)
+    assert room(plan, 7, 0) == "this machine has 7"
+    assert machine_memory() > GIB
 
 
 def test_dialogues_are_counted_in_turns_and_units(tmp_path):
@@ -97,12 +101,6 @@ def test_dialogues_are_counted_in_turns_and_units(tmp_path):
         "512 a step" in text
     )
     assert f"{16 * 8 * 128:,}" in text
-
-
-def test_a_narrow_terminal_gets_more_tables(plan):
-    lines = printed(plan, 45)
-    assert len([line for line in lines if line.startswith("parameters ")]) == 2
-    assert max(map(len, lines)) <= 45
 
 
 def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):

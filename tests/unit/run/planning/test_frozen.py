@@ -50,18 +50,15 @@ def found(monkeypatch):
     return find
 
 
-def test_what_is_found_of_a_teacher_is_its_own(found):
+def test_rows_that_are_encoded_otherwise_are_told(found):
+    # What is found of a teacher is its own.
     each = found(Characters(), Characters())
     assert (each.facts, each.plugin, each.capabilities, each.misfit) == ("facts", "moe", ("model", "moe"), "")
-
-
-def test_rows_that_are_encoded_otherwise_are_told(found):
     assert found(Characters(), Characters(1)).misfit == (
         "train row 0 ('row 0') has another 'prompt' for it than for the policy"
     )
 
-
-def test_a_row_that_only_the_other_model_refuses_is_a_misfit(found):
+    # A row that only the other model refuses is a misfit.
     assert found(Characters(), Characters(refuses="row 2")).misfit == (
         "train row 2 ('row 2'), which the policy encodes, is refused by it (no chat template)"
     )

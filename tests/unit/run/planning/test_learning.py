@@ -27,8 +27,7 @@ def test_blends_take_both_model_plugins():
     (problem,) = check(**asks, model=able, frozen={"teacher": teacher(plugin="other", capabilities=unable)})
     assert "model plugin 'other' does not (`ModelCapabilities.blends`)" in problem
 
-
-def test_the_average_of_the_policy_needs_no_other_plugin():
+    # The average of the policy needs no other plugin.
     asks = {"consults": {1: {"average": Blend(shares=(1.0,))}}}
     assert check(**asks, model=ModelCapabilities(blends=True)) == []
     (problem,) = check(**asks, model=ModelCapabilities())
@@ -62,13 +61,39 @@ def latents(**algorithm):
     }
 
 
-def test_latents_have_no_context_that_could_be_too_short():
+def test_latents_have_no_context_and_no_units_to_limit():
+    # Latents have no context that could be too short.
     changes = {"warmup": None, "policy": {"micro_batch_units": 2}, "rollout": {"sampling": {"max_units": 300}}}
     assert check(changes, **latents()) == []
     assert len(check(changes)) > 0
 
+    # Prompts for latents have no units to limit.
+    for name in ["min_prompt_units", "max_prompt_units"]:
+        changes = {"warmup": None, "dataset": {"plugin": "numbers", name: 3}}
+        measured = Measured(num_rows=10, num_demonstrations=4, shortest_prompt=0, longest_prompt=0, num_unfit=10)
+        (problem,) = check(changes, **latents(), measured=measured)
+        assert problem.startswith(f"dataset.{name}: 3, but prompts of model plugin 'hf' have no units")
 
-def test_decisions_that_an_algorithm_takes_for_others_are_refused():
+    # A frozen world model is told what differs.
+    frozen = {"reference": attrs.evolve(teacher(), misfit="train row 0 has another 'text' for it than for the policy")}
+    (problem,) = check({"warmup": None}, **latents(), frozen=frozen)
+    assert problem == (
+        "reference: train row 0 has another 'text' for it than for the policy; it needs the policy's text encoder, "
+        "autoencoder and size of videos"
+    )
+
+
+def test_what_is_priced_and_rendered_is_what_is_made():
+    # Every stage prices what the model makes.
+    warmup = AlgorithmCapabilities(source="demonstrations", payload_kinds=frozenset({"tokens"}))
+    (problem,) = check(**latents(), warmup=warmup)
+    assert problem == (
+        "warmup.plugin: 'sft' prices payloads of kind tokens, and model plugin 'hf' makes latents; take another "
+        "algorithm, or another model"
+    )
+    assert check(**latents(), warmup=AlgorithmCapabilities(source="demonstrations")) == []
+
+    # Decisions that an algorithm takes for others are refused.
     for made, priced in [("regressions", "transitions"), ("transitions", "regressions")]:
         preflight = Preflight(decisions=made, decisions_key="rollout.engine.options.regressions")
         changes = {"warmup": None}
@@ -82,35 +107,7 @@ def test_decisions_that_an_algorithm_takes_for_others_are_refused():
             "an engine that says nothing is asked nothing"
         )
 
-
-def test_every_stage_prices_what_the_model_makes():
-    warmup = AlgorithmCapabilities(source="demonstrations", payload_kinds=frozenset({"tokens"}))
-    (problem,) = check(**latents(), warmup=warmup)
-    assert problem == (
-        "warmup.plugin: 'sft' prices payloads of kind tokens, and model plugin 'hf' makes latents; take another "
-        "algorithm, or another model"
-    )
-    assert check(**latents(), warmup=AlgorithmCapabilities(source="demonstrations")) == []
-
-
-def test_prompts_for_latents_have_no_units_to_limit():
-    for name in ["min_prompt_units", "max_prompt_units"]:
-        changes = {"warmup": None, "dataset": {"plugin": "numbers", name: 3}}
-        measured = Measured(num_rows=10, num_demonstrations=4, shortest_prompt=0, longest_prompt=0, num_unfit=10)
-        (problem,) = check(changes, **latents(), measured=measured)
-        assert problem.startswith(f"dataset.{name}: 3, but prompts of model plugin 'hf' have no units")
-
-
-def test_a_frozen_world_model_is_told_what_differs():
-    frozen = {"reference": attrs.evolve(teacher(), misfit="train row 0 has another 'text' for it than for the policy")}
-    (problem,) = check({"warmup": None}, **latents(), frozen=frozen)
-    assert problem == (
-        "reference: train row 0 has another 'text' for it than for the policy; it needs the policy's text encoder, "
-        "autoencoder and size of videos"
-    )
-
-
-def test_rewards_that_look_at_media_need_an_engine_that_renders():
+    # Rewards that look at media need an engine that renders.
     for renders in [False, True]:
         found = check(
             {"warmup": None},

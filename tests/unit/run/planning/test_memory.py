@@ -60,13 +60,8 @@ def memory(mesh=None, *, facts=FACTS, references=0, **policy):
     return policy_memory(recipe, facts, references=references)
 
 
-def test_references_lie_where_the_output_layer_is():
-    first, last = memory({"pp": 2}, references=1234)
-    assert last.device["reference predictions"] == 1234
-    assert "reference predictions" not in first.device
-
-
-def test_one_process():
+def test_one_process_by_hand():
+    # One process.
     (rank,) = memory()
     assert (rank.name, rank.count) == ("each process", 1)
     assert rank.device == {
@@ -77,6 +72,13 @@ def test_one_process():
         "logits": 3 * 4 * 16 * 30,
     }
     assert rank.host == {"published weights": 2 * 2 * 10_400}
+    # Replicas divide nothing.
+    (rank,) = memory({"dp_replicate": 4})
+    assert rank.device["parameters"] == 4 * 10_400
+    # References lie where the output layer is.
+    first, last = memory({"pp": 2}, references=1234)
+    assert last.device["reference predictions"] == 1234
+    assert "reference predictions" not in first.device
 
 
 def test_sharding_divides_weights_and_gathers_two_layers():
@@ -87,11 +89,10 @@ def test_sharding_divides_weights_and_gathers_two_layers():
     assert rank.device["activations"] == 16 * 8 * 350
     (kept,) = memory({"dp_shard": 4}, parallel={"reshard_after_forward": "never"})
     assert kept.device["gathered weights"] == 4 * 10_400
-
-
-def test_replicas_divide_nothing():
-    (rank,) = memory({"dp_replicate": 4})
-    assert rank.device["parameters"] == 4 * 10_400
+    # Context parallel splits units and shards weights.
+    (rank,) = memory({"cp": 2})
+    assert rank.device["parameters"] == 2 * 10_400
+    assert rank.device["activations"] == 8 * 8 * 350
 
 
 def test_tensor_parallel_splits_what_it_can():
@@ -102,9 +103,7 @@ def test_tensor_parallel_splits_what_it_can():
     assert rank.device["logits"] == 3 * 4 * 16 * 30 // 2
     (whole,) = memory({"tp": 2}, parallel={"sequence_parallel": False})
     assert whole.device["activations"] == 16 * 8 * (100 + 50 + 100)
-
-
-def test_heads_that_tensor_parallel_does_not_divide_are_whole():
+    # Heads that tensor parallel does not divide are whole.
     layer = attrs.evolve(LAYER, head_parameters={2: 160})
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], layer, FACTS.parts[2]))
     (divided,) = memory({"tp": 2}, facts=facts)
@@ -112,9 +111,7 @@ def test_heads_that_tensor_parallel_does_not_divide_are_whole():
     (rank,) = memory({"tp": 4}, facts=facts)
     assert rank.device["parameters"] == 4 * (400 + 8 * (640 // 4 + 160 + 200) + 200)
     assert rank.device["gathered weights"] == 4 * (400 + 2 * (640 // 4 + 160 + 200) + 200)
-
-
-def test_what_is_whole_on_each_process_of_tensor_parallelism_is_told():
+    # What is whole on each process of tensor parallelism is told.
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], attrs.evolve(EXPERTS, head_parameters={2: 160}), FACTS.parts[2]))
 
     def told(**mesh):
@@ -125,12 +122,6 @@ def test_what_is_whole_on_each_process_of_tensor_parallelism_is_told():
     assert told(tp=4, ep=4) == {"2 key-value heads, which 4 does not divide": 8 * 160, "norms and others": 8 * 200}
 
 
-def test_context_parallel_splits_units_and_shards_weights():
-    (rank,) = memory({"cp": 2})
-    assert rank.device["parameters"] == 2 * 10_400
-    assert rank.device["activations"] == 8 * 8 * 350
-
-
 def test_a_pipeline_keeps_more_at_its_start():
     first, *_, last = ranks = memory({"pp": 4})
     assert [rank.count for rank in ranks] == [1, 1, 1, 1]
@@ -138,9 +129,14 @@ def test_a_pipeline_keeps_more_at_its_start():
     assert first.device["parameters"] == 4 * (1600 + 2000)
     assert last.device["parameters"] == 4 * (800 + 2000 + 1600)  # its copy of what is tied
     assert [("logits" in rank.device) for rank in ranks] == [False, False, False, True]
-
-
-def test_a_pipeline_keeps_whole_weights_and_gradients_unless_it_frees_them():
+    # A v shaped pipeline has both ends on one process.
+    first, *others = memory({"pp": 4}, parallel={"schedule": "zero-bubble"})
+    assert first.device["parameters"] == 4 * 10_400 - 3 * 4 * 2000
+    assert "logits" in first.device
+    assert sum(rank.count for rank in others) == 3
+    assert all("logits" not in rank.device for rank in others)
+    assert first.device["activations"] == 16 * 8 * 350
+    # A pipeline keeps whole weights and gradients unless it frees them.
     first, last = memory({"pp": 2, "dp_shard": 2})
     whole = [1600 + 4 * 1000, 800 + 4 * 1000 + 1600]
     assert [rank.device["gathered weights"] for rank in (first, last)] == [4 * each for each in whole]
@@ -152,22 +148,32 @@ def test_a_pipeline_keeps_whole_weights_and_gradients_unless_it_frees_them():
     assert first.device["whole gradients"] == 4 * 4 * 2 * 30
 
 
-def test_a_v_shaped_pipeline_has_both_ends_on_one_process():
-    first, *others = memory({"pp": 4}, parallel={"schedule": "zero-bubble"})
-    assert first.device["parameters"] == 4 * 10_400 - 3 * 4 * 2000
-    assert "logits" in first.device
-    assert sum(rank.count for rank in others) == 3
-    assert all("logits" not in rank.device for rank in others)
-    assert first.device["activations"] == 16 * 8 * 350
-
-
-def test_recompute_keeps_less_and_computes_one_layer_again():
+def test_choices_that_save_memory_do():
+    # Recompute keeps less and computes one layer again.
     for recompute, kept in [("full", 40), ("selective", 40 + 80)]:
         (rank,) = memory(parallel={"recompute": recompute})
         assert rank.device["activations"] == 16 * (8 * kept + 350)
+    # Offloaded weights are the hosts.
+    (rank,) = memory({"dp_shard": 2}, parallel={"cpu_offload": True})
+    assert "parameters" not in rank.device
+    assert rank.host["parameters"] == rank.host["gradients"] == 2 * 10_400
+    assert rank.host["optimizer"] == 4 * 10_400
+    # Bfloat16 gathers half and casts what one process uses.
+    (sharded,) = memory({"dp_shard": 4}, precision="bf16")
+    assert sharded.device["gathered weights"] == 2 * (2400 + 2 * 1000)
+    (alone,) = memory(precision="bf16")
+    assert alone.device["gathered weights"] == 2 * 10_400
 
 
-def test_experts_are_spread_over_their_own_axis():
+def test_adapters_and_experts_count_for_themselves():
+    # Adapters have gradients and the weights none.
+    (rank,) = memory(lora={"rank": 2, "modules": ["q_proj"]})
+    assert rank.device["gradients"] == 4 * 8 * 2 * 30
+    assert rank.device["optimizer"] == 2 * rank.device["gradients"]
+    assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
+    (every,) = memory(lora={"rank": 2})
+    assert every.device["gradients"] == 4 * 8 * 2 * 100
+    # Experts are spread over their own axis.
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], EXPERTS, FACTS.parts[2]))
     (rank,) = memory({"dp_shard": 2, "tp": 2, "ep": 4}, facts=facts)
     # 160 of a layer are split by tp, 200 are not; experts are over all four.
@@ -175,26 +181,3 @@ def test_experts_are_spread_over_their_own_axis():
     assert rank.device["activations"] == 16 * 8 * (50 + 50 + 100 + 40)
     (alone,) = memory({"tp": 2}, facts=facts)
     assert alone.device["activations"] == 16 * 8 * (50 + 50 + 100 + 80)
-
-
-def test_adapters_have_gradients_and_the_weights_none():
-    (rank,) = memory(lora={"rank": 2, "modules": ["q_proj"]})
-    assert rank.device["gradients"] == 4 * 8 * 2 * 30
-    assert rank.device["optimizer"] == 2 * rank.device["gradients"]
-    assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
-    (every,) = memory(lora={"rank": 2})
-    assert every.device["gradients"] == 4 * 8 * 2 * 100
-
-
-def test_offloaded_weights_are_the_hosts():
-    (rank,) = memory({"dp_shard": 2}, parallel={"cpu_offload": True})
-    assert "parameters" not in rank.device
-    assert rank.host["parameters"] == rank.host["gradients"] == 2 * 10_400
-    assert rank.host["optimizer"] == 4 * 10_400
-
-
-def test_bfloat16_gathers_half_and_casts_what_one_process_uses():
-    (sharded,) = memory({"dp_shard": 4}, precision="bf16")
-    assert sharded.device["gathered weights"] == 2 * (2400 + 2 * 1000)
-    (alone,) = memory(precision="bf16")
-    assert alone.device["gathered weights"] == 2 * 10_400

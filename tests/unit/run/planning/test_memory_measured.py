@@ -101,6 +101,22 @@ def kept_by(model, module, batch):
 
 
 def test_one_process_holds_what_is_estimated(model):
+    # The model adds up.
+    facts = model.facts()
+    assert sum(part.count * part.num_parameters for part in facts.parts) == facts.num_parameters
+    assert sum(part.count for part in facts.parts if part.is_layer) == facts.num_layers
+
+    # More units keep more and shorter documents the same.
+    facts = model.facts()
+    short, long = (policy_memory(recipe(units), facts)[0].device["activations"] for units in (100, 300))
+    assert long == pytest.approx(3 * short, rel=0.01)
+
+    # A model that says nothing is estimated without activations.
+    facts = attrs.evolve(model.facts(), parts=())
+    (rank,) = policy_memory(recipe(100), facts)
+    assert not rank.is_whole
+    assert "activations" not in rank.device
+    assert rank.device["parameters"] == 4 * facts.num_parameters
     for precision in ["fp32", "bf16"]:
         lengths = [90, 70, 33, 20, 11]
         made = recipe(sum(lengths), precision=precision)
@@ -127,18 +143,6 @@ def test_one_process_holds_what_is_estimated(model):
         assert sum(rank.device.values()) == pytest.approx(whole, rel=0.15)
 
 
-def test_more_units_keep_more_and_shorter_documents_the_same(model):
-    facts = model.facts()
-    short, long = (policy_memory(recipe(units), facts)[0].device["activations"] for units in (100, 300))
-    assert long == pytest.approx(3 * short, rel=0.01)
-
-
-def test_the_model_adds_up(model):
-    facts = model.facts()
-    assert sum(part.count * part.num_parameters for part in facts.parts) == facts.num_parameters
-    assert sum(part.count for part in facts.parts if part.is_layer) == facts.num_layers
-
-
 def test_numbers_that_make_no_model_are_refused(tmp_path):
     from cosmos_core.errors import ConfigError
 
@@ -147,11 +151,3 @@ def test_numbers_that_make_no_model_are_refused(tmp_path):
     made.prepare(["some text"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
     with pytest.raises(ConfigError, match=r"Qwen3ForCausalLM with this config fails.*num_key_value_heads = 3"):
         made.facts()
-
-
-def test_a_model_that_says_nothing_is_estimated_without_activations(model):
-    facts = attrs.evolve(model.facts(), parts=())
-    (rank,) = policy_memory(recipe(100), facts)
-    assert not rank.is_whole
-    assert "activations" not in rank.device
-    assert rank.device["parameters"] == 4 * facts.num_parameters

@@ -55,7 +55,8 @@ def ask(monkeypatch):
     return asked
 
 
-def test_it_is_told_what_the_recipe_says(ask):
+def test_an_engine_is_told_what_the_recipe_says(ask):
+    # It is told what the recipe says.
     seen = []
 
     def preflight(options, planned):
@@ -70,18 +71,12 @@ def test_it_is_told_what_the_recipe_says(ask):
     assert (planned.device, planned.has_gpu, planned.precision) == ("auto", True, "float32")
     assert (planned.temperatures, planned.shows_media) == ({"rollout.sampling.temperature": 0.6}, True)
     assert planned.num_ranks == 1
-
-
-def test_an_engine_without_a_preflight_refuses_nothing(ask):
+    # An engine without a preflight refuses nothing.
     assert ask(None) == Preflight()
 
 
-def test_a_wrong_option_is_told_by_its_key(ask):
-    with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.slot"):
-        ask(lambda *_: Preflight(), engine={"options": {"slot": 9}})
-
-
-def test_an_engine_that_breaks_is_named(ask):
+def test_what_an_engine_says_wrongly_is_told(ask):
+    # An engine that breaks is named.
     for preflight, message in [
         (lambda *_: ["no"], r"engine plugin 'made': preflight\(\) returned \['no'\], which is no Preflight"),
         (lambda *_: 1 / 0, r"engine plugin 'made': preflight\(\) failed: ZeroDivisionError"),
@@ -89,10 +84,12 @@ def test_an_engine_that_breaks_is_named(ask):
         with pytest.raises(PluginBrokenError, match=message):
             ask(preflight)
 
-
-def test_what_an_engine_says_itself_stays(ask):
+    # What an engine says itself stays.
     def preflight(options, planned):
         raise EngineError("install it")
 
     with pytest.raises(EngineError, match=r"^install it$"):
         ask(preflight)
+    # A wrong option is told by its key.
+    with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.slot"):
+        ask(lambda *_: Preflight(), engine={"options": {"slot": 9}})

@@ -38,7 +38,7 @@ def test_a_plan_says_how_weights_travel_and_why(monkeypatch, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_is_refused_with_what_to_do():
+def test_what_cannot_be_is_refused_with_what_to_do(tmp_path, monkeypatch):
     for overrides, num_gpus, message in [
         (["sync.transport=nccl"], 0, "needs a GPU for each of the 2 processes .* this machine has 0"),
         (["sync.transport=nccl", "policy.mesh.dp_shard=2", "rollout.replicas=3"], 4, "the 5 processes .* has 4"),
@@ -48,8 +48,7 @@ def test_what_cannot_be_is_refused_with_what_to_do():
         (problem,) = transports.misfits(recipe(*overrides), num_gpus)
         assert re.search(message, problem)
 
-
-def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    # A directory that cannot be written is refused.
     (tmp_path / "file").write_text("")
     where = tmp_path / "file" / "below"
     (problem,) = transports.misfits(recipe(f"sync.directory={str(where)!r}"), 0)
@@ -60,8 +59,15 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (problem,) = transports.misfits(recipe("sync.directory=/proc/here"), 0)
     assert "sync.directory: '/proc/here' cannot be written: /proc: " in problem
 
+    # A label of the rack that is none is refused before anything starts.
+    monkeypatch.setenv("COSMOS_RACK", "rack 7")
+    assert list(transports.misfits(recipe(), 0)) == [
+        "COSMOS_RACK='rack 7': a label has neither white space nor an @; give one word, such as rack-7"
+    ]
 
-def test_a_bucket_needs_a_library(monkeypatch):
+    monkeypatch.delenv("COSMOS_RACK")
+
+    # A bucket needs a library.
     def without(url):
         raise ImportError(f"Install s3fs to access {url}")
 
@@ -69,10 +75,3 @@ def test_a_bucket_needs_a_library(monkeypatch):
     (problem,) = transports.misfits(recipe("sync.directory='s3://b/p'"), 0)
     assert "sync.directory: 's3://b/p' needs a library" in problem
     assert "install cosmos-core[s3]" in problem
-
-
-def test_a_label_of_the_rack_that_is_none_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setenv("COSMOS_RACK", "rack 7")
-    assert list(transports.misfits(recipe(), 0)) == [
-        "COSMOS_RACK='rack 7': a label has neither white space nor an @; give one word, such as rack-7"
-    ]

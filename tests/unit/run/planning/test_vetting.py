@@ -29,8 +29,7 @@ def test_rows_that_no_completion_could_be_scored_of_are_refused(tmp_path):
     told = "reward brief: the metadata field 'words' is to be a whole number from 1 on, but the row has no metadata"
     assert told in message
 
-
-def test_some_of_them_are_counted(tmp_path):
+    # Some of them are counted.
     rows = [{"question": "1+1=", "answer": answer} for answer in ("2", True, "2", "2")]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -63,13 +62,12 @@ def world_plan(tmp_path, *overrides):
     return make_plan(load_recipe(WORLD, overrides=overrides), WORLD, tmp_path)
 
 
-def test_videos_that_are_too_short_for_the_model_are_told(tmp_path):
+def test_videos_that_are_too_short_for_the_model_are_told(tmp_path, monkeypatch):
     measured = world_plan(tmp_path, "model.options.num_frames=8").parts.measured
     assert measured.num_unusable == min(4, measured.num_rows)
     assert "4 frames at 8 a second are fewer than the 8 that are needed: too short; lower num_frames" in measured.fault
 
-
-def test_some_videos_are_read(tmp_path, monkeypatch):
+    # Some videos are read.
     read, own = [], DiffusionModel.vet
 
     def vet(self, prompt):
@@ -83,6 +81,12 @@ def test_some_videos_are_read(tmp_path, monkeypatch):
     assert (measured.num_unusable, measured.fault) == (1, "the first is too short")
     assert len(read) == 4
     assert measured.num_vetted == 3
+
+    # Only what is learned is vetted by the model.
+    for imitates, unusable in [(True, 3), (False, 0)]:
+        recipe = load_recipe(RECIPE)
+        sizes = {"train": 3, "heldout": 0}
+        assert look_at_rows(Short(), Rows(), [], sizes, recipe, imitates=imitates, longest=1).num_unusable == unusable
 
 
 class Short:
@@ -98,10 +102,3 @@ class Short:
 class Rows:
     def row(self, split, index):
         return Prompt(text="red", demonstration="film.mp4")
-
-
-def test_only_what_is_learned_is_vetted_by_the_model():
-    for imitates, unusable in [(True, 3), (False, 0)]:
-        recipe = load_recipe(RECIPE)
-        sizes = {"train": 3, "heldout": 0}
-        assert look_at_rows(Short(), Rows(), [], sizes, recipe, imitates=imitates, longest=1).num_unusable == unusable

@@ -1,4 +1,7 @@
-"""Every recipe of world models can be planned: the tiny ones as they are, those at real size from configs alone."""
+"""Recipes of world models can be planned: tiny ones as they are, those at real size from configs alone.
+
+All of them are planned in `tests/nightly/run`.
+"""
 
 import io
 import math
@@ -45,29 +48,21 @@ def planned(name, folder):
     return recipe, make_plan(recipe, path, folder)
 
 
-def test_a_tiny_recipe_can_be_planned(tmp_path):
-    for name in TINY:
-        recipe, plan = planned(name, tmp_path)
-        assert plan.parts.facts.num_parameters < 100_000
-        assert plan.job.uses_rollouts == bool(recipe.reward)
-        assert plan.job.num_evaluation_prompts
-
-
-def test_a_recipe_at_real_size_can_be_planned(tmp_path):
-    for name in REAL:
-        recipe, plan = planned(name, tmp_path)
-        facts = plan.parts.facts
-        (size,) = (size for model, size in SIZES.items() if name.startswith(model))
-        assert facts.num_parameters == size
-        assert plan.job.uses_rollouts == bool(recipe.reward)
-        ranks = memory_by_pool(plan)["policy"]
-        assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
-        assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
-        console = Console(file=io.StringIO(), width=160)
-        print_plan(plan, console)
-        text = console.file.getvalue()
-        assert "config only: no weights here" in text
-        assert "a run would be refused: model.path: " in text
+def check(name, tmp_path):
+    recipe, plan = planned(name, tmp_path)
+    facts = plan.parts.facts
+    (size,) = (size for model, size in SIZES.items() if name.startswith(model))
+    assert facts.num_parameters == size
+    assert plan.job.uses_rollouts == bool(recipe.reward)
+    ranks = memory_by_pool(plan)["policy"]
+    assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
+    assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
+    console = Console(file=io.StringIO(), width=160)
+    print_plan(plan, console)
+    text = console.file.getvalue()
+    assert "config only: no weights here" in text
+    assert "a run would be refused: model.path: " in text
+    return recipe, plan
 
 
 # Of one process: its sequences, the decisions of each, how often these are packed, and latents of one decision.
@@ -79,7 +74,7 @@ KEPT = {
 
 def test_latents_of_a_step_and_references_of_them_are_counted(tmp_path):
     for name, (sequences, decisions, packings, shape) in KEPT.items():
-        recipe, plan = planned(name, tmp_path)
+        recipe, plan = check(name, tmp_path)
         each, number = 4 * math.prod(shape), sequences * decisions
         # What a sample came with: itself, and of transitions the states that they lead to.
         held = sequences if plan.parts.preflight.decisions == "regressions" else sequences + number

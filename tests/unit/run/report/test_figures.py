@@ -47,8 +47,14 @@ def test_the_summary_has_them_by_reason(told):
     }
     assert json.loads(json.dumps(summary)) == summary
 
+    # A run that used all of them says nothing.
+    job, _ = told
+    plain = summarise(job, Follower(), Ending(outcome="finished"), {}, wall_s=1.0)
+    assert [label for label, _ in unused(plain)] == ["train rows left out"]
+    whole = summarise(attrs.evolve(job, omitted={}), Follower(), Ending(outcome="finished"), {}, wall_s=1.0)
+    assert list(unused(whole)) == []
 
-def test_of_evaluations_the_last_one_counts(told):
+    # Of evaluations the last one counts.
     _, summary = told
     summary["evaluations"] = [
         {"loss": 1.0, "dropped": {"bad_row": 9}},
@@ -69,11 +75,3 @@ def test_people_are_told_of_them(told, follower):
     page = write_report(job, follower, summary, None).read_text()
     assert f'<td>train rows left out</td><td>{SHORT.reason}</td><td class="number">3</td>' in page
     assert '<td>prompts dropped</td><td>prompt_too_long</td><td class="number">1234</td>' in page
-
-
-def test_a_run_that_used_all_of_them_says_nothing(told):
-    job, _ = told
-    plain = summarise(job, Follower(), Ending(outcome="finished"), {}, wall_s=1.0)
-    assert [label for label, _ in unused(plain)] == ["train rows left out"]
-    whole = summarise(attrs.evolve(job, omitted={}), Follower(), Ending(outcome="finished"), {}, wall_s=1.0)
-    assert list(unused(whole)) == []

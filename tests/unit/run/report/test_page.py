@@ -32,7 +32,8 @@ def write(job):
     return write
 
 
-def test_the_report_is_one_page_without_anything_from_elsewhere(write, finished):
+def test_the_report_is_one_page_with_curves_and_completions(write, finished):
+    # The report is one page without anything from elsewhere.
     page = write(finished, outcome="finished")
     assert page.startswith("<!doctype html>")
     assert "<script" not in page
@@ -40,15 +41,18 @@ def test_the_report_is_one_page_without_anything_from_elsewhere(write, finished)
     assert "prefers-color-scheme: dark" in page
     assert "&lt;script&gt;alert(0)&lt;/script&gt;" in page
 
-
-def test_the_report_has_curves_and_completions(write, finished):
-    page = write(finished, outcome="finished")
+    # The report has curves and completions.
     for title in ("Learning", "Staleness", "Throughput", "Loss"):
         assert f"<h3>{title}</h3>" in page
     assert page.count("<svg") >= 4
     assert "held-out accuracy before" in page
     assert "row 0" in page
     assert "equal_rewards" in page
+
+    # Ids of the plots do not collide.
+    ids = re.findall(r'<(?:clipPath|path) id="([^"]+)"', page)
+    assert ids
+    assert len(ids) == len(set(ids))
 
 
 def test_several_rewards_have_curves_of_their_own(job, finished):
@@ -63,30 +67,23 @@ def test_several_rewards_have_curves_of_their_own(job, finished):
     assert "brief" in drawn
 
 
-def test_ids_of_the_plots_do_not_collide(write, finished):
-    page = write(finished, outcome="finished")
-    ids = re.findall(r'<(?:clipPath|path) id="([^"]+)"', page)
-    assert ids
-    assert len(ids) == len(set(ids))
-
-
 def test_a_run_that_failed_at_once_has_a_report(write):
     page = write(None, outcome="failed", reason="no space left on device")
     assert "no space left on device" in page
     assert "No step was finished." in page
 
 
-def test_thinning_keeps_the_mean_and_the_range():
-    points = [(float(x), float(x % 7)) for x in range(10_001)]
-    thinned = thin(points, 100)
-    assert len(thinned) == 100
-    assert sum(y for _, y in thinned) / 100 == pytest.approx(sum(y for _, y in points) / len(points), rel=0.01)
-    assert thin(points[:50], 100) == points[:50]
-
-
-def test_a_plot_takes_the_colour_of_the_page_and_nothing_draws_nothing():
+def test_a_plot_takes_the_colour_of_the_page_and_is_thin():
+    # A plot takes the colour of the page and nothing draws nothing.
     svg = plot("one", [Series(label="a", points=[(0.0, 1.0), (1.0, 2.0)])], x_label="step", y_label="loss")
     assert svg.startswith("<svg")
     assert "currentColor" in svg
     assert "#010203" not in svg
     assert plot("two", [Series(label="a", points=[])], x_label="step", y_label="loss") == ""
+
+    # Thinning keeps the mean and the range.
+    points = [(float(x), float(x % 7)) for x in range(10_001)]
+    thinned = thin(points, 100)
+    assert len(thinned) == 100
+    assert sum(y for _, y in thinned) / 100 == pytest.approx(sum(y for _, y in points) / len(points), rel=0.01)
+    assert thin(points[:50], 100) == points[:50]

@@ -61,7 +61,8 @@ def test_frames_before_and_after_stand_side_by_side(job, finished):
     assert text.count("<img") == 2 * 5 + len(evaluations) * 5
 
 
-def test_nothing_but_media_of_the_run_is_shown(tmp_path):
+def test_pictures_are_of_media_of_the_run_as_long_as_there_is_room(tmp_path, monkeypatch):
+    # Nothing but media of the run is shown.
     for place in [
         "",
         "/etc/passwd",
@@ -71,13 +72,11 @@ def test_nothing_but_media_of_the_run_is_shown(tmp_path):
     ]:
         assert Album(tmp_path).picture(place) is None
 
-
-def test_a_strip_that_is_gone_leaves_the_link(tmp_path):
+    # A strip that is gone leaves the link.
     picture = Album(tmp_path).picture("media/step-1/row-0.mp4")
     assert (picture.file, picture.strip) == ("media/step-1/row-0.mp4", "")
 
-
-def test_the_page_stays_small(tmp_path, monkeypatch):
+    # The page stays small.
     monkeypatch.setattr("cosmos_core.run.report.plots._MOST_BYTES", 100)
     album = Album(tmp_path)
     shown = [album.picture(strip(tmp_path, 1, row)).strip for row in range(6)]
@@ -93,7 +92,6 @@ def test_a_contact_sheet_has_the_first_and_the_last_evaluation(tmp_path):
     assert [row for row, _ in sheet.rows] == [0, 1]
     assert all(len(pictures) == 6 for _, pictures in sheet.rows)
 
-
-def test_there_is_none_where_nothing_was_rendered(tmp_path):
+    # There is none where nothing was rendered.
     assert contact_sheet([record(0, ["", ""])], Album(tmp_path)) is None
     assert contact_sheet([], Album(tmp_path)) is None

@@ -35,15 +35,6 @@ def summary(job, follower):
     return summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=12.5)
 
 
-def test_every_generated_sample_is_accounted_for(summary, finished):
-    samples = summary["samples"]
-    assert samples["consumed"] == sum(step.num_samples for step in finished.state.steps if step.reward is not None)
-    assert samples["generated"] == samples["consumed"] + sum(samples["dropped"].values())
-    assert samples["dropped"]["equal_rewards"] > 0
-    assert samples["dropped"]["reward_failed"] > 0
-    assert samples["dropped"].get(UNUSED, 0) >= 0
-
-
 def test_what_happened_is_told(summary, finished):
     evaluations = finished.state.evaluations
     assert summary["heldout_accuracy_before"] == evaluations[0].accuracy
@@ -56,17 +47,15 @@ def test_what_happened_is_told(summary, finished):
     assert summary["checkpoints"]["9"] == "checkpoints/step-9"
     assert json.loads(json.dumps(summary)) == summary
 
+    # Every generated sample is accounted for.
+    samples = summary["samples"]
+    assert samples["consumed"] == sum(step.num_samples for step in finished.state.steps if step.reward is not None)
+    assert samples["generated"] == samples["consumed"] + sum(samples["dropped"].values())
+    assert samples["dropped"]["equal_rewards"] > 0
+    assert samples["dropped"]["reward_failed"] > 0
+    assert samples["dropped"].get(UNUSED, 0) >= 0
 
-def test_what_replicas_loaded_from_one_another_is_counted(job, follower):
-    nothing, rest = {"spared_bytes": 0, "delta_loads": 0}, {"relayed_bytes": 50, "spared_bytes": 60, "delta_loads": 1}
-    alone = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
-    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0, **nothing}
-    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50, spared=60))
-    more = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
-    assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, **rest}
-
-
-def test_planes_are_the_mean_over_replicas(summary):
+    # Planes are the mean over replicas.
     rollout = summary["planes"]["rollout"]
     assert rollout["generation"] == 3.0
     assert rollout["scoring (summed over concurrent requests)"] == 2.0
@@ -74,7 +63,16 @@ def test_planes_are_the_mean_over_replicas(summary):
     assert rollout["waiting for prompts"] >= 0.0
 
 
-def test_planes_are_of_the_session_that_ended(follower):
+def test_sessions_and_loads_are_counted(job, follower):
+    # What replicas loaded from one another is counted.
+    nothing, rest = {"spared_bytes": 0, "delta_loads": 0}, {"relayed_bytes": 50, "spared_bytes": 60, "delta_loads": 1}
+    alone = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0, **nothing}
+    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50, spared=60))
+    more = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, **rest}
+
+    # Planes are of the session that ended.
     begin = follower.sessions[-1][0]
     for timed in follower.steps:
         timed.record.metrics["wait_s"] = 1.0
@@ -100,12 +98,15 @@ def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
     for word in ("generation", "weight load", "equal_rewards", "summary.json", "report.html", "cosmos export"):
         assert word in shown
 
-
-def test_what_starting_and_ending_took_is_told_apart(summary, job):
+    # What starting and ending took is told apart.
     assert summary["running_s"] > 0.0
     told = print_({**summary, "running_s": 20.0, "wall_s": 46.0}, job)
     assert "after 9 of 9 steps in 0:46, 0:26 of it to start and to end" in told
     assert "steps in 0:20\n" in print_({**summary, "running_s": 19.5, "wall_s": 20.0}, job)
+
+    # What an error says is no markup.
+    summary = {**summary, "problems": {"generation": "[/gloo/pair.cc:537] Connection reset by peer"}}
+    assert "[/gloo/pair.cc:537] Connection reset" in print_(summary, job)
 
 
 def test_what_a_recovered_run_took_to_start_and_to_end_is_not_known(job, finished):
@@ -182,8 +183,7 @@ def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
     assert "held-out perplexity after" in page
     assert page.count("held-out loss") >= 3, "two tiles and the line of the plot"
 
-
-def test_a_loss_that_is_no_number_leaves_the_summary_readable(imitated):
+    # A loss that is no number leaves the summary readable.
     job, follower, _ = imitated
     worst = follower.evaluations[-1]
     follower.evaluations[-1] = attrs.evolve(worst, record=attrs.evolve(worst.record, loss=math.nan))
@@ -214,8 +214,3 @@ def test_a_run_stopped_before_its_second_evaluation_measured_nothing_after(job, 
     page = write_report(alone, follower, summary, None).read_text()
     assert "held-out loss before" in page
     assert "held-out loss after" not in page
-
-
-def test_what_an_error_says_is_no_markup(summary, job):
-    summary = {**summary, "problems": {"generation": "[/gloo/pair.cc:537] Connection reset by peer"}}
-    assert "[/gloo/pair.cc:537] Connection reset" in print_(summary, job)

@@ -42,20 +42,21 @@ def told(open_history):
         summary = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=79.0)
         console = Console(file=io.StringIO(), width=200)
         print_summary(summary, job, console)
-        job.directory.mkdir()
+        job.directory.mkdir(exist_ok=True)
         page = write_report(job, follower, summary, Rows()).read_text().partition("recipe.resolved.toml")[0]
         return follower, summary, " ".join(console.file.getvalue().split()), page
 
     return tell
 
 
-@pytest.mark.parametrize(("unit", "score"), [("token", "accuracy"), ("denoising step", "reward")])
-def test_an_evaluation_that_scored_nothing_is_told_as_not_measured(job, told, unit, score):
-    _, summary, shown, page = told(attrs.evolve(job, unit=unit), unscored=True)
-    assert summary[f"heldout_{score}_before"] is summary[f"heldout_{score}_after"] is None
-    assert [each[score] for each in summary["evaluations"]] == [None] * len(summary["evaluations"])
-    assert f"held-out {score} not measured before → not measured after" in shown
-    assert re.findall(r"<b>not measured</b><span>held-out (\w+ \w+)<", page) == [f"{score} before", f"{score} after"]
+def test_an_evaluation_that_scored_nothing_is_told_as_not_measured(job, told):
+    for unit, score in (("token", "accuracy"), ("denoising step", "reward")):
+        _, summary, shown, page = told(attrs.evolve(job, unit=unit), unscored=True)
+        assert summary[f"heldout_{score}_before"] is summary[f"heldout_{score}_after"] is None
+        assert [each[score] for each in summary["evaluations"]] == [None] * len(summary["evaluations"])
+        assert f"held-out {score} not measured before → not measured after" in shown
+        not_measured = re.findall(r"<b>not measured</b><span>held-out (\w+ \w+)<", page)
+        assert not_measured == [f"{score} before", f"{score} after"]
 
 
 def test_what_is_said_of_videos_is_not_said_of_text(job, told):
@@ -86,8 +87,7 @@ def test_a_squared_error_has_no_perplexity(job, told):
     assert "heldout/perplexity" in evaluation_metrics(record, "token")
     assert "heldout/perplexity" not in evaluation_metrics(record, "denoising step")
 
-
-def test_seconds_of_requests_at_the_same_time_are_no_share_of_the_pool(job, told):
+    # Seconds of requests at the same time are no share of the pool.
     *_, page = told(job)
     (row,) = re.findall(r"<tr><td>scoring.*?</tr>", page)
     assert "scoring (summed over concurrent requests)" in row

@@ -24,13 +24,6 @@ def argument(spec, name):
     return words[words.index(name) + 1] if name in words else None
 
 
-def test_a_replica_of_one_process_is_started_as_ever(specs):
-    spec = specs()[0]
-    assert (spec.name, spec.module) == ("policy-0", "cosmos_core.policy")
-    assert argument(spec, "--rank") is None
-    assert argument(spec, "--session") is None
-
-
 def test_every_process_of_a_replica_has_a_name_a_rank_and_a_gpu(specs):
     found = [spec for spec in specs(replicas=2, gpus="0,1,2,3", dp_shard=2, tp=2) if "policy" in spec.module]
     assert [spec.name for spec in found] == [
@@ -44,8 +37,13 @@ def test_every_process_of_a_replica_has_a_name_a_rank_and_a_gpu(specs):
     assert len({*sessions[:4]}) == len({*sessions[4:]}) == 1
     assert sessions[0] != sessions[4]
 
+    # A replica of one process is started as ever.
+    spec = specs()[0]
+    assert (spec.name, spec.module) == ("policy-0", "cosmos_core.policy")
+    assert argument(spec, "--rank") is None
+    assert argument(spec, "--session") is None
 
-def test_a_session_is_of_one_start(specs):
+    # A session is of one start.
     first, second = (argument(specs(cp=2)[0], "--session") for _ in range(2))
     assert first != second
 
