@@ -22,6 +22,7 @@ def test_intervals_by_hand():
     assert (low, high) == (pytest.approx(0.83887, abs=1e-5), 1.0)
     assert interval([0.0])[0] == 0.0
     assert interval([0.0])[1] == pytest.approx(0.79345, abs=1e-5)
+
     # Other scores have the interval of their standard error.
     # Mean 2, variance 1, standard error 1/sqrt(3).
     assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 1.95996 / 3**0.5, 2 + 1.95996 / 3**0.5), abs=1e-4)
@@ -34,10 +35,12 @@ def test_a_prompt_counts_for_each_of_its_labels_and_once():
         ("space/order", 1, 0),
     ]
     assert found[0].mean == pytest.approx(1 / 3)
+
     # Prompts without a label are a group.
     for value in [None, []]:
         (found,) = tallied_by(scored((value, 1.0)), "labels")
         assert found.label == "(none)"
+
     # Numbers are labels too.
     assert [each.label for each in tallied_by(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
 
@@ -67,6 +70,7 @@ def test_a_table_and_figures_for_people():
     assert list(lines(attrs.evolve(evaluated(), groups=(below,), total=None), "labels"))[1:] == [
         "space         2         0  -11.5000  -12.4800 to -10.5200"
     ]
+
     # Scores that may be below 0 are those of scored prompts alone.
     space, time = tallied_by(
         scored(("space", -1.0), ("space", -2.0), ("space", None), ("time", None)), "labels", unscored=None
@@ -76,6 +80,7 @@ def test_a_table_and_figures_for_people():
     assert list(lines(attrs.evolve(evaluated(), groups=(time,), total=None), "labels"))[1:] == [
         "time          1         1  not measured"
     ]
+
     # Figures are called what they are.
     of_text = ["held-out accuracy 0.5000", "prompts 2, unscored 1, truncated 0", "reward r 1.0000"]
     assert list(figures(evaluated())) == of_text
@@ -89,10 +94,12 @@ def test_a_file_for_programs(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["by"], found["accuracy"], "score" in found) == ("labels", 0.5, False)
     assert [group["label"] for group in found["groups"]] == ["space", "time"]
+
     # A file says reward where there is no accuracy.
     write(attrs.evolve(evaluated(), unit="denoising step"), tmp_path / "found.json", None)
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["reward"], "accuracy" in found) == (0.5, False)
+
     # A place that is not there is refused before anything is evaluated.
     check_place(None)
     check_place(tmp_path / "found.json")

@@ -78,12 +78,15 @@ def rollout(**changes):
 def test_what_can_run_has_no_problems():
     # A recipe that fits has no problems.
     assert check() == []
+
     # Raw logprobs are fine where nothing changes them.
     assert check({}, engine=EngineCapabilities(logprob_semantics="raw")) == []
+
     # A cut distribution is one of tokens.
     latents = EngineCapabilities(payload_kinds=frozenset({"latents"}))
     found = check(rollout(sampling={"top_p": 0.9}), engine=latents)
     assert not any("vocabulary" in problem for problem in found)
+
     # A supervised run needs neither engine nor rewards.
     supervised = AlgorithmCapabilities(source="demonstrations")
     changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}
@@ -124,14 +127,17 @@ def test_what_cannot_run_is_named_with_its_key():
         import re
 
         assert any(re.search(expected, problem) for problem in found), found
+
     # Every problem is found at once.
     found = check(rollout(group_size=1, sampling={"max_units": 999}), dataset=DatasetCapabilities())
     assert len(found) == 3
+
     # What the engines preflight says is told with the rest.
     preflight = Preflight(problems=("rollout.precision: no",))
     found = check({"reward": []}, preflight=preflight)
     assert found[-1] == "rollout.precision: no"
     assert len(found) > 1
+
     # A mesh that does not fit the model is refused.
     (problem,) = check({"policy": {"mesh": {"tp": 2}}})
     assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")
@@ -143,6 +149,7 @@ def test_rows_have_to_be_usable_and_have_what_is_learned():
     (found,) = check(measured=measured)
     assert "warmup.plugin: 'sft'" in found
     assert "none of 64 train rows of dataset 'numbers' has one" in found
+
     # A dataset of which no row can be used says why.
     measured = Measured(
         num_rows=10, num_demonstrations=0, shortest_prompt=0, longest_prompt=0, num_unusable=10, fault="no template"
@@ -150,6 +157,7 @@ def test_rows_have_to_be_usable_and_have_what_is_learned():
     (problem,) = check(measured=measured)
     assert problem.endswith("10 train rows of 'numbers' that were looked at can be used; the first: no template")
     assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []
+
     # A held out loss needs held out demonstrations.
     measured = Measured(num_rows=10, num_demonstrations=9, shortest_prompt=9, longest_prompt=20, num_heldout=7)
     main = AlgorithmCapabilities(source="demonstrations")
@@ -162,6 +170,7 @@ def test_rows_have_to_be_usable_and_have_what_is_learned():
     assert check(measured=measured) == []
     nothing = attrs.evolve(measured, num_heldout=0)
     assert check(alone, main=main, engine=None, measured=nothing) == []
+
     # An evaluation without held out rows is refused if it was asked for.
     main = AlgorithmCapabilities(source="demonstrations")
     alone = {"reward": [], "warmup": None, "evaluation": {"interval": 5}}
@@ -174,6 +183,7 @@ def test_lengths_that_leave_no_room_are_refused():
     measured = Measured(num_rows=64, num_demonstrations=1, shortest_prompt=200, longest_prompt=300)
     (found,) = check(measured=measured)
     assert "no prompt fits: the shortest of 64 has 200 units, with a completion of up to 100" in found
+
     # Demonstrations of which none fits a forward are refused.
     main = AlgorithmCapabilities(source="demonstrations")
     alone = {"reward": [], "warmup": None, "policy": {"micro_batch_units": 9}}
@@ -188,6 +198,7 @@ def test_an_engine_takes_media_and_records_what_is_trained_on():
     (found,) = check({}, measured=measured)
     assert "takes prompts of text only, and 3 of 64 train rows of dataset 'numbers' show images or videos" in found
     assert check({}, measured=measured, engine=EngineCapabilities(media=True)) == []
+
     # What a model trains on needs an engine that records it.
     records = (Record(name="paths", dtype="int16", shape=(2,), option="model.options.replay"),)
     (found,) = check(records=records)
@@ -214,6 +225,7 @@ def test_processes_have_a_gpu_and_sequences_each(monkeypatch):
     check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+
     # Processes that no sequence is left for are refused.
     axes = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
     policy = {"prompts_per_step": 4, "mesh": {"dp_shard": 32}}
@@ -244,6 +256,7 @@ def test_a_format_needs_an_engine_a_model_and_a_layout_that_have_it():
     assert "has: fp8)" in lacking
     (nameless,) = check(wants, engine=able)
     assert "model plugin 'hf' names no matrices of Tiny" in nameless
+
     # A layout that cuts a byte of codes is refused with what would do.
     # As the first publication would refuse it (`cosmos_core.weights.quantization.shares`).
     extents = (Extent(axis="tp", name="columns of a feed-forward layer", size=12),)
@@ -348,6 +361,7 @@ def test_processes_of_a_rollout_replica_need_an_engine_and_a_model_that_share_la
         **{**TENSOR, "facts": attrs.evolve(FACTS, vocab_size=5, tokenizer_size=5)},
     )
     assert found.startswith("rollout.mesh.tp: 4 leaves processes without a token of a vocabulary of 5")
+
     # What an engine only does in one process is refused for several.
     facts = attrs.evolve(TENSOR["facts"], matrices={"a": (2, 2)})
     measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=9, longest_prompt=20, num_with_media=3)
@@ -379,6 +393,7 @@ def test_a_frozen_model_fits_the_policys_mesh_and_sequences():
     assert problem.startswith("teacher: it lies on the policy's mesh; policy.mesh.dp_shard")
     # What the policy itself cannot do is told once.
     assert len(check(mesh, frozen={"teacher": teacher()})) == 1
+
     # A frozen model has room for the policys sequences.
     assert check(frozen={"teacher": teacher(context_length=120)}) == []
     (problem,) = check(frozen={"teacher": teacher(context_length=119)})
@@ -394,6 +409,7 @@ def test_divergences_take_both_model_plugins_and_memory():
     assert "asks for the jsd divergence from the teacher, and model plugin 'other' computes none" in problem
     (problem,) = check(**asks, model=unable, frozen={"teacher": teacher(plugin="other")})
     assert "model plugin 'hf' computes none" in problem
+
     # References of a steps decisions are kept together.
     for top, each in [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)]:
         changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}

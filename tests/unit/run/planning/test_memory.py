@@ -72,9 +72,11 @@ def test_one_process_by_hand():
         "logits": 3 * 4 * 16 * 30,
     }
     assert rank.host == {"published weights": 2 * 2 * 10_400}
+
     # Replicas divide nothing.
     (rank,) = memory({"dp_replicate": 4})
     assert rank.device["parameters"] == 4 * 10_400
+
     # References lie where the output layer is.
     first, last = memory({"pp": 2}, references=1234)
     assert last.device["reference predictions"] == 1234
@@ -89,6 +91,7 @@ def test_sharding_divides_weights_and_gathers_two_layers():
     assert rank.device["activations"] == 16 * 8 * 350
     (kept,) = memory({"dp_shard": 4}, parallel={"reshard_after_forward": "never"})
     assert kept.device["gathered weights"] == 4 * 10_400
+
     # Context parallel splits units and shards weights.
     (rank,) = memory({"cp": 2})
     assert rank.device["parameters"] == 2 * 10_400
@@ -103,6 +106,7 @@ def test_tensor_parallel_splits_what_it_can():
     assert rank.device["logits"] == 3 * 4 * 16 * 30 // 2
     (whole,) = memory({"tp": 2}, parallel={"sequence_parallel": False})
     assert whole.device["activations"] == 16 * 8 * (100 + 50 + 100)
+
     # Heads that tensor parallel does not divide are whole.
     layer = attrs.evolve(LAYER, head_parameters={2: 160})
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], layer, FACTS.parts[2]))
@@ -111,6 +115,7 @@ def test_tensor_parallel_splits_what_it_can():
     (rank,) = memory({"tp": 4}, facts=facts)
     assert rank.device["parameters"] == 4 * (400 + 8 * (640 // 4 + 160 + 200) + 200)
     assert rank.device["gathered weights"] == 4 * (400 + 2 * (640 // 4 + 160 + 200) + 200)
+
     # What is whole on each process of tensor parallelism is told.
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], attrs.evolve(EXPERTS, head_parameters={2: 160}), FACTS.parts[2]))
 
@@ -129,6 +134,7 @@ def test_a_pipeline_keeps_more_at_its_start():
     assert first.device["parameters"] == 4 * (1600 + 2000)
     assert last.device["parameters"] == 4 * (800 + 2000 + 1600)  # its copy of what is tied
     assert [("logits" in rank.device) for rank in ranks] == [False, False, False, True]
+
     # A v shaped pipeline has both ends on one process.
     first, *others = memory({"pp": 4}, parallel={"schedule": "zero-bubble"})
     assert first.device["parameters"] == 4 * 10_400 - 3 * 4 * 2000
@@ -136,6 +142,7 @@ def test_a_pipeline_keeps_more_at_its_start():
     assert sum(rank.count for rank in others) == 3
     assert all("logits" not in rank.device for rank in others)
     assert first.device["activations"] == 16 * 8 * 350
+
     # A pipeline keeps whole weights and gradients unless it frees them.
     first, last = memory({"pp": 2, "dp_shard": 2})
     whole = [1600 + 4 * 1000, 800 + 4 * 1000 + 1600]
@@ -153,11 +160,13 @@ def test_choices_that_save_memory_do():
     for recompute, kept in [("full", 40), ("selective", 40 + 80)]:
         (rank,) = memory(parallel={"recompute": recompute})
         assert rank.device["activations"] == 16 * (8 * kept + 350)
+
     # Offloaded weights are the hosts.
     (rank,) = memory({"dp_shard": 2}, parallel={"cpu_offload": True})
     assert "parameters" not in rank.device
     assert rank.host["parameters"] == rank.host["gradients"] == 2 * 10_400
     assert rank.host["optimizer"] == 4 * 10_400
+
     # Bfloat16 gathers half and casts what one process uses.
     (sharded,) = memory({"dp_shard": 4}, precision="bf16")
     assert sharded.device["gathered weights"] == 2 * (2400 + 2 * 1000)
@@ -173,6 +182,7 @@ def test_adapters_and_experts_count_for_themselves():
     assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
     (every,) = memory(lora={"rank": 2})
     assert every.device["gradients"] == 4 * 8 * 2 * 100
+
     # Experts are spread over their own axis.
     facts = attrs.evolve(FACTS, parts=(FACTS.parts[0], EXPERTS, FACTS.parts[2]))
     (rank,) = memory({"dp_shard": 2, "tp": 2, "ep": 4}, facts=facts)

@@ -71,6 +71,7 @@ def test_an_engine_is_told_what_the_recipe_says(ask):
     assert (planned.device, planned.has_gpu, planned.precision) == ("auto", True, "float32")
     assert (planned.temperatures, planned.shows_media) == ({"rollout.sampling.temperature": 0.6}, True)
     assert planned.num_ranks == 1
+
     # An engine without a preflight refuses nothing.
     assert ask(None) == Preflight()
 
@@ -90,6 +91,7 @@ def test_what_an_engine_says_wrongly_is_told(ask):
 
     with pytest.raises(EngineError, match=r"^install it$"):
         ask(preflight)
+
     # A wrong option is told by its key.
     with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.slot"):
         ask(lambda *_: Preflight(), engine={"options": {"slot": 9}})
