@@ -4,106 +4,15 @@ import socket as network
 import threading
 import time
 
-import pytest
 import zmq
 
-from cosmos_core.transport import key_folder, sockets
+from cosmos_core.transport import sockets
 from cosmos_core.transport.authentication import listen
 from cosmos_core.transport.connection_limiter import ConnectionLimiter
 from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, controller_key, read_key
 from cosmos_core.transport.sockets import CONTROL, Curve, address_of, dealer, offer, receive_marked
-
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-MOST = 20
-
-
-@pytest.fixture
-def keys(tmp_path):
-    key_folder.make(tmp_path / "keys", key_folder.USUAL)
-    return tmp_path / "keys"
-
-
-@pytest.fixture
-def listener(context, keys, monkeypatch):
-    monkeypatch.setattr(
-        "cosmos_core.transport.authentication.ConnectionLimiter",
-        lambda socket: ConnectionLimiter(socket, most=MOST),
-    )
-    own = controller_key(keys).pair
-    with listen(context, "127.0.0.1", 0, CONTROL, own=own, allowed=AllowList(keys / ALLOWED)) as found:
-        yield found
-
-
-class Friend:
-    """Somebody who may speak."""
-
-    def __init__(self, keys, listener):
-        self._context = zmq.Context()
-        key = read_key(keys / "rollout.key")
-        curve = Curve(own=key.pair, server=key.server)
-        self._socket = dealer(self._context, address_of(listener.socket), b"friend", curve=curve)
-        self._listener = listener
-
-    def speak(self, timeout_s=5.0):
-        """Say something until it is heard; the connection's file."""
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            self._socket.poll(50, zmq.POLLOUT)
-            offer(self._socket, [b"hello"])
-            if self._listener.socket.poll(50):
-                first, _ = receive_marked(self._listener.socket, 2)
-                assert self._listener.who(first) is not None
-                return int(first.get(zmq.SRCFD))
-        raise AssertionError("was not heard")
-
-    def close(self):
-        self._socket.close()
-        self._context.term()
-
-
-@pytest.fixture
-def friend(keys, listener):
-    found = Friend(keys, listener)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def knock(listener):
-    """Opens connections that send something, and stay."""
-    place = listener.endpoint.removeprefix("tcp://").partition("#")[0].split(":")
-    opened = []
-
-    def knock(count, said=b""):
-        for _ in range(count):
-            opened.append(network.create_connection((place[0], int(place[1])), timeout=5))
-            opened[-1].settimeout(5)
-            opened[-1].sendall(said)
-        return opened[-count:]
-
-    yield knock
-    for connection in opened:
-        connection.close()
-
-
-def is_cut_off(connection):
-    """Whether the other end has closed it; one that stays is waited for as long as its timeout is."""
-    try:
-        while connection.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def wait_for(holds, timeout_s=5.0):
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.sockets import MOST, Friend, is_cut_off, wait_for
 
 
 def test_who_says_nothing_is_ended_and_leaves_room(keys, monkeypatch, context):

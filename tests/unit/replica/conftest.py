@@ -13,6 +13,9 @@ from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, controller_key
 from cosmos_core.transport.messages import DOWN, UP, Down, Hello
 from cosmos_core.transport.sockets import CONTROL, address_of, offer, receive, router
+from tests.health_worlds import world
+
+__all__ = ["world"]
 
 
 class Peer:

@@ -1,41 +1,27 @@
 from __future__ import annotations
 
+import contextlib
 import threading
-
-import pytest
 
 from cosmos_core.replica.activity import Activity, Pulse, idle
 
 
-def test_one_that_does_nothing_is_idle():
-    assert Activity().pulse() == idle() == Pulse()
-
-
-def test_what_is_done_within_something_else_is_seen_and_ends():
+def test_what_is_done_within_something_else_is_seen_and_ends_with_it_or_an_error():
     activity = Activity()
-    with activity.doing("training step 3"):
+    assert activity.pulse() == idle() == Pulse()
+    seen = [activity.pulse()]
+    with contextlib.suppress(KeyError), activity.doing("training step 3"):
         with activity.doing("waiting for the others", waits=True):
-            assert (activity.pulse().doing, activity.pulse().waits) == ("waiting for the others", True)
-        assert (activity.pulse().doing, activity.pulse().waits) == ("training step 3", False)
-    assert activity.pulse().doing == ""
-
-
-def test_every_bit_of_work_is_another_number():
-    activity = Activity()
-    seen = [activity.pulse().progress]
-    with activity.doing("training"):
-        seen.append(activity.pulse().progress)
+            seen.append(activity.pulse())
+        seen.append(activity.pulse())
         activity.advance()
-        seen.append(activity.pulse().progress)
-    seen.append(activity.pulse().progress)
-    assert len(set(seen)) == 4
-
-
-def test_an_error_ends_what_was_done():
-    activity = Activity()
-    with pytest.raises(KeyError), activity.doing("training"):
+        seen.append(activity.pulse())
         _ = {}["missing"]
-    assert activity.pulse().doing == ""
+    seen.append(activity.pulse())
+    doing = ["", "waiting for the others", "training step 3", "training step 3", ""]
+    assert [each.doing for each in seen] == doing
+    assert [each.waits for each in seen] == [False, True, False, False, False]
+    assert len({each.progress for each in seen}) == len(seen), "every bit of work is another number"
 
 
 def test_no_progress_is_lost_between_threads():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
@@ -32,6 +33,7 @@ def welcomed(session: Session, term: int = 1, acknowledged: int = 0, now: float 
 
 
 def test_hello_is_said_each_second_until_welcome(session, hello):
+    assert session.next_message(0.0) is session.next_message(0.0) is hello, "what could not be sent is still due"
     assert said(session, 0.0) == [hello]
     assert said(session, HELLO_S - 0.01) == []
     assert session.deadline() == HELLO_S
@@ -39,10 +41,12 @@ def test_hello_is_said_each_second_until_welcome(session, hello):
     session.receive(Welcome(term=1, acknowledged=0), 1.5)
     assert session.is_welcome
     assert [type(message) for message in said(session, 2.5)] == [Beat]
-
-
-def test_what_could_not_be_sent_is_still_due(session, hello):
-    assert session.next_message(0.0) is session.next_message(0.0) is hello
+    session.receive(Welcome(term=1, acknowledged=0), 2.6)  # once more
+    assert said(session, 2.6) == []
+    session.set_step(12)
+    session.receive(Acknowledged(term=2, acknowledged=0), 2.7)
+    (again,) = said(session, 2.7)
+    assert again == attrs.evolve(hello, step=12)
 
 
 def test_reports_wait_for_the_welcome(session):
@@ -128,17 +132,13 @@ def test_another_controller_is_told_all_at_once(session):
 
 def test_the_newest_directive_wins(session):
     welcomed(session)
+    session.receive(Directive(term=1, revision=1, acknowledged=0), 0.1)
+    assert session.deadline() == pytest.approx(0.6), "it is acknowledged within half a heartbeat"
     for revision in (2, 1, 4, 3, 4):
         session.receive(Directive(term=1, revision=revision, acknowledged=0), 0.0)
     assert session.directive.revision == 4
     (beat,) = [message for message in said(session, 1.0) if isinstance(message, Beat)]
     assert beat.revision == 4
-
-
-def test_a_directive_is_acknowledged_within_half_a_heartbeat(session):
-    welcomed(session)
-    session.receive(Directive(term=1, revision=1, acknowledged=0), 0.1)
-    assert session.deadline() == pytest.approx(0.6)
 
 
 def test_a_new_term_restarts_numbering_asks_for_hello_and_resends(session, hello):
@@ -180,14 +180,6 @@ def test_acknowledgements_of_a_term_count_only_after_its_welcome(session):
     assert [message.first for message in said(session, 0.0) if isinstance(message, Reports)] == [1]
 
 
-def test_a_repeated_welcome_changes_nothing(session):
-    welcomed(session)
-    session.outbox.append(b"one")
-    said(session, 0.0)
-    session.receive(Welcome(term=1, acknowledged=0), 0.1)
-    assert said(session, 0.1) == []
-
-
 def test_a_controller_that_forgot_durable_reports_is_left(session):
     welcomed(session)
     session.outbox.append(b"one")
@@ -200,26 +192,16 @@ def test_a_controller_that_forgot_durable_reports_is_left(session):
     assert said(session, 99.0) == []
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_another_process_of_the_same_incarnation_is_an_error_and_changes_nothing(session):
+    welcomed(session)
+    for message in (
         Directive(term=1, revision=7, acknowledged=1),
         Acknowledged(term=2, acknowledged=1),
         Welcome(term=2, acknowledged=1),
-    ],
-)
-def test_another_process_of_the_same_incarnation_is_an_error(session, message):
-    welcomed(session)
-    with pytest.raises(
-        ReplicaError, match=r"acknowledges report 1, but only 0 were made: another process had this incarnation \(first"
     ):
-        session.receive(message, 0.0)
-    assert session.directive is None
-    assert session.is_welcome
-
-
-def test_what_makes_no_sense_is_refused_and_changes_nothing(session):
-    welcomed(session)
+        said = r"acknowledges report 1, but only 0 were made: another process had this incarnation \(first"
+        with pytest.raises(ReplicaError, match=said):
+            session.receive(message, 0.0)
     with pytest.raises(TransportError, match="not for replicas"):
         session.receive(Notices(entries=(), last=0, gauges={}), 0.0)
     assert session.directive is None
@@ -242,14 +224,6 @@ def test_silence_is_answered_with_hello_once_each_time(session, hello):
     session.receive(Welcome(term=1, acknowledged=0), SILENCE_S + 6)
     assert hello not in said(session, 2 * SILENCE_S + 5)
     assert hello in said(session, 2 * SILENCE_S + 6)
-
-
-def test_the_step_is_told_with_the_next_hello(session):
-    welcomed(session)
-    session.set_step(12)
-    session.receive(Acknowledged(term=2, acknowledged=0), 0.0)
-    (again,) = said(session, 0.0)
-    assert again.step == 12
 
 
 def test_a_beat_tells_what_is_done_and_whether_it_gets_on(hello):

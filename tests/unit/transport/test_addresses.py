@@ -50,10 +50,11 @@ def test_a_run_on_loopback_stays_there_whatever_is_chosen(monkeypatch):
     assert own_address("[::1]") == "::1"
 
 
-@pytest.mark.parametrize("bind", ["0.0.0.0", "*", "::", "[::]"])
-def test_bound_to_all_it_is_the_address_of_the_way_to_the_controller(monkeypatch, bind):
-    monkeypatch.setattr(addresses, "address_towards", {"10.1.2.3": "10.9.9.9"}.__getitem__)
-    assert own_address(bind, "10.1.2.3") == "10.9.9.9"
+def test_bound_to_all_it_is_the_address_of_the_way_to_the_controller(monkeypatch, subtests):
+    for bind in ["0.0.0.0", "*", "::", "[::]"]:
+        with subtests.test(bind=bind):
+            monkeypatch.setattr(addresses, "address_towards", {"10.1.2.3": "10.9.9.9"}.__getitem__)
+            assert own_address(bind, "10.1.2.3") == "10.9.9.9"
 
 
 def test_the_address_of_the_controllers_machine_is_not_taken_for_ones_own(monkeypatch):
@@ -63,14 +64,11 @@ def test_the_address_of_the_controllers_machine_is_not_taken_for_ones_own(monkey
     assert own_address(NOBODY, "10.1.2.3") == NOBODY
 
 
-def test_a_tunnel_to_the_controller_leads_to_nobody_else(machine):
-    machine(lo="127.0.0.1", eth0="10.0.0.7")
-    assert own_address("0.0.0.0", "127.0.0.1") == own_address("0.0.0.0", "localhost") == "10.0.0.7"
-
-
 def test_without_routes_it_is_the_only_address_there_is(machine):
     machine(lo="127.0.0.1", eth0="10.0.0.7")
     assert own_address("0.0.0.0") == "10.0.0.7"
+    # A tunnel to the controller leads to nobody else.
+    assert own_address("0.0.0.0", "127.0.0.1") == own_address("0.0.0.0", "localhost") == "10.0.0.7"
     machine(lo="127.0.0.1")
     assert own_address("0.0.0.0") == "127.0.0.1"
     machine(lo="127.0.0.1", eth0="10.0.0.7", ib0="10.1.0.7")
@@ -78,11 +76,12 @@ def test_without_routes_it_is_the_only_address_there_is(machine):
         own_address("0.0.0.0")
 
 
-@pytest.mark.parametrize("chosen", ["ib0", "10.1.0.7", " 10.1.0.7 "])
-def test_one_may_be_chosen_by_address_or_interface(machine, monkeypatch, chosen):
-    machine(lo="127.0.0.1", eth0="10.0.0.7", ib0="10.1.0.7")
-    monkeypatch.setenv("COSMOS_HOST", chosen)
-    assert own_address("0.0.0.0", "10.0.0.1") == own_address("10.0.0.1", "10.0.0.1") == "10.1.0.7"
+def test_one_may_be_chosen_by_address_or_interface(machine, monkeypatch, subtests):
+    for chosen in ["ib0", "10.1.0.7", " 10.1.0.7 "]:
+        with subtests.test(chosen=chosen):
+            machine(lo="127.0.0.1", eth0="10.0.0.7", ib0="10.1.0.7")
+            monkeypatch.setenv("COSMOS_HOST", chosen)
+            assert own_address("0.0.0.0", "10.0.0.1") == own_address("10.0.0.1", "10.0.0.1") == "10.1.0.7"
 
 
 def test_a_choice_that_this_machine_has_not_is_told_with_those_it_has(machine, monkeypatch):
@@ -97,20 +96,14 @@ def test_a_name_that_nobody_knows_is_refused_with_what_to_do():
         address_towards("nowhere.invalid")
 
 
-def test_the_way_to_oneself():
-    assert address_towards("127.0.0.1") == address_towards("localhost") == "127.0.0.1"
-
-
 def test_interfaces_of_this_machine():
+    assert address_towards("127.0.0.1") == address_towards("localhost") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of(NOBODY) == ""
     assert "lo" in interfaces()
     assert is_own("127.0.0.1")
     assert not is_own(NOBODY)
     assert not is_own("no address")
-
-
-def test_an_address_before_a_port():
     assert (in_url("10.0.0.7"), in_url("fd00::7")) == ("10.0.0.7", "[fd00::7]")
 
 
@@ -125,8 +118,6 @@ def test_places_come_back_in_order():
         racks[0],
         Place(endpoint="tcp://[::1]:5", host="mine", rack="r2"),
     ]
-
-
-def test_an_address_without_a_host_is_on_the_replicas_own():
+    # An address without a host is on the replica's own.
     assert split_places("tcp://10.0.0.1:5", "a") == [Place(endpoint="tcp://10.0.0.1:5", host="a")]
     assert split_places("", "a") == []

@@ -112,7 +112,8 @@ def test_a_stranger_is_refused_and_told(folder, listener):
     assert not listener.socket.poll(50)
 
 
-def test_a_process_with_the_keys_of_another_run_says_so(folder, listener):
+def test_a_process_with_the_keys_of_another_run_says_so(folder, listener, monkeypatch):
+    monkeypatch.setattr("cosmos_core.transport.sockets._PATIENCE_S", 0.3)
     wrong = curve(folder, "rollout", server=KeyPair.new().public)
     with Client(address_of(listener.socket), wrong) as client:
         assert not client.is_in(0.2)

@@ -16,9 +16,8 @@ BEAT = Beat(name="n", incarnation="i", term=1, revision=0, gauges={})
 DONE = StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss": math.nan})
 
 
-@pytest.mark.parametrize(
-    ("message", "where"),
-    [
+def test_what_cannot_be_is_named(subtests):
+    for message, where in [
         (attrs.evolve(HELLO, step=-2), r"\$\.step"),
         (attrs.evolve(HELLO, pid=-1), r"\$\.pid"),
         (attrs.evolve(HELLO, name="a\nb"), r"\$\.name"),
@@ -29,16 +28,15 @@ DONE = StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss":
         (attrs.evolve(BEAT, gauges={"x": -math.inf}), r"\$\.gauges"),
         (attrs.evolve(BEAT, gauges={"x\r": 1.0}), r"\$\.gauges"),
         (attrs.evolve(BEAT, term=2**60), r"\$\.term"),
-    ],
-)
-def test_what_cannot_be_is_named(message, where):
-    with pytest.raises(TransportError, match=where):
-        UP.decode(UP.encode(message))
+    ]:
+        with subtests.test(message=message, where=where), pytest.raises(TransportError, match=where):
+            UP.decode(UP.encode(message))
 
 
-@pytest.mark.parametrize("message", [HELLO, BEAT, attrs.evolve(BEAT, gauges={"x": -1.5})])
-def test_what_can_be_passes(message):
-    assert UP.decode(UP.encode(message)) == message
+def test_what_can_be_passes(subtests):
+    for message in [HELLO, BEAT, attrs.evolve(BEAT, gauges={"x": -1.5})]:
+        with subtests.test(message=message):
+            assert UP.decode(UP.encode(message)) == message
 
 
 def test_reports_are_bounded_too_and_a_loss_may_be_nan():

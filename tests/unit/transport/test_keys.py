@@ -12,8 +12,6 @@ from cosmos_core.transport.authentication import refusal
 from cosmos_core.transport.key_folder import USUAL, AllowList, Peer, Wanted, read_peers
 from cosmos_core.transport.keys import (
     ALLOWED,
-    Key,
-    KeyPair,
     controller_key,
     is_named,
     person_key,
@@ -47,7 +45,7 @@ def test_what_is_made_is_secret_and_allowed(folder):
 
 def test_a_secret_is_never_shown(folder):
     key = read_key(folder / "rollout.key")
-    assert key.pair.secret not in repr(key)
+    assert key.pair.secret not in f"{key.pair} {key!r}"
     text = (folder / "rollout.key").read_text()
     for damaged in (text.replace('secret = "', 'secret = ["'), text + "more = 1\n", text.replace("rollout-*", "a b")):
         (folder / "rollout.key").write_text(damaged)
@@ -57,14 +55,12 @@ def test_a_secret_is_never_shown(folder):
         assert key.pair.secret not in str(error.value.__cause__)
 
 
-@pytest.mark.parametrize("bits", [0o640, 0o604, 0o660, 0o602])
-def test_a_key_that_others_may_open_is_refused(folder, bits):
-    (folder / "rollout.key").chmod(bits)
-    with pytest.raises(ConfigError, match=rf"mode {bits:04o}.*chmod 600"):
-        replica_key(folder, "rollout", "rollout-1")
-
-
-def test_an_allow_list_that_others_may_change_is_refused(folder):
+def test_a_key_that_others_may_open_is_refused(folder, subtests):
+    for bits in [0o640, 0o604, 0o660, 0o602]:
+        with subtests.test(bits=bits):
+            (folder / "rollout.key").chmod(bits)
+            with pytest.raises(ConfigError, match=rf"mode {bits:04o}.*chmod 600"):
+                replica_key(folder, "rollout", "rollout-1")
     (folder / ALLOWED).chmod(0o620)
     with pytest.raises(ConfigError, match="other users may change"):
         AllowList(folder / ALLOWED)
@@ -81,10 +77,10 @@ def test_a_key_is_never_replaced(folder):
     assert "ann" not in read_peers(folder / ALLOWED)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "-x", "a*b", "x\n", "ü", "x" * 200])
-def test_names_that_cannot_be_are_refused(folder, name):
-    with pytest.raises(ConfigError, match="no name of"):
-        key_folder.make(folder, [Wanted(role="rollout", name=name)])
+def test_names_that_cannot_be_are_refused(folder, subtests):
+    for name in ["", "a b", "a/b", "../x", "-x", "a*b", "x\n", "ü", "x" * 200]:
+        with subtests.test(name=name), pytest.raises(ConfigError, match="no name of"):
+            key_folder.make(folder, [Wanted(role="rollout", name=name)])
 
 
 def test_the_key_for_one_name_comes_before_that_of_the_pool(folder):
@@ -185,24 +181,15 @@ WATCH = Watch(run_id="r", after=0)
 COMMAND = Command(run_id="r", ident="c", request=b"")
 
 
-@pytest.mark.parametrize(
-    ("who", "may"),
-    [
+def test_who_may_say_what(subtests):
+    for who, may in [
         (peer("rollout", "rollout-*"), (HELLO, BEAT, REPORTS)),
         (peer("rollout", "rollout-2"), ()),
         (peer("policy", "*"), (BEAT, REPORTS)),
         (peer("person"), (WATCH, COMMAND)),
         (peer("observer"), (WATCH,)),
-    ],
-    ids=["its pool", "another name", "another role", "a person", "an observer"],
-)
-def test_who_may_say_what(who, may):
-    for message in (HELLO, BEAT, REPORTS, WATCH, COMMAND):
-        reason = refusal(who, message)
-        assert not reason if message in may else "key k" in reason
-
-
-def test_a_key_pair_hides_its_secret():
-    pair = KeyPair.new()
-    key = Key(label="k", role="person", names=(), server=pair.public, pair=pair)
-    assert pair.secret not in f"{pair} {key!r}"
+    ]:
+        with subtests.test(who=who, may=may):
+            for message in (HELLO, BEAT, REPORTS, WATCH, COMMAND):
+                reason = refusal(who, message)
+                assert not reason if message in may else "key k" in reason

@@ -27,9 +27,12 @@ def test_reports_are_numbered_from_one_and_sent_once():
     assert outbox.peek(**ALL) == (4, (b"4",))
 
 
-def test_acknowledgement_is_cumulative():
+def test_acknowledgement_is_cumulative_and_of_what_was_made():
     outbox = filled(5)
     outbox.sent(5)
+    with pytest.raises(TransportError, match="report 6 was acknowledged, but only 5 were made"):
+        outbox.acknowledge(6)
+    assert (outbox.acknowledged, len(outbox)) == (0, 5)
     assert outbox.acknowledge(3)
     assert (outbox.acknowledged, len(outbox), outbox.last) == (3, 2, 5)
     assert not outbox.acknowledge(2)
@@ -37,27 +40,14 @@ def test_acknowledgement_is_cumulative():
     assert (outbox.acknowledged, len(outbox)) == (3, 2)
 
 
-def test_rewind_sends_what_is_not_acknowledged_again():
+def test_what_is_not_acknowledged_is_sent_again_unless_it_arrived_after_all():
     outbox = filled(5)
     outbox.sent(5)
     outbox.acknowledge(2)
     outbox.go_back()
     assert outbox.peek(**ALL) == (3, (b"3", b"4", b"5"))
-
-
-def test_an_acknowledgement_after_a_rewind_skips_what_arrived_after_all():
-    outbox = filled(5)
-    outbox.sent(5)
-    outbox.go_back()
     outbox.acknowledge(4)
     assert outbox.peek(**ALL) == (5, (b"5",))
-
-
-def test_acknowledging_what_was_never_made_is_refused_and_changes_nothing():
-    outbox = filled(2)
-    with pytest.raises(TransportError, match="report 3 was acknowledged, but only 2 were made"):
-        outbox.acknowledge(3)
-    assert (outbox.acknowledged, len(outbox)) == (0, 2)
 
 
 def test_batches_are_bounded_but_never_empty():

@@ -32,21 +32,15 @@ def test_a_port_in_use_is_named_with_what_to_do(context):
             router(context, "127.0.0.1", port)
 
 
-@pytest.mark.parametrize(
-    ("bind", "port", "message"),
-    [
+def test_an_address_that_cannot_be_listened_on_is_explained(context, subtests):
+    for bind, port, message in [
         ("203.0.113.7", 0, "no such address; bind to one of its own"),
         ("not an address", 0, "no such address"),
         ("127.0.0.1", 65536, "a port is a number from 0 to 65535"),
         ("127.0.0.1", -1, "a port is a number from 0 to 65535"),
-    ],
-)
-def test_an_address_that_cannot_be_listened_on_is_explained(context, bind, port, message):
-    with pytest.raises(TransportError, match=message):
-        router(context, bind, port)
-
-
-def test_a_malformed_address_is_refused(context):
+    ]:
+        with subtests.test(bind=bind, port=port, message=message), pytest.raises(TransportError, match=message):
+            router(context, bind, port)
     with pytest.raises(TransportError, match="must look like tcp://HOST:PORT"):
         dealer(context, "nowhere", b"x")
 
@@ -57,16 +51,10 @@ def test_a_wildcard_is_advertised_by_an_address_of_this_machine(context):
     assert "0.0.0.0" not in address
 
 
-def test_a_message_for_nobody_is_refused_not_lost_in_silence(context):
+def test_what_cannot_go_is_refused_without_waiting_not_lost_in_silence(context):
     assert not offer(router(context, "127.0.0.1", 0), [b"nobody", b"x"])
-
-
-def test_nothing_piles_up_for_a_peer_that_is_away(context):
+    # Nothing piles up for a peer that is away, unless it is queued, and then so much and no more.
     assert not offer(dealer(context, "tcp://127.0.0.1:1", b"x"), [b"x"])
-    assert offer(dealer(context, "tcp://127.0.0.1:1", b"x", queued=True), [b"x"])
-
-
-def test_a_full_queue_is_refused_without_waiting(context):
     client = dealer(context, "tcp://127.0.0.1:1", b"x", attrs.evolve(CONTROL, queue=3), queued=True)
     assert [offer(client, [b"x"]) for _ in range(5)] == [True, True, True, False, False]
 

@@ -1,0 +1,3 @@
+from tests.health_worlds import world
+
+__all__ = ["world"]
