@@ -39,8 +39,8 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import Recipe
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.models.head import evaluate, vocabulary_of
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.models.tokens import values
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import MicroBatch, ModelContext

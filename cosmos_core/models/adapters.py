@@ -1,8 +1,7 @@
 """Low-rank adapters beside linear layers: what is trained, saved and published of a module that has them.
 
 An adapted layer computes `W x + scale B A x` and trains A and B alone. They are its children `lora_A` and `lora_B`.
-Rollout replicas know no adapters: they are sent the sum of both. A checkpoint has none of the frozen weights, so it
-remembers their digest.
+Rollout replicas know no adapters: they are sent the sum of both.
 
 Source: arXiv:2106.09685 section 4.1.
 
@@ -15,14 +14,11 @@ from collections.abc import Iterator
 from typing import Final
 
 import attrs
-import msgspec
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_core.errors import CheckpointError
-from cosmos_core.weights.digest import add_digests, combine, tensor_digest
-from cosmos_core.weights.shards import Exchange, canonical_tensors, local_shard, local_shards, owned
+from cosmos_core.weights.shards import canonical_tensors, local_shard
 
 DOWN: Final = "lora_A"
 UP: Final = "lora_B"
@@ -148,44 +144,3 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_adapted(module: nn.Module) -> bool:
     return any(scale_of(child) is not None for child in module.modules())
-
-
-DRAWN: Final = "the model drawn from run.seed"
-"""What a model without a path is called."""
-
-
-def frozen_digest(module: torch.nn.Module, rank: int, exchange: Exchange) -> str:
-    """The digest of all frozen weights of a replica, whatever its layout; each of its processes calls it.
-
-    Args:
-        module: What this process holds.
-        rank: Of this process.
-        exchange: Between the processes of the replica.
-    """
-    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    shares = local_shards({name: tensor for name, tensor in canonical_tensors(module).items() if name in frozen})
-    own = {
-        name: tensor_digest(name, shares[name].tensor, start=shares[name].start, shape=shares[name].shape)
-        for name in owned(shares, rank, exchange)
-    }
-    said = exchange(msgspec.json.encode(own))
-    return combine(add_digests(msgspec.json.decode(each, type=dict[str, int]) for each in said))
-
-
-def check_below(path: str, *, expected: str, found: str, name: str) -> None:
-    """Refuse to add adapters to weights that they were not trained with.
-
-    Args:
-        path: Of the checkpoint with the adapters.
-        expected: Digest of the weights that they were trained with.
-        found: Digest of those that are here.
-        name: Path or name of the model that is here.
-
-    Raises:
-        CheckpointError: They differ.
-    """
-    if found != expected:
-        raise CheckpointError(
-            f"{path} has adapters for other weights than those of {name}: their digest is {expected} there and {found} "
-            "here; give model.path the model, unchanged, that the run began with"
-        )

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from cosmos_core.config.job import Job, stages
-from cosmos_core.models.adapters import DRAWN
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.checkpoints.frozen_digest import DRAWN
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders

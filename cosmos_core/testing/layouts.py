@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world

@@ -13,7 +13,7 @@ Shape legend: T tokens, I inputs, O outputs of a layer; R rows of an operand, K 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -22,9 +22,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.parallel.forwards import surround
-from cosmos_core.models.parallel.layout import is_computed, skip_problems
 from cosmos_core.models.parallel.tensor import INPUTS, OUTPUTS, applied_to
 from cosmos_core.protocols import Layout
 
@@ -263,3 +263,30 @@ def candidates(module: PreTrainedModel) -> dict[str, nn.Linear]:
     """Linear layers of the decoder and the output layer, by name."""
     inside = {*module.get_decoder().modules(), module.get_output_embeddings()}
     return {name: child for name, child in module.named_modules() if isinstance(child, nn.Linear) and child in inside}
+
+
+def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
+    """Faults of `policy.float8.skip`: a part of no name, or of so many that no layer is left.
+
+    Args:
+        skip: Parts of names of layers that shall not compute in 8 bits.
+        names: Of the layers that can.
+        architecture: Of the model, for people.
+    """
+    known = {part for name in names for part in name.split(".") if not part.isdecimal()}
+    for wanted in skip:
+        if not any(wanted in name for name in names):
+            yield (
+                f"policy.float8.skip: no linear layer of {architecture} has {wanted!r} in its name; "
+                f"{suggestion(wanted, known)}"
+            )
+    if not any(is_computed(name, skip) for name in names):
+        yield (
+            f"policy.float8.skip: {list(skip)} leaves none of the {len(names)} linear layers of {architecture} to "
+            "compute in 8 bits; skip fewer, or set policy.float8.scaling = 'none'"
+        )
+
+
+def is_computed(name: str, skip: Sequence[str]) -> bool:
+    """Tell whether the linear layer of this name computes in 8 bits, where some do."""
+    return not any(part in name for part in skip)

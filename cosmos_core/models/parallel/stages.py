@@ -17,8 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.parallel.layout import layer_spans, stage_indices
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.protocols import Layout
 
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "embedding_norm")
@@ -222,6 +221,70 @@ def _canonical_names(module: nn.Module) -> dict[str, str]:
         if listed != name:
             further[name] = listed
     return further
+
+
+def stage_indices(*, size: int, place: int, per_process: int, is_v_shaped: bool) -> tuple[int, ...]:
+    """The stages of one process, in the order of the model.
+
+    Args:
+        size: Processes of the pipeline.
+        place: Place of the process among them.
+        per_process: Stages of each.
+        is_v_shaped: Whether the order of processes turns round after each pass, instead of starting anew.
+    """
+    return tuple(turn * size + (size - 1 - place if is_v_shaped and turn % 2 else place) for turn in range(per_process))
+
+
+def layer_spans(num_layers: int, num_stages: int) -> list[range]:
+    """The layers of each stage, as even as can be.
+
+    What does not divide goes to stages in the middle first: the first has the embedding, the last the output layer.
+
+    Raises:
+        ConfigError: There are more stages than layers.
+    """
+    if num_layers < num_stages:
+        raise ConfigError(
+            f"policy.mesh.pp: {num_stages} pipeline stages need as many layers, and the model has {num_layers}; "
+            "lower pp, or choose policy.parallel.schedule = '1f1b', which has one stage a process"
+        )
+    middle_first = [*range(1, num_stages - 1), 0, num_stages - 1]
+    size, rest = divmod(num_layers, num_stages)
+    longer = frozenset(middle_first[:rest])
+    spans: list[range] = []
+    for stage in range(num_stages):
+        start = spans[-1].stop if spans else 0
+        spans.append(range(start, start + size + (stage in longer)))
+    return spans
+
+
+def leading_problems(
+    architecture: str, num_leading: int, num_layers: int, *, num_stages: int, is_split: bool
+) -> Iterator[str]:
+    """Why the first stage cannot add something to the results of leading layers, as some models do.
+
+    Args:
+        architecture: Of the model, for people.
+        num_leading: Layers to whose results it adds something (see `ModelFacts.num_leading_layers`).
+        num_layers: Layers of the model.
+        num_stages: Stages, at most as many as layers.
+        is_split: Whether the sequence is split over `tp` between layers: behind its last one a stage has all of it, so
+            that it needs one layer more.
+    """
+    if not num_leading:
+        return
+    needed = num_leading + is_split
+    first = len(layer_spans(num_layers, num_stages)[0])
+    if first >= needed:
+        return
+    fitting = [stages for stages in range(1, num_stages) if len(layer_spans(num_layers, stages)[0]) >= needed]
+    ways = [f"there can be at most {fitting[-1]}"] if fitting else []
+    ways += ["set policy.parallel.sequence_parallel = false"] if is_split and first >= num_leading else []
+    what = f"{num_leading} layers and one more (sequence_parallel)" if is_split else f"{num_leading} layers"
+    yield (
+        f"policy.mesh.pp: {architecture} adds to the results of its first layers, so the first stage "
+        f"needs {what}, and of {num_stages} it has {first}; {', or '.join(ways) or 'use fewer stages'}"
+    )
 
 
 class Stages(nn.Module):

@@ -25,7 +25,7 @@ from transformers import (
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.models.packing import EMBEDDINGS
-from cosmos_core.models.parallel.layout import leading_problems
+from cosmos_core.models.parallel.stages import leading_problems
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import tokenizer_defaults
 from cosmos_core.models.tokens import token_array

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.adapters import check_below
 from cosmos_core.policy.checkpoints.checkpoint import read_place
+from cosmos_core.policy.checkpoints.frozen_digest import check_below
 from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, chunk_of, reason_of
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.storage import failures, is_out_of_reach, storage_options

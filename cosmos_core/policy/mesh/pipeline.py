@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cosmos_core.models.parallel.channel import broadcasted
-from cosmos_core.models.parallel.layout import stage_indices
+from cosmos_core.models.parallel.stages import stage_indices
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
 from cosmos_core.protocols import Decided, MicroBatch
 from cosmos_core.protocols.frozen import Comparison, KLTarget

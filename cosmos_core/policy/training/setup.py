@@ -12,9 +12,9 @@ import torch
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import recipe_with
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.recipe import load_algorithm, load_frozen, source_of, unmet
 from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.frozen import FrozenModel

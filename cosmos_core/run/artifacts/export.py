@@ -20,12 +20,13 @@ from cosmos_core.control.journal import replay
 from cosmos_core.control.machine.progress import best_checkpoint, generation_at
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
-from cosmos_core.models.adapters import DRAWN, check_below, frozen_digest, trained_tensors
-from cosmos_core.models.parallel.layout import layout_of
+from cosmos_core.models.adapters import trained_tensors
 from cosmos_core.plugins.recipe import load_model
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place
+from cosmos_core.policy.checkpoints.frozen_digest import DRAWN, check_below, frozen_digest
 from cosmos_core.policy.checkpoints.reader import load_shares
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
-from cosmos_core.models.parallel.layout import misfits
+from cosmos_core.policy.mesh.layout import misfits
 from cosmos_core.protocols import AlgorithmCapabilities, ModelCapabilities
 from cosmos_core.run.planning.engines import (
     engine_misfits,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import Recipe
-from cosmos_core.models.parallel.layout import cut_bytes, rollout_misfits
+from cosmos_core.policy.mesh.layout import cut_bytes, rollout_misfits
 from cosmos_core.protocols import AlgorithmCapabilities, EngineCapabilities
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.run.planning.parts import Parts

@@ -9,9 +9,9 @@ import attrs
 from cosmos_core.config.job import Job, Stage
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.plugins.recipe import frozen_source, load_frozen
 from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.policy.mesh.layout import misfits
 from cosmos_core.protocols import Dataset, Model, ModelCapabilities
 from cosmos_core.protocols.frozen import Blend, FrozenRole
 from cosmos_core.run.planning.parts import FrozenFacts, Parts

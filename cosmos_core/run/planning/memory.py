@@ -20,7 +20,8 @@ import attrs
 
 from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
-from cosmos_core.models.parallel.layout import STAGES_PER_RANK, layer_spans, stage_indices
+from cosmos_core.models.parallel.stages import layer_spans, stage_indices
+from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import Compute, ModelPart
 from cosmos_core.protocols.frozen import FrozenRole

@@ -8,8 +8,8 @@ from torch.distributed.tensor import DTensor
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.models.head import vocabulary_of
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.models.tokens import tokens_payload
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.planning.memory import policy_memory

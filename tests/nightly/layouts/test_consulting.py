@@ -13,7 +13,7 @@ import torch
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import CriticConfig, MeshConfig, OptimizerConfig, ParallelConfig, PolicyConfig
-from cosmos_core.models.parallel.layout import layout_of
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world

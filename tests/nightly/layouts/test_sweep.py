@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.models.parallel.layout import misfits
 from cosmos_core.models.tokenizer import build_tokenizer
+from cosmos_core.policy.mesh.layout import misfits
 from cosmos_core.protocols import ModelCapabilities, ModelContext
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error

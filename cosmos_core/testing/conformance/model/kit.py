@@ -13,7 +13,7 @@ import torch
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.models.parallel.layout import undeclared
+from cosmos_core.policy.mesh.layout import undeclared
 from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities
 from cosmos_core.protocols.model import AfterStep, Record, Recording
 from cosmos_core.testing.conformance.model.decisions import ModelComparing, ModelDecisions

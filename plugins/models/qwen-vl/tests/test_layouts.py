@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.models.parallel.layout import layout_of
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_core.config.schema import EngineConfig, MeshConfig, ModelConfig, PolicyConfig
 from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
-from cosmos_core.models.parallel.layout import layout_of
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.artifacts.generate import serve

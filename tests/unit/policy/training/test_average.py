@@ -9,12 +9,12 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import AverageConfig, LoraConfig, OptimizerConfig, PolicyConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.adapters import published_tensors
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.plugins.recipe import unmet
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.replica import transfer_state

@@ -5,11 +5,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from cosmos_core.config.schema import LoraConfig, OptimizerConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import TrainingError
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.errors import DataError
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
-from cosmos_core.models.parallel.layout import layout_of
 from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import GradientGroupError, solo
 from cosmos_core.policy.processes.rendezvous import GroupStore, form_group

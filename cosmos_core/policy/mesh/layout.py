@@ -1,4 +1,4 @@
-"""The layout of a replica, by arithmetic and without torch: made from `[policy]`, checked against a model's facts.
+"""The layout of a replica, made from `[policy]`, and checked against a model's facts.
 
 Source of the v shape of pipelines: arXiv:2401.10241, section 6.
 """
@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Final, get_args
 
 from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
-from cosmos_core.errors import ConfigError
+from cosmos_core.models.parallel.float8 import skip_problems
+from cosmos_core.models.parallel.stages import leading_problems
 from cosmos_core.protocols import Layout, ModelCapabilities, ModelFacts
 from cosmos_core.protocols.facts import Extent
 from cosmos_core.protocols.layout import Axis, Lora, Mesh
 from cosmos_core.protocols.quantization import Format
 
 STAGES_PER_RANK: Final = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
+
+
 DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -42,41 +45,6 @@ def layout_of(policy: PolicyConfig, mesh: Mesh, device_type: str) -> Layout:
         float8_skip=policy.float8.skip,
         lora=None if lora is None else Lora(rank=lora.rank, alpha=lora.alpha, modules=lora.modules),
     )
-
-
-def stage_indices(*, size: int, place: int, per_process: int, is_v_shaped: bool) -> tuple[int, ...]:
-    """The stages of one process, in the order of the model.
-
-    Args:
-        size: Processes of the pipeline.
-        place: Place of the process among them.
-        per_process: Stages of each.
-        is_v_shaped: Whether the order of processes turns round after each pass, instead of starting anew.
-    """
-    return tuple(turn * size + (size - 1 - place if is_v_shaped and turn % 2 else place) for turn in range(per_process))
-
-
-def layer_spans(num_layers: int, num_stages: int) -> list[range]:
-    """The layers of each stage, as even as can be.
-
-    What does not divide goes to stages in the middle first: the first has the embedding, the last the output layer.
-
-    Raises:
-        ConfigError: There are more stages than layers.
-    """
-    if num_layers < num_stages:
-        raise ConfigError(
-            f"policy.mesh.pp: {num_stages} pipeline stages need as many layers, and the model has {num_layers}; "
-            "lower pp, or choose policy.parallel.schedule = '1f1b', which has one stage a process"
-        )
-    middle_first = [*range(1, num_stages - 1), 0, num_stages - 1]
-    size, rest = divmod(num_layers, num_stages)
-    longer = frozenset(middle_first[:rest])
-    spans: list[range] = []
-    for stage in range(num_stages):
-        start = spans[-1].stop if spans else 0
-        spans.append(range(start, start + size + (stage in longer)))
-    return spans
 
 
 def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
@@ -136,33 +104,6 @@ def _unusable(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFac
     return [*found, *undeclared(mesh, capabilities.mesh_axes | facts.impossible.keys())]
 
 
-def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
-    """Faults of `policy.float8.skip`: a part of no name, or of so many that no layer is left.
-
-    Args:
-        skip: Parts of names of layers that shall not compute in 8 bits.
-        names: Of the layers that can.
-        architecture: Of the model, for people.
-    """
-    known = {part for name in names for part in name.split(".") if not part.isdecimal()}
-    for wanted in skip:
-        if not any(wanted in name for name in names):
-            yield (
-                f"policy.float8.skip: no linear layer of {architecture} has {wanted!r} in its name; "
-                f"{suggestion(wanted, known)}"
-            )
-    if not any(is_computed(name, skip) for name in names):
-        yield (
-            f"policy.float8.skip: {list(skip)} leaves none of the {len(names)} linear layers of {architecture} to "
-            "compute in 8 bits; skip fewer, or set policy.float8.scaling = 'none'"
-        )
-
-
-def is_computed(name: str, skip: Sequence[str]) -> bool:
-    """Tell whether the linear layer of this name computes in 8 bits, where some do."""
-    return not any(part in name for part in skip)
-
-
 def undeclared(mesh: MeshConfig, declared: Collection[Axis]) -> Iterator[str]:
     """Axes greater than one that the model's plugin does not declare."""
     allowed = [axis for axis in get_args(Axis) if axis in declared]
@@ -194,35 +135,6 @@ def _stages(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
     yield (
         f"policy.mesh.pp: {many} makes {pp * each} stages of {facts.num_layers} layers; "
         f"pp can be at most {max(facts.num_layers // each, 1)}"
-    )
-
-
-def leading_problems(
-    architecture: str, num_leading: int, num_layers: int, *, num_stages: int, is_split: bool
-) -> Iterator[str]:
-    """Why the first stage cannot add something to the results of leading layers, as some models do.
-
-    Args:
-        architecture: Of the model, for people.
-        num_leading: Layers to whose results it adds something (see `ModelFacts.num_leading_layers`).
-        num_layers: Layers of the model.
-        num_stages: Stages, at most as many as layers.
-        is_split: Whether the sequence is split over `tp` between layers: behind its last one a stage has all of it, so
-            that it needs one layer more.
-    """
-    if not num_leading:
-        return
-    needed = num_leading + is_split
-    first = len(layer_spans(num_layers, num_stages)[0])
-    if first >= needed:
-        return
-    fitting = [stages for stages in range(1, num_stages) if len(layer_spans(num_layers, stages)[0]) >= needed]
-    ways = [f"there can be at most {fitting[-1]}"] if fitting else []
-    ways += ["set policy.parallel.sequence_parallel = false"] if is_split and first >= num_leading else []
-    what = f"{num_leading} layers and one more (sequence_parallel)" if is_split else f"{num_leading} layers"
-    yield (
-        f"policy.mesh.pp: {architecture} adds to the results of its first layers, so the first stage "
-        f"needs {what}, and of {num_stages} it has {first}; {', or '.join(ways) or 'use fewer stages'}"
     )
 
 

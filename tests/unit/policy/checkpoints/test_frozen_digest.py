@@ -7,8 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.adapters import check_below, frozen_digest
 from cosmos_core.models.parallel.channel import Channel, open_channel
+from cosmos_core.policy.checkpoints.frozen_digest import check_below, frozen_digest
 from cosmos_core.testing.worlds import run_world
 
 torch.set_num_threads(1)

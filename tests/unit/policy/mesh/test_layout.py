@@ -6,7 +6,8 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.parallel.layout import layer_spans, misfits, stage_indices
+from cosmos_core.models.parallel.stages import layer_spans, stage_indices
+from cosmos_core.policy.mesh.layout import misfits
 from cosmos_core.protocols import ModelCapabilities, ModelFacts
 from cosmos_core.protocols.facts import Extent, ModelPart
 
