@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 import attrs
 from sphinx.application import Sphinx
 
+from cosmos_core import protocols
 from cosmos_core.protocols import PROTOCOL_VERSIONS, hooks
 from cosmos_core.protocols.provider import DEPRECATED_PROTOCOLS, Kind
 from reference import records
@@ -46,9 +48,12 @@ def reference(kind: Kind) -> str:
 
 
 def one_record(name: str) -> str:
-    """The fields of one public record of the protocols."""
-    cls = getattr(importlib.import_module("cosmos_core.protocols"), name)
-    return f"{records.summary(cls)}\n\n{records.record(cls)}"
+    """The fields of one public record of the protocols, and the module that it is imported from."""
+    modules = [each.name for each in pkgutil.iter_modules(protocols.__path__, "cosmos_core.protocols.")]
+    found = {path: getattr(importlib.import_module(path), name, None) for path in modules}
+    path, cls = next((path, cls) for path, cls in found.items() if cls is not None and cls.__module__ == path)
+    home = "cosmos_core.protocols" if hasattr(protocols, name) else path
+    return f"From `{home}`: {records.summary(cls)}\n\n{records.record(cls)}"
 
 
 def versions() -> str:
