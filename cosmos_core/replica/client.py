@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 import zmq
@@ -24,12 +23,12 @@ from cosmos_core.transport.keys import Key
 from cosmos_core.transport.messages import DOWN, UP, Directive, Hello, Refused
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import REPORT, Report
-from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Curve, Handshakes, Socket, dealer, offer, receive
+from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Closing, Curve, Handshakes, Socket, dealer, offer, receive
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-class ControlClient:
+class ControlClient(Closing):
     """Says hello, reports reliably, beats, and keeps the newest directive.
 
     Start it once; use it as a context manager, or close it. Every method may be called from any thread, but
@@ -104,11 +103,6 @@ class ControlClient:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def refused(self) -> Refused | None:

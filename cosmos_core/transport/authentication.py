@@ -14,8 +14,7 @@ import logging
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import attrs
 import zmq
@@ -27,7 +26,7 @@ from cosmos_core.transport.connection_limiter import EVENTS, ConnectionLimiter
 from cosmos_core.transport.key_folder import AllowList, Peer
 from cosmos_core.transport.keys import ALLOWED, ROLES, Key, KeyPair, PeerRole, is_named
 from cosmos_core.transport.messages import Beat, Command, Hello, Reports, Up
-from cosmos_core.transport.sockets import Context, Curve, Limits, Socket, address_of, dealer, router
+from cosmos_core.transport.sockets import Closing, Context, Curve, Limits, Socket, address_of, dealer, router
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class Authenticator:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Listener:
+class Listener(Closing):
     """A socket that listens, and the authentication of who speaks there.
 
     Attributes:
@@ -159,14 +158,6 @@ class Listener:
         self.socket.close(linger=linger_ms)
         if self.authenticator is not None:
             self.authenticator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def listen(

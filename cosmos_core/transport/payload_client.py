@@ -8,8 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import attrs
 import zmq
@@ -19,7 +18,7 @@ from cosmos_core.errors import TransportError
 from cosmos_core.transport.addresses import without_key
 from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, REQUESTS, Absent, Fetch, Found, unpack
-from cosmos_core.transport.sockets import BULK, HANDSHAKE_EVENTS, Context, Socket, drop_rest, offer, refusal
+from cosmos_core.transport.sockets import BULK, HANDSHAKE_EVENTS, Closing, Context, Socket, drop_rest, offer, refusal
 from cosmos_core.types import Payload
 
 _LOG: Final = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ stays unconfirmed is not waiting to be read, its link is cut."""
 _LOOK_S: Final = 0.5
 
 
-class PayloadClient:
+class PayloadClient(Closing):
     """Fetches from many endpoints at once; connections stay open between fetches, unless the other end closed its own.
 
     One fetch at a time: a second thread waits for the first one's fetch.
@@ -86,14 +85,6 @@ class PayloadClient:
         with self._lock:
             self._forget(list(self._peers.values()))
             self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _collect(self, peers: Sequence[_Peer], found: dict[int, list[Payload]], deadline: float) -> None:
         poller = zmq.Poller()

@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 from collections.abc import Collection, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 import attrs
@@ -23,7 +22,7 @@ from cosmos_core.transport.authentication import Keyring, serve
 from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, Packed, pack
 from cosmos_core.transport.keys import PeerRole
 from cosmos_core.transport.payload_client import PayloadClient
-from cosmos_core.transport.sockets import BULK, Socket, offer, receive_marked
+from cosmos_core.transport.sockets import BULK, Closing, Socket, offer, receive_marked
 from cosmos_core.types import Payload
 
 __all__ = ["PayloadClient", "PayloadServer"]
@@ -35,7 +34,7 @@ _LIMITS: Final = attrs.evolve(BULK, part_bytes=4 << 20)
 _SERVED: Final[tuple[PeerRole, ...]] = ("policy",)
 
 
-class PayloadServer:
+class PayloadServer(Closing):
     """Holds payloads by lease, and serves them from a thread. Its methods may be called from any thread.
 
     Args:
@@ -82,11 +81,6 @@ class PayloadServer:
 
     def __enter__(self) -> Self:
         return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def endpoint(self) -> str:

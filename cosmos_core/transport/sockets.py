@@ -12,7 +12,8 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from types import TracebackType
+from typing import Final, Self, TypeAlias
 
 import attrs
 import zmq
@@ -53,6 +54,22 @@ _HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
 _MOST: Final = 5
 _PATIENCE_S: Final = 3.0
 """A controller that ends while it is spoken to hangs up, too, but not for so long."""
+
+
+class Closing:
+    """Whatever holds sockets or files is closed at the end of its `with` block."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @attrs.frozen(kw_only=True)

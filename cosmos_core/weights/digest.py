@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-import attrs
 import torch
 
 from cosmos_core.protocols import TensorSlice
@@ -32,20 +31,20 @@ from cosmos_core.weights.shards import EngineLayout, ShardMap
 WEYL: Final = 0x9E3779B97F4A7C15
 """What the generator's state grows by."""
 
-_MASK: Final = (1 << 64) - 1
+MODULUS: Final = 1 << 64
 _FACTORS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def signed(value: int) -> int:
     """The int64 with the bits of a number below 2^64."""
-    return value - (1 << 64) if value >= 1 << 63 else value
+    return value - MODULUS if value >= 1 << 63 else value
 
 
 def mix(value: int) -> int:
     """The output of a state, below 2^64; of a state beyond that its lowest 64 bits count."""
-    value &= _MASK
+    value %= MODULUS
     for shift, factor in _FACTORS:
-        value = ((value ^ (value >> shift)) * factor) & _MASK
+        value = ((value ^ (value >> shift)) * factor) % MODULUS
     return value ^ (value >> 31)
 
 
@@ -64,8 +63,6 @@ def _xor_shift(value: torch.Tensor, shift: int) -> torch.Tensor:
 
 _SIGNED_FACTORS: Final = tuple((shift, signed(factor)) for shift, factor in _FACTORS)
 
-
-MODULUS: Final = 1 << 64
 
 _ROW_STREAM: Final = 0x5851F42D4C957F2D
 _COLUMN_STREAM: Final = 0x14057B7EF767814F
@@ -97,7 +94,10 @@ def tensor_digest(
     """
     whole = tuple(tensor.shape) if shape is None else tuple(shape)
     begin = (0,) * len(whole) if start is None else tuple(start)
-    _check_place(name, begin, tuple(tensor.shape), whole)
+    size = tuple(tensor.shape)
+    fits = len(begin) == len(size) == len(whole)
+    if not fits or any(s < 0 or s + n > w for s, n, w in zip(begin, size, whole, strict=True)):
+        raise ValueError(f"{name}: a slice of shape {size} at {begin} does not lie in a tensor of shape {whole}")
     odd, per_element = _name_keys(name, str(tensor.dtype), whole)
     weighted = _weighted_sum(tensor.detach(), begin, whole) if tensor.numel() else 0
     return (odd * weighted + per_element * tensor.numel()) % MODULUS
@@ -141,12 +141,6 @@ def first_difference(expected: Mapping[str, int], found: Mapping[str, int]) -> s
     """The first name, in order, whose digests differ or that one side lacks; None if all agree."""
     names = sorted(expected.keys() | found.keys())
     return next((name for name in names if expected.get(name) != found.get(name)), None)
-
-
-def _check_place(name: str, start: tuple[int, ...], size: tuple[int, ...], whole: tuple[int, ...]) -> None:
-    fits = len(start) == len(size) == len(whole)
-    if not fits or any(s < 0 or s + n > w for s, n, w in zip(start, size, whole, strict=True)):
-        raise ValueError(f"{name}: a slice of shape {size} at {start} does not lie in a tensor of shape {whole}")
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -241,14 +235,6 @@ def _splitmix(index: torch.Tensor, stream: int) -> torch.Tensor:
 _Shards: TypeAlias = tuple[TensorSlice, ...]
 
 
-@attrs.define
-class _Part:
-    """What a rank got of a tensor: the sum of its digests, and how many elements."""
-
-    digest: int = 0
-    count: int = 0
-
-
 class Arrivals:
     """Adds up, for each rank, the digests of the slices that come for it.
 
@@ -271,14 +257,14 @@ class Arrivals:
             for piece in slices.disjoint([piece for piece, _ in held]):
                 shards = self._shards[piece.name]
                 shards[rank] = (*shards.get(rank, ()), piece)
-        self._parts: Final = {(rank, name): _Part() for name, ranks in self._shards.items() for rank in ranks}
+        self._parts: Final[dict[tuple[int, str], tuple[int, int]]] = {}
+        """What a rank got of a tensor: the sum of its digests, and how many elements."""
 
     def add(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
         """Take a slice that came for a rank."""
-        part = self._parts[rank, piece.name]
-        shape = self._tensors[piece.name].shape
-        part.digest = (part.digest + tensor_digest(piece.name, data, start=piece.start, shape=shape)) % MODULUS
-        part.count += slices.size(piece)
+        digest, count = self._parts.get((rank, piece.name), (0, 0))
+        digest += tensor_digest(piece.name, data, start=piece.start, shape=self._tensors[piece.name].shape)
+        self._parts[rank, piece.name] = digest % MODULUS, count + slices.size(piece)
 
     def first_wrong(self) -> str | None:
         """The first tensor, by name, that did not arrive as it was published; None if none is known to be wrong."""
@@ -296,9 +282,10 @@ class Arrivals:
         digests: dict[_Shards, set[int]] = {}
         is_known = True
         for rank, shards in self._shards[name].items():
-            part = self._parts[rank, name]
-            if part.count == _size(shards):
-                digests.setdefault(tuple(sorted(shards, key=_place)), set()).add(part.digest)
+            digest, count = self._parts.get((rank, name), (0, 0))
+            if count == _size(shards):
+                place = tuple(sorted(shards, key=lambda piece: (piece.start, piece.shape)))
+                digests.setdefault(place, set()).add(digest)
             else:
                 is_known = False
         if any(len(copies) > 1 for copies in digests.values()):
@@ -323,7 +310,3 @@ def _completed(shards: _Shards, others: Iterable[_Shards], size: int) -> list[_S
 
 def _size(shards: _Shards) -> int:
     return sum(map(slices.size, shards))
-
-
-def _place(piece: TensorSlice) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return piece.start, piece.shape

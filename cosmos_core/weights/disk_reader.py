@@ -136,9 +136,8 @@ def stored_parts(directory: str, run_id: str, target: WeightTarget) -> tuple[lis
             except WeightSyncError as error:
                 problems.append(str(error))
                 continue
-            shelf = StoredShelf(files, posixpath.join(folder, part.manifest.path), part)
-            shards = part.manifest.shard_map()
-            ready.append(Ready(source=None, manifest=part.manifest, shards=shards, shelf=shelf, host=""))
+            stored, manifest = StoredFile(files, posixpath.join(folder, part.manifest.path), part), part.manifest
+            ready.append(Ready(source=None, manifest=manifest, shards=manifest.shard_map(), read=stored.read))
     if not ready and not problems:
         problems.append(f"{url}: nothing is stored there")
     return ready, problems
@@ -202,7 +201,7 @@ class _Range:
     last: int
 
 
-class StoredShelf:
+class StoredFile:
     """A stored part.
 
     What is read is the span from the first to the last element of each slice, in whole blocks; slices that are near

@@ -9,9 +9,9 @@ import logging
 import mmap
 import posixpath
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 import msgspec
@@ -38,12 +38,8 @@ _VANISHED: Final = (errno.ENOENT, errno.ESTALE)
 """What a file system answers to who writes into a folder that is removed meanwhile."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Snapshot:
-    """What is to be written; None in place of a file that is not there any more."""
-
-    manifest: wire.Manifest
-    mapped: mmap.mmap | None
+_Snapshot: TypeAlias = tuple[wire.Manifest, mmap.mmap | None]
+"""What is to be written; None in place of a file that is not there any more."""
 
 
 class VersionWriter:
@@ -76,16 +72,15 @@ class VersionWriter:
             WeightSyncError: It is the only source, and cannot be written, and it is needed still.
         """
         # Who maps the file keeps it from being written over.
-        mapped = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
-        snapshot = _Snapshot(manifest=manifest, mapped=mapped)
+        snapshot = manifest, map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
         if self._is_only:
-            self._thread.submit(self._write, snapshot).result()
+            self._thread.submit(self._write, *snapshot).result()
             return
         with self._lock:
             # One waits at most: each keeps a whole snapshot in memory.
             late, self._waiting = self._waiting, snapshot
         if late is not None:
-            _LOG.info("weights version %d was not stored: writing cannot keep up", late.manifest.version)
+            _LOG.info("weights version %d was not stored: writing cannot keep up", late[0].version)
         self._begin(self._write_waiting)
 
     def remove_before(self, oldest: int) -> None:
@@ -111,19 +106,14 @@ class VersionWriter:
         if snapshot is None:
             return
         try:
-            self._write(snapshot)
+            self._write(*snapshot)
         except WeightSyncError as error:
-            _LOG.warning("weights version %d was not stored, training goes on: %s", snapshot.manifest.version, error)
+            _LOG.warning("weights version %d was not stored, training goes on: %s", snapshot[0].version, error)
 
-    def _write(self, snapshot: _Snapshot) -> None:
-        """Store a snapshot.
-
-        Raises:
-            WeightSyncError: It cannot be stored, and is needed still.
-        """
-        manifest = snapshot.manifest
+    def _write(self, manifest: wire.Manifest, mapped: mmap.mmap | None) -> None:
+        """Store a snapshot; it is an error if it cannot be stored, and is needed still."""
         try:
-            self._store(manifest, snapshot.mapped)
+            self._store(manifest, mapped)
         except WeightSyncError as error:
             # Another replica, which was faster, removes a version while this one writes it.
             if not (manifest.version < self._oldest or self._is_removed(manifest, error)):
@@ -154,10 +144,11 @@ class VersionWriter:
             files.makedirs(folder, exist_ok=True)
             name = f"{manifest.token}.bin"
             checksums = []
-            with files.open(f"{folder}/{name}", "wb") as file:
-                for block in _blocks(mapped):
-                    file.write(block)
-                    checksums.append(checksum(block))
+            with files.open(f"{folder}/{name}", "wb") as file, memoryview(mapped) as whole:
+                for first in range(0, len(whole), BLOCK_BYTES):
+                    with whole[first : first + BLOCK_BYTES] as block:
+                        file.write(block)
+                        checksums.append(checksum(block))
             part = StoredPart(
                 format=FORMAT,
                 run_id=self._run_id,
@@ -192,12 +183,6 @@ def _tell(done: Future[None]) -> None:
     error = done.exception()
     if error is not None:
         _LOG.error("weights are not stored as they should be, training goes on: %r", error, exc_info=error)
-
-
-def _blocks(mapped: mmap.mmap) -> Iterator[memoryview]:
-    whole = memoryview(mapped)
-    for first in range(0, len(whole), BLOCK_BYTES):
-        yield whole[first : first + BLOCK_BYTES]
 
 
 def _write_at_once(files: Any, path: str, content: bytes) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import attrs
 import torch
@@ -21,39 +21,18 @@ from cosmos_core.weights.snapshot import view
 from cosmos_core.weights.source import Arrived, Source, Wanted
 from cosmos_core.weights.topology import Place
 
-
-class Shelf(Protocol):
-    """Slices within reach."""
-
-    def read(self, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
-        """Yield each of these slices, which it holds.
-
-        Raises:
-            WeightSyncError: What it holds is damaged or gone.
-        """
-        ...
+Read: TypeAlias = Callable[[Sequence[Wanted]], Iterator[Arrived]]
+"""Yields slices within reach; a `WeightSyncError` says that they are damaged or gone."""
 
 
-class MappedShelf:
-    """The file of a publisher on this host; slices are views of it.
-
-    Args:
-        manifest: What the file holds.
-        buffer: The file.
-    """
-
-    def __init__(self, manifest: wire.Manifest, buffer: mmap.mmap) -> None:
-        self._manifest: Final = manifest
-        self._buffer: Final = buffer
-
-    def read(self, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
-        """Views of the mapping, which live as long as it does."""
-        tensors: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
-        for entry in self._manifest.entries:
-            tensors.setdefault(entry.name, []).append((entry.piece, view(self._buffer, entry)))
-        for rank, piece in pieces:
-            held, tensor = next((h, t) for h, t in tensors[piece.name] if slices.contains(h, piece))
-            yield rank, piece, tensor[slices.within(piece, held)]
+def read_mapped(manifest: wire.Manifest, buffer: mmap.mmap, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
+    """Yield slices of a publisher's file on this host: views of the mapping, which live as long as it does."""
+    tensors: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
+    for entry in manifest.entries:
+        tensors.setdefault(entry.name, []).append((entry.piece, view(buffer, entry)))
+    for rank, piece in pieces:
+        held, tensor = next((h, t) for h, t in tensors[piece.name] if slices.contains(h, piece))
+        yield rank, piece, tensor[slices.within(piece, held)]
 
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -68,17 +47,13 @@ class Ready:
         source: Who is asked for slices; None for what is only read.
         manifest: What it said of the version.
         shards: What it holds, of the manifest.
-        shelf: Where to read what it holds, if that is within reach.
-        host: Where it is.
-        rack: Label of the rack that it is in; empty if it is not known.
+        read: Reads what it holds, if that is within reach.
     """
 
     source: Source | None
     manifest: wire.Manifest
     shards: ShardMap
-    shelf: Shelf | None
-    host: str
-    rack: str = ""
+    read: Read | None
 
 
 class Fetch:
@@ -107,7 +82,7 @@ class Fetch:
         self.version: Final = version
         self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
         self.is_stored: Final = all(each.source is None for each in ready)
-        self.is_asked: Final = any(each.shelf is None for each in ready)
+        self.is_asked: Final = any(each.read is None for each in ready)
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
         self._plan: Final = plan
@@ -157,11 +132,11 @@ class Fetch:
             for index, pieces in plan.slices(target).items():
                 shares[index] += [(rank, piece) for piece in pieces]
         for ready, share in zip(usable, shares, strict=True):
-            if ready.shelf is None and ready.source is not None:
+            if ready.read is None and ready.source is not None:
                 ready.source.want(share)
         for ready, share in zip(usable, shares, strict=True):
-            if ready.shelf is not None:
-                yield from ready.shelf.read(share)
+            if ready.read is not None:
+                yield from ready.read(share)
 
     def _reassign(self, source: Source, reason: str) -> Iterator[Arrived]:
         """Ask the other sources for what one owes."""
@@ -189,7 +164,7 @@ def plan_of(ready: Sequence[Ready], wanted: ShardMap, place: Place) -> Plan:
     Raises:
         WeightSyncError: Together they do not have all that is wanted.
     """
-    sources = [Member.at(Place(host=each.host, rack=each.rack), each.shards) for each in ready]
+    sources = [Member.at(Place() if each.source is None else each.source.place, each.shards) for each in ready]
     return Plan(sources, [Member.at(place, wanted)])
 
 

@@ -8,10 +8,12 @@ begins with a byte from the publisher, while both are there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,6 +31,7 @@ _GIVE_UP: Final = timedelta(milliseconds=1)
 _PAUSE_S: Final = 0.0005
 _GREETING: Final = 0
 """Tag of the byte that a pair begins with; requests count from 1."""
+_TAGS: Final = 1 << 31
 _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
 
 
@@ -44,7 +47,7 @@ class Rendezvous:
     """
 
     def __init__(self, host: str, timeout_s: float) -> None:
-        try:
+        with _told(f"nobody can be met at {host}"):
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             # Left to itself, torch listens on every address of the machine.
             listening = socket.create_server((host, 0), family=family)
@@ -58,8 +61,6 @@ class Rendezvous:
                 wait_for_workers=False,
                 master_listen_fd=listening.detach(),
             )
-        except (OSError, RuntimeError) as error:
-            raise TransportError(f"nobody can be met at {host}: {_first_line(error)}") from error
 
 
 def meet(host: str, port: int, timeout_s: float) -> TCPStore:
@@ -68,11 +69,9 @@ def meet(host: str, port: int, timeout_s: float) -> TCPStore:
     Raises:
         TransportError: It cannot be reached.
     """
-    try:
+    with _told(f"{host}:{port} cannot be met"):
         timeout = timedelta(seconds=timeout_s)
         return TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:  # what torch's stores raise on every kind of failure
-        raise TransportError(f"{host}:{port} cannot be met: {_first_line(error)}") from error
 
 
 class Pair:
@@ -97,10 +96,8 @@ class Pair:
         self.device: Final = torch.device("cpu") if kind == "gloo" else _gpu()
         self._peer: Final = 1 - rank
         self._group: Any = None
-        try:
+        with _told(f"no {kind} connection"):
             self._group = _gloo(store, rank, host, timeout_s) if kind == "gloo" else _nccl(store, rank, timeout_s)
-        except (RuntimeError, ValueError) as error:
-            raise TransportError(f"no {kind} connection: {_first_line(error)}") from error
         if kind == "nccl":
             self._greet(rank, timeout_s)
 
@@ -110,12 +107,8 @@ class Pair:
         Raises:
             TransportError: The GPU has no room for them.
         """
-        try:
+        with _told(f"{data.numel():,} bytes cannot be put on {self.device}"):
             return data.to(self.device)
-        except RuntimeError as error:
-            raise TransportError(
-                f"{data.numel():,} bytes cannot be put on {self.device}: {_first_line(error)}"
-            ) from error
 
     def room(self, size: int) -> torch.Tensor:
         """Memory for bytes that come.
@@ -123,10 +116,8 @@ class Pair:
         Raises:
             TransportError: The GPU has none.
         """
-        try:
+        with _told(f"no room for {size:,} bytes on {self.device}"):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
-        except RuntimeError as error:
-            raise TransportError(f"no room for {size:,} bytes on {self.device}: {_first_line(error)}") from error
 
     def send(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to send bytes, which must stay as they are until it is finished.
@@ -134,7 +125,9 @@ class Pair:
         Raises:
             TransportError: The connection is broken.
         """
-        return self._begin(lambda: self._group.send([data], self._peer, tag))
+        with _told(f"a transfer over {self.kind} failed"):
+            work: dist.Work = self._group.send([data], self._peer, tag)
+        return work
 
     def receive(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to write what comes under a tag into `data`.
@@ -142,7 +135,9 @@ class Pair:
         Raises:
             TransportError: The connection is broken.
         """
-        return self._begin(lambda: self._group.recv([data], self._peer, tag))
+        with _told(f"a transfer over {self.kind} failed"):
+            work: dist.Work = self._group.recv([data], self._peer, tag)
+        return work
 
     def finish(self, work: dist.Work, timeout_s: float) -> None:
         """Wait for one transfer. If it fails the pair is of no use any more, and the other one hears of it.
@@ -150,14 +145,12 @@ class Pair:
         Raises:
             TransportError: It is not complete in time, or the other one is gone.
         """
-        try:
+        with _told(f"a transfer over {self.kind} failed"):
             if self.kind == "gloo":
                 # Transfers of two cannot be polled; one that is waited for in vain closes the connection (measured).
                 work.wait(timedelta(seconds=timeout_s))
             else:
                 self._poll(work, timeout_s)
-        except RuntimeError as error:
-            raise TransportError(f"a transfer over {self.kind} failed: {_first_line(error)}") from error
 
     def drop(self, pending: list[dist.Work]) -> None:
         """Leave, whatever is under way; the pair is of no use any more."""
@@ -171,10 +164,8 @@ class Pair:
             return
         for work in pending:
             # The first one closes the connection, which ends the others.
-            try:
+            with contextlib.suppress(RuntimeError):
                 work.wait(_GIVE_UP)
-            except RuntimeError:
-                continue
 
     def _greet(self, rank: int, timeout_s: float) -> None:
         """Have the communicator built, from both sides at the same time."""
@@ -185,13 +176,6 @@ class Pair:
         except TransportError:
             self.drop([work])
             raise
-
-    def _begin(self, start: Any) -> dist.Work:
-        try:
-            work: dist.Work = start()
-        except RuntimeError as error:
-            raise TransportError(f"a transfer over {self.kind} failed: {_first_line(error)}") from error
-        return work
 
     def _poll(self, work: dist.Work, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -227,13 +211,16 @@ def _gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _first_line(error: BaseException) -> str:
-    line = str(error).strip().partition("\n")[0]
-    # gloo says where in its sources first, and what users of its own should do last.
-    return _PLACE.sub("", line).partition(". This is")[0] or type(error).__name__
-
-
-_TAGS: Final = 1 << 31
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say what failed, and torch's reason."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # what torch raises on every kind of failure
+        line = str(error).strip().partition("\n")[0]
+        # gloo says where in its sources first, and what users of its own should do last.
+        reason = _PLACE.sub("", line).partition(". This is")[0] or type(error).__name__
+        raise TransportError(f"{what}: {reason}") from error
 
 
 def tag_of(request: int, index: int) -> int:

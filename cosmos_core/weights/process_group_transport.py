@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,42 +22,29 @@ from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, Rendezv
 from cosmos_core.weights.wire import Backend
 
 
-class SliceTransport(Protocol):
-    """How slices come from one publisher."""
+class FrameTransport:
+    """Brings the slices of one publisher, which follow its answer on the same socket."""
 
     def expect(self, request: int, sizes: Sequence[int]) -> None:
         """Make ready for an answer, before it is asked for; `sizes` are the bytes of its slices."""
-        ...
 
-    def take(self, request: int, frames: Sequence[zmq.Frame]) -> list[torch.Tensor]:
-        """The slices of an answer that has come, as bytes; `frames` came with it.
+    def take(self, request: int, frames: Sequence[zmq.Frame]) -> list[torch.Tensor]:  # noqa: ARG002
+        """The slices of an answer that has come, as bytes; `frames` came with it, and theirs is the memory.
 
         Raises:
             TransportError: They do not come in time, or the connection is broken.
         """
-        ...
+        return [
+            torch.frombuffer(frame.buffer, dtype=torch.uint8) if len(frame) else torch.empty(0, dtype=torch.uint8)
+            for frame in frames
+        ]
 
     def close(self) -> None:
         """Leave; what is expected does not come any more."""
-        ...
 
 
-class FrameTransport:
-    """Slices follow the answer on the same socket."""
-
-    def expect(self, request: int, sizes: Sequence[int]) -> None:
-        """Nothing to do."""
-
-    def take(self, request: int, frames: Sequence[zmq.Frame]) -> list[torch.Tensor]:  # noqa: ARG002
-        """The frames' own memory."""
-        return [_bytes(frame) for frame in frames]
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class ProcessGroupTransport:
-    """Slices come through a process group with the publisher.
+class ProcessGroupTransport(FrameTransport):
+    """Brings slices through a process group with the publisher.
 
     Transfers are begun before they are asked for, so that those of several publishers go on at the same time.
 
@@ -103,12 +90,6 @@ class ProcessGroupTransport:
         """Leave, whatever is under way."""
         self._pair.drop([work for each in self._expected.values() for _, work in each if work is not None])
         self._expected.clear()
-
-
-def _bytes(frame: zmq.Frame) -> torch.Tensor:
-    if not len(frame):
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(frame.buffer, dtype=torch.uint8)
 
 
 _LOGGER: Final = logging.getLogger(__name__)

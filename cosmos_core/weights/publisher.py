@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import torch
 
 from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.reports import WeightsPublished
+from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.disk_writer import VersionWriter
 from cosmos_core.weights.quantization.shares import MatrixShare
@@ -21,7 +21,7 @@ from cosmos_core.weights.shared_memory import SharedFile, directories_for_files,
 from cosmos_core.weights.snapshot import Snapshot, blank_snapshot, take_snapshot
 
 
-class WeightPublisher:
+class WeightPublisher(Closing):
     """Holds snapshots in shared memory and serves them to other hosts. Methods may be called from any thread."""
 
     def __init__(
@@ -162,7 +162,7 @@ class WeightPublisher:
 
         The file of one of them is kept for the next version, which takes it if nobody reads it any more.
         """
-        for published in self._server.remove_before(oldest):
+        for published in self._server.remove(lambda version: version < oldest):
             with self._lock:
                 is_kept = self._spare is None and not published.is_sent
                 if is_kept:
@@ -174,7 +174,7 @@ class WeightPublisher:
 
     def drop_after(self, newest: int) -> None:
         """Drop versions after `newest`, which come again with other weights; what is stored is replaced then."""
-        for published in self._server.remove_after(newest):
+        for published in self._server.remove(lambda version: version > newest):
             published.snapshot.file.close()
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class WeightPublisher:
         self._server.close()
         if self._writer is not None:
             self._writer.close()
-        for published in self._server.remove_before(2**63):
+        for published in self._server.remove(lambda _: True):
             published.snapshot.file.close()
         with self._lock:
             for snapshot in self._staged.values():
@@ -191,11 +191,3 @@ class WeightPublisher:
             if self._spare is not None:
                 self._spare.close()
                 self._spare = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
-from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 import zmq
@@ -17,9 +17,10 @@ from cosmos_core.transport import sockets
 from cosmos_core.transport.addresses import without_key
 from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.directives import WeightTarget
+from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import digest, wire
 from cosmos_core.weights.disk_reader import stored_parts
-from cosmos_core.weights.fetch import Fetch, MappedShelf, Ready, plan_of, problems, wait
+from cosmos_core.weights.fetch import Fetch, Ready, plan_of, problems, read_mapped, wait
 from cosmos_core.weights.planner import Plan, check_agreement
 from cosmos_core.weights.shards import EngineLayout, ShardMap
 from cosmos_core.weights.shared_memory import map_shared
@@ -34,15 +35,7 @@ _NAMED: Final = 4
 Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.Network
 
 
-@attrs.frozen(kw_only=True)
-class _Patience:
-    """When sources are given up that have not answered: one after `stall_s`, all at `deadline` (monotonic seconds)."""
-
-    deadline: float
-    stall_s: float
-
-
-class WeightReceiver:
+class WeightReceiver(Closing):
     """Fetches weights for one rollout replica; used by one thread at a time."""
 
     def __init__(
@@ -72,7 +65,6 @@ class WeightReceiver:
         self._transport: Final = transport
         self._network: Final[wire.Network] = transport if transport in {"gloo", "nccl"} else "zmq"
         self._run_id: Final = run_id
-        self._host: Final = host
         self._place: Final = Place(host=host, rack=rack)
         self._stall_s: Final = stall_s
         self._directory: Final = directory
@@ -107,12 +99,11 @@ class WeightReceiver:
             WeightSyncError: The version is gone, no source answers, what they hold does not fit the layout (the
                 first tensor is named), or the transport cannot be used.
         """
-        now, stall_s = time.monotonic(), min(self._stall_s, timeout_s / 2)
-        patience = _Patience(deadline=now + timeout_s, stall_s=stall_s)
+        stall_s = min(self._stall_s, timeout_s / 2)
         wanted = ShardMap.of_layout(layout)
         found: list[Source] = []
         try:
-            ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back, base=base)
+            ready, plan = self._find(target, found, wanted, (timeout_s, stall_s), falls_back=falls_back, base=base)
             _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
             chosen = frozenset(layout if ranks is None else ranks)
             yield Fetch(target.version, wanted, ready, plan, place=self._place, stall_s=stall_s, ranks=chosen)
@@ -124,29 +115,24 @@ class WeightReceiver:
         """Release the sockets. Idempotent."""
         self._context.destroy(linger=0)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _find(
         self,
         target: WeightTarget,
         found: list[Source],
         wanted: ShardMap,
-        patience: _Patience,
+        patience: tuple[float, float],
         *,
         falls_back: bool,
         base: Base | None,
     ) -> tuple[list[Ready], Plan]:
-        """Who gives what; connections that are made are put into `found`."""
+        """Who gives what; connections that are made are put into `found`.
+
+        `patience` are the seconds after which all of them, and each of them, are given up that have not answered.
+        """
         if self._transport == "disk":
             return self._stored(target, wanted)
         try:
-            self._connect(target, found, patience.stall_s, base)
+            self._connect(target, found, patience[1], base)
             return self._gather(target, found, wanted, patience)
         except WeightSyncError as error:
             if self._directory is None or not falls_back:
@@ -177,11 +163,11 @@ class WeightReceiver:
 
     def _how(self, ready: Sequence[Ready]) -> str:
         """For the log: over what, and from where."""
-        read = [each for each in ready if each.shelf is not None]
+        mapped = [each for each in ready if each.read is not None]
         if ready[0].source is None:
-            return f"from {len(read)} part(s) in {self._directory}"
-        sent = [each for each in ready if each.shelf is None]
-        ways = [f"through {len(read)} mapped file(s) of {_endpoints(read)}"] if read else []
+            return f"from {len(mapped)} part(s) in {self._directory}"
+        sent = [each for each in ready if each.read is None]
+        ways = [f"through {len(mapped)} mapped file(s) of {_endpoints(mapped)}"] if mapped else []
         ways += [f"over {self._network} from {len(sent)} process(es), {_endpoints(sent)}"] if sent else []
         return " and ".join(ways)
 
@@ -189,21 +175,20 @@ class WeightReceiver:
         racks = target.racks or ("",) * len(target.sources)
         places = list(zip(target.sources, target.hosts, racks, strict=True))
         if self._transport == "shared-memory":
-            places = [place for place in places if place[1] == self._host]
+            places = [place for place in places if place[1] == self._place.host]
         if not places:
             raise WeightSyncError(
                 f"weights version {target.version}: none of its {len(target.sources)} sources can be used with "
-                f"sync.transport {self._transport!r} on host {self._host!r} (theirs: {', '.join(target.hosts)})"
+                f"sync.transport {self._transport!r} on host {self._place.host!r} (theirs: {', '.join(target.hosts)})"
             )
         for endpoint, host, rack in places:
             source = Source(
                 self._context,
                 endpoint,
-                host,
+                Place(host=host, rack=rack),
                 self._run_id,
                 network=self._network,
                 stall_s=stall_s,
-                rack=rack,
                 base=base,
                 keyring=self._keyring,
             )
@@ -211,13 +196,13 @@ class WeightReceiver:
             source.describe(target.version)
 
     def _gather(
-        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: _Patience
+        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: tuple[float, float]
     ) -> tuple[list[Ready], Plan]:
         """Wait until the sources that answered can give everything: those on this host alone, if they can."""
         ready: list[Ready] = []
-        is_near_tried = False
+        deadline, is_near_tried = time.monotonic() + patience[0], False
         waiting = list(sources)
-        while waiting and time.monotonic() < patience.deadline:
+        while waiting and time.monotonic() < deadline:
             for source in wait(waiting):
                 self._learn(source, target, ready)
             # Not as they answered: ranks that fetch for themselves shall plan from the same.
@@ -226,7 +211,7 @@ class WeightReceiver:
             expected = [source for source in waiting if not source.is_stalled]
             if not is_near_tried and not any(self._is_near(source) for source in expected):
                 is_near_tried = True
-                near = [each for each in ready if each.shelf is not None]
+                near = [each for each in ready if each.read is not None]
                 found = self._plan(near, wanted)
                 if isinstance(found, Plan):
                     return near, found
@@ -237,7 +222,7 @@ class WeightReceiver:
         if isinstance(found, Plan):
             return ready, found
         for source in waiting:
-            source.fail(f"no answer for {patience.stall_s:g} s")
+            source.fail(f"no answer for {patience[1]:g} s")
         if any(source.failure for source in sources):
             more = f"; {found}" if ready else ""
             raise WeightSyncError(problems(target.version, sources) + more)
@@ -245,7 +230,7 @@ class WeightReceiver:
 
     def _is_near(self, source: Source) -> bool:
         """Whether what the source holds is to be mapped here."""
-        return self._transport in {"auto", "shared-memory"} and source.host == self._host
+        return self._transport in {"auto", "shared-memory"} and source.place.host == self._place.host
 
     def _plan(self, ready: Sequence[Ready], wanted: ShardMap) -> Plan | WeightSyncError:
         """Who sends what, or why these sources cannot give all that is wanted, and only that."""
@@ -279,17 +264,14 @@ class WeightReceiver:
         if ready:
             # The digest says that they are the same, and of hundreds of sources they would be gigabytes.
             manifest = source.manifest = attrs.evolve(manifest, digests=ready[0].manifest.digests)
-        shelf = None
+        read = None
         if self._is_near(source):
             buffer = map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
             if buffer is None and self._transport == "shared-memory":
                 source.fail(f"its file {manifest.path} cannot be mapped here; do both processes see that folder?")
                 return
-            shelf = None if buffer is None else MappedShelf(manifest, buffer)
-        shards = manifest.shard_map()
-        ready.append(
-            Ready(source=source, manifest=manifest, shards=shards, shelf=shelf, host=source.host, rack=source.rack)
-        )
+            read = None if buffer is None else functools.partial(read_mapped, manifest, buffer)
+        ready.append(Ready(source=source, manifest=manifest, shards=manifest.shard_map(), read=read))
 
 
 def _endpoints(ready: Sequence[Ready]) -> str:

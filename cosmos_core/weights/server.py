@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import attrs
@@ -101,17 +101,10 @@ class SliceServer:
             self._published[published.manifest.version] = published
         return replaced
 
-    def remove_before(self, oldest: int) -> list[Published]:
-        """Serve versions before `oldest` no longer, and return them."""
+    def remove(self, is_over: Callable[[int], bool]) -> list[Published]:
+        """Serve some versions no longer, and return them."""
         with self._lock:
-            versions = [version for version in self._published if version < oldest]
-            return [self._published.pop(version) for version in versions]
-
-    def remove_after(self, newest: int) -> list[Published]:
-        """Serve versions after `newest` no longer, and return them."""
-        with self._lock:
-            versions = [version for version in self._published if version > newest]
-            return [self._published.pop(version) for version in versions]
+            return [self._published.pop(version) for version in list(self._published) if is_over(version)]
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
@@ -225,8 +218,8 @@ class SliceServer:
             return wire.Slices(request=request.request), found
         pairs = zip(request.pieces, found, strict=True)
         made = [_changed(base.snapshot, published.snapshot, piece, new) for piece, new in pairs]
-        encodings = tuple(each.encoding for each in made)
-        return wire.Slices(request=request.request, encodings=encodings), [each.data for each in made]
+        encodings = tuple(encoding for encoding, _ in made)
+        return wire.Slices(request=request.request, encodings=encodings), [data for _, data in made]
 
     def _of_origin(self, origin: wire.Origin | None) -> Published | None:
         """The version that a receiver has, if it is held; its number alone may be that of other weights."""
@@ -241,7 +234,7 @@ def _changed(base: Snapshot, snapshot: Snapshot, piece: TensorSlice, new: memory
     old, entry = base.finds(piece), snapshot.finds(piece)
     data = base.read(piece) if old is not None and entry is not None and old.facts == entry.facts else None
     if data is None:
-        return Encoded(encoding="whole", data=new)
+        return "whole", new
     return encode(data, new, snapshot.itemsizes[piece.name])
 
 

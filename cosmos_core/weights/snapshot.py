@@ -9,14 +9,14 @@ import mmap
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import attrs
 import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
 from cosmos_core.weights.quantization.codec import copy_exactly
@@ -55,13 +55,12 @@ class Snapshot:
     token: str
     entries: tuple[TensorShard, ...]
     file: SharedFile
-    itemsizes: Mapping[str, int] = attrs.field(init=False)
-    _by_name: Mapping[str, Sequence[TensorShard]] = attrs.field(init=False, repr=False)
-
     # Made once, as requests for a few slices each come for tens of thousands of tensors.
-    @itemsizes.default
-    def _find_itemsizes(self) -> Mapping[str, int]:
-        return {entry.name: entry.facts.itemsize for entry in self.entries}
+    itemsizes: Mapping[str, int] = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda self: {each.name: each.facts.itemsize for each in self.entries}, takes_self=True),
+    )
+    _by_name: Mapping[str, Sequence[TensorShard]] = attrs.field(init=False, repr=False)
 
     @_by_name.default
     def _index(self) -> Mapping[str, Sequence[TensorShard]]:
@@ -134,22 +133,21 @@ def take_snapshot(
     Raises:
         WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
     """
-    token, shares = secrets.token_hex(16), quantised or {}
+    shares = quantised or {}
     held = {name: each if isinstance(each, LocalShard) else local_shard(each) for name, each in tensors.items()}
     parts = {
         name: shares[name].parts() if name in shares else (_plain(name, shard, dtype),) for name, shard in held.items()
     }
-    entries = tuple(_lay_out(part for made in parts.values() for part in made))
-    file = _file(spare, label=f"v{version}", token=token, size=_size(entries), directory=directory)
-    rest = iter(entries)
+    snapshot = _laid_out(version, (part for made in parts.values() for part in made), directory, spare)
+    rest = iter(snapshot.entries)
     with contextlib.ExitStack() as undo:
-        undo.callback(file.close)
+        undo.callback(snapshot.file.close)
         for name, shard in held.items():
             content = shares[name].quantise(shard.tensor) if name in shares else (shard.tensor,)
             for entry, data in zip((next(rest) for _ in parts[name]), content, strict=True):
-                copy_exactly(view(file.buffer, entry), data)
+                copy_exactly(view(snapshot.file.buffer, entry), data)
         undo.pop_all()
-    return Snapshot(version=version, token=token, entries=entries, file=file)
+    return snapshot
 
 
 def blank_snapshot(
@@ -171,22 +169,11 @@ def blank_snapshot(
         WeightSyncError: There is no room for the snapshot, or the ranks disagree on a tensor.
     """
     facts = ShardMap.of_layout(layout).tensors
-    held = slices.disjoint([piece for pieces in layout.values() for piece, _ in pieces])
-    token = secrets.token_hex(16)
-    entries = tuple(
-        _lay_out(
-            TensorShard(
-                name=piece.name,
-                dtype=facts[piece.name].dtype,
-                shape=facts[piece.name].shape,
-                start=piece.start,
-                size=piece.shape,
-            )
-            for piece in held
-        )
-    )
-    file = _file(spare, label=f"v{version}", token=token, size=_size(entries), directory=directory)
-    return Snapshot(version=version, token=token, entries=entries, file=file)
+    held = [
+        TensorShard(name=piece.name, start=piece.start, size=piece.shape, **attrs.asdict(facts[piece.name]))
+        for piece in slices.disjoint([piece for pieces in layout.values() for piece, _ in pieces])
+    ]
+    return _laid_out(version, held, directory, spare)
 
 
 def view(buffer: mmap.mmap, entry: TensorShard) -> torch.Tensor:
@@ -198,32 +185,28 @@ def view(buffer: mmap.mmap, entry: TensorShard) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).view(entry.size)
 
 
-def _size(entries: Sequence[TensorShard]) -> int:
-    return entries[-1].offset + entries[-1].nbytes if entries else HEADER_BYTES
-
-
-def _file(spare: SharedFile | None, *, label: str, token: str, size: int, directory: Path | None) -> SharedFile:
-    if spare is not None and spare.renew(label=label, token=token, size=size):
-        return spare
-    if spare is not None:
-        spare.close()
-    return SharedFile(label=label, token=token, size=size, directory=directory)
-
-
 def _plain(name: str, shard: LocalShard, dtype: torch.dtype | None) -> TensorShard:
     published = dtype_name(cast(shard.tensor, dtype))
     return TensorShard(name=name, shape=shard.shape, dtype=published, start=shard.start, size=tuple(shard.tensor.shape))
 
 
-def _lay_out(shards: Iterable[TensorShard]) -> Iterable[TensorShard]:
-    end = HEADER_BYTES
+def _laid_out(
+    version: int, shards: Iterable[TensorShard], directory: Path | None, spare: SharedFile | None
+) -> Snapshot:
+    """A snapshot with room for some shards, in the spare file if that can be used, else in a new one."""
+    token, entries, size = secrets.token_hex(16), list[TensorShard](), HEADER_BYTES
     for shard in shards:
-        placed = attrs.evolve(shard, offset=-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = placed.offset + placed.nbytes
-        yield placed
+        entries.append(attrs.evolve(shard, offset=-(-size // _ALIGNMENT) * _ALIGNMENT))
+        size = entries[-1].offset + shard.nbytes
+    label = f"v{version}"
+    if spare is None or not spare.renew(label=label, token=token, size=size):
+        if spare is not None:
+            spare.close()
+        spare = SharedFile(label=label, token=token, size=size, directory=directory)
+    return Snapshot(version=version, token=token, entries=tuple(entries), file=spare)
 
 
-class Base:
+class Base(Closing):
     """One copy of the weights in host memory, written over by each version as it arrives; used by one thread at a time.
 
     Changes are values, not differences: written over a copy that has some of them already they make the same. So a
@@ -239,7 +222,6 @@ class Base:
         """
         self._directory: Final = directory
         self._snapshot: Snapshot | None = None
-        self._facts: dict[str, TensorFacts] = {}
         self._layout: EngineLayout = {}
         self._origin: Origin | None = None
 
@@ -250,9 +232,8 @@ class Base:
 
     def holds(self, piece: TensorSlice, facts: TensorFacts) -> bool:
         """Whether it has a slice of a tensor with this dtype and shape."""
-        if self._snapshot is None or self._facts.get(piece.name) != facts:
-            return False
-        return self._snapshot.finds(piece) is not None
+        entry = None if self._snapshot is None else self._snapshot.finds(piece)
+        return entry is not None and entry.facts == facts
 
     def read(self, piece: TensorSlice) -> memoryview:
         """Bytes of a slice that it holds, which the next write may change."""
@@ -278,7 +259,6 @@ class Base:
             _LOG.warning("of weights version %d no copy is kept, the next one comes whole: %s", version, error)
             return
         self._layout = layout
-        self._facts = {entry.name: entry.facts for entry in self._snapshot.entries}
 
     def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
         """Keep a slice that arrived."""
@@ -296,11 +276,3 @@ class Base:
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             snapshot.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

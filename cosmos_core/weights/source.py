@@ -23,9 +23,10 @@ from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoding, decode
-from cosmos_core.weights.process_group_transport import FrameTransport, ProcessGroupTransport, SliceTransport
+from cosmos_core.weights.process_group_transport import FrameTransport, ProcessGroupTransport
 from cosmos_core.weights.shards import TensorFacts, torch_dtype
 from cosmos_core.weights.snapshot import Base
+from cosmos_core.weights.topology import Place
 
 Wanted: TypeAlias = tuple[int, TensorSlice]
 """A target rank and a slice for it."""
@@ -40,8 +41,7 @@ class Source:
 
     Attributes:
         endpoint: Its address.
-        host: Its host.
-        rack: The label of its rack.
+        place: Where it runs.
         manifest: What it said of the version; None until it answered.
         held: Versions it holds, if it answered that the wanted one is gone.
         failure: Why it is not used any more; empty while it is.
@@ -53,12 +53,11 @@ class Source:
         self,
         context: sockets.Context,
         endpoint: str,
-        host: str,
+        place: Place,
         run_id: str,
         *,
         network: wire.Network,
         stall_s: float,
-        rack: str = "",
         base: Base | None = None,
         keyring: Keyring | None = None,
     ) -> None:
@@ -67,8 +66,7 @@ class Source:
         Args:
             context: The receiver's.
             endpoint: The publisher's address.
-            host: The publisher's host.
-            rack: The label of its rack; empty if it is not known.
+            place: Where the publisher runs.
             run_id: The run.
             network: How slices come.
             stall_s: Silence after which the publisher counts as stalled.
@@ -79,8 +77,7 @@ class Source:
             TransportError: `endpoint` is not an address.
         """
         self.endpoint: Final = endpoint
-        self.host: Final = host
-        self.rack: Final = rack
+        self.place: Final = place
         self.manifest: wire.Manifest | None = None
         self.held: tuple[int, ...] | None = None
         self.failure = ""
@@ -96,7 +93,7 @@ class Source:
         self._run_id: Final = run_id
         self._kind: Final[wire.Network] = network
         self._stall_s: Final = stall_s
-        self._transport: SliceTransport | None = FrameTransport() if network == "zmq" else None
+        self._transport: FrameTransport | None = FrameTransport() if network == "zmq" else None
         self._opening = -1
         self._base: Final = base if network == "zmq" else None
         # As it is now: what arrives is written into the same copy.

@@ -17,7 +17,6 @@ from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsPublished, WeightsRejected
 from cosmos_core.weights import server
-from cosmos_core.weights.changes import Encoded
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import canonical_tensors
@@ -144,7 +143,7 @@ def test_a_wrong_copy_is_caught_and_all_comes_next(begin):
 def test_changes_that_do_not_fit_are_fetched_whole(begin, monkeypatch, caplog):
     pair = begin()
     pair.load(pair.publish(1))
-    torn = Encoded(encoding="gaps-1", data=memoryview(bytes(3)))
+    torn = "gaps-1", memoryview(bytes(3))
     monkeypatch.setattr(server, "encode", lambda *_: torn)
     pair.train()
     loaded = pair.load(pair.publish(2))

@@ -16,7 +16,6 @@ from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import server, wire
 from cosmos_core.weights import snapshot as module
-from cosmos_core.weights.changes import Encoded
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
@@ -257,7 +256,7 @@ def test_changes_that_do_not_fit_are_refused_by_name_and_come_from_another(
     published = published_by(publishers, 2, second)
     monkeypatch.setattr(server, "encode", wrong)
     for reason, (encoding, data) in MISFITS.items():
-        misfit = Encoded(encoding=encoding, data=memoryview(data))
+        misfit = encoding, memoryview(data)
         said = f"version 2 cannot be fetched: tcp://.*: {reason}"
         with subtests.test(reason=reason), pytest.raises(WeightSyncError, match=said):
             load(receiver, target_of(published, publishers[0]), base, like=second)

@@ -95,17 +95,17 @@ def test_what_was_published_is_read_in_another_layout(publish, stored, monkeypat
 def test_only_what_is_wanted_is_read(publish, stored, monkeypatch):
     monkeypatch.setattr(disk_writer, "BLOCK_BYTES", 1 << 12)
     published = publish().publish(5, TENSORS, None)
-    read, original = [], disk_reader.StoredShelf._checked
+    read, original = [], disk_reader.StoredFile._checked
 
     def counting(self, first, last):
         data = original(self, first, last)
         read.append(len(data))
         return data
 
-    monkeypatch.setattr(disk_reader.StoredShelf, "_checked", counting)
+    monkeypatch.setattr(disk_reader.StoredFile, "_checked", counting)
     wanted = [(0, TensorSlice(name="embed", start=(first, 0), shape=(500, 96))) for first in (3000, 1000)]
     ready, _ = disk_reader.stored_parts(str(stored), "run", target_of(published))
-    found = {piece.start[0]: data for _, piece, data in ready[0].shelf.read(wanted)}
+    found = {piece.start[0]: data for _, piece, data in ready[0].read(wanted)}
     assert all(torch.equal(data, TENSORS["embed"][first : first + 500]) for first, data in found.items())
     assert len(read) == len(found) == 2
     assert sum(read) <= 2 * (500 * 96 * 4 + (2 << 12))
