@@ -157,8 +157,13 @@ def evaluate(
       cosmos eval my-model --recipe benchmark.toml --by labels --output benchmark.json
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
-    from cosmos_core.run.artifacts.evaluate import evaluate_model  # noqa: PLC0415
-    from cosmos_core.run.artifacts.scores import check_place, figures, lines, write  # noqa: PLC0415
+    from cosmos_core.run.artifacts.evaluate import (  # noqa: PLC0415
+        check_place,
+        evaluate_model,
+        figures,
+        lines,
+        write,
+    )
 
     check_place(output)
     result = evaluate_model(

@@ -49,18 +49,18 @@ def launch(
         raise ConfigError("give a recipe, or --resume RUN; see cosmos launch --help")
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides  # noqa: PLC0415
+    from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides  # noqa: PLC0415
 
     chosen = [*(overrides or ()), *option_overrides(launcher, context.args)]
-    handover = Handover(render_only=render_only, overwrite=overwrite)
     console = Console()
     if resume is not None:
         if name is not None or overwrite:
             raise ConfigError("--resume submits a run as it is; it takes no --name or --overwrite")
-        launch_again(resume, launcher, chosen, console, handover)
+        launch_again(resume, launcher, chosen, console, render_only=render_only)
         return
     from cosmos_core.config.loading import load_recipe  # noqa: PLC0415
 
     named = [f"run.name={json.dumps(name, ensure_ascii=False)}"] if name is not None else []
     selected = f"launch.launcher={json.dumps(launcher)}"
-    launch_recipe(load_recipe(recipe, overrides=[selected, *chosen, *named]), recipe, console, handover)
+    selection = load_recipe(recipe, overrides=[selected, *chosen, *named])
+    launch_recipe(selection, recipe, console, render_only=render_only, overwrite=overwrite)

@@ -81,11 +81,7 @@ def rollout(
 
 
 def _join(role: Role, controller: str | None, run: Path | None, name: str | None, checkpoint: str | None) -> None:
-    from cosmos_core.run.replica import (  # noqa: PLC0415
-        find_run,
-        join,
-        prepare,
-    )
+    from cosmos_core.run.replica import find_run, join, prepare  # noqa: PLC0415
 
     folder, address = find_run(controller, run)
     new = prepare(role, folder, address, name=name, checkpoint=checkpoint)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cosmos_core.cli.options import Debug, set_debugging
-
-if TYPE_CHECKING:
-    from cosmos_core.transport.messages import Request
 
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="RUN", help="The run's folder; the one in runs/ that goes on if absent.")
@@ -30,9 +27,10 @@ def drain(
       cosmos drain rollout-1 --run runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
     set_debugging(debug)
+    from cosmos_core.run.requests import ask, only_run  # noqa: PLC0415
     from cosmos_core.transport.messages import Drain  # noqa: PLC0415
 
-    _ask(run, Drain(name=name))
+    ask(only_run() if run is None else run, Drain(name=name))
     typer.echo(f"{name} leaves as soon as it has finished what it has begun.")
 
 
@@ -60,9 +58,3 @@ def change(
         typer.echo(f"{each.key}: {each.before} until now, {each.after} from {when}")
     if not changes:
         typer.echo("Nothing to change: it is so already.")
-
-
-def _ask(run: Path | None, request: Request) -> None:
-    from cosmos_core.run.requests import ask, only_run  # noqa: PLC0415
-
-    ask(only_run() if run is None else run, request)

@@ -31,11 +31,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def line_at(path: Path, offset: int) -> bytes:
-    """The line that begins at a byte.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """The line that begins at a byte; raises DataError if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -71,11 +67,7 @@ class JsonLinesFile:
             yield RawRow(locator=offset, line=number, row=row, problem=problem)
 
     def places(self) -> Iterator[int]:
-        """The byte offset of every row, in order; no line is parsed.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """The byte offset of every row, in order; no line is parsed; raises DataError if the file cannot be read."""
         return (offset for offset, _, _ in lines_of(self._path))
 
     def read(self, locator: int) -> Any:

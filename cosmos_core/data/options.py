@@ -39,11 +39,7 @@ class Template:
         return frozenset(name for _, name in self._parts if name is not None)
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """The text for one row.
-
-        Raises:
-            BadRowError: A field is missing, or is neither text nor a number.
-        """
+        """The text for one row; raises BadRowError if a field is missing, or is neither text nor a number."""
         return "".join(literal + ("" if name is None else text_field(row, name)) for literal, name in self._parts)
 
 

@@ -28,11 +28,7 @@ class LeftOutError(BadRowError):
 
 
 def field(row: Mapping[str, Any], name: str) -> Any:
-    """The field `name` of a row.
-
-    Raises:
-        BadRowError: There is none; the message names the nearest, or all.
-    """
+    """The field `name` of a row; raises BadRowError if there is none; the message names the nearest, or all."""
     if name in row:
         return row[name]
     near = difflib.get_close_matches(name, list(row), n=1)
@@ -41,11 +37,7 @@ def field(row: Mapping[str, Any], name: str) -> Any:
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:
-    """The field `name` as text.
-
-    Raises:
-        BadRowError: There is none, or it is neither text nor a number.
-    """
+    """The field `name` as text; raises BadRowError if there is none, or it is neither text nor a number."""
     value = field(row, name)
     if isinstance(value, str):
         return value
@@ -89,11 +81,7 @@ class RowSource(Protocol):
         ...
 
     def scan(self) -> Iterator[RawRow]:
-        """Every row once, in order.
-
-        Raises:
-            DataError: The source cannot be read.
-        """
+        """Every row once, in order; raises DataError if the source cannot be read."""
         ...
 
     def places(self) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -144,18 +145,23 @@ def line(progress: Progress) -> str:
 
 def panel(progress: Progress) -> RenderableType:
     """Progress as a bar with its figures below."""
+    eta = "" if progress.eta_s is None else f"  ETA {clock(progress.eta_s)}"
+    right = f"step {progress.step}/{progress.num_steps}  {clock(progress.elapsed_s)}{eta}"
+    left = Text(progress.phase, style="bold")
+    return Group(*bar_and_figures(left, progress.step, progress.num_steps, right, facts(progress)))
+
+
+def bar_and_figures(
+    left: Text, step: int, num_steps: int, right: str, figures: Sequence[tuple[str, str]]
+) -> tuple[Table, Columns]:
+    """A bar between two texts, and (label, value) pairs."""
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(no_wrap=True)
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True, justify="right")
-    eta = "" if progress.eta_s is None else f"  ETA {clock(progress.eta_s)}"
-    bar.add_row(
-        Text(progress.phase, style="bold"),
-        ProgressBar(total=max(1, progress.num_steps), completed=progress.step),
-        Text(f"step {progress.step}/{progress.num_steps}  {clock(progress.elapsed_s)}{eta}"),
-    )
-    figures = [Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in facts(progress)]
-    return Group(bar, Columns(figures, padding=(0, 3)))
+    bar.add_row(left, ProgressBar(total=max(1, num_steps), completed=step), Text(right))
+    shown = [Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in figures]
+    return bar, Columns(shown, padding=(0, 3))
 
 
 def facts(progress: Progress) -> list[tuple[str, str]]:

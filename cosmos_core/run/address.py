@@ -122,11 +122,7 @@ def absence(job: Job) -> str:
 
 
 def require_gone(job: Job) -> None:
-    """Refuse a run whose controller is there, though no session of this machine has it.
-
-    Raises:
-        ConfigError: It is there, or something that is not this run's listens where it was.
-    """
+    """Refuse, by a ConfigError, a run whose controller is there, though no session of this machine has it."""
     try:
         address = find_address(job)
     except TransportError as error:

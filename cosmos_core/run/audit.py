@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 from rich.console import Console
 from rich.table import Table
 
@@ -74,11 +74,7 @@ def _scope(found: Audit) -> str:
 
 
 def batch_of(found: Audit, step: int) -> Batch:
-    """The batch of a step.
-
-    Raises:
-        ConfigError: The step is not on record.
-    """
+    """The batch of a step; raises ConfigError if the step is not on record."""
     for batch in found.batches:
         if batch.step == step:
             return batch
@@ -104,43 +100,17 @@ def show_batch(batch: Batch, console: Console) -> None:
 
 def as_json(found: Audit) -> str:
     """The whole audit, each step's batch included, as JSON."""
-    data: dict[str, Any] = {
-        "run_id": found.run_id,
-        "entries": found.entries,
-        "terms": found.terms,
-        "lost": found.lost,
-        "undone": found.undone,
-        "problems": list(found.problems),
-        "stages": [
-            {
-                "given_out": stage.given_out,
-                "consumed": stage.consumed,
-                "dropped": dict(stage.dropped),
-                "live": stage.live,
-                "before": stage.before,
-            }
-            for stage in found.stages
-        ],
-        "steps": [
-            {
-                "step": batch.step,
-                "stage": batch.stage,
-                "attempt": batch.attempt,
-                "generation": batch.generation,
-                "members": list(batch.members),
-                "entry": batch.sequence,
-                "time": batch.time,
-                "prompts": list(_prompts(batch)),
-            }
-            for batch in found.batches
-        ],
-    }
+    whole = attrs.asdict(found, recurse=False)
+    data = {name: whole[name] for name in ("run_id", "entries", "terms", "lost", "undone", "problems")}
+    data["stages"] = [attrs.asdict(stage) for stage in found.stages]
+    data["steps"] = [_step(batch) for batch in found.batches]
     return json.dumps(data, indent=1)
 
 
-def _prompts(batch: Batch) -> Iterator[dict[str, Any]]:
-    for group in batch.groups:
-        yield {
+def _step(batch: Batch) -> dict[str, Any]:
+    known = attrs.asdict(batch, recurse=False)
+    prompts = [
+        {
             "position": group.position,
             "row": group.row,
             "lease": group.lease,
@@ -155,6 +125,10 @@ def _prompts(batch: Batch) -> Iterator[dict[str, Any]]:
                 for sample in group.samples
             ],
         }
+        for group in batch.groups
+    ]
+    told = {name: known[name] for name in ("step", "stage", "attempt", "generation", "members")}
+    return {**told, "entry": batch.sequence, "time": batch.time, "prompts": prompts}
 
 
 def _row(group: GroupRef, dropped: str) -> tuple[str, ...]:

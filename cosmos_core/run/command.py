@@ -58,11 +58,7 @@ class _Session:
 
 
 def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:
-    """Validate everything and print the plan; nothing is left behind.
-
-    Raises:
-        CosmosError: The recipe cannot run.
-    """
+    """Validate everything and print the plan; nothing is left behind; raises CosmosError if the recipe cannot run."""
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         print_plan(make_plan(recipe, recipe_path, Path(staging)), console)
 

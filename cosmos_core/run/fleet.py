@@ -38,28 +38,24 @@ def controller_spec(job: Job, *, resume_step: int | None, port: int | None = Non
     )
 
 
-def replica_specs(job: Job, address: str, checkpoint: str | None) -> list[ProcessSpec]:
-    """Every process of every policy replica, started from `checkpoint` if there is one, and every rollout replica.
+def replica_specs(
+    job: Job, address: str, checkpoint: str | None, replicas: Sequence[tuple[Role, str]] | None = None
+) -> list[ProcessSpec]:
+    """Every process of some replicas, given by role and name, or of all that a run starts with.
+
+    Policy replicas start from `checkpoint` if there is one.
 
     A policy replica's processes after the first are named `policy-0.1`, `policy-0.2`, …. Each process sees one GPU, in
     turn, where this machine has some and its pool is not kept on the CPU; a rollout replica, whose engine starts what
     other processes it has, sees one for each.
     """
-    return specs_of(job, address, replicas_of(job), checkpoint)
-
-
-def replicas_of(job: Job) -> list[tuple[Role, str]]:
-    """The replicas that a run starts with, by role and name."""
     recipe = job.recipe
-    found: list[tuple[Role, str]] = [("policy", f"policy-{index}") for index in range(recipe.policy.replicas)]
-    if job.uses_rollouts:
-        found += [("rollout", f"rollout-{index}") for index in range(recipe.rollout.replicas)]
-    return found
-
-
-def specs_of(job: Job, address: str, replicas: Sequence[tuple[Role, str]], checkpoint: str | None) -> list[ProcessSpec]:
-    """Every process of some replicas, each given by role and name; see `replica_specs`."""
-    recipe = job.recipe
+    if replicas is None:
+        rollouts = range(recipe.rollout.replicas if job.uses_rollouts else 0)
+        replicas = [
+            *(("policy", f"policy-{index}") for index in range(recipe.policy.replicas)),
+            *(("rollout", f"rollout-{index}") for index in rollouts),
+        ]
     started = ("--checkpoint", checkpoint) if checkpoint else ()
     sizes = {"policy": world_size(recipe.policy.mesh), "rollout": 1}
     names = [
@@ -157,11 +153,7 @@ class Fleet:
         return self._members.keys()
 
     def start_all(self) -> list[Member]:
-        """Start every replica, and return them.
-
-        Raises:
-            ReplicaError: The system refused.
-        """
+        """Start every replica, and return them; raises ReplicaError if the system refused."""
         for member in self._members.values():
             self.start(member)
         return [*self._members.values()]

@@ -36,11 +36,7 @@ def is_run(directory: Path) -> bool:
 
 
 def check_unused(directory: Path, *, overwrite: bool) -> None:
-    """Check that nothing is at `directory` that a run may not replace.
-
-    Raises:
-        ConfigError: There is a run already (and no `overwrite`), or something that is no run.
-    """
+    """Check that nothing is at `directory` that a run may not replace; raises ConfigError if there is."""
     if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
         if not is_run(directory):
             raise ConfigError(f"run.name: {directory} exists and is not the folder of a run; choose another --name")
@@ -52,11 +48,7 @@ def check_unused(directory: Path, *, overwrite: bool) -> None:
 
 
 def check_free(directory: Path, *, overwrite: bool) -> None:
-    """Check that a run may be made at `directory`; nothing is left changed.
-
-    Raises:
-        ConfigError: The name is taken (see `check_unused`), or there is no right to write.
-    """
+    """Check that a run may be made at `directory`, by trying to write there; raises ConfigError if not."""
     check_unused(directory, overwrite=overwrite)
     parent = directory
     while not parent.exists():
@@ -97,11 +89,7 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
 
 
 def save(job: Job) -> None:
-    """Write the job and its recipe into the run's folder.
-
-    Raises:
-        ConfigError: They could not be written.
-    """
+    """Write the job and its recipe into the run's folder; raises ConfigError if they could not be written."""
     path = job.directory / "recipe.resolved.toml"
     try:
         path.write_text(dump_recipe(job.recipe), encoding="utf-8")
@@ -151,11 +139,7 @@ def is_held(directory: Path) -> bool:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON; readers see the old file or the new one, never a part.
-
-    Raises:
-        OSError: It could not be written.
-    """
+    """Write JSON; readers see the old file or the new one, never a part; raises OSError if it could not be written."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)
@@ -197,11 +181,7 @@ def read_summary(directory: Path) -> Ended | None:
 
 
 def require_idle(directory: Path) -> None:
-    """Refuse to replace a run that goes on; a folder without a run is none.
-
-    Raises:
-        ConfigError: It is running now, or its folder cannot be written to.
-    """
+    """Refuse, by a ConfigError, to replace a run that goes on; a folder without a run is none."""
     if is_run(directory):
         with held(directory):
             require_gone(load_job(directory))

@@ -140,7 +140,7 @@ def make_in_time(name: str, make: Callable[[], T], timeout_s: float) -> T:
     )
 
 
-class RunHooks:
+class RunHooks(HookRunner):
     """Calls the hooks of a run, each with the run's `RunInfo`."""
 
     def __init__(
@@ -164,12 +164,8 @@ class RunHooks:
             options = job.recipe.tracking.options.get(name, {})
             make = functools.partial(plugins.create, "hook", name, options, self._info, f"tracking.options.{name}")
             plugins.attach(name, make_in_time(name, make, _MAKE_S))
-        self._runner = HookRunner(plugins.manager, [f"hook:{name}:instance" for name in names], report)
+        super().__init__(plugins.manager, [f"hook:{name}:instance" for name in names], report)
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Queue a call of `hook`; `run` is added to its arguments."""
-        self._runner.notify(hook, run=self._info, **arguments)
-
-    def close(self, timeout_s: float) -> None:
-        """Wait for what is queued, at most `timeout_s`."""
-        self._runner.close(timeout_s)
+        super().notify(hook, run=self._info, **arguments)

@@ -27,7 +27,30 @@ _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that 
 _RENEW_BATCHES: Final = 10  # and sends so many more ahead
 
 
-class Observer:
+class Connection:
+    """A connection to the controller; nothing needs to listen at its address yet.
+
+    Args:
+        name: Of its kind.
+        address: `tcp://HOST:PORT` of the controller.
+        key: Of whoever speaks; None only for a controller without keys, as tests have.
+    """
+
+    def __init__(self, name: str, address: str, key: Key | None) -> None:
+        self._context: Final = zmq.Context()
+        identity = f"{name}-{secrets.token_hex(8)}".encode()
+        curve = None if key is None else sockets.Curve(own=key.pair, server=key.server)
+        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKE_EVENTS)
+        self._handshakes: Final = Handshakes(self._socket, address)
+
+    def close(self) -> None:
+        """Close it."""
+        self._handshakes.close()
+        self._socket.close()
+        self._context.term()
+
+
+class Observer(Connection):
     """Receives the journal in order, without gaps or repeats.
 
     Attributes:
@@ -40,18 +63,7 @@ class Observer:
     """
 
     def __init__(self, address: str, run_id: str, key: Key | None = None) -> None:
-        """Connect; nothing needs to listen at `address` yet.
-
-        Args:
-            address: `tcp://HOST:PORT` of the controller.
-            run_id: The run's id.
-            key: Of whoever watches; None only for a controller without keys, as tests have.
-        """
-        self._context: Final = zmq.Context()
-        identity = f"observer-{secrets.token_hex(8)}".encode()
-        curve = None if key is None else sockets.Curve(own=key.pair, server=key.server)
-        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKE_EVENTS)
-        self._handshakes: Final = Handshakes(self._socket, address)
+        super().__init__("observer", address, key)
         self._run_id: Final = run_id
         self._watched_at = float("-inf")
         self._heard_at = float("-inf")
@@ -94,12 +106,6 @@ class Observer:
         """Ask the run for something; to be repeated until `answers` has `ident`, or the run's state shows it."""
         command = Command(run_id=self._run_id, ident=ident, request=REQUEST.encode(request))
         sockets.offer(self._socket, [UP.encode(command)])
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._handshakes.close()
-        self._socket.close()
-        self._context.term()
 
     def _watch(self) -> None:
         now = time.monotonic()

@@ -42,18 +42,11 @@ def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequ
         ConfigError: The manifest is missing or damaged.
         PluginBrokenError: A plugin's files cannot be read.
     """
-    path = directory / FILE
-    try:
-        recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sessions: list[dict[str, Any]] = recorded.setdefault("resumed", [])
-        before = sessions[-1] if sessions else recorded
-        session = {**made_with(plugins), "changes": list(changes)}
-        differences = [*_differences(before, session), *changes]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
-    sessions.append(session)
-    write_json(path, recorded)
-    return differences
+    session = {**made_with(plugins), "changes": list(changes)}
+    recorded, differences = _compared(directory, session)
+    recorded.setdefault("resumed", []).append(session)
+    write_json(directory / FILE, recorded)
+    return [*differences, *changes]
 
 
 def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
@@ -63,10 +56,15 @@ def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
         ConfigError: The manifest is missing or damaged.
         PluginBrokenError: A plugin's files cannot be read.
     """
+    return _compared(directory, made_with(plugins))[1]
+
+
+def _compared(directory: Path, session: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A run's manifest, and how a session differs from the newest in it."""
     path = directory / FILE
     try:
         recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return list(_differences([recorded, *recorded.get("resumed", [])][-1], made_with(plugins)))
+        return recorded, list(_differences([recorded, *recorded.get("resumed", [])][-1], session))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
 

@@ -21,7 +21,7 @@ from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.replica.lifetime import LOST
 from cosmos_core.run.address import announced
-from cosmos_core.run.fleet import Fleet, Member, specs_of
+from cosmos_core.run.fleet import Fleet, Member, replica_specs
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
@@ -91,11 +91,7 @@ def find_run(controller: str | None, run: Path | None, runs: Path = RUNS) -> tup
 
 
 def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpoint: str | None) -> NewReplica:
-    """Find out whether a replica can join.
-
-    Raises:
-        CosmosError: It cannot; the message says why, and what to do.
-    """
+    """Find out whether a replica can join; a CosmosError says why it cannot, and what to do."""
     job = load_job(folder)
     if role == "rollout" and not job.uses_rollouts:
         raise ConfigError(f"{folder}: the run learns from demonstrations only; it has no use for a rollout replica")
@@ -175,7 +171,7 @@ class _Session:
         self._follower: Final = Follower()
         self._requests: Final = PendingRequests()
         self.interrupts: Final = Interrupts()
-        specs = specs_of(new.job, new.address, [(new.role, new.name)], new.checkpoint)
+        specs = replica_specs(new.job, new.address, new.checkpoint, [(new.role, new.name)])
         self._restart_policy: Final = RestartPolicy(new.job, Fleet(launcher, specs), self._requests)
         self._over_since = float("inf")
         self._drain = ""

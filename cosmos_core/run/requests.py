@@ -5,18 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, TypeVar
-
-import zmq
+from typing import Final, TypeVar
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ReplicaError, TransportError
 from cosmos_core.run import folder as run_folder
 from cosmos_core.run.address import absence, find_address
-from cosmos_core.run.observer import Observer
+from cosmos_core.run.observer import Connection, Observer
 from cosmos_core.transport import sockets
 from cosmos_core.transport.keys import Key, person_key
 from cosmos_core.transport.messages import (
@@ -32,7 +30,6 @@ from cosmos_core.transport.messages import (
     Settable,
     Up,
 )
-from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
 
 _AGAIN_S: Final = 1.0
 
@@ -67,17 +64,13 @@ _ANSWER_S: Final = 10.0
 _POLL_MS: Final = 50
 
 
-class ControllerClient:
+class ControllerClient(Connection):
     """Says one thing after another, and waits for what the controller says to it."""
 
     def __init__(self, address: str, run_id: str, key: Key) -> None:
         self._address: Final = address
         self._run_id: Final = run_id
-        self._context: Final = zmq.Context()
-        identity = f"asker-{secrets.token_hex(8)}".encode()
-        curve = sockets.Curve(own=key.pair, server=key.server)
-        self._socket: Final = sockets.dealer(self._context, address, identity, curve=curve, events=HANDSHAKE_EVENTS)
-        self._handshakes: Final = Handshakes(self._socket, address)
+        super().__init__("asker", address, key)
 
     def settable(self) -> Settable:
         """The settings that can change in the run, as they are now.
@@ -101,20 +94,6 @@ class ControllerClient:
             return said.refusal if isinstance(said, Answer) and said.ident == command.ident else None
 
         return self._exchange(command, refusal)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._handshakes.close()
-        self._socket.close()
-        self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _exchange(self, message: Up, wanted: Callable[[Down], T | None]) -> T:
         """Say something, again every second, until what is wanted is said."""
@@ -164,11 +143,7 @@ def only_run(folder: Path = RUNS) -> Path:
 
 
 def address_of(directory: Path, job: Job) -> str:
-    """Where the controller of a run listens.
-
-    Raises:
-        ReplicaError: The run does not go on.
-    """
+    """Where the controller of a run listens; raises ReplicaError if the run does not go on."""
     address = find_address(job)
     if address is None:
         raise ReplicaError(f"{directory}: the run does not go on ({absence(job)}), so that nothing can be asked")
@@ -182,7 +157,7 @@ def ask(directory: Path, request: Request) -> None:
         CosmosError: It is no run.
         ReplicaError: It does not go on, does not answer, or refuses; the message says why.
     """
-    with controller_client(directory, load_job(directory)) as controller:
+    with closing(controller_client(directory, load_job(directory))) as controller:
         refusal = controller.ask(request)
     if refusal:
         raise ReplicaError(f"{directory}: refused: {refusal}")

@@ -7,15 +7,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from rich.columns import Columns
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from cosmos_core.control.live.event_feed import Curve
 from cosmos_core.control.live.snapshot import Snapshot
-from cosmos_core.observe.live import clock, heldout_fact, rate
+from cosmos_core.observe.live import bar_and_figures, clock, heldout_fact, rate
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARKS: Final = 48
@@ -45,17 +43,10 @@ def screen(snapshot: Snapshot, height: int = 50) -> RenderableType:
     Tables that are longer than the terminal's `height` are cut, and say so.
     """
     most_rows = max(2, min(_MOST_ROWS, height - _MOST_NEWS - 14))
-    bar = Table.grid(padding=(0, 1), expand=True)
-    bar.add_column(no_wrap=True)
-    bar.add_column(ratio=1)
-    bar.add_column(no_wrap=True, justify="right")
-    bar.add_row(
-        Text.assemble((snapshot.name, "bold"), f"  {snapshot.phase}"),
-        ProgressBar(total=max(1, snapshot.num_steps), completed=snapshot.step),
-        Text(f"{_steps(snapshot)}  {clock(snapshot.elapsed_s)}"),
-    )
-    figures = [Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in facts(snapshot)]
-    parts: list[RenderableType] = [bar, Columns(figures, padding=(0, 3)), _replicas(snapshot, most_rows)]
+    left = Text.assemble((snapshot.name, "bold"), f"  {snapshot.phase}")
+    right = f"{_steps(snapshot)}  {clock(snapshot.elapsed_s)}"
+    head = bar_and_figures(left, snapshot.step, snapshot.num_steps, right, facts(snapshot))
+    parts: list[RenderableType] = [*head, _replicas(snapshot, most_rows)]
     parts += [curves for curves in (_curves(snapshot),) if curves.row_count]
     parts.append(_news(snapshot))
     if snapshot.reason:

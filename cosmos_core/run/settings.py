@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +56,7 @@ def change_settings(directory: Path, overrides: Sequence[str]) -> tuple[Changed,
         CosmosError: It is no run.
     """
     job = load_job(directory)
-    with controller_client(directory, job) as controller:
+    with closing(controller_client(directory, job)) as controller:
         before = controller.settable()
         asked = _checked(job, before, overrides)
         if refusal := controller.ask(Set(overrides=tuple(overrides))):

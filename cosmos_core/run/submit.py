@@ -31,21 +31,12 @@ _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach
 
 
-@attrs.frozen(kw_only=True)
-class Handover:
-    """Options of a submission.
-
-    Attributes:
-        render_only: Print what would be submitted, and leave nothing behind.
-        overwrite: Replace the run of this name.
-    """
-
-    render_only: bool = False
-    overwrite: bool = False
-
-
-def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, handover: Handover) -> None:
+def launch_recipe(
+    recipe: Recipe, recipe_path: Path | None, console: Console, *, render_only: bool = False, overwrite: bool = False
+) -> None:
     """Make a new run's folder, where the launcher's machines see it, and submit the run.
+
+    With `render_only`, print what would be submitted, and leave nothing behind.
 
     Raises:
         CosmosError: The recipe cannot run, the run that it replaces goes on, the launcher submits nothing, or what it
@@ -57,15 +48,15 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
     capable = _capable(recipe, plugins)
     if capable.shares_folder:
         # What is only read may be for another machine, whose folders are not here.
-        check = folder.check_unused if handover.render_only else folder.check_free
-        check(directory, overwrite=handover.overwrite)
+        check = folder.check_unused if render_only else folder.check_free
+        check(directory, overwrite=overwrite)
         require_idle(directory)
     else:
-        _check_elsewhere(recipe, handover)
+        _check_elsewhere(recipe, overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
         plan = make_plan(recipe, recipe_path, Path(staging))
         launcher, submission = _rendered(plan.job, plugins)
-        if handover.render_only:
+        if render_only:
             console.file.write(submission.text)
             return
         launcher.ready()
@@ -75,7 +66,7 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
                 _submit(launcher, submission, Path(place), console)
             return
         check_present(plan.parts)
-        folder.check_free(directory, overwrite=handover.overwrite)
+        folder.check_free(directory, overwrite=overwrite)
         with aside(directory) as kept:
             if kept is not None:
                 _say(console, f"The earlier run is kept in {kept} until this one is submitted")
@@ -90,7 +81,9 @@ def launch_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, ha
                 raise
 
 
-def launch_again(directory: Path, launcher: str, overrides: list[str], console: Console, handover: Handover) -> None:
+def launch_again(
+    directory: Path, launcher: str, overrides: list[str], console: Console, *, render_only: bool = False
+) -> None:
     """Submit a run that is there: it goes on where it stopped.
 
     Raises:
@@ -105,7 +98,7 @@ def launch_again(directory: Path, launcher: str, overrides: list[str], console: 
     if not _capable(job.recipe, plugins).shares_folder:
         raise ConfigError(f"--resume: launcher {launcher!r} makes the run's folder itself; give it the recipe instead")
     found, submission = _rendered(job, plugins)
-    if handover.render_only:
+    if render_only:
         console.file.write(submission.text)
         return
     found.ready()
@@ -150,13 +143,9 @@ def option_overrides(launcher: str, arguments: list[str]) -> list[str]:
     return overrides
 
 
-def _check_elsewhere(recipe: Recipe, handover: Handover) -> None:
-    """Refuse what can only be seen where the run's folder will be made.
-
-    Raises:
-        ConfigError: A run there is to be replaced, or `control.keys` is no absolute path.
-    """
-    if handover.overwrite:
+def _check_elsewhere(recipe: Recipe, *, overwrite: bool) -> None:
+    """Refuse what can only be seen where the run's folder will be made, by a ConfigError."""
+    if overwrite:
         raise ConfigError(
             f"--overwrite: launcher {recipe.launch.launcher!r} makes the run's folder itself, and goes on with a run "
             "that is there; remove that, or choose another --name"

@@ -235,11 +235,7 @@ class LocalPlace(Place):
         super().__init__(LocalFileSystem(), str(self._folder), where)
 
     def check(self) -> None:
-        """Refuse a place that is no folder and cannot be made one.
-
-        Raises:
-            StorageError: It, or what it would be made in, is a file or a link to what is not there.
-        """
+        """Refuse a place that is no folder and cannot be made one, by a StorageError."""
         for path in (self._folder, *self._folder.parents):
             if path.is_symlink() and not path.exists():
                 raise StorageError(f"{path} is a link to what is not there; remove it, or choose another place")
@@ -280,11 +276,7 @@ class LocalPlace(Place):
                 raise StorageError(f"{path} is a folder, and the model has a file there; {choice}")
 
     def get(self, name: str, file: Path) -> None:
-        """Copy a file of this machine.
-
-        Raises:
-            StorageError: It is a link to a folder.
-        """
+        """Copy a file of this machine; raises StorageError if it is a link to a folder."""
         path = self._folder / name
         if path.is_dir():
             raise StorageError(f"{path} is a link to a folder, of which nothing is copied; put the folder itself there")

@@ -150,11 +150,7 @@ def load_weights(module: torch.nn.Module, path: str, *, is_average: bool = False
 
 
 def _is_average(policy: PolicyConfig, asked: bool | None) -> bool:
-    """True if to export the average.
-
-    Raises:
-        ConfigError: It is asked for, and the run keeps none.
-    """
+    """True if to export the average; raises ConfigError if it is asked for, and the run keeps none."""
     if policy.average is None:
         if asked:
             raise ConfigError("--average: the run's recipe has no [policy.average], so its checkpoints have none")

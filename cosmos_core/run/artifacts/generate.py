@@ -81,11 +81,7 @@ def run_of(model: Path) -> Job | None:
 
 
 def check_folder(directory: Path) -> None:
-    """Refuse a run or an exported model that is not there.
-
-    Raises:
-        ConfigError: There is no such folder.
-    """
+    """Refuse a run or an exported model that is not there, by a ConfigError."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: there is no such folder; give a run's, or an exported model's")
 

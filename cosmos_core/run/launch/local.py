@@ -110,11 +110,7 @@ class LocalLauncher:
         self._written: Final[dict[str, dict[str, int]]] = {}
 
     def start(self, spec: ProcessSpec) -> None:
-        """Start a process.
-
-        Raises:
-            ReplicaError: The system refused.
-        """
+        """Start a process; raises ReplicaError if the system refused."""
         self._logs.mkdir(parents=True, exist_ok=True)
         self._written[spec.name] = {suffix: _size(self._logs / f"{spec.name}{suffix}") for suffix in _SUFFIXES}
         self._processes[spec.name] = self._begin(spec, self._logs / f"{spec.name}.log")

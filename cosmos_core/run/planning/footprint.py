@@ -12,8 +12,7 @@ from cosmos_core.config.mesh import data_ranks, world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
-from cosmos_core.run.planning.estimate import rollout_memory
-from cosmos_core.run.planning.memory import RankMemory, policy_memory
+from cosmos_core.run.planning.memory import RankMemory, policy_memory, rollout_memory
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Stage
+from cosmos_core.config.job import Job, Stage
+from cosmos_core.config.schema import Recipe
+from cosmos_core.errors import DataError
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
+    Dataset,
     DatasetCapabilities,
     EngineCapabilities,
     EnvironmentCapabilities,
+    Model,
     ModelCapabilities,
     ModelFacts,
     Preflight,
@@ -21,6 +28,8 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Record
+from cosmos_core.protocols.reward import Vetting
+from cosmos_core.types import Prompt
 
 
 @attrs.frozen(kw_only=True)
@@ -44,9 +53,9 @@ class Measured:
     """
 
     num_rows: int
-    num_demonstrations: int
     shortest_prompt: int
     longest_prompt: int
+    num_demonstrations: int = 0
     num_preferences: int = 0
     num_with_media: int = 0
     num_heldout: int = 0
@@ -125,3 +134,114 @@ class Parts:
     def has_tokens(self) -> bool:
         """True if the model decides tokens; decisions of latents are forwards of their own, in no context."""
         return "tokens" in self.model.payload_kinds
+
+
+_MEASURED_PROMPTS: Final = 200
+_VETTED: Final = 4
+"""Demonstrations that the model is shown, fit or not: a video takes a while to read."""
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json")
+
+
+def look_at_rows(
+    model: Model,
+    dataset: Dataset,
+    rewards: Sequence[Vetting],
+    sizes: Mapping[Split, int],
+    recipe: Recipe,
+    *,
+    imitates: bool,
+    longest: int,
+) -> Measured:
+    """Look at some rows, spread over the train split; unusable ones are passed over, as in the run.
+
+    Args:
+        model: Encodes them.
+        dataset: Has them.
+        rewards: Those that vet train rows.
+        sizes: Rows of each split.
+        recipe: Limits lengths, and says how many held-out rows are evaluated.
+        imitates: Whether demonstrations of train rows are learned.
+        longest: Most units of a prompt of tokens that what follows it fits beside.
+    """
+    num_rows = sizes["train"]
+    count = min(num_rows, _MEASURED_PROMPTS)
+    num_heldout = min(recipe.evaluation.prompts, sizes["heldout"], _MEASURED_PROMPTS)
+    counted: Counter[str] = Counter()
+    lengths: list[int] = []
+    fault = ""
+    for index in range(count):
+        try:
+            prompt = dataset.row("train", index * num_rows // count)
+            payload = model.encode(prompt)
+            for reward in rewards:
+                reward.vet(prompt)
+            is_shown = prompt.demonstration is not None
+            if imitates and is_shown and isinstance(model, Vetting) and counted["shown"] < _VETTED:
+                counted["shown"] += 1
+                model.vet(prompt)
+                counted["num_vetted"] += 1
+        except DataError as error:
+            counted["num_unusable"] += 1
+            fault = fault or str(error)
+            continue
+        counted["num_demonstrations"] += is_shown
+        counted["num_preferences"] += is_shown and prompt.rejected is not None
+        counted["num_with_media"] += bool(prompt.media)
+        if "prompt" in payload.arrays:
+            num_units = payload.arrays["prompt"].shape[0]
+            if recipe.dataset.unfit(num_units)[0]:
+                counted["num_unfit"] += 1
+            else:
+                lengths.append(num_units)
+                counted["num_too_long"] += payload.kind == "tokens" and num_units > longest
+    del counted["shown"]
+    return Measured(
+        num_rows=count,
+        shortest_prompt=min(lengths, default=0),
+        longest_prompt=max(lengths, default=0),
+        num_heldout=num_heldout,
+        num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
+        fault=fault,
+        **counted,
+    )
+
+
+def _has_demonstration(dataset: Dataset, index: int) -> bool:
+    try:
+        return dataset.row("heldout", index).demonstration is not None
+    except DataError:
+        return False
+
+
+def lacks_tokenizer(job: Job) -> bool:
+    """True if the recipe's tokenizer is to be made: always, or where the checkpoint is a folder without one."""
+    model = job.recipe.model
+    assert model.tokenizer is not None
+    if model.path is None or not model.tokenizer.if_missing:
+        return True
+    folder = job.recipe_directory / Path(model.path).expanduser()
+    return folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def texts(dataset: Dataset, num_rows: int) -> Iterator[str]:
+    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations.
+
+    Raises:
+        DataError: No row is usable; some bad ones are passed over, as in the run.
+    """
+    num_read, fault = 0, ""
+    for index in range(num_rows):
+        try:
+            prompt: Prompt = dataset.row("train", index)
+        except DataError as error:
+            fault = fault or str(error)
+            continue
+        num_read += 1
+        if isinstance(prompt.text, str):
+            yield prompt.text
+        else:
+            yield from (message.content for message in prompt.text)
+        if prompt.demonstration is not None:
+            yield prompt.demonstration
+    if fault and not num_read:
+        raise DataError(f"none of {num_rows} train rows can be used to make a tokenizer from; the first: {fault}")

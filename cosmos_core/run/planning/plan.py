@@ -34,7 +34,7 @@ from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.checks import emptiness, problems, unlike
 from cosmos_core.run.planning.frozen import frozen_facts
-from cosmos_core.run.planning.parts import Parts
+from cosmos_core.run.planning.parts import Parts, lacks_tokenizer, look_at_rows, texts
 from cosmos_core.run.planning.preflight import (
     absent_of_rewards,
     check_devices,
@@ -43,7 +43,6 @@ from cosmos_core.run.planning.preflight import (
     check_present,
     engine_preflight,
 )
-from cosmos_core.run.planning.rows import lacks_tokenizer, look_at_rows, texts
 from cosmos_core.run.planning.weight_transport import misfits
 
 
@@ -160,11 +159,7 @@ def _fixed(recipe: Recipe, parts: Parts) -> dict[str, str]:
 
 
 def check_changed(job: Job) -> None:
-    """Refuse to go on with a run that has been changed into one that cannot run.
-
-    Raises:
-        CosmosError: See `make_plan`; its weights are to be there, too.
-    """
+    """Refuse, by a CosmosError, to go on with a run that has been changed into one that cannot run."""
     plugins = PluginSet.load(selections(job.recipe))
     check_devices(job.recipe, plugins)
     dataset = load_dataset(job, plugins)

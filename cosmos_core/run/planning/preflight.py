@@ -102,11 +102,7 @@ def check_keys(job: Job) -> None:
 
 
 def check_devices(recipe: Recipe, plugins: PluginSet) -> None:
-    """Refuse devices that this machine lacks, where the run's processes are started on it.
-
-    Raises:
-        ConfigError: There is no CUDA device, or fewer than the policy has processes.
-    """
+    """Refuse, by a ConfigError, devices that this machine lacks, where the run's processes are started on it."""
     wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
     if not wanting or capabilities_of(recipe, plugins).submits:
         return

@@ -14,9 +14,8 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.launch.local import visible_gpus
-from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, sync_bytes
 from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
-from cosmos_core.run.planning.memory import RankMemory, whole_over_tp
+from cosmos_core.run.planning.memory import RankMemory, gpus, longest_sample, processes, version_bytes, whole_over_tp
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
 from cosmos_core.run.planning.preflight import exposure
@@ -209,7 +208,7 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
         told = "; ".join(f"{name}: {count / 1e6:,.3f} M" for name, count in whole.items())
         yield "whole on each of tp", f"{sum(whole.values()) / 1e6:,.3f} M parameters ({told})"
     if job.uses_rollouts:
-        each = sync_bytes(recipe, plan.parts.facts)
+        each = version_bytes(recipe, plan.parts.facts)
         many = f" to each of {recipe.rollout.replicas} replicas" if recipe.rollout.replicas > 1 else ""
         form = "" if recipe.rollout.quantization == "none" else f", matrices in {recipe.rollout.quantization}"
         yield "weight sync", f"{size(each)}{form}{many}, every {recipe.sync.interval} step(s)"

@@ -20,9 +20,8 @@ from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.report.figures import own_measures, unused
 from cosmos_core.run.report.plots import Album, Picture, Series, contact_sheet, plot
-from cosmos_core.run.report.summary import heldout_names, rates_key
+from cosmos_core.run.report.summary import heldout_names, own_measures, rates_key, unused
 from cosmos_core.types import JSON, Prompt
 
 _TEMPLATE: Final = "report.html.j2"
@@ -48,11 +47,7 @@ class Comparison:
 
 
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
-    """Write the report of a run.
-
-    Raises:
-        OSError: It could not be written.
-    """
+    """Write the report of a run; raises OSError if it could not be written."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )

@@ -64,10 +64,7 @@ def asked(history, job, monkeypatch):
         def __init__(self):
             self.requests = ()
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
+        def close(self):
             pass
 
         def settable(self):

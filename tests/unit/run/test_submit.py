@@ -13,7 +13,7 @@ from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, U
 from cosmos_core.run import folder, submit
 from cosmos_core.run.command import run_recipe
 from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.run.submit import Handover, launch_again, launch_recipe, option_overrides, reachable
+from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides, reachable
 from cosmos_core.transport.addresses import host_id
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
@@ -78,7 +78,7 @@ def shown(console, tmp_path):
 
 def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console, tmp_path):
     slurm()
-    launch_recipe(recipe(), RECIPE, console, Handover())
+    launch_recipe(recipe(), RECIPE, console)
     run = tmp_path / "runs" / "arithmetic"
     assert (tmp_path / "log").read_text() == f"argument {run}/job.sh\n"
     assert "Slurm job 17;" in shown(console, tmp_path)
@@ -86,14 +86,14 @@ def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console,
     assert (run / "job.json").exists()
     assert 'bind = "0.0.0.0"' in (run / "recipe.resolved.toml").read_text()
     with pytest.raises(ConfigError, match="go on with it: cosmos run --resume"):
-        launch_recipe(recipe(), RECIPE, console, Handover())
-    launch_again(run, "slurm", ['launch.options.time="30"'], console, Handover())
+        launch_recipe(recipe(), RECIPE, console)
+    launch_again(run, "slurm", ['launch.options.time="30"'], console)
     assert "#SBATCH --time=30" in (run / "job.sh").read_text()
     assert 'time = "30"' in (run / "recipe.resolved.toml").read_text()
 
 
 def test_rendering_leaves_nothing_behind(recipe, console, tmp_path):
-    launch_recipe(recipe(), RECIPE, console, Handover(render_only=True))
+    launch_recipe(recipe(), RECIPE, console, render_only=True)
     assert shown(console, tmp_path).startswith(
         "#!/bin/bash\n# Submitted by `cosmos launch`, which makes the run's folder"
     )
@@ -104,14 +104,14 @@ def test_what_the_scheduler_refuses_leaves_no_run(recipe, slurm, console, tmp_pa
     # What is refused by the scheduler leaves no run.
     slurm("exit 1")
     with pytest.raises(ReplicaError, match=r"sbatch refused .*job\.sh"):
-        launch_recipe(recipe(), RECIPE, console, Handover())
+        launch_recipe(recipe(), RECIPE, console)
     assert not (tmp_path / "runs" / "arithmetic").exists()
 
     # What may have been submitted keeps its folder.
     slurm("exec sleep 10")
     monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.5)
     with pytest.raises(UnknownSubmissionError, match=r"may have been submitted\. See squeue --name=cosmos-arithmetic"):
-        launch_recipe(recipe(), RECIPE, console, Handover())
+        launch_recipe(recipe(), RECIPE, console)
     assert (tmp_path / "runs" / "arithmetic" / "job.json").exists()
 
 
@@ -119,20 +119,20 @@ def test_what_the_scheduler_refuses_leaves_no_run(recipe, slurm, console, tmp_pa
 def earlier(recipe, slurm, console, tmp_path):
     """A run that is there, with work in it."""
     slurm()
-    launch_recipe(recipe(), RECIPE, console, Handover())
+    launch_recipe(recipe(), RECIPE, console)
     (tmp_path / "runs" / "arithmetic" / "work").touch()
     return tmp_path / "runs" / "arithmetic"
 
 
 def test_what_is_rendered_is_what_would_be_submitted(recipe, earlier, console):
     with pytest.raises(ConfigError, match=r"run\.name: the run .* exists"):
-        launch_recipe(recipe(), RECIPE, console, Handover(render_only=True))
-    launch_recipe(recipe(), RECIPE, console, Handover(render_only=True, overwrite=True))
+        launch_recipe(recipe(), RECIPE, console, render_only=True)
+    launch_recipe(recipe(), RECIPE, console, render_only=True, overwrite=True)
     assert (earlier / "work").exists()
 
 
 def test_a_run_is_replaced_once_another_is_submitted(recipe, earlier, console, tmp_path):
-    launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+    launch_recipe(recipe(), RECIPE, console, overwrite=True)
     assert "The earlier run is kept in" in shown(console, tmp_path)
     assert (earlier / "job.json").exists()
     assert not (earlier / "work").exists()
@@ -143,17 +143,17 @@ def test_the_earlier_run_stays_until_another_is_submitted(recipe, slurm, earlier
     # A refused submission does not cost the earlier run.
     slurm("exit 1")
     with pytest.raises(ReplicaError, match="sbatch refused"):
-        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+        launch_recipe(recipe(), RECIPE, console, overwrite=True)
     assert (earlier / "work").exists()
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
 
     # A run that goes on is not replaced.
     with folder.held(earlier), pytest.raises(ConfigError, match="is running now, in another session; stop it first"):
-        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+        launch_recipe(recipe(), RECIPE, console, overwrite=True)
     announced = {"address": "tcp://127.0.0.1:9", "pid": os.getpid(), "host": host_id()}
     (earlier / "controller.json").write_text(json.dumps(announced))
     with pytest.raises(ConfigError, match=r"is running now \(its controller listens at tcp://127\.0\.0\.1:9\)"):
-        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+        launch_recipe(recipe(), RECIPE, console, overwrite=True)
     assert (earlier / "work").exists()
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["arithmetic"]
 
@@ -162,7 +162,7 @@ def test_where_a_submission_is_uncertain_both_runs_stay(recipe, slurm, earlier, 
     slurm("exec sleep 10")
     monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.5)
     with pytest.raises(UnknownSubmissionError, match=r"may have been .* The run that it replaces is in .*replaced-"):
-        launch_recipe(recipe(), RECIPE, console, Handover(overwrite=True))
+        launch_recipe(recipe(), RECIPE, console, overwrite=True)
     (kept,) = earlier.parent.glob("arithmetic.replaced-*")
     assert (kept / "work").exists()
     assert (earlier / "job.json").exists()
@@ -175,15 +175,15 @@ ELSEWHERE = ("launch.options={image = 'x', pvc = 'y', mount = '/runs'}", 'run.ou
 def test_keys_are_looked_for_where_they_are(recipe, console, tmp_path):
     # Keys that are elsewhere are not looked for here.
     there = recipe(*ELSEWHERE, 'control.keys="/runs/keys"', launcher="kubernetes")
-    launch_recipe(there, RECIPE, console, Handover(render_only=True))
+    launch_recipe(there, RECIPE, console, render_only=True)
     assert 'keys = "/runs/keys"' in shown(console, tmp_path)
     here = recipe(*ELSEWHERE, 'control.keys="keys"', launcher="kubernetes")
     with pytest.raises(ConfigError, match=r"control\.keys: 'keys' is a path from the recipe's folder, .* absolute"):
-        launch_recipe(here, RECIPE, console, Handover(render_only=True))
+        launch_recipe(here, RECIPE, console, render_only=True)
 
     # Keys that are here are looked for.
     with pytest.raises(ConfigError, match=r"control\.keys: .*nowhere"):
-        launch_recipe(recipe('control.keys="/nowhere"'), RECIPE, console, Handover(render_only=True))
+        launch_recipe(recipe('control.keys="/nowhere"'), RECIPE, console, render_only=True)
     there = recipe(*ELSEWHERE, 'control.keys="/nowhere"', f'run.output_dir="{tmp_path}"', launcher="kubernetes")
     with pytest.raises(ConfigError, match=r"control\.keys: .*nowhere"):
         run_recipe(there, RECIPE, console, overwrite=False)
@@ -195,23 +195,23 @@ def test_what_cannot_be_submitted_is_refused(recipe, slurm, console, tmp_path):
     with pytest.raises(
         ConfigError, match=r"controller component needs 5 CPUs of one node, and the largest node .* has 4"
     ):
-        launch_recipe(recipe("launch.options.controller_cpus=5"), RECIPE, console, Handover())
+        launch_recipe(recipe("launch.options.controller_cpus=5"), RECIPE, console)
     assert not (tmp_path / "runs").exists()
 
     # A run elsewhere is not replaced from here.
     with pytest.raises(ConfigError, match=r"--overwrite: launcher 'kubernetes' makes the run's folder itself"):
-        launch_recipe(recipe(*ELSEWHERE, launcher="kubernetes"), RECIPE, console, Handover(overwrite=True))
+        launch_recipe(recipe(*ELSEWHERE, launcher="kubernetes"), RECIPE, console, overwrite=True)
 
     # A launcher of this machine hands nothing over.
     with pytest.raises(ConfigError, match=r"'local' starts processes on this machine .* use cosmos run"):
-        launch_recipe(recipe(launcher="local"), RECIPE, console, Handover())
+        launch_recipe(recipe(launcher="local"), RECIPE, console)
 
     # Only runs whose folder is here are submitted again.
     slurm()
-    launch_recipe(recipe(), RECIPE, console, Handover())
+    launch_recipe(recipe(), RECIPE, console)
     options = ["launch.options={image = 'x', pvc = 'y'}"]
     with pytest.raises(ConfigError, match="launcher 'kubernetes' makes the run's folder itself"):
-        launch_again(tmp_path / "runs" / "arithmetic", "kubernetes", options, console, Handover())
+        launch_again(tmp_path / "runs" / "arithmetic", "kubernetes", options, console)
 
 
 def test_loopback_is_opened(recipe):

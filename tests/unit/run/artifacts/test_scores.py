@@ -6,7 +6,16 @@ import attrs
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.run.artifacts.scores import Evaluated, check_place, figures, interval, lines, tallied_by, tally, write
+from cosmos_core.run.artifacts.evaluate import (
+    Evaluated,
+    check_place,
+    figures,
+    interval,
+    lines,
+    tallied_by,
+    tally,
+    write,
+)
 from cosmos_core.types import Prompt
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols.dataset import Window
+from cosmos_core.run.planning.parts import texts
 from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.run.planning.rows import texts
 from cosmos_core.run.planning.tables import print_plan
 from cosmos_core.types import Prompt
 

@@ -3,9 +3,15 @@ import attrs
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import ModelPart
-from cosmos_core.run.planning.estimate import gpus, longest_sample, processes, rollout_memory, sync_bytes
 from cosmos_core.run.planning.footprint import size
-from cosmos_core.run.planning.memory import policy_memory
+from cosmos_core.run.planning.memory import (
+    gpus,
+    longest_sample,
+    policy_memory,
+    processes,
+    rollout_memory,
+    version_bytes,
+)
 
 FACTS = ModelFacts(
     architecture="Tiny",
@@ -61,7 +67,7 @@ def test_memory_of_a_rollout_replica_by_hand():
 
 def test_bytes_of_a_weight_sync():
     for precision, expected in [("fp32", 4000), ("bf16", 2000)]:
-        assert sync_bytes(recipe(rollout={"precision": precision}), FACTS) == expected
+        assert version_bytes(recipe(rollout={"precision": precision}), FACTS) == expected
 
     # Matrices are sent as codes and scales.
     facts = attrs.evolve(FACTS, matrices={"a": (8, 40), "b": (2, 4, 64)})
@@ -75,7 +81,7 @@ def test_bytes_of_a_weight_sync():
     }
     for quantization, nbytes in expected.items():
         made = recipe(rollout={"precision": "bf16", "quantization": quantization})
-        assert sync_bytes(made, facts) == nbytes
+        assert version_bytes(made, facts) == nbytes
         parts = rollout_memory(made, facts, longest_prompt=20)
         assert parts["parameters"] + parts.get("codes and scales", 0) == 2000 + (nbytes - others) * (nbytes != 2000)
         (rank,) = policy_memory(made, facts)

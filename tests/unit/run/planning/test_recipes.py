@@ -11,8 +11,7 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.command import run_recipe
-from cosmos_core.run.planning.estimate import rollout_memory
-from cosmos_core.run.planning.memory import policy_memory
+from cosmos_core.run.planning.memory import policy_memory, rollout_memory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
 

@@ -8,8 +8,8 @@ import pytest
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.diffusion.model import DiffusionModel
+from cosmos_core.run.planning.parts import look_at_rows
 from cosmos_core.run.planning.plan import check_present, make_plan
-from cosmos_core.run.planning.rows import look_at_rows
 from cosmos_core.run.planning.tables import _pace
 from cosmos_core.types import Payload, Prompt
 

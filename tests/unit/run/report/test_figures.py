@@ -10,9 +10,8 @@ from rich.console import Console
 from cosmos_core.config.loading import load_job, save_job
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.report.figures import unused
 from cosmos_core.run.report.page import write_report
-from cosmos_core.run.report.summary import print_summary, summarise
+from cosmos_core.run.report.summary import print_summary, summarise, unused
 from cosmos_core.run.supervisor import Ending
 
 SHORT = Omission(reason="fewer than 4 characters", num_rows=3, first="train.jsonl:7: 2 characters")

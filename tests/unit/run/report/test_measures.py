@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from cosmos_core.run.report.figures import begun_and_ended, own_measures
+from cosmos_core.run.report.summary import begun_and_ended, own_measures
 
 
 def test_what_is_not_measured_of_every_run_is_told():

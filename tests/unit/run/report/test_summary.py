@@ -10,9 +10,8 @@ from cosmos_core.config.job import StageFacts
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, snapshot_of
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.report.figures import planes_of
 from cosmos_core.run.report.page import write_report
-from cosmos_core.run.report.summary import UNUSED, print_summary, summarise
+from cosmos_core.run.report.summary import UNUSED, planes_of, print_summary, summarise
 from cosmos_core.run.supervisor import Ending
 from cosmos_core.transport.messages import REQUEST, Set
 
