@@ -28,12 +28,7 @@ class Omissions:
         self._first: dict[str, str] = {}
 
     def add(self, reason: str, place: str) -> None:
-        """Count one row.
-
-        Args:
-            reason: What it has in common with others; beyond 50 reasons the rest are counted together.
-            place: Where it is, and what it is like.
-        """
+        """Count a row at a place, by what it has in common with others; beyond 50 reasons the rest count together."""
         if reason not in self._counts and len(self._counts) >= _MOST_REASONS:
             reason = _MANY
         self._counts[reason] = self._counts.get(reason, 0) + 1

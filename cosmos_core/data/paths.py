@@ -34,15 +34,7 @@ def find_files(key: str, value: str, directory: Path) -> list[Path]:
 
 
 def expand(key: str, value: str) -> str:
-    """The value of an option with `${NAME}` and `${NAME:-default}` replaced by environment variables.
-
-    Args:
-        key: Key path of the option, for error messages.
-        value: The value.
-
-    Raises:
-        DataError: A variable is not set.
-    """
+    """The value of an option with its environment variables (see `find_files`); raises DataError if one is not set."""
     return VARIABLE.sub(lambda match: _variable(match, key), value)
 
 

@@ -12,11 +12,7 @@ _WATCHED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts them while `counted` lasts.
-
-    Attributes:
-        number: How many came.
-    """
+    """Counts them in `number` while `counted` lasts."""
 
     def __init__(self) -> None:
         self.number = 0

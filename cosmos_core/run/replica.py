@@ -39,15 +39,7 @@ _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
 
 @attrs.frozen(kw_only=True)
 class NewReplica:
-    """A replica that joins a run.
-
-    Attributes:
-        job: The run.
-        address: Of its controller.
-        role: What the replica will do.
-        name: Its name.
-        checkpoint: Where a policy replica starts from; None for the weights of the others.
-    """
+    """A replica that joins a run at its controller's address; without `checkpoint` it gets the others' weights."""
 
     job: Job
     address: str

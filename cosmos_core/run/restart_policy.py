@@ -96,11 +96,7 @@ class Decision:
 
 
 class RestartPolicy:
-    """Decides on the replicas of a fleet that have ended.
-
-    Attributes:
-        fleet: As given.
-    """
+    """Decides on the replicas of a fleet that have ended."""
 
     def __init__(self, job: Job, fleet: Fleet, requests: PendingRequests) -> None:
         self.fleet: Final = fleet

@@ -111,14 +111,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Name what a body fails with.
-
-    Args:
-        what: What is done, and where, such as a URL.
-
-    Raises:
-        StorageError: The store fails.
-    """
+    """Raise a StorageError that names `what` is done, and where, such as a URL, where the body's store fails."""
     try:
         yield
     except failures() as error:

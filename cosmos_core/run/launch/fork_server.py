@@ -39,11 +39,7 @@ PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__
 
 
 class Child:
-    """A process of the fork server, used like a `subprocess.Popen`.
-
-    Attributes:
-        pid: Its process id, and that of the session that it leads.
-    """
+    """A process of the fork server, used like a `subprocess.Popen`; it leads the session of its `pid`."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process: Final = process

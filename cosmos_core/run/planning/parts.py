@@ -69,14 +69,7 @@ class Measured:
 
 @attrs.frozen(kw_only=True)
 class FrozenFacts:
-    """Facts of a frozen model, and how it differs from the policy.
-
-    Attributes:
-        facts: Of the model.
-        misfit: The first row that it encodes otherwise than the policy; empty if it encodes all that were tried alike.
-        plugin: Name of its model plugin.
-        capabilities: Of this plugin.
-    """
+    """Facts of a frozen model; `misfit` is the first row that it encodes otherwise than the policy, empty if none."""
 
     facts: ModelFacts
     misfit: str

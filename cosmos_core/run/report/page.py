@@ -122,30 +122,30 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     # A change shows at the step before the first one that it holds at.
     changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
     rewarded = [timed for timed in steps if timed.record.reward is not None]
-    reward = [(float(timed.record.step), timed.record.reward or 0.0) for timed in rewarded]
+    reward = _points(rewarded, "reward")
     score = score_name(job.unit)
     heldout = Series(label=f"held-out {score}", points=_heldout(follower, "score"), marked=True)
     learning, label = [Series(label="reward", points=reward), heldout], ", ".join(dict.fromkeys(("reward", score)))
     yield "Learning", plot("learning", learning, x_label="step", y_label=label, changes=changes)
     if len(job.recipe.reward_names) > 1:
-        parts = [Series(label=name, points=_part(rewarded, name)) for name in job.recipe.reward_names]
+        parts = [Series(label=name, points=_points(rewarded, "rewards", name)) for name in job.recipe.reward_names]
         yield "Rewards", plot("rewards", parts, x_label="step", y_label="mean, unweighted", changes=changes)
-    mean = [(float(timed.record.step), timed.record.staleness_mean) for timed in rewarded]
-    peak = [(float(timed.record.step), float(timed.record.staleness_max)) for timed in rewarded]
+    mean = _points(rewarded, "staleness_mean")
+    peak = _points(rewarded, "staleness_max")
     staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
     yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps", changes=changes)
     yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
     heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
-    loss = [Series(label="loss", points=_metric(steps, "loss")), heldout]
+    loss = [Series(label="loss", points=_points(steps, "metrics", "loss")), heldout]
     yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary, changes=changes)
     first = all_stages[-1].first_step
     for name, points in own_measures([timed for timed in steps if timed.record.step > first]).items():
         drawn = plot(f"own-{name}", [Series(label=name, points=points)], x_label="step", y_label=name, changes=changes)
         yield name.replace("_", " ").capitalize(), drawn
-    norm = [Series(label="gradient norm", points=_metric(steps, "grad_norm", positive=True))]
-    title = "Gradient norm"
+    norms = [(step, norm) for step, norm in _points(steps, "metrics", "grad_norm") if norm > 0]
+    norm = [Series(label="gradient norm", points=norms)]
     drawn = plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, changes=changes, logarithmic=True)
-    yield title, drawn
+    yield "Gradient norm", drawn
 
 
 def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:
@@ -153,14 +153,11 @@ def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:
     return [(version, value) for version, value in found if value is not None and math.isfinite(value)]
 
 
-def _part(steps: list[TimedStep], name: str) -> list[tuple[float, float]]:
-    """The mean of one of several rewards over steps."""
-    return [(float(timed.record.step), timed.record.rewards[name]) for timed in steps if name in timed.record.rewards]
-
-
-def _metric(steps: list[TimedStep], name: str, *, positive: bool = False) -> list[tuple[float, float]]:
-    found = ((float(timed.record.step), timed.record.metrics.get(name)) for timed in steps)
-    return [(step, value) for step, value in found if value is not None and (value > 0 or not positive)]
+def _points(steps: Sequence[TimedStep], name: str, key: str | None = None) -> list[tuple[float, float]]:
+    """(step, value) of the steps that have one: a field of the record, or what that has under a key."""
+    fields = ((float(timed.record.step), getattr(timed.record, name)) for timed in steps)
+    found = ((step, field if key is None else field.get(key)) for step, field in fields)
+    return [(step, float(value)) for step, value in found if value is not None]
 
 
 def _throughput(follower: Follower) -> list[Series]:

@@ -135,12 +135,7 @@ _MOST_COLUMNS: Final = 6
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """A sample as a report shows it.
-
-    Attributes:
-        file: The image or video, from the run's folder.
-        strip: Some of its frames, as a `data:` URL; empty where it is not shown.
-    """
+    """An image or video in the run's folder, and some of its frames as a `data:` URL; none where it is not shown."""
 
     file: str
     strip: str
@@ -170,12 +165,7 @@ class Album:
 
 @attrs.frozen(kw_only=True)
 class ContactSheet:
-    """Held-out rows over the run.
-
-    Attributes:
-        versions: Weights of each column.
-        rows: Number of each held-out row, and its picture in each column.
-    """
+    """Held-out rows over the run: the version of each column, and each row's number with its picture in each."""
 
     versions: Sequence[int]
     rows: Sequence[tuple[int, Sequence[Picture | None]]]

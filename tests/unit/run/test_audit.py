@@ -149,23 +149,21 @@ def drop_without_counting(ledger, position, reason):
     return group
 
 
-@pytest.mark.parametrize(
-    ("move", "fault", "problem"),
-    [
+def test_accounting_that_is_broken_is_found(job, open_history, monkeypatch):
+    for move, fault, problem in (
         ("consume", consume_twice, "accounted for|claims|came back|consumed|two places|given out"),
         ("consume", consume_without_counting, "prompts given out"),
         ("drop", drop_without_counting, "prompts given out"),
-    ],
-)
-def test_accounting_that_is_broken_is_found(history, monkeypatch, move, fault, problem):
-    monkeypatch.setattr(Ledger, f"{move}_once", getattr(Ledger, move), raising=False)
-    monkeypatch.setattr(Ledger, move, fault)
-    history.join()
-    history.work(until=8)
-    found = audit(history.entries)
-    assert found.problems
-    assert any(re.search(problem, each) for each in found.problems)
-    assert "the accounting of this run is broken" in shown(auditing.show, found)
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, f"{move}_once", getattr(Ledger, move), raising=False)
+            patch.setattr(Ledger, move, fault)
+            history = open_history(job)
+            history.join()
+            history.work(until=8)
+            found = audit(history.entries)
+        assert any(re.search(problem, each) for each in found.problems), fault
+        assert "the accounting of this run is broken" in shown(auditing.show, found)
 
 
 def changed(entries, kind, change):
@@ -181,7 +179,8 @@ def changed(entries, kind, change):
         yield sequence, when, event
 
 
-def test_a_step_that_a_member_never_applied_is_found(finished, monkeypatch):
+def test_a_fault_of_a_step_is_found(finished, monkeypatch):
+    # A step that a member never applied is found.
     # The state machine takes any word for a step's end.
     monkeypatch.setattr(
         progress,
@@ -190,9 +189,7 @@ def test_a_step_that_a_member_never_applied_is_found(finished, monkeypatch):
     )
     entries = changed(finished.entries, StepDone, lambda report: attrs.evolve(report, step=report.step + 5))
     assert any("has not said that it applied it" in problem for problem in audit(entries).problems)
-
-
-def test_stale_samples_that_were_trained_on_are_found(finished, monkeypatch):
+    # Stale samples that were trained on are found.
     monkeypatch.setattr(batch_assembly, "is_stale", lambda state, group: False)
 
     def aged(report):

@@ -105,9 +105,7 @@ def test_a_hook_that_hangs_blocks_nothing_and_is_abandoned():
     assert len(reports) == 1
     assert "'hanger' did not finish in time (at least 3 calls left)" in reports[0]
     hanger.release.set()
-
-
-def test_a_full_queue_abandons_the_hook_without_waiting():
+    # A full queue abandons the hook without waiting.
     reports = []
     hanger = Hanger()
     runner = HookRunner(make_manager(hanger=hanger), ["hook:hanger"], reports.append, queue_size=2)

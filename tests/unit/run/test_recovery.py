@@ -123,6 +123,15 @@ def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
     with Journal(job.journal) as journal, pytest.raises(DamagedJournalError, match="is gone, or empty"):
         restore(journal, job, None)
     assert recovering.recover(job.directory).step == 9
+    # A log whose journal is gone is kept aside with it.
+    for path in job.directory.glob("*.damaged-*"):
+        path.unlink()
+    log = job.journal.with_name(f"{job.journal.name}-wal")
+    log.write_bytes(b"what SQLite had not brought into the file")
+    job.journal.unlink()
+    done = recovering.recover(job.directory)
+    assert done.aside.with_name(f"{done.aside.name}-wal").read_bytes().startswith(b"what SQLite")
+    assert replay(job.journal).step == done.step
 
 
 def test_a_damaged_account_is_passed_over_and_named_if_it_is_the_last(job, run):
@@ -192,15 +201,6 @@ def test_without_an_account_nothing_is_touched(job, run):
     assert job.journal.exists()
 
 
-def test_an_account_that_cannot_be_written_stops_the_run(job, history, tmp_path):
-    history.join()
-    history.work()
-    in_the_way = tmp_path / "accounts"
-    in_the_way.write_text("a file")
-    with pytest.raises(JournalError, match=r"cannot be written .* free some space"):
-        RecoverySnapshots(in_the_way, keep=2).note(history.state)
-
-
 def test_accounts_of_what_was_undone_are_no_damage_and_removed(job, run):
     # Accounts of steps that were undone are removed.
     snapshots = RecoverySnapshots(job.recovery_snapshots, keep=2)
@@ -215,7 +215,7 @@ def test_accounts_of_what_was_undone_are_no_damage_and_removed(job, run):
     assert recovery_snapshots.kept(job.recovery_snapshots) == [step]
 
 
-def test_accounts_that_cannot_be_changed_stop_the_run(job, run, monkeypatch):
+def test_accounts_that_cannot_be_changed_stop_the_run(job, run, monkeypatch, tmp_path):
     # An account that cannot be removed stops the run.
     run.state.step, run.state.undone = 0, run.state.generation_number
     path = job.recovery_snapshots / "step-5"
@@ -231,6 +231,11 @@ def test_accounts_that_cannot_be_changed_stop_the_run(job, run, monkeypatch):
     monkeypatch.setattr(journal, "lost_at", fail)
     with pytest.raises(JournalError, match=r"journal\.sqlite-wal: Input/output error; make sure .*its disk works"):
         replay(job.journal)
+    # An account that cannot be written stops the run.
+    in_the_way = tmp_path / "accounts"
+    in_the_way.write_text("a file")
+    with pytest.raises(JournalError, match=r"cannot be written .* free some space"):
+        RecoverySnapshots(in_the_way, keep=2).note(run.state)
 
 
 def test_a_second_recovery_from_an_older_checkpoint_says_no_number_again(job, run):
@@ -249,15 +254,6 @@ def test_a_second_recovery_from_an_older_checkpoint_says_no_number_again(job, ru
     assert again.term > state.term
     assert again.generation_number > state.generation_number
     assert again.next_lease > state.next_lease
-
-
-def test_a_log_whose_journal_is_gone_is_kept_aside_with_it(job, run):
-    log = job.journal.with_name(f"{job.journal.name}-wal")
-    log.write_bytes(b"what SQLite had not brought into the file")
-    job.journal.unlink()
-    done = recovering.recover(job.directory)
-    assert done.aside.with_name(f"{done.aside.name}-wal").read_bytes().startswith(b"what SQLite")
-    assert replay(job.journal).step == done.step
 
 
 def test_an_account_that_cannot_be_read_is_a_witness_too(job, shortened):

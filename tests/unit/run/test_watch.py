@@ -147,7 +147,17 @@ def left(job, history):
     return job.directory
 
 
-def test_a_run_that_no_session_has_is_told_at_once(left, monkeypatch):
+def test_a_run_that_was_left_is_told(left, monkeypatch, job):
+    # A controller that does not come back ends the watching.
+    monkeypatch.setattr(watching, "_GONE_S", 0.3)
+    monkeypatch.setattr(watching, "_POLL_S", 0.05)
+    console = plain()
+    with held(left):
+        assert watch(left, console) == ""
+    phases = [words.split(" | ")[0] for words in console.file.getvalue().splitlines() if words.startswith("demo: 0:")]
+    assert phases == ["demo: 0:00 waiting for the controller"]
+    assert "interrupted: its controller is gone" in console.file.getvalue()
+    # A run that no session has is told at once.
     monkeypatch.setattr(watching.time, "sleep", lambda _seconds: pytest.fail("nobody will start a controller"))
     console = plain()
     assert watch(left, console) == ""
@@ -159,17 +169,12 @@ def test_a_run_that_no_session_has_is_told_at_once(left, monkeypatch):
     console = plain()
     assert watch(left, console) == "stopped"
     assert "stopped | step 0/9" in console.file.getvalue()
-
-
-def test_a_controller_that_does_not_come_back_ends_the_watching(left, monkeypatch):
-    monkeypatch.setattr(watching, "_GONE_S", 0.3)
-    monkeypatch.setattr(watching, "_POLL_S", 0.05)
-    console = plain()
-    with held(left):
-        assert watch(left, console) == ""
-    phases = [words.split(" | ")[0] for words in console.file.getvalue().splitlines() if words.startswith("demo: 0:")]
-    assert phases == ["demo: 0:00 waiting for the controller"]
-    assert "interrupted: its controller is gone" in console.file.getvalue()
+    # A lost journal is told.
+    job.journal.unlink()
+    job.recovery_snapshots.mkdir()
+    (job.recovery_snapshots / "step-4").write_bytes(b"")
+    with pytest.raises(DamagedJournalError, match="cosmos recover"):
+        watch(left, plain())
 
 
 def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished, monkeypatch):
@@ -201,14 +206,6 @@ def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished
     *before, shown = Watcher(job).follow()
     assert before == [None, None]
     assert (shown.step, shown.outcome) == (9, "finished")
-
-
-def test_a_lost_journal_is_told(left, job):
-    job.journal.unlink()
-    job.recovery_snapshots.mkdir()
-    (job.recovery_snapshots / "step-4").write_bytes(b"")
-    with pytest.raises(DamagedJournalError, match="cosmos recover"):
-        watch(left, plain())
 
 
 def test_what_never_began_is_told(tmp_path, job, monkeypatch):

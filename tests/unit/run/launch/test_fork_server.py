@@ -1,18 +1,15 @@
 """Processes that are forked instead of started."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from cosmos_core.protocols import ProcessSpec
 from cosmos_core.run.launch import fork_server
-from cosmos_core.testing import CommandLine
 from tests import processes
 
 
@@ -34,18 +31,17 @@ def started(tmp_path, monkeypatch):
         assert child.wait(10) is not None
 
 
-def test_where_there_are_gpus_nothing_is_begun(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(fork_server.forkserver, "ensure_running", lambda: pytest.fail("a fork server was begun"))
-    assert not fork_server.prepare(1)
-
-
-def test_it_imports_nothing_twice_and_warns_of_nothing(started, tmp_path):
+def test_it_imports_nothing_twice_and_is_not_begun_where_there_are_gpus(started, tmp_path, monkeypatch):
+    # It imports nothing twice and warns of nothing.
     child = started("cosmos_core.policy", "--help")
     assert child.wait(60) == 0
     said = (tmp_path / "output").read_text()
     assert said.startswith("usage: python -m cosmos_core.policy")
     assert "Warning" not in said
+    # Where there are gpus nothing is begun.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(fork_server.forkserver, "ensure_running", lambda: pytest.fail("a fork server was begun"))
+    assert not fork_server.prepare(1)
 
 
 def test_exit_codes_and_signals_are_told_apart(started, tmp_path):
@@ -88,28 +84,6 @@ def test_a_module_runs_as_by_the_interpreter_and_its_output_is_kept(started, tmp
     assert "cosmos" not in said
 
 
-STARTER = """
-import signal, sys, time
-from pathlib import Path
-from cosmos_core.protocols import ProcessSpec
-from cosmos_core.run.launch import fork_server
-fork_server.PRELOADED = ("json",)
-fork_server.prepare(1)
-child = fork_server.start(ProcessSpec(name="x", module="lasting", arguments=()), Path(sys.argv[1]))
-print(child.pid, flush=True)
-time.sleep(60)
-"""
-LASTING = """
-import threading
-from cosmos_core.replica.lifetime import bounded_life
-stop = threading.Event()
-with bounded_life(stop):
-    print("ready", flush=True)
-    stop.wait(60)
-print("stopped", flush=True)
-"""
-
-
 SIGNALLED = """
 import sys
 from pathlib import Path
@@ -135,55 +109,3 @@ def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(tmp_path):
         command = [sys.executable, "-c", SIGNALLED, tmp_path / "output", str(int(number))]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-
-
-def test_forks_end_with_a_starter_that_is_killed(tmp_path):
-    (tmp_path / "lasting.py").write_text(LASTING)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    output = tmp_path / "output"
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, output], stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    )
-    child = psutil.Process(int(starter.stdout.readline()))
-    server = child.parent()
-    wait_for(lambda: "ready" in output.read_text())
-    assert {child.pid, server.pid} <= {process.pid for process in CommandLine(tmp_path).left_behind()}
-    starter.kill()
-    starter.communicate()
-    psutil.wait_procs([child, server], timeout=20)
-    assert not child.is_running()
-    assert not server.is_running()
-    assert "stopped" in output.read_text()
-
-
-def test_ctrl_c_while_it_imports_is_not_its_end(tmp_path):
-    script = STARTER.replace(
-        "fork_server.prepare(1)", "fork_server.prepare(1); signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    )
-    (tmp_path / "lasting.py").write_text("print('ready', flush=True)")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    (tmp_path / "slow.py").write_text("import time; time.sleep(2)")
-    starter = subprocess.Popen(
-        [sys.executable, "-c", script.replace('("json",)', '("slow",)'), tmp_path / "output"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    wait_for(lambda: len(psutil.Process(starter.pid).children()) >= 2)
-    time.sleep(0.3)
-    os.killpg(starter.pid, signal.SIGINT)
-    assert starter.stdout.readline().strip().isdecimal()
-    starter.kill()
-    starter.communicate()
-
-
-def wait_for(holds):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):
-            if holds():
-                return
-        time.sleep(0.02)
-    raise AssertionError("did not come to hold in 30 s")

@@ -82,12 +82,20 @@ def test_sessions_and_loads_are_counted(job, follower):
     assert planes_of(follower, {})["policy"]["waiting for samples"] == len(follower.steps) - 4
 
 
-def test_a_run_that_never_began_has_a_summary_as_well(job):
+def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
+    # A run that never began has a summary as well.
     ending = Ending(outcome="failed", reason="the controller could not start")
     summary = summarise(job, Follower(), ending, {}, wall_s=1.0)
     assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
     assert summary["samples"] == {"generated": 0, "consumed": 0, "dropped": {}}
     assert print_(summary, job).count("the controller could not start") == 1
+    # What a recovered run took to start and to end is not known.
+    snapshot = RECOVERY_SNAPSHOT.encode(snapshot_of(finished.state, max(finished.state.marks)))
+    follower = Follower()
+    follower.fold([(1, 2000.0, Recovered(snapshot=snapshot, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
+    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1000.0)
+    assert summary["running_s"] is None
+    assert "steps in 16:40\n" in print_(summary, job)
 
 
 def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
@@ -106,15 +114,6 @@ def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
     # What an error says is no markup.
     summary = {**summary, "problems": {"generation": "[/gloo/pair.cc:537] Connection reset by peer"}}
     assert "[/gloo/pair.cc:537] Connection reset" in print_(summary, job)
-
-
-def test_what_a_recovered_run_took_to_start_and_to_end_is_not_known(job, finished):
-    snapshot = RECOVERY_SNAPSHOT.encode(snapshot_of(finished.state, max(finished.state.marks)))
-    follower = Follower()
-    follower.fold([(1, 2000.0, Recovered(snapshot=snapshot, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
-    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1000.0)
-    assert summary["running_s"] is None
-    assert "steps in 16:40\n" in print_(summary, job)
 
 
 def test_a_setting_is_told_with_the_first_step_that_goes_by_it(job, history):
