@@ -25,15 +25,13 @@ class Pulse:
     waits: bool = False
 
 
-IDLE: Final = Pulse()
-
 TakePulse: TypeAlias = Callable[[], Pulse]
 """Called on the control line's thread: quick, and must not raise."""
 
 
 def idle() -> Pulse:
     """The pulse of a replica of which no progress is expected."""
-    return IDLE
+    return Pulse()
 
 
 class Activity:
@@ -41,7 +39,7 @@ class Activity:
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
-        self._pulse = IDLE
+        self._pulse = Pulse()
 
     def advance(self) -> None:
         """Note that the work gets on."""
@@ -56,7 +54,8 @@ class Activity:
             what: To be read after "while", such as "training step 3".
             waits: Whether it is waiting for other replicas.
         """
-        before = self._begin(what, waits=waits)
+        before = self._pulse
+        self._begin(what, waits=waits)
         try:
             yield
         finally:
@@ -66,8 +65,6 @@ class Activity:
         """The newest look at the work."""
         return self._pulse
 
-    def _begin(self, what: str, *, waits: bool) -> Pulse:
+    def _begin(self, what: str, *, waits: bool) -> None:
         with self._lock:
-            before = self._pulse
-            self._pulse = Pulse(progress=before.progress + 1, doing=what, waits=waits)
-            return before
+            self._pulse = Pulse(progress=self._pulse.progress + 1, doing=what, waits=waits)

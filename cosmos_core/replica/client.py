@@ -228,7 +228,8 @@ class ControlClient(Closing):
                 was_blocked = is_blocked
             wait_s = math.inf if is_blocked else deadline - time.monotonic()
             poller.poll(None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000)))
-            self._drain_wake()
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
             self._handshakes.check()
             self._receive()
 
@@ -246,12 +247,6 @@ class ControlClient(Closing):
         if self._on_refused is not None and (refused := self.refused) is not None:
             tell, self._on_refused = self._on_refused, None
             tell(refused)
-
-    def _drain_wake(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
 
     def _receive(self) -> None:
         while True:

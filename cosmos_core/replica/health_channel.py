@@ -2,7 +2,8 @@
 
 Each follower keeps a connection to the leader (`health_leader`). One that cannot go on says why before it ends; one
 that is killed closes its connection. Either way the leader finds out which failure came first, tells the controller and
-the other followers, and the process ends, whatever its main thread is stuck in.
+the other followers, and the process ends, whatever its main thread is stuck in. Whoever does not appear, answer or
+finish in time is named in a `ReplicaError`; what comes and is no message is a `TransportError`.
 """
 
 from __future__ import annotations
@@ -125,11 +126,7 @@ class Connection:
             self.socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> list[Message] | None:
-        """The messages that have come; None once the other end is gone. Call it when there is something to read.
-
-        Raises:
-            TransportError: What came is no message.
-        """
+        """The messages that have come; None once the other end is gone. Call it when there is something to read."""
         try:
             data = self.socket.recv(1 << 16)
         except TimeoutError:
@@ -177,10 +174,12 @@ class HealthChannel:
     """That of a replica of one process: there is nobody to lose.
 
     Attributes:
+        rank: This process's place in the replica.
         abandoned: Newest generation that the leader no longer waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = LEADER) -> None:
+        self.rank: Final = rank
         self.abandoned = -1
         self._cause: End | None = None
 
@@ -193,11 +192,6 @@ class HealthChannel:
     def fail(self, failure: Failure) -> End:
         """Tell the others; what ends the replica: this failure, or the one that it is the echo of."""
         return End(reason=failure.reason)
-
-    @property
-    def rank(self) -> int:
-        """This process's place in the replica."""
-        return LEADER
 
     def _end_soon(self) -> None:
         """End the process even if what is left of it waits for others."""
@@ -256,9 +250,6 @@ class FollowerChannel(HealthChannel):
         address: Host and port of the leader.
         end: Called on a thread of this object when the replica ends because of another process.
         patience_s: Silence after which the leader is frozen, or its machine gone.
-
-    Raises:
-        ReplicaError: The leader cannot be reached.
     """
 
     def __init__(
@@ -271,10 +262,9 @@ class FollowerChannel(HealthChannel):
         end: Ender,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        super().__init__()
+        super().__init__(rank)
         self._patience_s: Final = patience_s
         self._name: Final = name
-        self._rank: Final = rank
         self._end: Final = end
         try:
             self._connection: Final = Connection(socket.create_connection(address, ANSWER_S), LEADER)
@@ -286,17 +276,8 @@ class FollowerChannel(HealthChannel):
         self._thread: Final = threading.Thread(target=self._run, name="health-channel", daemon=True)
         self._thread.start()
 
-    @property
-    def rank(self) -> int:
-        """This process's place in the replica."""
-        return self._rank
-
     def goodbye(self) -> None:
-        """Tell the leader that the work is done, and wait until all have.
-
-        Raises:
-            ReplicaError: The leader did not answer in time.
-        """
+        """Tell the leader that the work is done, and wait until all have."""
         self._connection.send(Goodbye())
         self._thread.join(GOODBYE_S)
         if self._thread.is_alive():
@@ -325,13 +306,10 @@ class FollowerChannel(HealthChannel):
             # By when it looked before: what lies unread since this process did not run is no silence.
             is_silent = looked_at - self._connection.heard_at > self._patience_s
             looked_at = now
-            if messages is not None and is_silent:
-                silent = f"its process, the leader, has been silent for {self._patience_s:g} s (control.lost_after_s)"
-                self._finish(End(reason=f"{self._name} rank {LEADER}: {silent}", is_loss=True))
-                return
-            if messages is None:
-                gone = f"{self._name} rank {LEADER}: its process, the leader, is gone"
-                self._finish(End(reason=gone, is_loss=True))
+            if messages is None or is_silent:
+                silent = f"has been silent for {self._patience_s:g} s (control.lost_after_s)"
+                what = "is gone" if messages is None else silent
+                self._finish(End(reason=f"{self._name} rank {LEADER}: its process, the leader, {what}", is_loss=True))
                 return
             for message in messages:
                 match message:

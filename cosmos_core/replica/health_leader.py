@@ -55,9 +55,6 @@ class LeaderChannel(HealthChannel):
         host: Address to listen on.
         end: Called on a thread of this object when a follower failed.
         patience_s: Silence after which a follower is frozen, or its machine gone.
-
-    Raises:
-        TransportError: The address cannot be listened on.
     """
 
     def __init__(
@@ -89,11 +86,7 @@ class LeaderChannel(HealthChannel):
         return int(self._server.getsockname()[1])
 
     def meet(self, timeout_s: float, interrupted: Callable[[], bool]) -> None:
-        """Wait until every follower has joined.
-
-        Raises:
-            ReplicaError: Some have not in time, or waiting has become pointless.
-        """
+        """Wait until every follower has joined."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             while len(self._joined) < self._size - 1:
@@ -114,11 +107,7 @@ class LeaderChannel(HealthChannel):
             self._tell(Abandon(generation=generation))
 
     def goodbye(self) -> None:
-        """Wait until every follower has done its work, and let them go.
-
-        Raises:
-            ReplicaError: Some have not finished in time.
-        """
+        """Wait until every follower has done its work, and let them go."""
         with self._news:
             if not self._news.wait_for(
                 lambda: all(connection.has_left for connection in self._joined.values()), GOODBYE_S

@@ -1,4 +1,7 @@
-"""A rendezvous file in the run's folder, by which the processes of a replica find their leader."""
+"""A rendezvous file in the run's folder, by which the processes of a replica find their leader.
+
+A file that cannot be written or read, or does not come in time, is a `ReplicaError`.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,7 @@ def rendezvous_file(run: Path, replica: str) -> Path:
 
 
 def announce(path: Path, rendezvous: Rendezvous) -> None:
-    """Write the file, for its owner's eyes alone, whole or not at all.
-
-    Raises:
-        ReplicaError: It cannot be written.
-    """
+    """Write the file, for its owner's eyes alone, whole or not at all."""
     partial = path.with_name(f".{path.name}@{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +57,7 @@ def announce(path: Path, rendezvous: Rendezvous) -> None:
 
 
 def find(path: Path, session: str, timeout_s: float, interrupted: Callable[[], bool]) -> Rendezvous:
-    """Wait for the file of this start of the run.
-
-    Raises:
-        ReplicaError: It is not there in time, is damaged, or waiting has become pointless.
-    """
+    """Wait for the file of this start of the run."""
     deadline = time.monotonic() + timeout_s
     state = "there is none"
     while not interrupted():

@@ -46,25 +46,6 @@ class Session:
         is_final: Whether it would refuse another process in this one's place as well.
     """
 
-    __slots__ = (
-        "_beat_at",
-        "_gauges",
-        "_heard_at",
-        "_heartbeat_s",
-        "_hello_at",
-        "_repeated_to",
-        "_resend_at",
-        "_resend_s",
-        "_take_pulse",
-        "_term",
-        "_welcomed",
-        "directive",
-        "hello",
-        "is_final",
-        "outbox",
-        "refusal",
-    )
-
     def __init__(
         self,
         hello: Hello,
@@ -159,22 +140,16 @@ class Session:
                 self.refusal, self.is_final = message.reason or "no reason was given", message.is_final
             case Welcome() if message.term >= max(self._term, 1):
                 self._on_welcome(message, now)
-            case Directive() if message.term >= max(self._term, 1):
-                self._on_term(message.term, now)
-                self._on_directive(message, now)
-                self._on_acknowledged(message.term, message.acknowledged, now)
-            case Acknowledged() if message.term >= max(self._term, 1):
-                self._on_term(message.term, now)
+            case Directive() | Acknowledged() if message.term >= max(self._term, 1):
+                if message.term > self._term:
+                    self._term, self._hello_at = message.term, now
+                if isinstance(message, Directive):
+                    self._on_directive(message, now)
                 self._on_acknowledged(message.term, message.acknowledged, now)
             case Welcome() | Directive() | Acknowledged():
                 pass
             case _:
                 raise TransportError(f"{type(message).__name__} is not for replicas")
-
-    def _on_term(self, term: int, now: float) -> None:
-        if term > self._term:
-            self._term = term
-            self._hello_at = now
 
     def _on_welcome(self, welcome: Welcome, now: float) -> None:
         if welcome.term == self._welcomed:

@@ -7,6 +7,9 @@ whom it has to speak with, as the kernel's routes say, unless COSMOS_HOST says a
 An endpoint as others are told of it is `tcp://HOST:PORT`, then `#` and a public key (hexadecimal), if it has one. Those
 of all processes of a replica are one text, `ENDPOINT@HOST@RACK ENDPOINT@HOST@RACK …`; without a host, an endpoint is on
 the replica's own, and without a rack it is not known in which one.
+
+What cannot be told, because a name is unknown, no route leads there, or several addresses could be meant, is a
+`TransportError` that says what to set; a malformed COSMOS_RACK is a `ReplicaError`.
 """
 
 from __future__ import annotations
@@ -49,10 +52,6 @@ def own_address(bind: str, peer: str = "") -> str:
     Args:
         bind: `control.bind`: an address of this machine or of the controller's, or one that means all.
         peer: Host of the controller; empty for the controller itself.
-
-    Raises:
-        TransportError: It cannot be told: COSMOS_HOST is not of this machine, nothing leads to `peer`, or there are
-            several that could be meant.
     """
     bind = bind.strip("[]")
     if is_loopback(bind):
@@ -72,9 +71,6 @@ def address_towards(host: str) -> str:
 
     Args:
         host: Address or name of the other one.
-
-    Raises:
-        TransportError: The name is unknown here, or no route leads there.
     """
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
@@ -195,11 +191,7 @@ def hexadecimal(public: str) -> str:
 
 
 def split_key(endpoint: str) -> tuple[str, str]:
-    """Address and public key (Z85; empty if it has none) of an endpoint.
-
-    Raises:
-        TransportError: What follows its `#` is no key.
-    """
+    """Address and public key (Z85; empty if it has none) of an endpoint."""
     address, mark, text = endpoint.partition("#")
     if not mark:
         return address, ""
@@ -226,11 +218,7 @@ def host_id() -> str:
 
 
 def rack_id() -> str:
-    """The label of this machine's rack, as `COSMOS_RACK` gives it; empty if it does not.
-
-    Raises:
-        ReplicaError: The label has white space or an @, by which labels are told apart.
-    """
+    """The label of this machine's rack, as `COSMOS_RACK` gives it; empty if it does not."""
     label = os.environ.get(RACK, "").strip()
     if "@" in label or len(label.split()) > 1:
         raise ReplicaError(f"{RACK}={label!r}: a label has neither white space nor an @; give one word, such as rack-7")

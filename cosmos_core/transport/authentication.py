@@ -5,7 +5,8 @@ answers from the allow-list. A connection outlives its key, so whoever receives 
 again.
 
 Whatever listens besides the controller makes a key of its own for as long as it lives, and says it in its endpoint,
-which reaches others through the controller. So nobody can pretend to be a replica that serves samples or weights.
+which reaches others through the controller. So nobody can pretend to be a replica that serves samples or weights. An
+address that cannot be listened on, or reached with the keys that there are, is a `TransportError`.
 """
 
 from __future__ import annotations
@@ -181,9 +182,6 @@ def listen(
             measurements.
         allowed: Who may speak; given with `own`.
         roles: What they must be.
-
-    Raises:
-        TransportError: The address cannot be listened on.
     """
     if own is None:
         socket = router(context, bind, port, limits)
@@ -228,11 +226,7 @@ class Keyring:
     """
 
     def __init__(self, folder: Path, own: Key) -> None:
-        """Read the allow-list of a folder of keys.
-
-        Raises:
-            ConfigError: It cannot be read.
-        """
+        """Read the allow-list of a folder of keys."""
         self.own: Final = own
         self.allowed: Final = AllowList(folder / ALLOWED)
 
@@ -240,11 +234,7 @@ class Keyring:
 def serve(
     keyring: Keyring | None, context: Context, bind: str, limits: Limits, roles: Collection[PeerRole]
 ) -> Listener:
-    """Listen at a free port of `bind` for those who have one of the roles; for anyone, without a keyring.
-
-    Raises:
-        TransportError: The address cannot be listened on.
-    """
+    """Listen at a free port of `bind` for those who have one of the roles; for anyone, without a keyring."""
     if keyring is None:
         return listen(context, bind, 0, limits)
     return listen(context, bind, 0, limits, own=KeyPair.new(), allowed=keyring.allowed, roles=roles)
@@ -260,11 +250,7 @@ def reach(
     queued: bool = False,
     events: int = 0,
 ) -> Socket:
-    """Connect to an endpoint of `serve`; the arguments are those of `sockets.dealer`.
-
-    Raises:
-        TransportError: It is no endpoint, or it has a key and this process has none, or the other way round.
-    """
+    """Connect to an endpoint of `serve`; the arguments are those of `sockets.dealer`."""
     address, server = split_key(endpoint)
     if keyring is None and server:
         raise TransportError(f"{endpoint}: it has a key, and this process has none; where is its folder of keys?")

@@ -14,9 +14,8 @@ import resource
 import socket as network
 import threading
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
-import attrs
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -33,12 +32,8 @@ _POLL_MS: Final = 100
 _PAUSE_S: Final = 0.1
 _KEPT: Final = 1024
 """Connections that were heard, which are remembered in case the monitor is late: as many as it queues."""
-
-
-@attrs.frozen(eq=False)
-class _Stranger:
-    descriptor: int
-    address: tuple[object, ...]
+_Address: TypeAlias = tuple[object, ...]
+"""Host and port, as `socket.getpeername` tells them."""
 
 
 class ConnectionLimiter:
@@ -54,7 +49,7 @@ class ConnectionLimiter:
         self._most: Final = max(_FEWEST, raised_limit() // 2) if most is None else most
         self._monitor: Final[Socket] = socket.get_monitor_socket()
         # Both by the number of the connection's file, the oldest first; they change together.
-        self._strangers: Final[dict[int, _Stranger]] = {}
+        self._strangers: Final[dict[int, _Address]] = {}
         self._heard: Final[dict[int, str]] = {}
         self._lock: Final = threading.Lock()
         self._stop: Final = threading.Event()
@@ -83,8 +78,8 @@ class ConnectionLimiter:
         if self._heard.get(descriptor) == host and descriptor not in self._strangers:  # as with almost every message
             return
         with self._lock:
-            stranger = self._strangers.get(descriptor)
-            if stranger is not None and _host_of(stranger.address) == host:
+            address = self._strangers.get(descriptor)
+            if address is not None and address[0] == host:
                 del self._strangers[descriptor]
             self._heard.pop(descriptor, None)
             self._heard[descriptor] = host
@@ -129,34 +124,30 @@ class ConnectionLimiter:
             return
         with self._lock:
             self._strangers.pop(descriptor, None)
-            if self._heard.get(descriptor) == _host_of(address):  # before this thread came to it
+            if self._heard.get(descriptor) == address[0]:  # before this thread came to it
                 return
-            stranger = self._strangers[descriptor] = _Stranger(descriptor, address)
+            self._strangers[descriptor] = address
             are_too_many = len(self._strangers) > self._most
         if are_too_many:
-            self._cut_off(stranger)
+            self._cut_off(descriptor, address)
 
     def _forget(self, descriptor: int) -> None:
         with self._lock:
             self._strangers.pop(descriptor, None)
             self._heard.pop(descriptor, None)
 
-    def _cut_off(self, stranger: _Stranger) -> None:
+    def _cut_off(self, descriptor: int, address: _Address) -> None:
         with self._lock:
-            if self._strangers.get(stranger.descriptor) is not stranger:  # it has been heard meanwhile
+            if self._strangers.get(descriptor) is not address:  # it has been heard meanwhile
                 return
-            del self._strangers[stranger.descriptor]
+            del self._strangers[descriptor]
         self._num_refused += 1
         if self._num_refused.bit_count() == 1:  # ever less often: whoever knocks must not fill the log
-            _LOG.warning(
-                "cut off a stranger at %s (%d so far): more than %d at once",
-                stranger.address,
-                self._num_refused,
-                self._most,
-            )
-        with _opened(stranger.descriptor) as connection, contextlib.suppress(OSError):
+            said = "cut off a stranger at %s (%d so far): more than %d at once"
+            _LOG.warning(said, address, self._num_refused, self._most)
+        with _opened(descriptor) as connection, contextlib.suppress(OSError):
             # libzmq may have closed it, and its number be another's by now.
-            if connection is not None and connection.getpeername() == stranger.address:
+            if connection is not None and connection.getpeername() == address:
                 connection.shutdown(network.SHUT_RDWR)
 
 
@@ -177,27 +168,19 @@ def raised_limit() -> int:
 @contextlib.contextmanager
 def _opened(descriptor: int) -> Iterator[network.socket | None]:
     """A socket by the number of its file, which stays open as long as it is used; None if that is no socket."""
-    try:
-        own = os.dup(descriptor)
-    except OSError:
-        yield None
-        return
-    try:
-        found = network.socket(fileno=own)
-    except OSError:
-        os.close(own)
-        yield None
-        return
-    with found:
+    with contextlib.ExitStack() as opened:
+        found = None
+        with contextlib.suppress(OSError):
+            own = os.dup(descriptor)
+            try:
+                found = opened.enter_context(network.socket(fileno=own))
+            except OSError:
+                os.close(own)
         yield found
 
 
-def _address_of(descriptor: int) -> tuple[object, ...] | None:
+def _address_of(descriptor: int) -> _Address | None:
     """The address at the other end of a connection; None if it is over."""
     with _opened(descriptor) as connection, contextlib.suppress(OSError):
         return connection.getpeername() if connection is not None else None
     return None
-
-
-def _host_of(address: tuple[object, ...]) -> str:
-    return str(address[0])

@@ -2,7 +2,8 @@
 
 Frame 0 holds all small arrays, one after another; each large array is a frame of its own. So a group of token
 sequences is two parts on the wire, and a large array is never copied, neither in nor out. What the payloads of a lease
-share, such as what conditions a group of videos, lies there once.
+share, such as what conditions a group of videos, lies there once. Arrays that cannot be sent, and headers that do not
+fit their frames, are `TransportError`s.
 """
 
 from __future__ import annotations
@@ -96,11 +97,7 @@ class Packed:
 
 
 def pack(payloads: Sequence[Payload]) -> Packed:
-    """Lay payloads out in frames. Arrays of 64 KiB and more are referred to, smaller ones copied; each object once.
-
-    Raises:
-        TransportError: An array is too large or not contiguous, or there are too many.
-    """
+    """Lay payloads out in frames. Arrays of 64 KiB and more are referred to, smaller ones copied; each object once."""
     small = bytearray()
     large: list[Buffer] = []
     headers = []
@@ -129,9 +126,6 @@ def unpack(headers: Sequence[PayloadHeader], frames: Sequence[memoryview]) -> li
     """Make payloads whose arrays are read-only views of `frames`; an array may start at any address.
 
     Arrays of one place, dtype and shape are one object.
-
-    Raises:
-        TransportError: The headers do not fit the frames.
     """
     views = [frame.toreadonly() for frame in frames]
     found: dict[tuple[int, int, str, tuple[int, ...]], Array] = {}

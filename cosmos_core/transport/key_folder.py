@@ -1,6 +1,7 @@
 """A folder of keys: making it, adding to it, and the allow-list in it, which says who may speak.
 
-The list is read again whenever its file has changed.
+The list is read again whenever its file has changed. What cannot be read, written, or be called so is a `ConfigError`
+that names the file and says what to do; nothing is changed then.
 """
 
 from __future__ import annotations
@@ -73,11 +74,7 @@ class _Stored:
 
 
 def read_peers(path: Path) -> dict[str, Peer]:
-    """The peers of an allow-list, by label.
-
-    Raises:
-        ConfigError: It is not there, damaged, or other users may change it.
-    """
+    """The peers of an allow-list, by label."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -107,11 +104,7 @@ def read_peers(path: Path) -> dict[str, Peer]:
 
 
 def write_peers(path: Path, peers: Mapping[str, Peer]) -> None:
-    """Replace an allow-list at once, so that readers see the old or the new one.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Replace an allow-list at once, so that readers see the old or the new one."""
     text = _HEADER
     for label, peer in sorted(peers.items()):
         text += f"\n[{json.dumps(label)}]\npublic = {json.dumps(peer.public)}\nrole = {json.dumps(peer.role)}\n"
@@ -130,11 +123,7 @@ def write_peers(path: Path, peers: Mapping[str, Peer]) -> None:
 
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[dict[str, Peer]]:
-    """The peers of a folder's allow-list, to be changed; written when the block ends without an error.
-
-    Raises:
-        ConfigError: It cannot be read or written.
-    """
+    """The peers of a folder's allow-list, to be changed; written when the block ends without an error."""
     path = folder / ALLOWED
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -157,11 +146,7 @@ class AllowList:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read it.
-
-        Raises:
-            ConfigError: See `read_peers`.
-        """
+        """Read it."""
         self.path: Final = path
         self._lock: Final = threading.Lock()
         self._seen: tuple[int, int, int] | None = self._stamp()
@@ -249,10 +234,6 @@ def make(folder: Path, wanted: Sequence[Wanted]) -> list[Path]:
 
     Returns:
         The files that were made.
-
-    Raises:
-        ConfigError: A name cannot be, or a key of that name is there already (then none is made), or the folder cannot
-            be written.
     """
     for each in wanted:
         check_label(each.label)
@@ -292,9 +273,6 @@ def ensure(folder: Path) -> None:
     """Make the usual keys where there are none: what a run does in its own folder.
 
     They are made aside and put in place at once, so that nobody finds half of them.
-
-    Raises:
-        ConfigError: They cannot be made.
     """
     if (folder / f"{CONTROLLER}.key").exists():
         return
@@ -309,22 +287,14 @@ def ensure(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that lets nobody in: it needs the controller's key and a list of those who may speak.
-
-    Raises:
-        ConfigError: Something is missing, damaged, or open to other users.
-    """
+    """Refuse a folder that lets nobody in: it needs the controller's key and a list of those who may speak."""
     controller_key(folder)
     if not read_peers(folder / ALLOWED):
         raise ConfigError(f"{folder / ALLOWED}: nobody is allowed to speak; make keys with `cosmos keys new {folder}`")
 
 
 def allow(folder: Path, label: str, *, public: str, role: PeerRole, names: Sequence[str] = ()) -> None:
-    """Allow a public key, such as one that was made elsewhere or was revoked.
-
-    Raises:
-        ConfigError: It is no key, its label is taken by another one, or a name cannot be.
-    """
+    """Allow a public key, such as one that was made elsewhere or was revoked."""
     check_label(label)
     check_names(names)
     if not is_public(public):
@@ -341,11 +311,7 @@ def allow(folder: Path, label: str, *, public: str, role: PeerRole, names: Seque
 
 
 def allow_again(folder: Path, label: str) -> None:
-    """Allow the key of a file in the folder, such as one that was revoked.
-
-    Raises:
-        ConfigError: There is no such file, or it is the controller's.
-    """
+    """Allow the key of a file in the folder, such as one that was revoked."""
     check_label(label)
     key = read_key(folder / f"{label}.key")
     if key.role == "controller":
@@ -354,11 +320,7 @@ def allow_again(folder: Path, label: str) -> None:
 
 
 def role_of(text: str) -> PeerRole:
-    """A role from a word.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """A role from a word."""
     for role in ROLES:
         if role == text:
             return role
@@ -366,11 +328,7 @@ def role_of(text: str) -> PeerRole:
 
 
 def revoke(folder: Path, label: str) -> None:
-    """Take a key out of the allow-list; its file stays.
-
-    Raises:
-        ConfigError: The list has no such key.
-    """
+    """Take a key out of the allow-list; its file stays."""
     with changing(folder) as peers:
         if label not in peers:
             known = ", ".join(sorted(peers)) or "nobody"

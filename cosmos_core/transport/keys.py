@@ -3,7 +3,7 @@
 A folder of keys holds `controller.key`, one `LABEL.key` for each pool, replica or person, and the allow-list
 `allowed.toml` (see `transport.key_folder`). A process needs its own file alone; whoever serves others needs the list
 too. Secret keys are read from files only: never from a command line, an environment variable or a message, and never
-shown.
+shown. A file that is missing, damaged, or open to other users is a `ConfigError`, as is a name that nobody can have.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> KeyPair:
-        """Make one.
-
-        Raises:
-            TransportError: This libzmq was built without CURVE.
-        """
+        """Make one."""
         if not zmq.has("curve"):
             raise TransportError("this libzmq has no CURVE; install pyzmq from its wheel, or libzmq with libsodium")
         public, secret = zmq.curve_keypair()
@@ -87,11 +83,7 @@ def is_named(name: str, patterns: Iterable[str]) -> bool:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse what no replica can be called.
-
-    Raises:
-        ConfigError: One of them is no name, nor the beginning of one with `*` after it.
-    """
+    """Refuse what no replica can be called."""
     for name in names:
         if not _PATTERN.fullmatch(name):
             raise ConfigError(
@@ -100,11 +92,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_label(label: str) -> None:
-    """Refuse what no key file can be called.
-
-    Raises:
-        ConfigError: It is no such name.
-    """
+    """Refuse what no key file can be called."""
     if not _LABEL.fullmatch(label):
         raise ConfigError(f"{label!r} is no name of a key: letters, digits, '.', '_' and '-', at most 128")
 
@@ -127,11 +115,7 @@ class _Stored:
 
 
 def write_key(folder: Path, key: Key) -> Path:
-    """Write a key file (mode 0600) into a folder (made with mode 0700 if it is not there); its path.
-
-    Raises:
-        ConfigError: The file is there already, or cannot be written.
-    """
+    """Write a key file (mode 0600) into a folder (made with mode 0700 if it is not there); its path."""
     path = folder / f"{key.label}{_SUFFIX}"
     lines = [
         f"role = {json.dumps(key.role)}",
@@ -153,11 +137,7 @@ def write_key(folder: Path, key: Key) -> Path:
 
 
 def read_key(path: Path) -> Key:
-    """Read a key file.
-
-    Raises:
-        ConfigError: It is not there, not to be read, damaged, or other users could have read it.
-    """
+    """Read a key file."""
     check_private(path)
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -181,11 +161,7 @@ def read_key(path: Path) -> Key:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a secret that other users could have read or changed; a file that is not there passes.
-
-    Raises:
-        ConfigError: Its mode lets them.
-    """
+    """Refuse a secret that other users could have read or changed; a file that is not there passes."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -198,31 +174,19 @@ def check_private(path: Path) -> None:
 
 
 def keys_in(folder: Path) -> Iterator[Key]:
-    """The keys of a folder that this user may read, by label.
-
-    Raises:
-        ConfigError: One of them is damaged, or open to others.
-    """
+    """The keys of a folder that this user may read, by label."""
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         if os.access(path, os.R_OK):
             yield read_key(path)
 
 
 def controller_key(folder: Path) -> Key:
-    """The controller's own key.
-
-    Raises:
-        ConfigError: See `read_key`.
-    """
+    """The controller's own key."""
     return read_key(folder / f"{CONTROLLER}{_SUFFIX}")
 
 
 def replica_key(folder: Path, role: Literal["policy", "rollout"], name: str) -> Key:
-    """The key with which a replica speaks as `name`: one for that name, else one for several.
-
-    Raises:
-        ConfigError: There is none in the folder; or see `read_key`.
-    """
+    """The key with which a replica speaks as `name`: one for that name, else one for several."""
     # One that is for this name alone comes first.
     candidates = sorted(keys_in(folder), key=lambda key: (key.label != name, name not in key.names))
     for key in candidates:
@@ -241,9 +205,6 @@ def person_key(folder: Path, *, may_ask: bool = False) -> Key:
     Args:
         folder: Of the keys.
         may_ask: Whether to ask for something: an observer's key will not do.
-
-    Raises:
-        ConfigError: There is none in the folder; or see `read_key`.
     """
     found = [key for key in keys_in(folder) if key.role in {"person", "observer"}]
     found.sort(key=lambda key: key.role != "person")

@@ -1,4 +1,7 @@
-"""Fetching payloads from the replicas that made them."""
+"""Fetches payloads from the replicas that made them.
+
+An endpoint that is malformed, or sends what is malformed, is a `TransportError`; one that is gone has nothing.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,6 @@ class PayloadClient(Closing):
         Returns:
             Payloads by lease, their arrays read-only views of what was received. A lease that is not in it is missing:
             its holder does not have it, is gone, or did not send it in time.
-
-        Raises:
-            TransportError: An endpoint is malformed, or sent something malformed.
         """
         with self._lock:
             self._request += 1
@@ -183,11 +183,7 @@ class _Peer:
                     self._send()
 
     def receive(self) -> dict[int, list[Payload]]:
-        """Receive the replies that are here; those to an earlier fetch are dropped.
-
-        Raises:
-            TransportError: One is malformed.
-        """
+        """Receive the replies that are here; those to an earlier fetch are dropped."""
         found: dict[int, list[Payload]] = {}
         # All of them, wanted or not: one left at the socket would keep the poller awake.
         while True:

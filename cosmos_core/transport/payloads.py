@@ -2,7 +2,8 @@
 
 The server holds payloads by lease and answers `Fetch` with one message per lease. An endpoint is
 `tcp://HOST:PORT#KEY/TOKEN`; the token is random, so that nobody is served by a stranger on a port used again. Only
-policy replicas are served.
+policy replicas are served. A `TransportError` says that an array cannot be sent, or that the server has ended or cannot
+listen.
 """
 
 from __future__ import annotations
@@ -55,11 +56,7 @@ class PayloadServer(Closing):
         self._ignored = 0
 
     def start(self) -> Self:
-        """Listen, and begin to serve.
-
-        Raises:
-            TransportError: The address cannot be listened on.
-        """
+        """Listen, and begin to serve."""
         self._listener = serve(self._keyring, self._context, self._bind_host, _LIMITS, _SERVED)
         self._socket = self._listener.socket
         self._endpoint = f"{self._listener.endpoint}/{self._token}"
@@ -100,11 +97,7 @@ class PayloadServer(Closing):
             return sum(packed.nbytes for packed in self._store.values())
 
     def put(self, lease: int, payloads: Sequence[Payload]) -> None:
-        """Hold payloads under `lease`, replacing what was there. Their arrays must not be changed any more.
-
-        Raises:
-            TransportError: An array is too large or not contiguous, or the server has ended.
-        """
+        """Hold payloads under `lease`, replacing what was there. Their arrays must not be changed any more."""
         if not self._thread.is_alive():
             raise TransportError(f"the payload server on {self._bind_host} is not running; see the log for its error")
         packed = pack(payloads)

@@ -5,6 +5,9 @@ Message sizes are bounded by `MAXMSGSIZE`, which libzmq applies to each part; th
 
 ZeroMQ's heartbeats are off at both ends: libzmq ends the process (`Assertion failed: !_io_error`) when a ping meets a
 closed connection whose reader has a full queue. The kernel asks an idle peer instead (keepalive).
+
+An address that cannot be listened on or connected to is a `TransportError` that says what to do, and so is a message of
+more parts than it may have, of which nothing is kept. Where there is none to receive, `zmq.Again` says so.
 """
 
 from __future__ import annotations
@@ -118,10 +121,6 @@ def router(
     With `own`, only peers that know its public key can speak to it, and only those whom the context's
     authenticator lets in (`transport.authentication`; without one, nobody). `events` are what
     `Socket.get_monitor_socket` tells, as of `dealer`.
-
-    Raises:
-        TransportError: The address cannot be listened on, or of all of them `address_of` could tell none; the message
-            says what to do.
     """
     bind = bind.strip("[]")
     if bind in WILDCARDS:
@@ -178,9 +177,6 @@ def dealer(
             what a protocol repeats does not pile up for a peer that is away.
         curve: Keys, for a peer that has some.
         events: What `Socket.get_monitor_socket` tells, from the first connection on; 0: nothing.
-
-    Raises:
-        TransportError: `address` is not an address.
     """
     socket = context.socket(zmq.DEALER)
     _configure(socket, limits)
@@ -206,11 +202,7 @@ def dealer(
 
 
 def address_of(socket: Socket) -> str:
-    """The address at which others reach a bound socket, `tcp://HOST:PORT`.
-
-    Raises:
-        TransportError: It is bound to all addresses, and which of them others reach cannot be told.
-    """
+    """The address at which others reach a bound socket, `tcp://HOST:PORT`."""
     endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     address = host.strip("[]")
@@ -218,12 +210,7 @@ def address_of(socket: Socket) -> str:
 
 
 def receive(socket: Socket, parts: int, flags: int = zmq.NOBLOCK) -> list[bytes]:
-    """Receive one message of at most `parts` parts; of a longer one, nothing is kept.
-
-    Raises:
-        zmq.Again: There is none (with `zmq.NOBLOCK`).
-        TransportError: It had more parts. The socket is fine: the next message can be received.
-    """
+    """Receive one message of at most `parts` parts; of a longer one, nothing is kept."""
     message = [socket.recv(flags)]
     while socket.getsockopt(zmq.RCVMORE):
         part = socket.recv(flags)
@@ -236,12 +223,7 @@ def receive(socket: Socket, parts: int, flags: int = zmq.NOBLOCK) -> list[bytes]
 
 
 def receive_marked(socket: Socket, parts: int) -> tuple[zmq.Frame, list[bytes]]:
-    """Receive one message from a ROUTER as `receive` does: its first part as a frame, which knows who sent it.
-
-    Raises:
-        zmq.Again: There is none.
-        TransportError: It had more than `parts` parts. The socket is fine: the next message can be received.
-    """
+    """Receive one message from a ROUTER as `receive` does: its first part as a frame, which knows who sent it."""
     first = socket.recv(zmq.NOBLOCK, copy=False)
     return first, receive(socket, parts - 1) if first.more else []
 
@@ -318,11 +300,7 @@ class Handshakes:
         self._failing_since = 0.0
 
     def check(self) -> None:
-        """Take in the news.
-
-        Raises:
-            RefusedError: The other side refuses this one, or is not who it should be; waiting does not help.
-        """
+        """Take in the news."""
         while self.monitor.poll(0):
             news = recv_monitor_message(self.monitor)
             event, value = news["event"], news["value"]

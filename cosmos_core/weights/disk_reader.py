@@ -1,4 +1,7 @@
-"""Reads slices of stored versions by ranges of bytes, each block checked."""
+"""Reads slices of stored versions by ranges of bytes, each block checked.
+
+What is damaged, gone, or of another run or version is a `WeightSyncError` that names the file or URL.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +81,7 @@ def checksum(block: bytes | memoryview) -> int:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Name a path or URL with which a body fails.
-
-    Raises:
-        WeightSyncError: It does.
-    """
+    """Name a path or URL with which a body fails."""
     try:
         yield
     except WeightSyncError:
@@ -96,11 +95,7 @@ def told(what: str) -> Iterator[None]:
 
 @contextmanager
 def access(url: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL, and the path in it.
-
-    Raises:
-        WeightSyncError: What the body does with it fails, or there is no such file system.
-    """
+    """The file system of a URL, and the path in it."""
     with told(f"weights at {url}"):
         files, root = file_system(url)
         files.invalidate_cache()
@@ -119,9 +114,6 @@ def stored_parts(directory: str, run_id: str, target: WeightTarget) -> tuple[lis
         directory: Where versions are stored.
         run_id: The run; others' parts are refused.
         target: The version.
-
-    Raises:
-        WeightSyncError: The directory cannot be read.
     """
     url = version_folder(directory, run_id, target.version, target.digest)
     ready: list[Ready] = []
@@ -144,11 +136,7 @@ def stored_parts(directory: str, run_id: str, target: WeightTarget) -> tuple[lis
 
 
 def _described(files: Any, path: str, run_id: str, target: WeightTarget) -> StoredPart:
-    """The description of a part that can be used.
-
-    Raises:
-        WeightSyncError: It is damaged, or not of this run and version; or its bytes are not all there.
-    """
+    """The description of a part that can be used."""
     try:
         part = msgspec.json.decode(files.cat_file(path), type=StoredPart)
     except msgspec.MsgspecError as error:
@@ -222,11 +210,7 @@ class StoredFile:
             self._entries.setdefault(entry.name, []).append(entry)
 
     def read(self, pieces: Sequence[Wanted]) -> Iterator[Arrived]:
-        """Yield slices in the order in which they lie in the file.
-
-        Raises:
-            WeightSyncError: The file is damaged or gone.
-        """
+        """Yield slices in the order in which they lie in the file."""
         ranges = [self._range(rank, chunk) for rank, piece in pieces for chunk in self._chunks(piece)]
         for run in _runs(sorted(ranges, key=lambda each: (each.first, each.last)), self._part.block_bytes):
             first = run[0].first // self._part.block_bytes * self._part.block_bytes

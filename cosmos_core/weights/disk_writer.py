@@ -66,11 +66,7 @@ class VersionWriter:
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="stored-weights")
 
     def put(self, manifest: wire.Manifest) -> None:
-        """Write what a snapshot of this process holds, or have it written.
-
-        Raises:
-            WeightSyncError: It is the only source, and cannot be written, and it is needed still.
-        """
+        """Write what a snapshot of this process holds, or have it written."""
         # Who maps the file keeps it from being written over.
         snapshot = manifest, map_shared(manifest.path, token=manifest.token, size=manifest.file_bytes)
         if self._is_only:

@@ -1,4 +1,7 @@
-"""One fetch under way: slices asked of several publishers, and of others when one fails."""
+"""One fetch under way: slices asked of several publishers, and of others when one fails.
+
+A `WeightSyncError` says that no source can give what is missing, and names the problem of each.
+"""
 
 from __future__ import annotations
 
@@ -105,11 +108,7 @@ class Fetch:
         return digest.first_difference(self.digests, digest.tensor_digests(loaded))
 
     def __iter__(self) -> Iterator[Arrived]:
-        """Yield every slice of the chosen ranks once.
-
-        Raises:
-            WeightSyncError: No source can give what is missing; names each source's problem.
-        """
+        """Yield every slice of the chosen ranks once."""
         yield from self._assign(self._ready, self._plan)
         sources = [ready.source for ready in self._ready if ready.source is not None]
         while busy := [source for source in sources if source.is_busy]:
@@ -159,11 +158,7 @@ class Fetch:
 
 
 def plan_of(ready: Sequence[Ready], wanted: ShardMap, place: Place) -> Plan:
-    """Who of these sources sends what to the ranks of a replica in a place.
-
-    Raises:
-        WeightSyncError: Together they do not have all that is wanted.
-    """
+    """Who of these sources sends what to the ranks of a replica in a place."""
     sources = [Member.at(Place() if each.source is None else each.source.place, each.shards) for each in ready]
     return Plan(sources, [Member.at(place, wanted)])
 

@@ -4,6 +4,9 @@ gloo passes tensors in CPU memory over TCP. NCCL passes tensors in GPU memory; i
 transfers in the same order, and it needs a GPU for each of the two processes. Its communicator is built in the first
 transfer, in which the lower rank of the two names it to the other: a receive waits until the other one sends. So a pair
 begins with a byte from the publisher, while both are there.
+
+Whatever fails is a `TransportError` with torch's own words: the other one does not appear or is gone, a transfer is not
+complete in time, or the GPU has no room.
 """
 
 from __future__ import annotations
@@ -41,9 +44,6 @@ class Rendezvous:
     Args:
         host: IP address or name of this machine at which receivers reach it.
         timeout_s: Longest wait for the other one.
-
-    Raises:
-        TransportError: The address cannot be listened on.
     """
 
     def __init__(self, host: str, timeout_s: float) -> None:
@@ -64,11 +64,7 @@ class Rendezvous:
 
 
 def meet(host: str, port: int, timeout_s: float) -> TCPStore:
-    """The store of a publisher's `Rendezvous`.
-
-    Raises:
-        TransportError: It cannot be reached.
-    """
+    """The store of a publisher's `Rendezvous`."""
     with _told(f"{host}:{port} cannot be met"):
         timeout = timedelta(seconds=timeout_s)
         return TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -86,9 +82,6 @@ class Pair:
 
     Attributes:
         device: Where tensors must be.
-
-    Raises:
-        TransportError: The other one does not appear, or this machine lacks what the backend needs.
     """
 
     def __init__(self, kind: Backend, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:
@@ -102,49 +95,29 @@ class Pair:
             self._greet(rank, timeout_s)
 
     def placed(self, data: torch.Tensor) -> torch.Tensor:
-        """Bytes of this process where they can be sent from.
-
-        Raises:
-            TransportError: The GPU has no room for them.
-        """
+        """Bytes of this process where they can be sent from."""
         with _told(f"{data.numel():,} bytes cannot be put on {self.device}"):
             return data.to(self.device)
 
     def room(self, size: int) -> torch.Tensor:
-        """Memory for bytes that come.
-
-        Raises:
-            TransportError: The GPU has none.
-        """
+        """Memory for bytes that come."""
         with _told(f"no room for {size:,} bytes on {self.device}"):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def send(self, data: torch.Tensor, tag: int) -> dist.Work:
-        """Begin to send bytes, which must stay as they are until it is finished.
-
-        Raises:
-            TransportError: The connection is broken.
-        """
+        """Begin to send bytes, which must stay as they are until it is finished."""
         with _told(f"a transfer over {self.kind} failed"):
             work: dist.Work = self._group.send([data], self._peer, tag)
         return work
 
     def receive(self, data: torch.Tensor, tag: int) -> dist.Work:
-        """Begin to write what comes under a tag into `data`.
-
-        Raises:
-            TransportError: The connection is broken.
-        """
+        """Begin to write what comes under a tag into `data`."""
         with _told(f"a transfer over {self.kind} failed"):
             work: dist.Work = self._group.recv([data], self._peer, tag)
         return work
 
     def finish(self, work: dist.Work, timeout_s: float) -> None:
-        """Wait for one transfer. If it fails the pair is of no use any more, and the other one hears of it.
-
-        Raises:
-            TransportError: It is not complete in time, or the other one is gone.
-        """
+        """Wait for one transfer. If it fails the pair is of no use any more, and the other one hears of it."""
         with _told(f"a transfer over {self.kind} failed"):
             if self.kind == "gloo":
                 # Transfers of two cannot be polled; one that is waited for in vain closes the connection (measured).

@@ -1,7 +1,8 @@
 """Slices of an answer on their way from a publisher to a receiver: as frames, or through a process group of the two.
 
 Requests and answers always travel over ZeroMQ, so that the planner, the window, deadlines and the turn to other
-publishers are the same for every transport.
+publishers are the same for every transport. A `TransportError` says that the other side does not appear, take or send
+in time.
 """
 
 from __future__ import annotations
@@ -29,11 +30,7 @@ class FrameTransport:
         """Make ready for an answer, before it is asked for; `sizes` are the bytes of its slices."""
 
     def take(self, request: int, frames: Sequence[zmq.Frame]) -> list[torch.Tensor]:  # noqa: ARG002
-        """The slices of an answer that has come, as bytes; `frames` came with it, and theirs is the memory.
-
-        Raises:
-            TransportError: They do not come in time, or the connection is broken.
-        """
+        """The slices of an answer that has come, as bytes; `frames` came with it, and theirs is the memory."""
         return [
             torch.frombuffer(frame.buffer, dtype=torch.uint8) if len(frame) else torch.empty(0, dtype=torch.uint8)
             for frame in frames
@@ -53,9 +50,6 @@ class ProcessGroupTransport(FrameTransport):
         host: The publisher's address.
         port: Where it waits for this receiver.
         stall_s: Longest wait for the publisher to appear, and for the slices of an answer.
-
-    Raises:
-        TransportError: The publisher cannot be met.
     """
 
     def __init__(self, kind: Backend, host: str, port: int, stall_s: float) -> None:
@@ -113,9 +107,6 @@ class Sender:
 
     Attributes:
         port: Where the receiver is met.
-
-    Raises:
-        TransportError: Nobody can be met at that address.
     """
 
     def __init__(self, kind: Backend, host: str) -> None:
@@ -135,11 +126,7 @@ class Sender:
         return not self._thread.is_alive()
 
     def send(self, request: int, slices: Sequence[memoryview]) -> None:
-        """Queue the slices that answer a request; their memory must stay as it is until they are sent.
-
-        Raises:
-            TransportError: It has given this receiver up.
-        """
+        """Queue the slices that answer a request; their memory must stay as it is until they are sent."""
         with self._lock:
             if self._why_ended:
                 raise TransportError(self._why_ended)
@@ -179,11 +166,7 @@ class Sender:
 
 
 def _send(pair: Pair, request: int, slices: Sequence[memoryview]) -> None:
-    """Send an answer.
-
-    Raises:
-        TransportError: It is not taken in time, the connection is broken, or the GPU lacks memory.
-    """
+    """Send an answer."""
     works = []
     try:
         for index, data in enumerate(slices):

@@ -58,11 +58,7 @@ class SliceServer:
     """Serves what is published, until closed. Methods may be called from any thread."""
 
     def __init__(self, run_id: str, bind_host: str, keyring: Keyring | None = None) -> None:
-        """Listen on a free port of `bind_host` and start to serve rollout replicas, or anyone without a `keyring`.
-
-        Raises:
-            TransportError: The address cannot be listened on.
-        """
+        """Listen on a free port of `bind_host` and start to serve rollout replicas, or anyone without a `keyring`."""
         self._run_id: Final = run_id
         self._published: Final[dict[int, Published]] = {}
         self._lock: Final = threading.Lock()
@@ -89,11 +85,7 @@ class SliceServer:
             return tuple(sorted(self._published))
 
     def add(self, published: Published) -> Published | None:
-        """Serve a snapshot from now on; returns the one of the same version that it replaces.
-
-        Raises:
-            WeightSyncError: The server has ended.
-        """
+        """Serve a snapshot from now on; returns the one of the same version that it replaces."""
         if not self._thread.is_alive():
             raise WeightSyncError(f"the weight server {self.endpoint} is not running; see the log for its error")
         with self._lock:

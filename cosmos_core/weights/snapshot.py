@@ -1,4 +1,7 @@
-"""A copy of the weights in the rollout's dtype, in shared memory, from which every receiver reads."""
+"""A copy of the weights in the rollout's dtype, in shared memory, from which every receiver reads.
+
+Where there is no room for it, a `WeightSyncError` says so.
+"""
 
 from __future__ import annotations
 
@@ -129,9 +132,6 @@ def take_snapshot(
         quantised: For those that are held as codes and scales, how.
         directory: Where to make the file; shared memory if absent.
         spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
-
-    Raises:
-        WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
     """
     shares = quantised or {}
     held = {name: each if isinstance(each, LocalShard) else local_shard(each) for name, each in tensors.items()}
@@ -164,9 +164,6 @@ def blank_snapshot(
         layout: What each rank of the engine holds (`RolloutEngine.layout`).
         directory: Where to make the file; shared memory if absent.
         spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
-
-    Raises:
-        WeightSyncError: There is no room for the snapshot, or the ranks disagree on a tensor.
     """
     facts = ShardMap.of_layout(layout).tensors
     held = [

@@ -1,6 +1,8 @@
 """A receiver's connection to one publisher: requests out, slices in.
 
-It waits for nothing but slices that the publisher has announced on a process group, and that for a bounded time.
+It waits for nothing but slices that the publisher has announced on a process group, and that for a bounded time. A
+`TransportError` says that the publisher refuses this process or cannot give what is wanted, or that an answer is
+malformed.
 """
 
 from __future__ import annotations
@@ -72,9 +74,6 @@ class Source:
             stall_s: Silence after which the publisher counts as stalled.
             base: What the receiver has already, if changes of it are enough.
             keyring: Keys of the receiver.
-
-        Raises:
-            TransportError: `endpoint` is not an address.
         """
         self.endpoint: Final = endpoint
         self.place: Final = place
@@ -163,12 +162,7 @@ class Source:
             self._transport.close()
 
     def take(self) -> list[Arrived]:
-        """Process one answer, if there is one; slices of it are returned.
-
-        Raises:
-            TransportError: The answer is malformed, or says that the source cannot give what is wanted; or the source
-                refuses this process.
-        """
+        """Process one answer, if there is one; slices of it are returned."""
         self._handshakes.check()
         try:
             frames = _receive_frames(self.socket, wire.REQUEST_SLICES + 1)

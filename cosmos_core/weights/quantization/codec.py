@@ -1,5 +1,7 @@
 """Codes and scales of a matrix, and the matrix of its codes and scales.
 
+A matrix with an element that is not finite is refused (`WeightSyncError`).
+
 Shape legend: R rows (any leading dims), C columns, K blocks of B columns.
 """
 
@@ -38,9 +40,6 @@ def quantise(form: Format, name: str, matrix: torch.Tensor) -> dict[str, torch.T
         form: The format.
         name: Canonical name of the matrix.
         matrix: [..., rows, columns], floating point, any device.
-
-    Raises:
-        WeightSyncError: An element is not finite.
     """
     columns = matrix.shape[-1]
     largest = block_maxima(matrix, form.block_of(columns))
@@ -142,9 +141,6 @@ def encode(
         whole: Of each whole matrix, the largest magnitude, float32 [..., 1, 1]; None where the format needs none.
         block: Columns of a block; follows from the columns if they are all of the matrix.
         first: Columns of the first block that come before these.
-
-    Raises:
-        WeightSyncError: An element is not finite.
     """
     if not all(bool(each.isfinite().all()) for each in (largest, whole) if each is not None):
         raise WeightSyncError(

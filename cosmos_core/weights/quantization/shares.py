@@ -3,7 +3,8 @@
 The scale of a block needs the largest element of the whole block. Where the columns of a matrix are spread so that
 processes share blocks, or where the format has a scale a matrix, they exchange these maxima and nothing else. The
 process that has the first column of a block speaks for its scale, the one with the first element of a matrix for that
-of the matrix.
+of the matrix. A `WeightSyncError` names a matrix that is not finite, has another shape than the model's facts say, or
+is split in the middle of a byte of codes.
 """
 
 from __future__ import annotations
@@ -46,11 +47,7 @@ class MatrixShare:
     whole: torch.Tensor | None = None
 
     def parts(self) -> tuple[TensorShard, ...]:
-        """What the share becomes: codes, block scales, and matrix scales where the format has them; some are empty.
-
-        Raises:
-            WeightSyncError: It begins or ends in the middle of a byte of codes.
-        """
+        """What the share becomes: codes, block scales, and matrix scales where the format has them; some are empty."""
         per_byte, first, last = self.form.per_byte, self.start[-1], self.start[-1] + self.size[-1]
         if first % per_byte or (last % per_byte and last < self.shape[-1]):
             raise WeightSyncError(
@@ -70,11 +67,7 @@ class MatrixShare:
         )
 
     def quantise(self, share: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The content of each of `parts`.
-
-        Raises:
-            WeightSyncError: An element is not finite.
-        """
+        """The content of each of `parts`."""
         block = self._block
         skipped = self.start[-1] % block
         largest = block_maxima(share, block, skipped) if self.largest is None else self.largest
@@ -116,9 +109,6 @@ def matrix_shares(
         form: The format.
         tensors: Canonical tensors; `DTensor`s where they are spread.
         matrices: Shape of each matrix, by canonical name.
-
-    Raises:
-        WeightSyncError: A tensor has another shape than its matrix.
     """
     found: dict[str, MatrixShare] = {}
     blocks, wholes = _Maxima(), _Maxima()
