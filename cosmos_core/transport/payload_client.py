@@ -21,7 +21,16 @@ from cosmos_core.errors import TransportError
 from cosmos_core.transport.addresses import without_key
 from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, REQUESTS, Absent, Fetch, Found, unpack
-from cosmos_core.transport.sockets import BULK, HANDSHAKE_EVENTS, Closing, Context, Socket, drop_rest, offer, refusal
+from cosmos_core.transport.sockets import (
+    BULK,
+    HANDSHAKE_EVENTS,
+    Closing,
+    Context,
+    Socket,
+    offer,
+    receive_frames,
+    refusal,
+)
 from cosmos_core.types import Payload
 
 _LOG: Final = logging.getLogger(__name__)
@@ -188,8 +197,8 @@ class _Peer:
         # All of them, wanted or not: one left at the socket would keep the poller awake.
         while True:
             try:
-                head, frames = self._receive_frames()
-                self._on_reply(REPLIES.decode(head), frames, found)
+                head, *frames = receive_frames(self.socket, 1 + MAX_FRAMES)
+                self._on_reply(REPLIES.decode(head.buffer), [frame.buffer for frame in frames], found)
             except zmq.Again:
                 break
             except TransportError as error:
@@ -208,17 +217,6 @@ class _Peer:
         elif reply.lease in self.waiting:
             found[reply.lease] = unpack(reply.payloads, frames)
             self.waiting.discard(reply.lease)
-
-    def _receive_frames(self) -> tuple[memoryview, list[memoryview]]:
-        frames = []
-        while True:
-            frame = self.socket.recv(zmq.NOBLOCK, copy=False)
-            frames.append(frame.buffer)
-            if not frame.more:
-                return frames[0], frames[1:]
-            if len(frames) > MAX_FRAMES:
-                drop_rest(self.socket)
-                raise TransportError(f"more than {MAX_FRAMES} frames")
 
     def close(self) -> None:
         """Disconnect."""

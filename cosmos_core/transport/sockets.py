@@ -213,13 +213,22 @@ def receive(socket: Socket, parts: int, flags: int = zmq.NOBLOCK) -> list[bytes]
     """Receive one message of at most `parts` parts; of a longer one, nothing is kept."""
     message = [socket.recv(flags)]
     while socket.getsockopt(zmq.RCVMORE):
-        part = socket.recv(flags)
-        if len(message) < parts:
-            message.append(part)
-        else:
+        if len(message) == parts:
             drop_rest(socket)
             raise TransportError(f"a message of more than {parts} parts was dropped")
+        message.append(socket.recv(flags))
     return message
+
+
+def receive_frames(socket: Socket, parts: int) -> list[zmq.Frame]:
+    """Receive one message as `receive` does, its parts as frames, which are not copied."""
+    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more:
+        if len(frames) == parts:
+            drop_rest(socket)
+            raise TransportError(f"a message of more than {parts} parts was dropped")
+        frames.append(socket.recv(copy=False))
+    return frames
 
 
 def receive_marked(socket: Socket, parts: int) -> tuple[zmq.Frame, list[bytes]]:

@@ -155,7 +155,7 @@ def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int
     device = tensor.device
     rows = _places(start[:split], tensor.shape[:split], whole[:split], device)
     columns = _places(start[split:], tensor.shape[split:], whole[split:], device)
-    values = tensor.reshape(_length(rows), _length(columns))
+    values = tensor.reshape(len(rows), len(columns))
     if not values.is_contiguous() and values.stride(-1) != 1:
         values = values.contiguous()
     values = values.view(_VIEWS[tensor.element_size()])
@@ -188,10 +188,6 @@ def _places(
         offsets = torch.arange(count, dtype=torch.int64, device=device) * stride
         places = (places[:, None] + offsets).flatten()
     return places
-
-
-def _length(places: range | torch.Tensor) -> int:
-    return len(places) if isinstance(places, range) else places.numel()
 
 
 def _doubled(places: range | torch.Tensor, device: torch.device) -> range | torch.Tensor:

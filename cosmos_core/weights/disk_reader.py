@@ -271,8 +271,6 @@ def _cut(data: bytearray, first: int, each: _Range) -> torch.Tensor:
     return span.as_strided(each.piece.shape, _strides(each.entry.size))
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return strides
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor whose elements lie one after another."""
+    return torch.empty(shape, device="meta").stride()

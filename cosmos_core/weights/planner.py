@@ -93,7 +93,7 @@ class Plan:
         patterns = [self._patterns.tensors[number] for number in lacking.pattern_C.tolist()]
         chunk_M = np.repeat(np.arange(len(patterns)), [len(tensors) for tensors in patterns])
         tensor_M = np.concatenate([np.zeros(0, np.int64), *patterns])
-        demands, place_S = np.unique(self._senders.demands(target), return_inverse=True)
+        demands, place_S = np.unique(self._senders.demands[target], return_inverse=True)
         place_M = place_S[lacking.set_C[chunk_M]]
         order = np.lexsort((tensor_M, place_M))
         chunk_M, tensor_M = chunk_M[order], tensor_M[order]

@@ -247,14 +247,13 @@ class WeightReceiver(Closing):
         """Take a source's answer; one that cannot be used fails, with the reason."""
         try:
             source.take()
+            manifest = source.manifest
+            if manifest is None:
+                return
+            found = digest.combine(manifest.digests)
         except TransportError as error:
             source.fail(str(error))
             return
-        manifest = source.manifest
-        if manifest is None:
-            return
-        try:
-            found = digest.combine(manifest.digests)
         except ValueError as error:
             source.fail(f"what it says of version {target.version} is malformed: {error}")
             return

@@ -60,6 +60,7 @@ class Senders:
     """The senders of each demand, and the demands of each target.
 
     Attributes:
+        demands: Of each target, the demand of each holder set of its kind (`Lacking.sets_S`).
         of_demand: The sources of each demand, by number, ascending.
         reach: Of each demand, up to where each of its senders gives, in parts of the whole; the last is left out.
     """
@@ -74,7 +75,7 @@ class Senders:
         """
         self.of_demand: Final[list[Integers]] = []
         self._numbers: Final[dict[bytes, int]] = {}
-        self._by_target: Final[list[Integers]] = []
+        self.demands: Final[list[Integers]] = []
         nbytes: dict[int, float] = {}
         known: dict[tuple[int, bytes], Integers] = {}
         for target, kind in enumerate(kind_of.tolist()):
@@ -82,7 +83,7 @@ class Senders:
             key = (kind, column.tobytes())
             if key not in known:
                 known[key] = self._nearest([patterns.holders[number] for number in lacking.sets_S], column)
-            self._by_target.append(known[key])
+            self.demands.append(known[key])
             for demand, amount in zip(known[key].tolist(), lacking.nbytes_S.tolist(), strict=True):
                 nbytes[demand] = nbytes.get(demand, 0.0) + amount
         # In an order that does not depend on that of the targets: even plans are many, and this chooses one.
@@ -90,10 +91,6 @@ class Senders:
         amounts = np.array([nbytes[demand] for demand in demands], np.float64)
         parts = dict(zip(demands, shares([self.of_demand[demand] for demand in demands], amounts), strict=True))
         self.reach: Final = [parts[demand].cumsum()[:-1].clip(0, 1) for demand in range(len(demands))]
-
-    def demands(self, target: int) -> Integers:
-        """The demand of each holder set of the target's kind (`Lacking.sets_S`)."""
-        return self._by_target[target]
 
     def _nearest(self, sets: list[Integers], far: npt.NDArray[np.int8]) -> Integers:
         """Of each of some holder sets, the demand of its nearest members."""

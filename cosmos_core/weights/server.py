@@ -140,6 +140,8 @@ class SliceServer:
         sockets.offer(self._socket, [peer, wire.CODEC.encode(answer), *frames], copy=False)
 
     def _answer(self, peer: bytes, request: object) -> tuple[Answer, Sequence[memoryview]]:
+        if isinstance(request, wire.Describe | wire.Open) and request.run_id != self._run_id:
+            return wire.Denied(request=request.request, reason=f"it serves the run {self._run_id!r}"), ()
         if isinstance(request, wire.Describe):
             return self._describe(request), ()
         if isinstance(request, wire.Open):
@@ -150,8 +152,6 @@ class SliceServer:
         return wire.Denied(request=-1, reason=f"{type(request).__name__} is not a request"), ()
 
     def _describe(self, request: wire.Describe) -> Answer:
-        if request.run_id != self._run_id:
-            return wire.Denied(request=request.request, reason=f"it serves the run {self._run_id!r}")
         with self._lock:
             published = self._published.get(request.version)
         if published is None:
@@ -159,8 +159,6 @@ class SliceServer:
         return wire.Described(request=request.request, manifest=published.manifest)
 
     def _open(self, peer: bytes, request: wire.Open) -> Answer:
-        if request.run_id != self._run_id:
-            return wire.Denied(request=request.request, reason=f"it serves the run {self._run_id!r}")
         self._dismiss(peer)
         for gone in [each for each, sender in self._senders.items() if sender.is_over]:
             del self._senders[gone]

@@ -22,6 +22,8 @@ import weakref
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+import psutil
+
 from cosmos_core.errors import WeightSyncError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -124,7 +126,7 @@ def sweep(directory: Path) -> list[Path]:
     swept = []
     for path in directory.glob(f"{_PREFIX}*"):
         match = _NAME.match(path.name)
-        if match and not _is_alive(int(match["pid"])) and _is_abandoned(path):
+        if match and not psutil.pid_exists(int(match["pid"])) and _is_abandoned(path):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
                 swept.append(path)
@@ -192,16 +194,6 @@ def _discard(path: Path, fd: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked child inherits the finalizer, but not the file
         path.unlink(missing_ok=True)
     os.close(fd)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -165,7 +165,7 @@ class Source:
         """Process one answer, if there is one; slices of it are returned."""
         self._handshakes.check()
         try:
-            frames = _receive_frames(self.socket, wire.REQUEST_SLICES + 1)
+            frames = sockets.receive_frames(self.socket, wire.REQUEST_SLICES + 1)
         except zmq.Again:
             return []
         self._progress = time.monotonic()
@@ -252,36 +252,20 @@ class Source:
 
 
 def _batches(pieces: Iterable[Wanted], facts: dict[str, TensorFacts]) -> Iterable[list[Wanted]]:
-    """Requests of bounded size."""
+    """Requests of bounded size, for slices of bounded size."""
     batch: list[Wanted] = []
     nbytes = 0
-    for rank, piece in _chunks(pieces, facts):
-        more = slices.size(piece) * facts[piece.name].itemsize
-        if batch and (nbytes + more > wire.REQUEST_BYTES or len(batch) == wire.REQUEST_SLICES):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append((rank, piece))
-        nbytes += more
+    for rank, piece in pieces:
+        itemsize = facts[piece.name].itemsize
+        for chunk in slices.chunks(piece, max(1, wire.SLICE_BYTES // itemsize)):
+            more = slices.size(chunk) * itemsize
+            if batch and (nbytes + more > wire.REQUEST_BYTES or len(batch) == wire.REQUEST_SLICES):
+                yield batch
+                batch, nbytes = [], 0
+            batch.append((rank, chunk))
+            nbytes += more
     if batch:
         yield batch
-
-
-def _chunks(pieces: Iterable[Wanted], facts: dict[str, TensorFacts]) -> Iterable[Wanted]:
-    """Slices of bounded size."""
-    for rank, piece in pieces:
-        limit = max(1, wire.SLICE_BYTES // facts[piece.name].itemsize)
-        yield from ((rank, chunk) for chunk in slices.chunks(piece, limit))
-
-
-def _receive_frames(socket: sockets.Socket, parts: int) -> list[zmq.Frame]:
-    """One message, its frames not copied."""
-    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
-    while frames[-1].more:
-        if len(frames) == parts:
-            sockets.drop_rest(socket)
-            raise TransportError(f"an answer of more than {parts} parts")
-        frames.append(socket.recv(copy=False))
-    return frames
 
 
 def _tensor(piece: TensorSlice, facts: TensorFacts, flat: torch.Tensor) -> torch.Tensor:

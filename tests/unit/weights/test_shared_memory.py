@@ -137,7 +137,7 @@ def test_only_what_the_dead_left_is_swept(tmp_path, monkeypatch):
         assert left.exists()
         assert sweep(tmp_path) == [left]
         with monkeypatch.context() as patch:
-            patch.setattr(shared_memory, "_is_alive", lambda pid: False)
+            patch.setattr(shared_memory.psutil, "pid_exists", lambda pid: False)
             assert sweep(tmp_path) == []  # files are locked, whatever their process ids say
         assert {path.name for path in tmp_path.iterdir()} == {own.path.name, held.name, foreign.name}
         alive.communicate("")
