@@ -111,10 +111,10 @@ def test_sizes_are_those_of_the_options():
         dataset.row("train", 3)
 
 
-@pytest.mark.parametrize("bad", [{"careless": 1.1}, {"stops": -0.1}, {"max_operand": 1}, {"train_rows": 0}])
-def test_options_out_of_bounds(bad):
-    with pytest.raises(ValueError):
-        ArithmeticOptions(**bad)
+def test_options_out_of_bounds(subtests):
+    for bad in [{"careless": 1.1}, {"stops": -0.1}, {"max_operand": 1}, {"train_rows": 0}]:
+        with subtests.test(bad=bad), pytest.raises(ValueError):
+            ArithmeticOptions(**bad)
 
 
 @pytest.mark.nightly

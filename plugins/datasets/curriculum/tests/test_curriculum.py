@@ -63,12 +63,13 @@ def test_a_short_stage_has_fewer_windows_and_the_same_prompts():
     assert [window.num_prompts for window in found] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("num_prompts", [1, 7, 64, 1000])
-def test_the_schedule_ends_when_it_should_and_never_shrinks(tmp_path, num_prompts):
-    dataset = make(tmp_path, range(100), over=0.5)
-    found = dataset.windows(num_prompts)
-    assert sum(window.num_prompts for window in found) == -(-num_prompts // 2)
-    assert [window.num_rows for window in found] == sorted(window.num_rows for window in found)
+def test_the_schedule_ends_when_it_should_and_never_shrinks(tmp_path, subtests):
+    for num_prompts in [1, 7, 64, 1000]:
+        with subtests.test(num_prompts=num_prompts):
+            dataset = make(tmp_path, range(100), over=0.5)
+            found = dataset.windows(num_prompts)
+            assert sum(window.num_prompts for window in found) == -(-num_prompts // 2)
+            assert [window.num_rows for window in found] == sorted(window.num_rows for window in found)
 
 
 def test_a_run_draws_easy_rows_first_and_all_rows_in_the_end(tmp_path):
@@ -86,12 +87,13 @@ def test_a_run_draws_easy_rows_first_and_all_rows_in_the_end(tmp_path):
     assert drawn(500, 600) != sorted(drawn(500, 600))
 
 
-@pytest.mark.parametrize(
-    ("value", "seen"), [(None, "None, no number"), ("hard", "'hard', no number"), (True, "True, no number")]
-)
-def test_a_row_without_a_difficulty_is_refused(tmp_path, value, seen):
-    with pytest.raises(DataError, match=f"jsonl: train row 1: its metadata 'level' is {seen}"):
-        make(tmp_path, [1, value])
+def test_a_row_without_a_difficulty_is_refused(tmp_path, subtests):
+    for value, seen in [(None, "None, no number"), ("hard", "'hard', no number"), (True, "True, no number")]:
+        with (
+            subtests.test(value=value, seen=seen),
+            pytest.raises(DataError, match=f"jsonl: train row 1: its metadata 'level' is {seen}"),
+        ):
+            make(tmp_path, [1, value])
 
 
 def test_a_difficulty_that_is_not_carried_is_told(tmp_path):

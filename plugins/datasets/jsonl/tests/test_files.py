@@ -1,5 +1,6 @@
 """JSONL and Parquet files as datasets, good and bad ones."""
 
+import itertools
 import json
 import logging
 import re
@@ -37,17 +38,20 @@ def texts(dataset, split="train"):
     return [dataset.row(split, index).text for index in range(dataset.size(split))]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_rows_become_prompts(tmp_path, name):
-    write(tmp_path / name, ROWS)
-    dataset = make(tmp_path, train=name, demonstration="{answer}", reference="answer", reference_pattern="#### (.+)")
-    assert dataset.size("train") == 20
-    assert dataset.size("heldout") == 0
-    prompt = dataset.row("train", 19)
-    assert prompt.text == "1900 and 1900?\n"
-    assert prompt.demonstration == "1900+1900\n#### 3,800"
-    assert prompt.reference == "3,800"
-    assert texts(dataset) == [f"{row['question']}\n" for row in ROWS]
+def test_rows_become_prompts(tmp_path, subtests):
+    for name in ["rows.jsonl", "rows.parquet"]:
+        with subtests.test(name=name):
+            write(tmp_path / name, ROWS)
+            dataset = make(
+                tmp_path, train=name, demonstration="{answer}", reference="answer", reference_pattern="#### (.+)"
+            )
+            assert dataset.size("train") == 20
+            assert dataset.size("heldout") == 0
+            prompt = dataset.row("train", 19)
+            assert prompt.text == "1900 and 1900?\n"
+            assert prompt.demonstration == "1900+1900\n#### 3,800"
+            assert prompt.reference == "3,800"
+            assert texts(dataset) == [f"{row['question']}\n" for row in ROWS]
 
 
 def test_a_reference_keeps_its_type_without_a_pattern(tmp_path):
@@ -84,48 +88,51 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("line", "reason"), BAD)
-def test_a_bad_row_in_the_middle_is_refused_with_file_line_and_reason(tmp_path, line, reason):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"question": "a"}\n\n' + line + b'\n{"question": "b"}\n')
-    with pytest.raises(DataError, match=re.escape(f"{path}:3: {reason}")):
-        make(tmp_path)
+def test_a_bad_row_in_the_middle_is_refused_with_file_line_and_reason(tmp_path, subtests):
+    for line, reason in BAD:
+        with subtests.test(line=line, reason=reason):
+            path = tmp_path / "rows.jsonl"
+            path.write_bytes(b'{"question": "a"}\n\n' + line + b'\n{"question": "b"}\n')
+            with pytest.raises(DataError, match=re.escape(f"{path}:3: {reason}")):
+                make(tmp_path)
 
 
-@pytest.mark.parametrize(("line", "reason"), BAD)
-def test_a_bad_row_is_skipped_counted_and_told(tmp_path, line, reason, caplog):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"question": "a"}\n' + line + b'\n{"question": "b"}\n')
-    with caplog.at_level(logging.WARNING):
-        dataset = make(tmp_path, on_bad_row="skip")
-    assert texts(dataset) == ["a\n", "b\n"]
-    (omission,) = dataset.omitted("train")
-    assert omission.num_rows == 1
-    assert omission.first.startswith(f"{path}:2: {reason}")
-    assert dataset.omitted("heldout") == ()
-    assert "1 row(s) left out: " in caplog.text
-    assert f"the first: {path}:2: {reason}" in caplog.text
+def test_a_bad_row_is_skipped_counted_and_told(tmp_path, caplog, subtests):
+    for line, reason in BAD:
+        with subtests.test(line=line, reason=reason):
+            path = tmp_path / "rows.jsonl"
+            path.write_bytes(b'{"question": "a"}\n' + line + b'\n{"question": "b"}\n')
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                dataset = make(tmp_path, on_bad_row="skip")
+            assert texts(dataset) == ["a\n", "b\n"]
+            (omission,) = dataset.omitted("train")
+            assert omission.num_rows == 1
+            assert omission.first.startswith(f"{path}:2: {reason}")
+            assert dataset.omitted("heldout") == ()
+            assert "1 row(s) left out: " in caplog.text
+            assert f"the first: {path}:2: {reason}" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "row", "reason"),
-    [
-        ({"prompt": "{question}"}, {"question": "  "}, "the prompt is empty"),
-        ({"demonstration": "{answer}"}, {"question": "x", "answer": ""}, "the demonstration is empty"),
-        ({"reference": "answer"}, {"question": "x", "answer": None}, "field 'answer' is null"),
-        (
-            {"reference": "answer", "reference_pattern": "#### (.+)"},
-            {"question": "x", "answer": "no number"},
-            "field 'answer' has nothing that reference_pattern '#### (.+)' finds",
-        ),
-    ],
-)
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_rows_that_cannot_be_mapped(tmp_path, name, options, row, reason):
-    good = {"question": "x", "answer": "#### 1"}
-    write(tmp_path / name, [good, row])
-    with pytest.raises(DataError, match=re.escape(f"{name}:2: {reason}")):
-        make(tmp_path, train=name, **options)
+def test_rows_that_cannot_be_mapped(tmp_path, subtests):
+    for (options, row, reason), name in itertools.product(
+        [
+            ({"prompt": "{question}"}, {"question": "  "}, "the prompt is empty"),
+            ({"demonstration": "{answer}"}, {"question": "x", "answer": ""}, "the demonstration is empty"),
+            ({"reference": "answer"}, {"question": "x", "answer": None}, "field 'answer' is null"),
+            (
+                {"reference": "answer", "reference_pattern": "#### (.+)"},
+                {"question": "x", "answer": "no number"},
+                "field 'answer' has nothing that reference_pattern '#### (.+)' finds",
+            ),
+        ],
+        ["rows.jsonl", "rows.parquet"],
+    ):
+        with subtests.test(options=options, row=row, reason=reason, name=name):
+            good = {"question": "x", "answer": "#### 1"}
+            write(tmp_path / name, [good, row])
+            with pytest.raises(DataError, match=re.escape(f"{name}:2: {reason}")):
+                make(tmp_path, train=name, **options)
 
 
 def test_parquet_without_the_columns(tmp_path):
@@ -141,12 +148,13 @@ def test_parquet_rows_are_found_across_batches(tmp_path):
         assert dataset.row("train", number).text == f"{number}\n"
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_a_file_without_rows(tmp_path, content):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(content)
-    with pytest.raises(DataError, match=re.escape(f"{path}: empty; give a source that has rows")):
-        make(tmp_path)
+def test_a_file_without_rows(tmp_path, subtests):
+    for content in ["", "\n\n"]:
+        with subtests.test(content=content):
+            path = tmp_path / "rows.jsonl"
+            path.write_text(content)
+            with pytest.raises(DataError, match=re.escape(f"{path}: empty; give a source that has rows")):
+                make(tmp_path)
 
 
 def test_only_bad_rows(tmp_path):
@@ -190,17 +198,19 @@ def test_environment_variables_in_paths(tmp_path, monkeypatch):
     assert make(Path("/"), train="${COSMOS_TEST_FOLDER:-nowhere}/rows.jsonl").size("train") == 20
 
 
-@pytest.mark.parametrize(("options", "held"), [({"heldout_rows": 5}, 5), ({"heldout_fraction": 0.1}, 2)])
-def test_rows_held_out_of_one_file_are_disjoint_and_fixed(tmp_path, options, held):
-    write(tmp_path / "rows.jsonl", ROWS)
-    dataset = make(tmp_path, **options)
-    train, heldout = texts(dataset), texts(dataset, "heldout")
-    assert len(heldout) == held
-    assert sorted(train + heldout) == sorted(f"{row['question']}\n" for row in ROWS)
-    other = FileDataset(
-        JsonlOptions(train="rows.jsonl", prompt="{question}\n", **options), DatasetContext(seed=7, directory=tmp_path)
-    )
-    assert texts(other, "heldout") == heldout
+def test_rows_held_out_of_one_file_are_disjoint_and_fixed(tmp_path, subtests):
+    for options, held in [({"heldout_rows": 5}, 5), ({"heldout_fraction": 0.1}, 2)]:
+        with subtests.test(options=options, held=held):
+            write(tmp_path / "rows.jsonl", ROWS)
+            dataset = make(tmp_path, **options)
+            train, heldout = texts(dataset), texts(dataset, "heldout")
+            assert len(heldout) == held
+            assert sorted(train + heldout) == sorted(f"{row['question']}\n" for row in ROWS)
+            other = FileDataset(
+                JsonlOptions(train="rows.jsonl", prompt="{question}\n", **options),
+                DatasetContext(seed=7, directory=tmp_path),
+            )
+            assert texts(other, "heldout") == heldout
 
 
 def test_holding_everything_out_is_refused(tmp_path):
@@ -230,32 +240,31 @@ def test_a_prompt_as_a_chat(tmp_path):
     assert make(tmp_path, prompt="{question}", chat=True).row("train", 0).text == turns[1:]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_chats(tmp_path, name):
-    user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
-    write(tmp_path / name, [{"turns": [user, answer]}, {"turns": [user, answer, user]}])
-    dataset = make(tmp_path, train=name, prompt=None, messages="turns", system="s")
-    first, second = dataset.row("train", 0), dataset.row("train", 1)
-    assert first.text == (Message(role="system", content="s"), Message(role="user", content="hi"))
-    assert first.demonstration == "hello"
-    assert [turn.role for turn in second.text] == ["system", "user", "assistant", "user"]
-    assert second.demonstration is None
+def test_chats(tmp_path, subtests):
+    for name in ["rows.jsonl", "rows.parquet"]:
+        with subtests.test(name=name):
+            user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+            write(tmp_path / name, [{"turns": [user, answer]}, {"turns": [user, answer, user]}])
+            dataset = make(tmp_path, train=name, prompt=None, messages="turns", system="s")
+            first, second = dataset.row("train", 0), dataset.row("train", 1)
+            assert first.text == (Message(role="system", content="s"), Message(role="user", content="hi"))
+            assert first.demonstration == "hello"
+            assert [turn.role for turn in second.text] == ["system", "user", "assistant", "user"]
+            assert second.demonstration is None
 
 
-@pytest.mark.parametrize(
-    ("turns", "reason"),
-    [
+def test_bad_chats(tmp_path, subtests):
+    for turns, reason in [
         ([], "no list of turns"),
         ("hi", "no list of turns"),
         ([{"role": "user"}], "turn 1 has no text for both `role` and `content`"),
         ([{"role": "user", "content": "x"}, 3], "turn 2 has no text"),
         ([{"role": "assistant", "content": "x"}], "has an answer, but nothing before it"),
-    ],
-)
-def test_bad_chats(tmp_path, turns, reason):
-    write(tmp_path / "rows.jsonl", [{"turns": turns}])
-    with pytest.raises(DataError, match=reason):
-        make(tmp_path, prompt=None, messages="turns")
+    ]:
+        with subtests.test(turns=turns, reason=reason):
+            write(tmp_path / "rows.jsonl", [{"turns": turns}])
+            with pytest.raises(DataError, match=reason):
+                make(tmp_path, prompt=None, messages="turns")
 
 
 def test_a_file_that_changed_is_told(tmp_path):

@@ -57,15 +57,16 @@ def test_each_split_counts_its_own(tmp_path):
     assert [each.num_rows for each in dataset.omitted("heldout")] == [1]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_rows_that_are_checked_when_read(tmp_path, name):
-    rows = [{"q": "a"}, {"q": None}, {"q": "c"}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    dataset = read(tmp_path, rows, train=name, check_rows="when-read")
-    assert (dataset.size("train"), dataset.omitted("train")) == (3, ())
-    assert dataset.row("train", 2).text == "c"
-    with pytest.raises(DataError, match=rf"{name}: row 1: field 'q' is null, not text$"):
-        dataset.row("train", 1)
+def test_rows_that_are_checked_when_read(tmp_path, subtests):
+    for name in ["rows.jsonl", "rows.parquet"]:
+        with subtests.test(name=name):
+            rows = [{"q": "a"}, {"q": None}, {"q": "c"}]
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+            dataset = read(tmp_path, rows, train=name, check_rows="when-read")
+            assert (dataset.size("train"), dataset.omitted("train")) == (3, ())
+            assert dataset.row("train", 2).text == "c"
+            with pytest.raises(DataError, match=rf"{name}: row 1: field 'q' is null, not text$"):
+                dataset.row("train", 1)
 
 
 def test_what_is_checked_when_read_reads_only_what_it_needs(tmp_path, monkeypatch):

@@ -7,9 +7,8 @@ import pytest
 from cosmos_dataset_jsonl import JsonlOptions
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
+def test_contradictions(subtests):
+    for bad, message in [
         ({}, "give either `prompt`"),
         ({"prompt": "{q}", "messages": "m"}, "give either `prompt`"),
         ({"prompt": "{q}", "heldout": "x", "heldout_rows": 2}, "at most one of"),
@@ -29,8 +28,6 @@ from cosmos_dataset_jsonl import JsonlOptions
         ({"prompt": "{q}", "on_bad_row": "skip", "check_rows": "when-read"}, 'needs `check_rows = "at-start"`'),
         ({"prompt": "{q}", "max_characters": 9, "check_rows": "when-read"}, 'need `check_rows = "at-start"`'),
         ({"prompt": "{q}", "min_characters": 9, "max_characters": 8}, "`min_characters` is 9, more than"),
-    ],
-)
-def test_contradictions(bad, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        JsonlOptions(train="x.jsonl", **bad)
+    ]:
+        with subtests.test(bad=bad, message=message), pytest.raises(ValueError, match=re.escape(message)):
+            JsonlOptions(train="x.jsonl", **bad)

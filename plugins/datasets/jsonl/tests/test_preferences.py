@@ -42,9 +42,8 @@ def test_a_chat_with_a_rejected_text(tmp_path):
     assert (row.demonstration, row.rejected) == ("4", "5")
 
 
-@pytest.mark.parametrize(
-    ("row", "options", "reason"),
-    [
+def test_pairs_that_are_none(tmp_path, subtests):
+    for row, options, reason in [
         (ROW | {"bad": "4"}, TEXT, "the rejected completion is the demonstration itself"),
         (ROW | {"bad": " "}, TEXT, "the rejected completion is empty"),
         ({"q": "?", "good": "4"}, TEXT, "no field 'bad'"),
@@ -55,8 +54,9 @@ def test_a_chat_with_a_rejected_text(tmp_path):
             CHATS,
             "field 'worse' is another chat than 'chosen' before its last turn",
         ),
-    ],
-)
-def test_pairs_that_are_none(tmp_path, row, options, reason):
-    with pytest.raises(DataError, match=f"rows.jsonl:1: .*{reason}"):
-        read(tmp_path, row, **options)
+    ]:
+        with (
+            subtests.test(row=row, options=options, reason=reason),
+            pytest.raises(DataError, match=f"rows.jsonl:1: .*{reason}"),
+        ):
+            read(tmp_path, row, **options)

@@ -41,9 +41,8 @@ def texts(dataset, split="train"):
     return [dataset.row(split, index).text for index in range(dataset.size(split))]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "weights", "epoch", "counts"),
-    [
+def test_rows_of_an_epoch(subtests):
+    for sizes, weights, epoch, counts in [
         ((100, 100), (1, 1), "longest", (100, 100)),
         ((100, 10), (1, 1), "longest", (100, 100)),
         ((100, 10), (1, 1), "shortest", (10, 10)),
@@ -51,13 +50,12 @@ def texts(dataset, split="train"):
         ((90, 10), (0.9, 0.1), "longest", (90, 10)),
         ((30, 10, 7), (0.5, 0.3, 0.2), "shortest", (16, 10, 7)),  # of 33: 16.5, 9.9 and 6.6
         ((5,), (7,), "longest", (5,)),
-    ],
-)
-def test_rows_of_an_epoch(sizes, weights, epoch, counts):
-    found = rows_of_epoch(sizes, weights, epoch)
-    assert found == counts
-    pairs = list(zip(found, sizes, strict=True))
-    assert all(count >= size if epoch == "longest" else count <= size for count, size in pairs)
+    ]:
+        with subtests.test(sizes=sizes, weights=weights, epoch=epoch, counts=counts):
+            found = rows_of_epoch(sizes, weights, epoch)
+            assert found == counts
+            pairs = list(zip(found, sizes, strict=True))
+            assert all(count >= size if epoch == "longest" else count <= size for count, size in pairs)
 
 
 def test_an_epoch_has_the_rows_of_its_weights_and_all_of_each_part(tmp_path):
@@ -132,19 +130,16 @@ def test_parts_that_cannot_be_mixed(tmp_path):
         make(tmp_path, [parts[0], paced])
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
+def test_options_that_are_wrong(subtests):
+    for parts, message in [
         ([], "`parts` is empty"),
         ([{"plugin": "arithmetic"}] * 2, "two parts are called 'arithmetic'"),
         ([{"plugin": "arithmetic", "weight": 0}], "weight"),
         ([{"plugin": "arithmetic", "wieght": 1}], r"parts\.0\.wieght: unknown option; did you mean weight"),
         ([{"plugin": "arithmetic", "options": {"rows": 1}}], r"dataset\.options\.parts\.0\.options\.rows: unknown"),
-    ],
-)
-def test_options_that_are_wrong(parts, message):
-    with pytest.raises(ConfigError, match=message):
-        make(Path(), parts)
+    ]:
+        with subtests.test(parts=parts, message=message), pytest.raises(ConfigError, match=message):
+            make(Path(), parts)
 
 
 def test_a_part_that_is_not_installed_is_named():

@@ -110,18 +110,22 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "reason"), BAD)
-def test_a_bad_question_is_refused_with_file_and_row(tmp_path, change, reason):
-    with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{re.escape(reason)}"):
-        read(tmp_path, ROW, ROW | change)
+def test_a_bad_question_is_refused_with_file_and_row(tmp_path, subtests):
+    for change, reason in BAD:
+        with (
+            subtests.test(change=change, reason=reason),
+            pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{re.escape(reason)}"),
+        ):
+            read(tmp_path, ROW, ROW | change)
 
 
-@pytest.mark.parametrize(("change", "reason"), BAD)
-def test_a_bad_question_is_skipped_and_counted(tmp_path, change, reason):
-    dataset = read(tmp_path, ROW, ROW | change, on_bad_row="skip")
-    (omission,) = dataset.omitted("train")
-    assert (dataset.size("train"), omission.num_rows) == (1, 1)
-    assert reason in omission.first
+def test_a_bad_question_is_skipped_and_counted(tmp_path, subtests):
+    for change, reason in BAD:
+        with subtests.test(change=change, reason=reason):
+            dataset = read(tmp_path, ROW, ROW | change, on_bad_row="skip")
+            (omission,) = dataset.omitted("train")
+            assert (dataset.size("train"), omission.num_rows) == (1, 1)
+            assert reason in omission.first
 
 
 def test_labels_may_be_required(tmp_path):
@@ -131,13 +135,13 @@ def test_labels_may_be_required(tmp_path):
         read(tmp_path, unlabelled, labels="required")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"heldout": "x", "heldout_rows": 2}, "at most one of"), ({"system": "s", "chat": False}, "needs `chat = true`")],
-)
-def test_contradictions(options, message):
-    with pytest.raises(ValueError, match=message):
-        ReasonOptions(train="x.jsonl", **options)
+def test_contradictions(subtests):
+    for options, message in [
+        ({"heldout": "x", "heldout_rows": 2}, "at most one of"),
+        ({"system": "s", "chat": False}, "needs `chat = true`"),
+    ]:
+        with subtests.test(options=options, message=message), pytest.raises(ValueError, match=message):
+            ReasonOptions(train="x.jsonl", **options)
 
 
 @pytest.mark.nightly

@@ -1,5 +1,6 @@
 """Embeddings beside clips: safetensors, and pickles that are made of nothing but arrays."""
 
+import itertools
 import os
 import pickle
 
@@ -40,11 +41,12 @@ def test_a_file_is_used_as_it_is(usable, tmp_path):
     assert usable(tmp_path / "a.safetensors") == tmp_path / "a.safetensors"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_leading_one_is_dropped(usable, tmp_path, dtype):
-    values = torch.tensor(VALUES).to(dtype)
-    save_tensors({"t5": values[None]}, tmp_path / "a.safetensors")
-    assert torch.equal(tensor_of(usable(tmp_path / "a.safetensors")), values)
+def test_a_leading_one_is_dropped(usable, tmp_path, subtests):
+    for dtype in [torch.float32, torch.bfloat16]:
+        with subtests.test(dtype=dtype):
+            values = torch.tensor(VALUES).to(dtype)
+            save_tensors({"t5": values[None]}, tmp_path / "a.safetensors")
+            assert torch.equal(tensor_of(usable(tmp_path / "a.safetensors")), values)
 
 
 def test_a_file_that_changes_is_converted_again(usable, tmp_path):
@@ -53,46 +55,43 @@ def test_a_file_that_changes_is_converted_again(usable, tmp_path):
         assert np.array_equal(tensor_of(usable(tmp_path / "a.safetensors")).numpy(), values)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
+def test_another_shape_is_refused(usable, tmp_path, subtests):
+    for arrays, message in [
         ({"a": VALUES[:, :3].copy()}, "width 3, and embedding_width is 4"),
         ({"a": VALUES[0]}, r"shape \(4,\); give \[tokens, width\]"),
         ({"a": VALUES[:0]}, r"shape \(0, 4\)"),
         ({"a": VALUES.astype(np.int64)}, "values of type I64, not floats"),
         ({"a": VALUES, "b": VALUES}, "2 tensors, where one is wanted"),
-    ],
-)
-def test_another_shape_is_refused(usable, tmp_path, arrays, message):
-    save_file(arrays, tmp_path / "a.safetensors")
-    with pytest.raises(BadRowError, match=message):
-        usable(tmp_path / "a.safetensors")
+    ]:
+        with subtests.test(arrays=arrays, message=message):
+            save_file(arrays, tmp_path / "a.safetensors")
+            with pytest.raises(BadRowError, match=message):
+                usable(tmp_path / "a.safetensors")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x08" + bytes(7) + b"{}      ", "cut"])
-def test_a_damaged_file_is_refused(usable, tmp_path, content):
-    path = tmp_path / "a.safetensors"
-    save_file({"a": VALUES}, path)
-    path.write_bytes(path.read_bytes()[:-4] if content == "cut" else content)
-    with pytest.raises(BadRowError, match=r"a\.safetensors is no usable safetensors file"):
-        usable(path)
+def test_a_damaged_file_is_refused(usable, tmp_path, subtests):
+    for content in [b"", b"\xff" * 40, b"\x08" + bytes(7) + b"{}      ", "cut"]:
+        with subtests.test(content=content):
+            path = tmp_path / "a.safetensors"
+            save_file({"a": VALUES}, path)
+            path.write_bytes(path.read_bytes()[:-4] if content == "cut" else content)
+            with pytest.raises(BadRowError, match=r"a\.safetensors is no usable safetensors file"):
+                usable(path)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
+def test_a_header_of_anything_else_is_refused(usable, tmp_path, subtests):
+    for header in [
         b"[" * 200_000,
         b'{"a": {"dtype": "F32", "shape": [Infinity, 1], "data_offsets": [0, 8]}}',
         b'{"a": {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [0.0, 8.0]}}',
         b'{"a": {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [-8, 0]}}',
         b'{"a": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}',
-    ],
-)
-def test_a_header_of_anything_else_is_refused(usable, tmp_path, header):
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(BadRowError, match=r"a\.safetensors is no usable safetensors file"):
-        usable(path)
+    ]:
+        with subtests.test(header=header):
+            path = tmp_path / "a.safetensors"
+            path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+            with pytest.raises(BadRowError, match=r"a\.safetensors is no usable safetensors file"):
+                usable(path)
 
 
 TENSOR = torch.tensor(VALUES)
@@ -112,12 +111,12 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("kind", WRITTEN)
-def test_a_pickle_of_an_array_becomes_a_file(usable, tmp_path, kind, protocol):
-    written, expected = WRITTEN[kind]
-    (tmp_path / "a.pickle").write_bytes(pickle.dumps(written, protocol=protocol))
-    assert np.array_equal(tensor_of(usable(tmp_path / "a.pickle")).numpy(), expected)
+def test_a_pickle_of_an_array_becomes_a_file(usable, tmp_path, subtests):
+    for protocol, kind in itertools.product(range(pickle.HIGHEST_PROTOCOL + 1), WRITTEN):
+        with subtests.test(protocol=protocol, kind=kind):
+            written, expected = WRITTEN[kind]
+            (tmp_path / "a.pickle").write_bytes(pickle.dumps(written, protocol=protocol))
+            assert np.array_equal(tensor_of(usable(tmp_path / "a.pickle")).numpy(), expected)
 
 
 class Calls:
@@ -132,9 +131,9 @@ STATE = b"\x80\x04cnumpy\nndarray\n}\x8c\x01aK\x01sb."
 FUNCTION = b"\x80\x04c_codecs\nencode\nN}\x8c\x0c__defaults__)s\x86b."
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_pickle_of_anything_else_is_refused_and_runs_nothing(tmp_path, monkeypatch, subtests):
+    for content, message in [
         (Calls(os.system, "touch ran"), r"names posix.system, which no array needs; it is not trusted"),
         (Calls(eval, "open('ran', 'w')"), r"names builtins.eval"),
         (Calls(torch.load, "ran"), r"names torch.serialization.load"),
@@ -162,16 +161,14 @@ FUNCTION = b"\x80\x04c_codecs\nencode\nN}\x8c\x0c__defaults__)s\x86b."
             for content in (b"", b"PK\x03\x04garbage" * 10, b"abcdef" * 20, bytes(1024))
         ),
         (pickle.dumps(VALUES)[:-20], "."),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_a_pickle_of_anything_else_is_refused_and_runs_nothing(tmp_path, monkeypatch, content, message):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "a.pickle"
-    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
-    with pytest.raises(NotAnArrayError, match=message):
-        read_array(path)
-    assert not (tmp_path / "ran").exists()
+    ]:
+        with subtests.test(content=content, message=message), monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            path = tmp_path / "a.pickle"
+            path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+            with pytest.raises(NotAnArrayError, match=message):
+                read_array(path)
+            assert not (tmp_path / "ran").exists()
 
 
 def test_rows_name_their_embeddings(tmp_path, clips, cache):

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 
 import pytest
 
@@ -95,24 +96,29 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_bad_clip_is_refused_or_counted(made, folder, caplog, kind):
-    fault, options, message = FAULTS[kind]
-    fault(folder)
-    with pytest.raises(DataError, match=rf"clips:\d+: .*{message}.*on_bad_row = 'skip'"):
-        made(**options)
-    is_bad_for_all = kind.startswith(("a video is above max_p", "a video is above max_f", "a video is shorter"))
-    if is_bad_for_all:
-        with pytest.raises(DataError, match=rf"no usable rows \(2 skipped: 2 x {kind}\)"):
-            made(on_bad_row="skip", **options)
-        return
-    with caplog.at_level(logging.WARNING):
-        dataset = made(on_bad_row="skip", **options)
-    assert [dataset.row("train", 0).text] == ["scene a"]
-    ((omission),) = dataset.omitted("train")
-    assert (omission.reason, omission.num_rows) == (kind, 1)
-    assert re.search(message, omission.first)
-    assert "1 row(s) left out" in caplog.text
+def test_a_bad_clip_is_refused_or_counted(made, folder, caplog, subtests):
+    whole = folder.with_name("whole")
+    shutil.copytree(folder, whole)
+    for kind, (fault, options, message) in FAULTS.items():
+        with subtests.test(kind=kind):
+            shutil.rmtree(folder)
+            shutil.copytree(whole, folder)
+            caplog.clear()
+            fault(folder)
+            with pytest.raises(DataError, match=rf"clips:\d+: .*{message}.*on_bad_row = 'skip'"):
+                made(**options)
+            is_bad_for_all = kind.startswith(("a video is above max_p", "a video is above max_f", "a video is shorter"))
+            if is_bad_for_all:
+                with pytest.raises(DataError, match=rf"no usable rows \(2 skipped: 2 x {kind}\)"):
+                    made(on_bad_row="skip", **options)
+                continue
+            with caplog.at_level(logging.WARNING):
+                dataset = made(on_bad_row="skip", **options)
+            assert [dataset.row("train", 0).text] == ["scene a"]
+            ((omission),) = dataset.omitted("train")
+            assert (omission.reason, omission.num_rows) == (kind, 1)
+            assert re.search(message, omission.first)
+            assert "1 row(s) left out" in caplog.text
 
 
 def test_a_title_may_be_in_any_encoding(made, folder, clips):

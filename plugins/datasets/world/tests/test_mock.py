@@ -64,14 +64,11 @@ def test_first_frames_are_given(made):
     assert row.metadata["num_given_frames"] == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_impossible_videos_are_refused(made, subtests):
+    for options, message in [
         ({"given_frames": 8}, "`given_frames` is 8, and a video has 8 `frames`"),
         ({"height": 512, "width": 512}, "make videos of 6,291,456 bytes, more than 1,048,576"),
         ({"prompt": "{color}"}, "no field 'color'; did you mean 'colour'"),
-    ],
-)
-def test_impossible_videos_are_refused(made, options, message):
-    with pytest.raises(ConfigError, match=message):
-        made(**options)
+    ]:
+        with subtests.test(options=options, message=message), pytest.raises(ConfigError, match=message):
+            made(**options)

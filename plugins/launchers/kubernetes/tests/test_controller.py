@@ -1,3 +1,4 @@
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -32,7 +33,7 @@ def supervise(tmp_path, monkeypatch):
         monkeypatch.setattr(controller, "run_recipe", unexpected if is_there else started)
         monkeypatch.setattr(controller, "resume_run", started if is_there else unexpected)
         if is_there:
-            (tmp_path / "runs" / "arithmetic").mkdir(parents=True)
+            (tmp_path / "runs" / "arithmetic").mkdir(parents=True, exist_ok=True)
             (tmp_path / "runs" / "arithmetic" / "job.json").touch()
         return controller.main([str(RECIPE)])
 
@@ -54,21 +55,21 @@ def stopped_by(number):
     return end
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [
-        (lambda: "finished", 0),
-        (lambda: "failed", FAILED),
-        (lambda: "stopped", 0),
-        (stopped_by(signal.SIGINT), 0),
-        (stopped_by(signal.SIGTERM), 143),
-        (raising(KeyboardInterrupt()), 0),
-    ],
-)
-def test_the_exit_code_says_what_becomes_of_the_jobset(supervise, ending, code, is_there):
-    assert supervise(ending, is_there=is_there) == code
-    assert signal.set_wakeup_fd(-1) == -1
+def test_the_exit_code_says_what_becomes_of_the_jobset(supervise, subtests):
+    for is_there, (ending, code) in itertools.product(
+        [False, True],
+        [
+            (lambda: "finished", 0),
+            (lambda: "failed", FAILED),
+            (lambda: "stopped", 0),
+            (stopped_by(signal.SIGINT), 0),
+            (stopped_by(signal.SIGTERM), 143),
+            (raising(KeyboardInterrupt()), 0),
+        ],
+    ):
+        with subtests.test(is_there=is_there, ending=ending, code=code):
+            assert supervise(ending, is_there=is_there) == code
+            assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_recipe_that_cannot_run_fails_the_jobset(supervise, capsys):

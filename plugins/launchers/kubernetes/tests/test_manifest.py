@@ -40,18 +40,20 @@ def pod_of(job):
     return job["template"]["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [OPTIONS, KubernetesOptions(image="x", pvc="p"), attrs.evolve(OPTIONS, node_selector={"pool": "h100"}, mount="/r")],
-)
-def test_the_manifest_is_valid(options):
-    context = attrs.evolve(CONTEXT, directory=PurePosixPath(options.mount) / "a")
-    config_map, job_set = rendered(context, options)
-    kubernetes_validate.validate(config_map, "1.31", strict=True)
-    jsonschema.validate(job_set, JOBSET)
-    for job in job_set["spec"]["replicatedJobs"]:
-        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
-        kubernetes_validate.validate(whole, "1.31", strict=True)
+def test_the_manifest_is_valid(subtests):
+    for options in [
+        OPTIONS,
+        KubernetesOptions(image="x", pvc="p"),
+        attrs.evolve(OPTIONS, node_selector={"pool": "h100"}, mount="/r"),
+    ]:
+        with subtests.test(options=options):
+            context = attrs.evolve(CONTEXT, directory=PurePosixPath(options.mount) / "a")
+            config_map, job_set = rendered(context, options)
+            kubernetes_validate.validate(config_map, "1.31", strict=True)
+            jsonschema.validate(job_set, JOBSET)
+            for job in job_set["spec"]["replicatedJobs"]:
+                whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+                kubernetes_validate.validate(whole, "1.31", strict=True)
 
 
 def test_the_validators_find_faults():
@@ -124,9 +126,8 @@ def test_without_gpus_a_replica_is_one_pod():
     assert "nvidia.com/gpu" not in pod_of(jobs["policy"])["containers"][0]["resources"]["limits"]
 
 
-@pytest.mark.parametrize(
-    ("context", "options", "words"),
-    [
+def test_what_does_not_fit_is_refused(subtests):
+    for context, options, words in [
         ({"directory": PurePosixPath("runs/x")}, {}, "run.output_dir: 'runs' is not on the volume"),
         ({}, {"gpus_per_node": 2}, "rollout.mesh: each process of a rollout replica needs 4 GPUs of one node"),
         (
@@ -135,23 +136,24 @@ def test_without_gpus_a_replica_is_one_pod():
             "policy.device: 'cuda', but launch.options.gpus_per_node is 0",
         ),
         ({"name": "a" * 41}, {}, "has more than 40 letters"),
-    ],
-)
-def test_what_does_not_fit_is_refused(context, options, words):
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        KubernetesLauncher(attrs.evolve(OPTIONS, **options), attrs.evolve(CONTEXT, **context)).render()
+    ]:
+        with (
+            subtests.test(context=context, options=options, words=words),
+            pytest.raises(ConfigError, match=words.replace(".", r"\.")),
+        ):
+            KubernetesLauncher(attrs.evolve(OPTIONS, **options), attrs.evolve(CONTEXT, **context)).render()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
+def test_options_that_the_cluster_would_refuse_are_refused(subtests):
+    for name, value, words in [
         ("image", "a b", "expected a word without white space, got 'a b'"),
         ("pvc", "Shared", "expected a name of small letters, digits and dashes, got 'Shared'"),
         ("mount", "runs", "expected an absolute path, got 'runs'"),
         ("memory_per_process", "4 GB", "expected a quantity such as 4Gi, got '4 GB'"),
         ("gpu_resource", "gpu", "expected the name of a resource, such as nvidia.com/gpu, got 'gpu'"),
-    ],
-)
-def test_options_that_the_cluster_would_refuse_are_refused(name, value, words):
-    with pytest.raises(ConfigError, match=rf"launch\.options\.{name}: {words}"):
-        structure({"image": "x", "pvc": "p", name: value}, KubernetesOptions, "launch.options")
+    ]:
+        with (
+            subtests.test(name=name, value=value, words=words),
+            pytest.raises(ConfigError, match=rf"launch\.options\.{name}: {words}"),
+        ):
+            structure({"image": "x", "pvc": "p", name: value}, KubernetesOptions, "launch.options")

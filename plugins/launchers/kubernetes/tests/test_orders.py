@@ -168,10 +168,10 @@ def test_orders_of_another_session_are_not_seen(tmp_path):
     assert Orders(tmp_path, "uid-0").newest("policy-0") == Order(number=1, spec=SPEC)
 
 
-@pytest.mark.parametrize("session", ["", "-0", "../x", "a/b"])
-def test_a_session_is_a_name(tmp_path, session):
-    with pytest.raises(ReplicaError, match="is no session"):
-        Orders(tmp_path, session)
+def test_a_session_is_a_name(tmp_path, subtests):
+    for session in ["", "-0", "../x", "a/b"]:
+        with subtests.test(session=session), pytest.raises(ReplicaError, match="is no session"):
+            Orders(tmp_path, session)
 
 
 def test_a_damaged_order_is_refused(tmp_path):

@@ -12,8 +12,6 @@ class TestSlurm(LauncherConformance):
     def _no_job(self, monkeypatch):
         monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
-
-class TestSlurmWithGpus(TestSlurm):
     @pytest.fixture
     def options(self):
         return {"gpus_per_node": 4, "partition": "main", "setup": ["module load cuda"]}

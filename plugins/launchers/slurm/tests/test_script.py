@@ -64,25 +64,22 @@ def test_imitation_has_no_component_for_rollouts():
     assert len(directives(rendered(pools=CONTEXT.pools[:1]))) == 2
 
 
-@pytest.mark.parametrize(
-    ("pool", "gpus", "expected"),
-    [
+def test_nodes_hold_replicas(subtests):
+    for pool, gpus, expected in [
         (Pool(role="policy", replicas=1, processes=12, gpus=1), 8, (2, 6, 6)),  # equally many on each node
         (Pool(role="policy", replicas=3, processes=2, gpus=1), 8, (1, 6, 6)),  # several replicas on a node
         (Pool(role="policy", replicas=5, processes=3, gpus=1), 8, (3, 6, 6)),
         (Pool(role="rollout", replicas=1, gpus=8), 8, (1, 1, 8)),
         (Pool(role="policy", replicas=2, processes=7, gpus=1), 4, (7, 2, 2)),
-    ],
-)
-def test_nodes_hold_replicas(pool, gpus, expected):
-    part = components([pool], SlurmOptions(gpus_per_node=gpus), 1)[1]
-    assert (part.nodes, part.tasks, part.gpus_per_node) == expected
-    assert part.nodes * part.tasks >= pool.num_processes
+    ]:
+        with subtests.test(pool=pool, gpus=gpus, expected=expected):
+            part = components([pool], SlurmOptions(gpus_per_node=gpus), 1)[1]
+            assert (part.nodes, part.tasks, part.gpus_per_node) == expected
+            assert part.nodes * part.tasks >= pool.num_processes
 
 
-@pytest.mark.parametrize(
-    ("pool", "gpus", "words"),
-    [
+def test_gpus_that_nodes_lack_are_refused(subtests):
+    for pool, gpus, words in [
         (
             Pool(role="rollout", replicas=1, gpus=8),
             4,
@@ -93,11 +90,9 @@ def test_nodes_hold_replicas(pool, gpus, expected):
             0,
             "policy.device: 'cuda', but .*gpus_per_node is 0",
         ),
-    ],
-)
-def test_gpus_that_nodes_lack_are_refused(pool, gpus, words):
-    with pytest.raises(ConfigError, match=words):
-        SlurmLauncher(SlurmOptions(gpus_per_node=gpus), attrs.evolve(CONTEXT, pools=(pool,)))
+    ]:
+        with subtests.test(pool=pool, gpus=gpus, words=words), pytest.raises(ConfigError, match=words):
+            SlurmLauncher(SlurmOptions(gpus_per_node=gpus), attrs.evolve(CONTEXT, pools=(pool,)))
 
 
 def test_the_script_is_valid_and_quotes_paths(tmp_path):
@@ -116,18 +111,16 @@ def test_a_path_of_several_lines_is_refused():
         rendered(directory=Path("/shared/a\nrm -rf x"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"sbatch": ("x",)}, {"sbatch": ("--a=b\nrm",)}, {"python": "a\nb"}, {"python": " "}]
-)
-def test_lines_that_are_no_options_are_refused(options):
-    with pytest.raises(ConfigError, match=r"launch\.options\."):
-        SlurmOptions(**options)
+def test_lines_that_are_no_options_are_refused(subtests):
+    for options in [{"sbatch": ("x",)}, {"sbatch": ("--a=b\nrm",)}, {"python": "a\nb"}, {"python": " "}]:
+        with subtests.test(options=options), pytest.raises(ConfigError, match=r"launch\.options\."):
+            SlurmOptions(**options)
 
 
-@pytest.mark.parametrize("value", ["", "a b", "a\nb"])
-def test_words_are_words(value):
-    with pytest.raises(ValueError, match="expected a word without white space, got"):
-        SlurmOptions(partition=value)
+def test_words_are_words(subtests):
+    for value in ["", "a b", "a\nb"]:
+        with subtests.test(value=value), pytest.raises(ValueError, match="expected a word without white space, got"):
+            SlurmOptions(partition=value)
 
 
 FAKE_PYTHON = """#!/bin/bash
@@ -145,6 +138,8 @@ def job(tmp_path):
 
     def run(*, signals=(), early=None, code=130, end=0, setup=()):
         log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        log.with_suffix(".up").unlink(missing_ok=True)
         python, scontrol = tmp_path / "python", tmp_path / "bin" / "scontrol"
         scontrol.parent.mkdir(exist_ok=True)
         python.write_text(
@@ -181,11 +176,12 @@ def test_a_warned_run_is_stopped_and_requeued(job, tmp_path):
     assert lines[0].endswith(f"run --resume {tmp_path}/it's a run")
 
 
-@pytest.mark.parametrize("code", [0, 1, 2])
-def test_a_warned_run_that_finished_or_failed_is_not_requeued(job, code):
-    found, lines = job(signals=[signal.SIGUSR1], code=code)
-    assert found == code
-    assert not any("scontrol" in line for line in lines)
+def test_a_warned_run_that_finished_or_failed_is_not_requeued(job, subtests):
+    for code in [0, 1, 2]:
+        with subtests.test(code=code):
+            found, lines = job(signals=[signal.SIGUSR1], code=code)
+            assert found == code
+            assert not any("scontrol" in line for line in lines)
 
 
 def test_a_cancelled_run_is_stopped_and_not_requeued(job):
@@ -193,18 +189,18 @@ def test_a_cancelled_run_is_stopped_and_not_requeued(job):
     assert (code, lines[1:]) == (130, ["term"])
 
 
-@pytest.mark.parametrize(
-    ("number", "last"), [(signal.SIGTERM, ["term"]), (signal.SIGUSR1, ["term", "scontrol requeue 17"])]
-)
-def test_a_signal_that_comes_before_the_run_has_a_number_stops_it_once(job, number, last):
-    code, lines = job(early=number)
-    assert (code, lines[1:]) == (130, last)
+def test_a_signal_that_comes_before_the_run_has_a_number_stops_it_once(job, subtests):
+    for number, last in [(signal.SIGTERM, ["term"]), (signal.SIGUSR1, ["term", "scontrol requeue 17"])]:
+        with subtests.test(number=number, last=last):
+            code, lines = job(early=number)
+            assert (code, lines[1:]) == (130, last)
 
 
-@pytest.mark.parametrize("end", [0, 1, 3])
-def test_the_jobs_exit_code_is_the_runs(job, end):
-    code, lines = job(end=end)
-    assert (code, len(lines)) == (end, 1)
+def test_the_jobs_exit_code_is_the_runs(job, subtests):
+    for end in [0, 1, 3]:
+        with subtests.test(end=end):
+            code, lines = job(end=end)
+            assert (code, len(lines)) == (end, 1)
 
 
 def test_setup_may_use_what_is_not_set(job):
@@ -212,17 +208,20 @@ def test_setup_may_use_what_is_not_set(job):
     assert (code, len(lines)) == (0, 1)
 
 
-@pytest.mark.parametrize("how", ["sleep 5", "echo 'Batch job submission failed: Socket timed out' >&2; exit 1"])
-def test_a_job_that_may_have_been_submitted_is_no_refused_one(how, tmp_path, monkeypatch):
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(f"#!/bin/bash\n{how}\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.3)
-    with pytest.raises(UnknownSubmissionError) as raised:
-        SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
-    assert "may have been submitted. See squeue --name='cosmos-long run'; if it is not there" in str(raised.value)
-    assert """--resume '/shared/it'"'"'s/long run'""" in str(raised.value)
+def test_a_job_that_may_have_been_submitted_is_no_refused_one(tmp_path, monkeypatch, subtests):
+    for how in ["sleep 5", "echo 'Batch job submission failed: Socket timed out' >&2; exit 1"]:
+        with subtests.test(how=how), monkeypatch.context() as patch:
+            sbatch = tmp_path / "sbatch"
+            sbatch.write_text(f"#!/bin/bash\n{how}\n")
+            sbatch.chmod(0o755)
+            patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+            patch.setattr("cosmos_launcher_slurm.launcher._SUBMIT_S", 0.3)
+            with pytest.raises(UnknownSubmissionError) as raised:
+                SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
+            assert "may have been submitted. See squeue --name='cosmos-long run'; if it is not there" in str(
+                raised.value
+            )
+            assert """--resume '/shared/it'"'"'s/long run'""" in str(raised.value)
 
 
 def test_a_submitted_job_is_stopped_and_not_requeued(tmp_path, monkeypatch):
@@ -242,9 +241,8 @@ def test_a_task_is_the_process_of_its_rank():
     assert third[len(arguments) :] == ["--name", "policy-1.3", "--rank", "3"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "environment", "expected"),
-    [
+def test_a_task_uses_its_own_gpus_and_knows_its_rack(subtests):
+    for gpus, environment, expected in [
         (1, {"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "2"}),
         (2, {"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {"CUDA_VISIBLE_DEVICES": "6,7"}),
         (0, {"SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": ""}),
@@ -259,10 +257,9 @@ def test_a_task_is_the_process_of_its_rank():
             {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "s.n", "COSMOS_RACK": "mine"},
             {"CUDA_VISIBLE_DEVICES": ""},
         ),
-    ],
-)
-def test_a_task_uses_its_own_gpus_and_knows_its_rack(gpus, environment, expected):
-    assert variables_of(gpus, environment) == expected
+    ]:
+        with subtests.test(gpus=gpus, environment=environment, expected=expected):
+            assert variables_of(gpus, environment) == expected
 
 
 ANSWER = "main* 8 gpu:4\nmain* 16+ gpu:a100:2,gpu:h100:4(S:0-1)\ngold 64 (null)\n"

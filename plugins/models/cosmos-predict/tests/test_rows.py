@@ -33,18 +33,19 @@ def test_a_video_to_imitate_is_its_pixels(model, film):
     torch.testing.assert_close(array(payload, "sample"), pixels[:4].permute(3, 0, 1, 2))
 
 
-@pytest.mark.parametrize("number", [None, 2])
-def test_given_frames_are_part_of_the_sample(model, film, number):
-    (location, pixels), (shown, given) = film(4), film(3, name="given")
-    metadata = {} if number is None else {"num_given_frames": number}
-    kept = number or 1
-    row = Prompt(text="red", demonstration=location, media=(shown,), metadata=metadata)
-    payload = model.encode_demonstration(row)
-    assert array(payload, "is_given", torch.bool).tolist() == [frame < kept for frame in range(4)]
-    expected = torch.cat((given[-kept:], pixels[kept:])).permute(3, 0, 1, 2)
-    torch.testing.assert_close(array(payload, "sample"), expected)
-    latent_spec = model.latent_spec(model.encode(row))
-    assert (latent_spec.given[:, :kept] == expected[:, :kept]).all()
+def test_given_frames_are_part_of_the_sample(model, film, subtests):
+    for number in [None, 2]:
+        with subtests.test(number=number):
+            (location, pixels), (shown, given) = film(4), film(3, name="given")
+            metadata = {} if number is None else {"num_given_frames": number}
+            kept = number or 1
+            row = Prompt(text="red", demonstration=location, media=(shown,), metadata=metadata)
+            payload = model.encode_demonstration(row)
+            assert array(payload, "is_given", torch.bool).tolist() == [frame < kept for frame in range(4)]
+            expected = torch.cat((given[-kept:], pixels[kept:])).permute(3, 0, 1, 2)
+            torch.testing.assert_close(array(payload, "sample"), expected)
+            latent_spec = model.latent_spec(model.encode(row))
+            assert (latent_spec.given[:, :kept] == expected[:, :kept]).all()
 
 
 def test_without_media_the_first_frames_of_the_demonstration_are_given(model, film):
@@ -53,23 +54,21 @@ def test_without_media_the_first_frames_of_the_demonstration_are_given(model, fi
     torch.testing.assert_close(array(payload, "given")[:, 0], pixels[0].permute(2, 0, 1))
 
 
-@pytest.mark.parametrize(
-    ("demonstrated", "given_from", "expected"),
-    [
+def test_what_is_generated_goes_on_where_a_video_ends(model, film, subtests):
+    for demonstrated, given_from, expected in [
         (None, None, [4, 5]),
         ("other", None, [4, 5]),
         ("clip", None, [0, 1]),
         (None, "start", [0, 1]),
         ("clip", "end", [4, 5]),
-    ],
-)
-def test_what_is_generated_goes_on_where_a_video_ends(model, film, demonstrated, given_from, expected):
-    location, pixels = film(6, name="clip")
-    places = {"clip": location, "other": film(5, name="other")[0], None: None}
-    metadata = {"num_given_frames": 2} | ({} if given_from is None else {"given_from": given_from})
-    row = Prompt(text="red", media=(location,), demonstration=places[demonstrated], metadata=metadata)
-    given = array(model.encode(row), "given")[:, :2]
-    torch.testing.assert_close(given, pixels[expected].permute(3, 0, 1, 2))
+    ]:
+        with subtests.test(demonstrated=demonstrated, given_from=given_from, expected=expected):
+            location, pixels = film(6, name="clip")
+            places = {"clip": location, "other": film(5, name="other")[0], None: None}
+            metadata = {"num_given_frames": 2} | ({} if given_from is None else {"given_from": given_from})
+            row = Prompt(text="red", media=(location,), demonstration=places[demonstrated], metadata=metadata)
+            given = array(model.encode(row), "given")[:, :2]
+            torch.testing.assert_close(given, pixels[expected].permute(3, 0, 1, 2))
 
 
 def test_what_stands_in_given_frames_changes_nothing(model, module, film):
@@ -104,9 +103,8 @@ def test_an_embedding_from_a_file_comes_first(model, tmp_path):
     assert array(model.encode(row), "text").tolist() == torch.full((2, 16), 0.5).tolist()
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
+def test_what_cannot_be_used_is_refused(model, film, subtests):
+    for row, said in [
         ({"text": (Message(role="user", content="red"),)}, "a caption: plain text"),
         ({"text": "one two three four five"}, "5 words, and .*text_length is 4"),
         ({"demonstration": None}, "no demonstration"),
@@ -116,16 +114,15 @@ def test_an_embedding_from_a_file_comes_first(model, tmp_path):
         ({"media": ("short",), "metadata": {"num_given_frames": 4}}, "num_given_frames is 4; it is a number"),
         ({"media": ("short",), "metadata": {"given_from": "middle"}}, "given_from is 'middle'; frames are given from"),
         ({"media": ("short",), "metadata": {"num_given_frames": "1"}}, "num_given_frames is '1'"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(model, film, row, said):
-    short = film(3, name="short")[0]
-    places = {"short": short}
-    given = {"text": "red", "demonstration": film(4)[0], **row}
-    given["demonstration"] = places.get(given["demonstration"], given["demonstration"])
-    given["media"] = tuple(places.get(each, each) for each in given.get("media", ()))
-    with pytest.raises(DataError, match=said):
-        model.encode_demonstration(Prompt(**given))
+    ]:
+        with subtests.test(row=row, said=said):
+            short = film(3, name="short")[0]
+            places = {"short": short}
+            given = {"text": "red", "demonstration": film(4)[0], **row}
+            given["demonstration"] = places.get(given["demonstration"], given["demonstration"])
+            given["media"] = tuple(places.get(each, each) for each in given.get("media", ()))
+            with pytest.raises(DataError, match=said):
+                model.encode_demonstration(Prompt(**given))
 
 
 def test_frames_of_no_video_are_refused(model):
@@ -133,17 +130,14 @@ def test_frames_of_no_video_are_refused(model):
         model.encode(Prompt(text="red", metadata={"num_given_frames": 1}))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_other_models_of_the_family_are_refused(make, subtests):
+    for change, said in [
         ({"in_channels": 3}, "one that says which frames are given"),
         ({"patch_size": [2, 2, 2]}, "each latent frame has a time"),
         ({"img_context_dim_in": 8}, "another Cosmos model"),
-    ],
-)
-def test_other_models_of_the_family_are_refused(make, change, said):
-    with pytest.raises(ConfigError, match=said):
-        make(config={**tiny.CONFIG, **change}).facts()
+    ]:
+        with subtests.test(change=change, said=said), pytest.raises(ConfigError, match=said):
+            make(config={**tiny.CONFIG, **change}).facts()
 
 
 def test_an_export_is_a_pipeline(make, checkpoint, tmp_path):

@@ -59,17 +59,18 @@ def compare(model, steps, payload, guidance):
         assert not found[:, :, kept].any()
 
 
-@pytest.mark.parametrize(("guidance", "padded"), [(0.0, False), (5.0, False), (5.0, True)])
-def test_text_to_world(make, checkpoint, monkeypatch, guidance, padded):
-    monkeypatch.setattr(transformer_cosmos, "transforms", Transforms, raising=False)
-    pipeline = tiny.pipeline(concat_padding_mask=padded)
-    model = make(path=checkpoint(pipeline), negative_prompt="a blue", **SIZE)
-    steps, frames = run_recorded(pipeline, guidance_scale=guidance)
-    payload = model.encode(Prompt(text="a red video"))
-    compare(model, steps, payload, guidance)
-    latents, _, _ = steps[-1]
-    shown = model.render(latents[0], payload)
-    assert shown.arrays["frames"].shape == (9, 16, 16, 3) == frames.shape
+def test_text_to_world(make, checkpoint, monkeypatch, subtests):
+    for guidance, padded in [(0.0, False), (5.0, False), (5.0, True)]:
+        with subtests.test(guidance=guidance, padded=padded), monkeypatch.context() as patch:
+            patch.setattr(transformer_cosmos, "transforms", Transforms, raising=False)
+            pipeline = tiny.pipeline(concat_padding_mask=padded)
+            model = make(path=checkpoint(pipeline), negative_prompt="a blue", **SIZE)
+            steps, frames = run_recorded(pipeline, guidance_scale=guidance)
+            payload = model.encode(Prompt(text="a red video"))
+            compare(model, steps, payload, guidance)
+            latents, _, _ = steps[-1]
+            shown = model.render(latents[0], payload)
+            assert shown.arrays["frames"].shape == (9, 16, 16, 3) == frames.shape
 
 
 def test_guidance_counts_where_the_pipeline_turns_it_off(model, module):
@@ -106,19 +107,20 @@ def test_what_conditions_is_placed_once_for_all_steps(model, module, monkeypatch
     assert len(places) == 2
 
 
-@pytest.mark.parametrize("number", [1, 5], ids=["image to world", "video to world"])
-def test_given_frames(make, checkpoint, tmp_path, number):
-    pipeline = tiny.pipeline()
-    model = make(path=checkpoint(pipeline), negative_prompt="a blue", **SIZE)
-    frames = np.random.default_rng(0).integers(0, 255, (number, 16, 16, 3), np.uint8)
-    np.save(tmp_path / "film.npy", frames)
-    video = (torch.from_numpy(frames).float() / 127.5 - 1).permute(3, 0, 1, 2)[None]
-    steps, _ = run_recorded(
-        pipeline, guidance_scale=5.0, video=video, num_latent_conditional_frames=(number - 1) // 4 + 1
-    )
-    row = Prompt(text="a red video", media=(str(tmp_path / "film.npy"),), metadata={"num_given_frames": number})
-    payload = model.encode(row)
-    assert model.conditioning(payload)[IS_GIVEN].tolist() == [True] * ((number - 1) // 4 + 1) + [False] * (
-        2 - (number - 1) // 4
-    )
-    compare(model, steps, payload, 5.0)
+def test_given_frames(make, checkpoint, tmp_path, subtests):
+    for number in [1, 5]:
+        with subtests.test(number=number):
+            pipeline = tiny.pipeline()
+            model = make(path=checkpoint(pipeline), negative_prompt="a blue", **SIZE)
+            frames = np.random.default_rng(0).integers(0, 255, (number, 16, 16, 3), np.uint8)
+            np.save(tmp_path / "film.npy", frames)
+            video = (torch.from_numpy(frames).float() / 127.5 - 1).permute(3, 0, 1, 2)[None]
+            steps, _ = run_recorded(
+                pipeline, guidance_scale=5.0, video=video, num_latent_conditional_frames=(number - 1) // 4 + 1
+            )
+            row = Prompt(text="a red video", media=(str(tmp_path / "film.npy"),), metadata={"num_given_frames": number})
+            payload = model.encode(row)
+            assert model.conditioning(payload)[IS_GIVEN].tolist() == [True] * ((number - 1) // 4 + 1) + [False] * (
+                2 - (number - 1) // 4
+            )
+            compare(model, steps, payload, 5.0)

@@ -38,13 +38,14 @@ def test_deepseeks_loss_by_hand():
     assert loss_S.tolist() == pytest.approx([3.0 * 0.55])
 
 
-@pytest.mark.parametrize(("counts_per_choice", "expected"), [(True, 1.0), (False, 2.0)])
-def test_equal_loads_and_affinities(counts_per_choice, expected):
-    experts_UK = torch.tensor([[0, 1], [2, 3]])
-    loss_S = balance.sequence_balance(
-        torch.full((2, 4), 0.25), experts_UK, torch.zeros(2).long(), 1, counts_per_choice=counts_per_choice
-    )
-    assert loss_S.tolist() == [expected]
+def test_equal_loads_and_affinities(subtests):
+    for counts_per_choice, expected in [(True, 1.0), (False, 2.0)]:
+        with subtests.test(counts_per_choice=counts_per_choice, expected=expected):
+            experts_UK = torch.tensor([[0, 1], [2, 3]])
+            loss_S = balance.sequence_balance(
+                torch.full((2, 4), 0.25), experts_UK, torch.zeros(2).long(), 1, counts_per_choice=counts_per_choice
+            )
+            assert loss_S.tolist() == [expected]
 
 
 def test_parts_of_a_sequence_on_two_processes_add_up():

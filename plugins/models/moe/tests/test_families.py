@@ -55,18 +55,20 @@ def test_turns_and_completions_end_as_the_family_does(make, family):
     assert values(plain, "completion")[-1] == tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize("family", CHATS)
-def test_the_default_chat_template(make, family):
-    model = make(family)
-    assert model.tokenizer.decode(values(model.encode(Prompt(text=TURNS)), "prompt").tolist()) == CHATS[family]
+def test_the_default_chat_template(make, subtests):
+    for family, shown in CHATS.items():
+        with subtests.test(family=family):
+            model = make(family)
+            assert model.tokenizer.decode(values(model.encode(Prompt(text=TURNS)), "prompt").tolist()) == shown
 
 
-@pytest.mark.parametrize("kind", [QwenMoeModel, DeepseekModel, MoonlightModel])
-def test_another_family_is_refused_and_told_of_hf(tmp_path, kind):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    model = kind(MixtureOptions(), ModelContext(path=str(tmp_path), config=None, assets=tmp_path))
-    with pytest.raises(ConfigError, match=r"'qwen3' is not one of this plugin's: .*'hf'"):
-        model.facts()
+def test_another_family_is_refused_and_told_of_hf(tmp_path, subtests):
+    for kind in [QwenMoeModel, DeepseekModel, MoonlightModel]:
+        with subtests.test(kind=kind):
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+            model = kind(MixtureOptions(), ModelContext(path=str(tmp_path), config=None, assets=tmp_path))
+            with pytest.raises(ConfigError, match=r"'qwen3' is not one of this plugin's: .*'hf'"):
+                model.facts()
 
 
 def test_moonlights_checkpoint_is_no_deepseek(make):
@@ -78,27 +80,24 @@ def test_moonlights_checkpoint_is_no_deepseek(make):
         model.facts()
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
+def test_logits_are_those_of_transformers(make, build, tmp_path, subtests):
+    for family, changes in [
         ("qwen3-moe", {}),
         ("qwen3-moe", {"tie_word_embeddings": True, "norm_topk_prob": False, "mlp_only_layers": [1]}),
         ("deepseek", {}),
         ("deepseek", {"norm_topk_prob": False, "rope_interleave": False, "tie_word_embeddings": True}),
         ("moonlight", {}),
-    ],
-    ids=str,
-)
-def test_logits_are_those_of_transformers(make, build, tmp_path, family, changes):
-    model = make(family, changes)
-    module = build(model)
-    model.export(module, tmp_path / "exported")
-    lengths = (11, 6, 6, 3)
-    tokens_U = torch.randint(0, 250, (sum(lengths),), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        ours_UV = model._packed_logits(module, tokens_U, lengths)
-        for attention in ("sdpa", "eager"):
-            theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation=attention)
-            theirs_UV = torch.cat([theirs(part[None]).logits[0] for part in tokens_U.split(lengths)])
-            assert theirs_UV.std() > 0.1
-            torch.testing.assert_close(ours_UV, theirs_UV, atol=1e-5, rtol=1e-5)
+    ]:
+        with subtests.test(family=family, changes=changes):
+            model = make(family, changes)
+            module = build(model)
+            model.export(module, tmp_path / "exported")
+            lengths = (11, 6, 6, 3)
+            tokens_U = torch.randint(0, 250, (sum(lengths),), generator=torch.Generator().manual_seed(3))
+            with torch.no_grad():
+                ours_UV = model._packed_logits(module, tokens_U, lengths)
+                for attention in ("sdpa", "eager"):
+                    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation=attention)
+                    theirs_UV = torch.cat([theirs(part[None]).logits[0] for part in tokens_U.split(lengths)])
+                    assert theirs_UV.std() > 0.1
+                    torch.testing.assert_close(ours_UV, theirs_UV, atol=1e-5, rtol=1e-5)

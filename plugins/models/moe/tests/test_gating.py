@@ -1,5 +1,7 @@
 """The weights of given experts are those that transformers' own routers give them."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import DeepseekV3Config, Qwen3MoeConfig
@@ -21,16 +23,18 @@ def deepseek(norm):
     return DeepseekV3TopkRouter(config)
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize(("make", "gating"), [(qwen, SOFTMAX), (deepseek, SIGMOID)], ids=["qwen", "deepseek"])
-def test_weights_of_a_routers_own_choice_are_its_own(make, gating, norm):
-    router = make(norm)
-    with torch.no_grad():
-        router.weight.normal_(generator=torch.Generator().manual_seed(0))
-        if gating is SIGMOID:
-            router.e_score_correction_bias.normal_(generator=torch.Generator().manual_seed(1))
-        logits_UE, weights_UK, experts_UK = router(torch.randn(9, 8, generator=torch.Generator().manual_seed(2)))
-        assert torch.equal(gating.weights(router, logits_UE, experts_UK), weights_UK)
-        probabilities_UE = gating.probabilities(logits_UE)
-    assert probabilities_UE.sum(-1).tolist() == pytest.approx([1.0] * 9)
-    assert torch.equal(probabilities_UE.argmax(-1), logits_UE.argmax(-1))
+def test_weights_of_a_routers_own_choice_are_its_own(subtests):
+    for norm, (make, gating) in itertools.product([True, False], [(qwen, SOFTMAX), (deepseek, SIGMOID)]):
+        with subtests.test(norm=norm, gating=gating):
+            router = make(norm)
+            with torch.no_grad():
+                router.weight.normal_(generator=torch.Generator().manual_seed(0))
+                if gating is SIGMOID:
+                    router.e_score_correction_bias.normal_(generator=torch.Generator().manual_seed(1))
+                logits_UE, weights_UK, experts_UK = router(
+                    torch.randn(9, 8, generator=torch.Generator().manual_seed(2))
+                )
+                assert torch.equal(gating.weights(router, logits_UE, experts_UK), weights_UK)
+                probabilities_UE = gating.probabilities(logits_UE)
+            assert probabilities_UE.sum(-1).tolist() == pytest.approx([1.0] * 9)
+            assert torch.equal(probabilities_UE.argmax(-1), logits_UE.argmax(-1))

@@ -63,50 +63,53 @@ def reference_penalties(family, module, payloads, auxiliary, z):
     return total
 
 
-@pytest.mark.parametrize("family", LAYERS)
-def test_the_losses_reach_the_gradient_as_if_they_were_added(make, build, payloads, family):
-    model = make(family, auxiliary_loss=0.7, z_loss=0.2)
-    module = build(model)
-    loss = decided(model, module, payloads, budget=100)
-    ours = gradients(module)
+def test_the_losses_reach_the_gradient_as_if_they_were_added(make, build, payloads, subtests):
+    for family in LAYERS:
+        with subtests.test(family=family):
+            model = make(family, auxiliary_loss=0.7, z_loss=0.2)
+            module = build(model)
+            loss = decided(model, module, payloads, budget=100)
+            ours = gradients(module)
 
-    plain = make(family)
-    reference = build(plain)
-    assert decided(plain, reference, payloads, budget=100) == pytest.approx(loss, abs=1e-6)
-    without = gradients(reference)
-    reference_penalties(family, reference, payloads, 0.7, 0.2).backward()
-    assert difference(ours, gradients(reference)) < 1e-5
-    assert difference(ours, without) > 1e-2
-
-
-@pytest.mark.parametrize("family", LAYERS)
-def test_nothing_depends_on_the_micro_batches(make, build, payloads, family):
-    results = []
-    for budget in (100, 10):
-        model = make(family, auxiliary_loss=0.7, z_loss=0.2)
-        module = build(model)
-        decided(model, module, payloads, budget=budget)
-        results.append((gradients(module), model.counters(module)))
-    (one, counters), (other, others) = results
-    assert difference(one, other) < 1e-5
-    assert [counter.tolist() for counter in counters] == [counter.tolist() for counter in others]
+            plain = make(family)
+            reference = build(plain)
+            assert decided(plain, reference, payloads, budget=100) == pytest.approx(loss, abs=1e-6)
+            without = gradients(reference)
+            reference_penalties(family, reference, payloads, 0.7, 0.2).backward()
+            assert difference(ours, gradients(reference)) < 1e-5
+            assert difference(ours, without) > 1e-2
 
 
-@pytest.mark.parametrize("family", LAYERS)
-def test_each_learned_unit_is_counted_once_though_activations_are_recomputed(make, build, payloads, family):
-    num_units = sum(len(values(p, "prompt")) + len(values(p, "completion")) - 1 for p in payloads)
-    losses = {}
-    for recompute in (False, True):
-        model = make(family, auxiliary_loss=0.7, z_loss=0.2)
-        module = build(model)
-        if recompute:
-            module.gradient_checkpointing_enable({"use_reentrant": False})
-            module.train()
-        decided(model, module, payloads, budget=14)
-        counters = model.counters(module)
-        assert [counter.sum().item() for counter in counters] == [num_units * 2] * LAYERS[family]
-        losses[recompute] = gradients(module)
-    assert difference(losses[True], losses[False]) == 0.0
+def test_nothing_depends_on_the_micro_batches(make, build, payloads, subtests):
+    for family in LAYERS:
+        with subtests.test(family=family):
+            results = []
+            for budget in (100, 10):
+                model = make(family, auxiliary_loss=0.7, z_loss=0.2)
+                module = build(model)
+                decided(model, module, payloads, budget=budget)
+                results.append((gradients(module), model.counters(module)))
+            (one, counters), (other, others) = results
+            assert difference(one, other) < 1e-5
+            assert [counter.tolist() for counter in counters] == [counter.tolist() for counter in others]
+
+
+def test_each_learned_unit_is_counted_once_though_activations_are_recomputed(make, build, payloads, subtests):
+    for family, num_layers in LAYERS.items():
+        with subtests.test(family=family):
+            num_units = sum(len(values(p, "prompt")) + len(values(p, "completion")) - 1 for p in payloads)
+            losses = {}
+            for recompute in (False, True):
+                model = make(family, auxiliary_loss=0.7, z_loss=0.2)
+                module = build(model)
+                if recompute:
+                    module.gradient_checkpointing_enable({"use_reentrant": False})
+                    module.train()
+                decided(model, module, payloads, budget=14)
+                counters = model.counters(module)
+                assert [counter.sum().item() for counter in counters] == [num_units * 2] * num_layers
+                losses[recompute] = gradients(module)
+            assert difference(losses[True], losses[False]) == 0.0
 
 
 def test_padding_and_what_is_not_learned_from_count_nothing(make, build, payloads):
@@ -194,39 +197,43 @@ def used(module, model, payloads, budget):
     return seen, outcomes
 
 
-@pytest.mark.parametrize("family", LAYERS)
-def test_replaying_its_own_choice_changes_nothing(make, build, payloads, family):
-    model = make(family, router_replay=True)
-    module = build(model)
-    (batch,) = model.pack(payloads, budget=100)
-    chosen, (free,) = used(module, model, payloads, 100)
-    choice_LUK = torch.full((3, batch.num_units, 2), -1)
-    for name, (output,) in chosen.items():
-        choice_LUK[int(name.rpartition(".")[2])] = output[2]
-    parts = iter(choice_LUK.transpose(0, 1).split(batch.inputs["lengths"].tolist()))
-    by_payload = {index: next(parts) for index in batch.sequences}
-    order = iter(range(len(payloads)))
-    replayed = recorded(payloads, family, lambda *_: by_payload[next(order)].numpy())
-    _, (again,) = used(module, model, replayed, 100)
-    assert torch.equal(again, free)
+def test_replaying_its_own_choice_changes_nothing(make, build, payloads, subtests):
+    for family in LAYERS:
+        with subtests.test(family=family):
+            model = make(family, router_replay=True)
+            module = build(model)
+            (batch,) = model.pack(payloads, budget=100)
+            chosen, (free,) = used(module, model, payloads, 100)
+            choice_LUK = torch.full((3, batch.num_units, 2), -1)
+            for name, (output,) in chosen.items():
+                choice_LUK[int(name.rpartition(".")[2])] = output[2]
+            parts = iter(choice_LUK.transpose(0, 1).split(batch.inputs["lengths"].tolist()))
+            by_payload = {index: next(parts) for index in batch.sequences}
+            in_order = iter([by_payload[index].numpy() for index in range(len(payloads))])
+            replayed = recorded(payloads, family, lambda *_, choices=in_order: next(choices))
+            _, (again,) = used(module, model, replayed, 100)
+            assert torch.equal(again, free)
 
 
-@pytest.mark.parametrize("family", LAYERS)
-def test_the_recorded_experts_are_used_with_the_weights_of_training(make, build, payloads, family):
-    model = make(family, router_replay=True)
-    module = build(model)
-    draw = np.random.default_rng(0)
-    replayed = recorded(
-        payloads, family, lambda U, L, K: draw.permuted(np.tile(np.arange(4), (U, L, 1)), axis=2)[..., :K]
-    )
-    for batch in model.pack(replayed, budget=14):
-        seen, _ = used(module, model, [replayed[index] for index in batch.sequences], 14)
-        for name, ((logits_UE, weights_UK, experts_UK),) in seen.items():
-            layer = int(name.rpartition(".")[2])
-            expected_UK = batch.inputs["experts"][:, layer].long()
-            assert torch.equal(experts_UK, expected_UK)
-            router = module.get_submodule(f"{name}.mlp.gate")
-            assert torch.equal(weights_UK, model.gating.weights(router, logits_UE, expected_UK))
+def test_the_recorded_experts_are_used_with_the_weights_of_training(make, build, payloads, subtests):
+    for family in LAYERS:
+        with subtests.test(family=family):
+            model = make(family, router_replay=True)
+            module = build(model)
+            draw = np.random.default_rng(0)
+            replayed = recorded(
+                payloads,
+                family,
+                lambda U, L, K, draw=draw: draw.permuted(np.tile(np.arange(4), (U, L, 1)), axis=2)[..., :K],
+            )
+            for batch in model.pack(replayed, budget=14):
+                seen, _ = used(module, model, [replayed[index] for index in batch.sequences], 14)
+                for name, ((logits_UE, weights_UK, experts_UK),) in seen.items():
+                    layer = int(name.rpartition(".")[2])
+                    expected_UK = batch.inputs["experts"][:, layer].long()
+                    assert torch.equal(experts_UK, expected_UK)
+                    router = module.get_submodule(f"{name}.mlp.gate")
+                    assert torch.equal(weights_UK, model.gating.weights(router, logits_UE, expected_UK))
 
 
 def test_a_rollout_without_its_experts_is_refused_and_a_demonstration_is_routed_freely(make, build, payloads):

@@ -43,22 +43,23 @@ def text(model, prompt):
     return decoded.replace(VISION_START, "[").replace(VISION_END, "]")
 
 
-@pytest.mark.parametrize("size", [(40, 24), (7, 90), (300, 200), (16, 16)])
-def test_patches_of_images_are_those_of_transformers(model, size):
-    image = picture(*size)
-    patcher = model.vision.patcher
-    own = patcher.see(Still(image=image))
-    processor = Qwen2VLImageProcessorPil(
-        patch_size=4,
-        merge_size=2,
-        size={"shortest_edge": 64, "longest_edge": 1024},
-        image_mean=list(patcher.family.mean),
-        image_std=list(patcher.family.std),
-    )
-    expected = processor.preprocess([image], return_tensors="pt")
-    assert own.grid == tuple(expected["image_grid_thw"][0].tolist())
-    found = patcher.normalise(torch.from_numpy(own.patches_MW))
-    torch.testing.assert_close(found, expected["pixel_values"].float(), atol=1e-5, rtol=0)
+def test_patches_of_images_are_those_of_transformers(model, subtests):
+    for size in [(40, 24), (7, 90), (300, 200), (16, 16)]:
+        with subtests.test(size=size):
+            image = picture(*size)
+            patcher = model.vision.patcher
+            own = patcher.see(Still(image=image))
+            processor = Qwen2VLImageProcessorPil(
+                patch_size=4,
+                merge_size=2,
+                size={"shortest_edge": 64, "longest_edge": 1024},
+                image_mean=list(patcher.family.mean),
+                image_std=list(patcher.family.std),
+            )
+            expected = processor.preprocess([image], return_tensors="pt")
+            assert own.grid == tuple(expected["image_grid_thw"][0].tolist())
+            found = patcher.normalise(torch.from_numpy(own.patches_MW))
+            torch.testing.assert_close(found, expected["pixel_values"].float(), atol=1e-5, rtol=0)
 
 
 def test_a_video_of_one_picture_has_the_patches_of_the_picture(model):
@@ -100,11 +101,14 @@ def test_placeholders_of_a_video(model, tmp_path):
     assert found == expected[model.config.model_type]
 
 
-@pytest.mark.parametrize("words", ["<image>", "<image> <video>", "<video> <image> <image>"])
-def test_marks_that_do_not_match_the_media_are_refused(model, words, tmp_path):
+def test_marks_that_do_not_match_the_media_are_refused(model, tmp_path, subtests):
     media = (film(tmp_path / "film", 2, 16, 16), data_url(picture(16, 16)))
-    with pytest.raises(DataError, match=r"the row's media are <video> <image>"):
-        model.encode(Prompt(text=words, media=media))
+    for words in ["<image>", "<image> <video>", "<video> <image> <image>"]:
+        with (
+            subtests.test(words=words),
+            pytest.raises(DataError, match=r"the row's media are <video> <image>"),
+        ):
+            model.encode(Prompt(text=words, media=media))
 
 
 def test_placeholders_in_the_text_are_refused(model):

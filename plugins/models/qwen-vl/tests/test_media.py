@@ -31,15 +31,16 @@ def video(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ["a.png", "a b.jpg"])
-def test_an_image_from_a_path_or_a_file_url(tmp_path, name):
-    path = tmp_path / name
-    picture(20, 10).save(path)
-    for location in (str(path), path.as_uri()):
-        shown = load(location, SAMPLING)
-        assert isinstance(shown, Still)
-        assert shown.image.size == (20, 10)
-        assert shown.image.mode == "RGB"
+def test_an_image_from_a_path_or_a_file_url(tmp_path, subtests):
+    for name in ["a.png", "a b.jpg"]:
+        with subtests.test(name=name):
+            path = tmp_path / name
+            picture(20, 10).save(path)
+            for location in (str(path), path.as_uri()):
+                shown = load(location, SAMPLING)
+                assert isinstance(shown, Still)
+                assert shown.image.size == (20, 10)
+                assert shown.image.mode == "RGB"
 
 
 def test_an_image_in_a_data_url():
@@ -73,36 +74,32 @@ def test_a_folder_of_frames_is_a_video_in_the_order_of_names(tmp_path):
     assert np.array_equal(shown.frames[1], picture(16, 8, seed=2))
 
 
-@pytest.mark.parametrize(
-    ("num_frames", "native_fps", "expected"),
-    [(3, 2.0, 3), (100, 25.0, 6), (100, 50.0, 4), (100, 40.0, 5), (1, 24.0, 1)],
-)
-def test_frames_are_spread_over_the_whole_length(num_frames, native_fps, expected):
-    chosen = SAMPLING.choose(num_frames, native_fps)
-    assert len(set(chosen)) == len(chosen) == expected
-    assert (chosen[0], chosen[-1]) == (0, num_frames - 1)
+def test_frames_are_spread_over_the_whole_length(subtests):
+    for num_frames, native_fps, expected in [(3, 2.0, 3), (100, 25.0, 6), (100, 50.0, 4), (100, 40.0, 5), (1, 24.0, 1)]:
+        with subtests.test(num_frames=num_frames, native_fps=native_fps, expected=expected):
+            chosen = SAMPLING.choose(num_frames, native_fps)
+            assert len(set(chosen)) == len(chosen) == expected
+            assert (chosen[0], chosen[-1]) == (0, num_frames - 1)
 
 
-@pytest.mark.parametrize(
-    ("location", "message"),
-    [
+def test_what_cannot_be_read_is_told(subtests):
+    for location, message in [
         ("nowhere/a.png", "no such file or folder"),
         ("https://example.org/a.png", "nothing is fetched"),
         ("data:text/plain,hello", "is an image in base64"),
         ("data:image/png;base64,@@", "no base64"),
         ("data:image/png;base64,AAAA", "no readable image"),
-    ],
-)
-def test_what_cannot_be_read_is_told(location, message):
-    with pytest.raises(DataError, match=message):
-        load(location, SAMPLING)
+    ]:
+        with subtests.test(location=location, message=message), pytest.raises(DataError, match=message):
+            load(location, SAMPLING)
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.gif", "a.mp4"])
-def test_a_broken_file_is_told(tmp_path, name):
-    (tmp_path / name).write_bytes(b"neither image nor video")
-    with pytest.raises(DataError, match=f"{name}.*no readable"):
-        load(str(tmp_path / name), SAMPLING)
+def test_a_broken_file_is_told(tmp_path, subtests):
+    for name in ["a.png", "a.gif", "a.mp4"]:
+        with subtests.test(name=name):
+            (tmp_path / name).write_bytes(b"neither image nor video")
+            with pytest.raises(DataError, match=f"{name}.*no readable"):
+                load(str(tmp_path / name), SAMPLING)
 
 
 def test_a_cut_image_is_told(tmp_path):

@@ -1,5 +1,7 @@
 """What a prompt shows, one by one, for implementations of the family beside transformers'."""
 
+import itertools
+
 import attrs
 import numpy as np
 import pytest
@@ -72,33 +74,33 @@ def with_arrays(prompt, **changes):
     return attrs.evolve(prompt, arrays={**prompt.arrays, **arrays})
 
 
-@pytest.mark.parametrize("ask", ["shown", "condition"])
-@pytest.mark.parametrize(
-    ("grids", "steps_s", "said"),
-    [
-        (
-            [[1, 4, 4], [0, 2, 2]],
-            [0, 0],
-            r"grid \[0, 2, 2\] and 0 s a step of its media 1 are no image's and no video's",
-        ),
-        ([[1, -4, -4]], [0], r"grid \[1, -4, -4\]"),
-        ([[2, 2, 6], [2, 2, -2]], [0, 0], r"grid \[2, 2, -2\]"),
-        ([[1, 16, 1]], [0], r"in multiples of 2"),
-        ([[2**31 - 1] * 3], [0], "do not fit them"),
-        ([[1, 4, 4]], [1], r"media 0 are a video's, and of its placeholders 0 to 3 4 are of the other kind"),
-        ([[1, 4, 4]], [-1], r"-1 s a step of its media 0"),
-        ([[1, 4, 4]], [float("nan")], r"nan s a step of its media 0"),
-        ([[1, 4, 4]], [float("inf")], r"inf s a step of its media 0"),
-        ([[1, 4, 4]], [0, 0], "do not fit them"),
-        ([1, 4, 4], [0], "do not fit them"),
-        ([[1, 4, 4]], 0, "do not fit them"),
-    ],
-)
-def test_grids_and_times_that_nothing_has_are_refused(model, ask, grids, steps_s, said):
-    prompt = model.encode(Prompt(text="<image>?", media=(data_url(picture(16, 16)),)))
-    wrong = with_arrays(prompt, grids=np.asarray(grids, np.int32), steps_s=np.asarray(steps_s, np.float32))
-    with pytest.raises(DataError, match=said):
-        getattr(model, ask)(wrong)
+def test_grids_and_times_that_nothing_has_are_refused(model, subtests):
+    for ask, (grids, steps_s, said) in itertools.product(
+        ["shown", "condition"],
+        [
+            (
+                [[1, 4, 4], [0, 2, 2]],
+                [0, 0],
+                r"grid \[0, 2, 2\] and 0 s a step of its media 1 are no image's and no video's",
+            ),
+            ([[1, -4, -4]], [0], r"grid \[1, -4, -4\]"),
+            ([[2, 2, 6], [2, 2, -2]], [0, 0], r"grid \[2, 2, -2\]"),
+            ([[1, 16, 1]], [0], r"in multiples of 2"),
+            ([[2**31 - 1] * 3], [0], "do not fit them"),
+            ([[1, 4, 4]], [1], r"media 0 are a video's, and of its placeholders 0 to 3 4 are of the other kind"),
+            ([[1, 4, 4]], [-1], r"-1 s a step of its media 0"),
+            ([[1, 4, 4]], [float("nan")], r"nan s a step of its media 0"),
+            ([[1, 4, 4]], [float("inf")], r"inf s a step of its media 0"),
+            ([[1, 4, 4]], [0, 0], "do not fit them"),
+            ([1, 4, 4], [0], "do not fit them"),
+            ([[1, 4, 4]], 0, "do not fit them"),
+        ],
+    ):
+        with subtests.test(ask=ask, grids=grids, steps_s=steps_s, said=said):
+            prompt = model.encode(Prompt(text="<image>?", media=(data_url(picture(16, 16)),)))
+            wrong = with_arrays(prompt, grids=np.asarray(grids, np.int32), steps_s=np.asarray(steps_s, np.float32))
+            with pytest.raises(DataError, match=said):
+                getattr(model, ask)(wrong)
 
 
 def test_the_config_tells_others_how_axes_take_turns(model, module):

@@ -122,19 +122,19 @@ def change(path, edit):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
+def test_a_damaged_checkpoint_is_refused(make, folder, weights, subtests):
+    whole = Path(weights).read_bytes()
+    for edit, said in [
         (lambda tensors: tensors.pop("proj_out.bias"), "lacks 1 of the .* the first is proj_out.bias"),
         (lambda tensors: tensors.update(stray=torch.zeros(2)), "holds stray, which WanTransformer3DModel has no use"),
         (lambda tensors: tensors.update({"proj_out.bias": torch.zeros(3)}), "has shape .3,., and .* needs .16,."),
         (lambda tensors: tensors["proj_out.bias"].fill_(torch.nan), "16 of the 16 values read of proj_out.bias"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused(make, folder, weights, edit, said):
-    change(weights, edit)
-    with pytest.raises(CheckpointError, match=said):
-        built(make, folder)
+    ]:
+        with subtests.test(edit=edit, said=said):
+            Path(weights).write_bytes(whole)
+            change(weights, edit)
+            with pytest.raises(CheckpointError, match=said):
+                built(make, folder)
 
 
 def test_a_truncated_checkpoint_is_refused(make, folder, weights):
@@ -151,30 +151,25 @@ def test_a_checkpoint_without_weights_can_be_planned(make, folder, weights):
     assert facts.num_parameters > 20_000
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_a_config_that_makes_no_model_is_refused(make, subtests):
+    for change, said in [
         ({"num_layer": 3}, "model.config.num_layer: WanTransformer3DModel has no such option; did you mean num_layers"),
         ({"_class_name": "Other"}, "of a Other, and this plugin is for WanTransformer3DModel"),
         ({"attention_head_dim": "x"}, "model.config"),
-    ],
-)
-def test_a_config_that_makes_no_model_is_refused(make, change, said):
-    with pytest.raises(ConfigError, match=said):
-        make(config={**tiny.CONFIG, **change}).facts()
+    ]:
+        with subtests.test(change=change, said=said), pytest.raises(ConfigError, match=said):
+            make(config={**tiny.CONFIG, **change}).facts()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_options_that_do_not_fit_are_refused(make, subtests):
+    for options, said in [
         ({"height": 9}, "height: 9 is no multiple of 2"),
         ({"text": "encoder"}, "no text encoder"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(make, options, said):
-    model = make(**options)
-    with pytest.raises((ConfigError, DataError), match=said):
-        model.latent_spec(model.encode(Prompt(text="red")))
+    ]:
+        with subtests.test(options=options, said=said):
+            model = make(**options)
+            with pytest.raises((ConfigError, DataError), match=said):
+                model.latent_spec(model.encode(Prompt(text="red")))
 
 
 def test_frames_of_the_autoencoder_are_told(make, folder):
@@ -234,16 +229,17 @@ def test_a_path_that_is_no_folder_is_told(make):
         make(path="./nowhere", **SIZE).facts()
 
 
-@pytest.mark.parametrize("part", ["vae", "text_encoder"])
-def test_weights_in_pickles_are_refused(make, folder, part):
-    row = Prompt(text="a red", demonstration=f"{folder}/film.npy")
-    np.save(row.demonstration, np.zeros((5, 16, 16, 3), np.uint8))
-    (kept,) = Path(folder, part).glob("*.safetensors")
-    stem = "diffusion_pytorch_model" if part == "vae" else "pytorch_model"
-    torch.save(load_file(kept), kept.with_name(f"{stem}.bin"))
-    kept.unlink()
-    with pytest.raises(CheckpointError, match=f"no usable safetensors of .* at .*/{part}"):
-        make(path=folder, **SIZE).encode_demonstration(row)
+def test_weights_in_pickles_are_refused(make, folder, subtests):
+    for part in ["vae", "text_encoder"]:
+        with subtests.test(part=part):
+            row = Prompt(text="a red", demonstration=f"{folder}/film.npy")
+            np.save(row.demonstration, np.zeros((5, 16, 16, 3), np.uint8))
+            (kept,) = Path(folder, part).glob("*.safetensors")
+            stem = "diffusion_pytorch_model" if part == "vae" else "pytorch_model"
+            torch.save(load_file(kept), kept.with_name(f"{stem}.bin"))
+            kept.unlink()
+            with pytest.raises(CheckpointError, match=f"no usable safetensors of .* at .*/{part}"):
+                make(path=folder, **SIZE).encode_demonstration(row)
 
 
 def film(model):
@@ -264,14 +260,15 @@ def parts(encoded):
     return tiny.pipeline(**tower)
 
 
-@pytest.mark.parametrize("encoded", [film, caption, image])
-def test_rows_are_encoded_where_the_module_is(make, checkpoint, encoded):
-    model = make(path=checkpoint(parts(encoded)), **SIZE)
-    encoded(model)
-    # What is computed there cannot be brought back.
-    model.device = torch.device("meta")
-    with pytest.raises(RuntimeError, match="meta tensor"):
-        encoded(model)
+def test_rows_are_encoded_where_the_module_is(make, checkpoint, subtests):
+    for encoded in [film, caption, image]:
+        with subtests.test(encoded=encoded):
+            model = make(path=checkpoint(parts(encoded)), **SIZE)
+            encoded(model)
+            # What is computed there cannot be brought back.
+            model.device = torch.device("meta")
+            with pytest.raises(RuntimeError, match="meta tensor"):
+                encoded(model)
 
 
 def test_planning_is_told_what_processes_hold_besides(make, folder):
@@ -282,23 +279,25 @@ def test_planning_is_told_what_processes_hold_besides(make, folder):
     assert make().facts().uncounted == (guidance,)
 
 
-@pytest.mark.parametrize("encoded", [caption, image])
-def test_encoders_leave_the_device_to_the_weights_where_the_recipe_says_so(make, checkpoint, encoded):
-    model = make(path=checkpoint(parts(encoded)), encoders="cpu", **SIZE)
-    model.device = torch.device("meta")
-    encoded(model)
+def test_encoders_leave_the_device_to_the_weights_where_the_recipe_says_so(make, checkpoint, subtests):
+    for encoded in [caption, image]:
+        with subtests.test(encoded=encoded):
+            model = make(path=checkpoint(parts(encoded)), encoders="cpu", **SIZE)
+            model.device = torch.device("meta")
+            encoded(model)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16)])
-def test_encoders_compute_as_the_recipe_says(make, checkpoint, precision, dtype):
-    path = checkpoint(parts(image))
-    model = make(path=path, encoder_precision=precision, **SIZE)
-    for encoded in (model.encode_words("a red"), image(model)):
-        assert encoded.dtype == torch.float32
-        assert torch.equal(encoded.to(dtype).float(), encoded)
-    for encoder in (model._encoder, model._looker):
-        with encoder._part.used() as (module, _):
-            assert {each.dtype for each in module.parameters()} == {dtype}
+def test_encoders_compute_as_the_recipe_says(make, checkpoint, subtests):
+    for precision, dtype in [(None, torch.float32), ("bf16", torch.bfloat16)]:
+        with subtests.test(precision=precision, dtype=dtype):
+            path = checkpoint(parts(image))
+            model = make(path=path, encoder_precision=precision, **SIZE)
+            for encoded in (model.encode_words("a red"), image(model)):
+                assert encoded.dtype == torch.float32
+                assert torch.equal(encoded.to(dtype).float(), encoded)
+            for encoder in (model._encoder, model._looker):
+                with encoder._part.used() as (module, _):
+                    assert {each.dtype for each in module.parameters()} == {dtype}
 
 
 def test_the_negative_prompt_is_encoded_on_the_cpu_whatever_encodes_rows(make, folder):

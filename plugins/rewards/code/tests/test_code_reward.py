@@ -20,9 +20,8 @@ def score(program, reference, **options):
     return reward.score(Completion(prompt=Prompt(text="?", reference=reference), text=program))
 
 
-@pytest.mark.parametrize(
-    ("program", "reference", "why"),
-    [
+def test_the_details_say_what_went_wrong(subtests):
+    for program, reference, why in [
         ("print(8)", {"stdin": "", "stdout": "7"}, "printed '8\\n'"),
         ("1 / 0", "assert True", "ZeroDivisionError: division by zero"),
         ("import os; os._exit(0)", "assert True", "ended before the asserts"),
@@ -31,11 +30,10 @@ def score(program, reference, **options):
         ("import time; time.sleep(9)", "assert True", "time limit"),
         ("import os; os.abort()", "assert True", "signal SIGABRT"),
         ("import os; os.kill(os.getpid(), 40)", "assert True", "signal 40"),
-    ],
-)
-def test_the_details_say_what_went_wrong(program, reference, why):
-    scored = score(program, reference, time_s=3.0)
-    assert (scored.value, scored.details["why"]) == (0.0, why)
+    ]:
+        with subtests.test(program=program, reference=reference, why=why):
+            scored = score(program, reference, time_s=3.0)
+            assert (scored.value, scored.details["why"]) == (0.0, why)
 
 
 def test_white_space_at_the_ends_of_lines_is_no_mistake():
@@ -63,32 +61,30 @@ def test_the_last_block_is_the_program():
     assert program_in("a", needs_fence=False) == "a"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_the_program_is_found_among_other_blocks(subtests):
+    for text in [
         "Sample:\n```json\n{}\n```\nSo:\n```python\na\n  b\n```\n",
         "```Python title=x\na\n  b\n```\nIt prints\n```\n1\n```",
         "1. So:\n   ```python3\n   a\n     b\n   ```\n2. Done.",
         "````\na\n  b\n`````\n```text\nno\n```",
         "```\nno\n```\n```\na\n  b\n```",
         "```py\na\n  b\n```\n```python\nnever closed",
-    ],
-)
-def test_the_program_is_found_among_other_blocks(text):
-    assert program_in(text, needs_fence=True) == "a\n  b\n"
-    assert program_in(text.replace("\n", "\r\n"), needs_fence=True) == "a\r\n  b\r\n"
+    ]:
+        with subtests.test(text=text):
+            assert program_in(text, needs_fence=True) == "a\n  b\n"
+            assert program_in(text.replace("\n", "\r\n"), needs_fence=True) == "a\r\n  b\r\n"
 
 
-@pytest.mark.parametrize("piece", ["```python\n", "```\n", " ", "`", "``` x", "``` "])
-def test_blocks_are_found_in_linear_time(piece):
-    began = time.process_time()
-    program_in(piece * (1_000_000 // len(piece)) + "`x", needs_fence=True)
-    assert time.process_time() - began < 3.0
+def test_blocks_are_found_in_linear_time(subtests):
+    for piece in ["```python\n", "```\n", " ", "`", "``` x", "``` "]:
+        with subtests.test(piece=piece):
+            began = time.process_time()
+            program_in(piece * (1_000_000 // len(piece)) + "`x", needs_fence=True)
+            assert time.process_time() - began < 3.0
 
 
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
+def test_an_unusable_reference_is_told_before_the_run(subtests):
+    for reference, message in [
         ("x = 1", "asserts nothing when it is run, so that any program would pass"),
         ("def check(f):\n    assert f(1) == 2", "asserts nothing when it is run"),
         ("if __name__ == '__main__':\n    assert f(1) == 2", "asserts nothing when it is run"),
@@ -100,12 +96,11 @@ def test_blocks_are_found_in_linear_time(piece):
         ("assert (", "is no Python code"),
         ([], "an empty list"),
         ({"stdin": 1, "stdout": "1"}, "is no test case; give code with asserts"),
-    ],
-)
-def test_an_unusable_reference_is_told_before_the_run(reference, message):
-    reward = CodeReward(CodeOptions(), RewardContext(name="code", seed=0))
-    with pytest.raises(DataError, match=message):
-        reward.vet(Prompt(text="?", reference=reference))
+    ]:
+        with subtests.test(reference=reference, message=message):
+            reward = CodeReward(CodeOptions(), RewardContext(name="code", seed=0))
+            with pytest.raises(DataError, match=message):
+                reward.vet(Prompt(text="?", reference=reference))
 
 
 def test_asserts_of_a_function_count_where_it_is_called():

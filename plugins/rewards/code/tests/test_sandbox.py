@@ -75,9 +75,9 @@ def test_much_goes_in_and_what_is_not_read_is_no_failure():
     assert run("print(1)", "x" * 3_000_000).ending == "finished"
 
 
-@pytest.mark.parametrize(
-    ("source", "error"),
-    [
+@pytest.mark.usefixtures("kernel")
+def test_what_a_program_may_not_do_fails_in_it(subtests):
+    for source, error in [
         ("import os; os.fork()", "PermissionError"),
         ("import subprocess; subprocess.run(['true'])", "PermissionError"),
         ("import os; os.execv('/bin/true', ['true'])", "PermissionError"),
@@ -118,13 +118,11 @@ def test_much_goes_in_and_what_is_not_read_is_no_failure():
         ("x = 'x' * (1 << 30)", "MemoryError"),
         ("def f(:", "SyntaxError"),
         ("\x00", "SyntaxError"),
-    ],
-)
-@pytest.mark.usefixtures("kernel")
-def test_what_a_program_may_not_do_fails_in_it(source, error):
-    ran = run(source)
-    assert (ran.ending, ran.code) == ("failed", 1)
-    assert error in ran.errors
+    ]:
+        with subtests.test(source=source, error=error):
+            ran = run(source)
+            assert (ran.ending, ran.code) == ("failed", 1)
+            assert error in ran.errors
 
 
 def test_no_file_of_others_can_be_read(secret):
@@ -148,16 +146,16 @@ def test_no_file_that_can_be_read_can_be_emptied(secret, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("kind", ["SOCK_DGRAM", "SOCK_RAW", "SOCK_STREAM"])
-def test_no_message_reaches_a_socket_in_the_file_system(kind, tmp_path):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
-        path = str(tmp_path / "s")
-        server.bind(path)
-        ran = run(f"import socket; socket.socketpair(socket.AF_UNIX, socket.{kind})[0].sendto(b'x', {path!r})")
-        assert ran.ending == "failed"
-        server.settimeout(0.05)
-        with pytest.raises(TimeoutError):
-            server.recv(1)
+def test_no_message_reaches_a_socket_in_the_file_system(tmp_path, subtests):
+    for kind in ["SOCK_DGRAM", "SOCK_RAW", "SOCK_STREAM"]:
+        with subtests.test(kind=kind), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+            path = str(tmp_path / kind)
+            server.bind(path)
+            ran = run(f"import socket; socket.socketpair(socket.AF_UNIX, socket.{kind})[0].sendto(b'x', {path!r})")
+            assert ran.ending == "failed"
+            server.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                server.recv(1)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -187,9 +185,8 @@ def test_nothing_of_the_environment_is_seen(monkeypatch):
     assert "SECRET_KEY" not in run("import os; print(dict(os.environ))").output
 
 
-@pytest.mark.parametrize(
-    ("source", "ending", "code", "limits"),
-    [
+def test_a_program_that_goes_too_far_is_ended(subtests):
+    for source, ending, code, limits in [
         ("while True: print('x' * 100)", "output limit", -signal.SIGKILL, {}),
         ("import time; time.sleep(60)", "time limit", -signal.SIGKILL, {"time_s": 0.3}),
         ("import os; os.close(1); os.close(2)\nwhile True: pass", "time limit", -signal.SIGKILL, {"time_s": 0.3}),
@@ -198,13 +195,12 @@ def test_nothing_of_the_environment_is_seen(monkeypatch):
         ("import os; os.abort()", "failed", -signal.SIGABRT, {}),
         ("x = []\nwhile True: x.append('y' * 1_000_000)", "failed", 1, {}),
         ("raise SystemExit(3)", "failed", 3, {}),
-    ],
-)
-def test_a_program_that_goes_too_far_is_ended(source, ending, code, limits):
-    ran = run(source, **limits)
-    assert (ran.ending, ran.code) == (ending, code)
-    assert len(ran.output) <= LIMITS.output_bytes
-    assert len(ran.errors) <= 4096
+    ]:
+        with subtests.test(source=source, ending=ending, code=code, limits=limits):
+            ran = run(source, **limits)
+            assert (ran.ending, ran.code) == (ending, code)
+            assert len(ran.output) <= LIMITS.output_bytes
+            assert len(ran.errors) <= 4096
 
 
 def test_no_process_is_left_after_any_of_it():
@@ -227,16 +223,18 @@ def test_a_program_dies_with_the_process_that_ran_it():
     children[0].wait(5)
 
 
-@pytest.mark.parametrize(("module", "name"), [(landlock, "Landlock"), (seccomp, "seccomp")])
-def test_what_cannot_be_confined_is_not_run(module, name, monkeypatch, tmp_path):
+def test_what_cannot_be_confined_is_not_run(monkeypatch, tmp_path, subtests):
     """In a copy of the package whose kernel refuses."""
-    refusal = "def restrict(*_):\n    raise OSError(38, 'Function not implemented')\n"
-    folder = changed_package(tmp_path, module.__name__.rpartition(".")[2], refusal)
-    monkeypatch.setattr(sandbox, "_ROOT", str(folder))
-    with pytest.raises(PluginError, match=f"was not run: {name} cannot be used here .Function not implemented"):
-        run("print(1)")
-    with pytest.raises(ConfigError, match=f"so none is run.*{name}"):
-        sandbox.check(LIMITS)
+    for module, name in [(landlock, "Landlock"), (seccomp, "seccomp")]:
+        with subtests.test(module=module, name=name), monkeypatch.context() as patch:
+            refusal = "def restrict(*_):\n    raise OSError(38, 'Function not implemented')\n"
+            (tmp_path / name).mkdir()
+            folder = changed_package(tmp_path / name, module.__name__.rpartition(".")[2], refusal)
+            patch.setattr(sandbox, "_ROOT", str(folder))
+            with pytest.raises(PluginError, match=f"was not run: {name} cannot be used here .Function not implemented"):
+                run("print(1)")
+            with pytest.raises(ConfigError, match=f"so none is run.*{name}"):
+                sandbox.check(LIMITS)
 
 
 def test_limits_that_nothing_can_keep_are_told():

@@ -21,19 +21,22 @@ def gsm8k_answers():
     return [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("mode", ["math-verify", "final-number"])
-def test_every_reference_answer_is_right_and_wrong_once_changed(mode):
-    answers = gsm8k_answers()
-    reward = MathReward(MathOptions(mode=mode), RewardContext(name="math", seed=0))
-    wrong = []
-    for answer in answers:
-        working, _, number = answer.rpartition("####")
-        prompt = Prompt(text="?", reference=number.strip())
-        changed = f"{working}#### {int(number.replace(',', '')) + 1}"
-        longer = f"{answer}0"
-        values = [reward.score(Completion(prompt=prompt, text=text)).value for text in (answer, changed, longer)]
-        # Zero with a digit more is zero still.
-        if values != [1.0, 0.0, float(number.strip() == "0")]:
-            wrong.append((number, values))
-    assert len(answers) == 1319
-    assert wrong == []
+def test_every_reference_answer_is_right_and_wrong_once_changed(subtests):
+    for mode in ["math-verify", "final-number"]:
+        with subtests.test(mode=mode):
+            answers = gsm8k_answers()
+            reward = MathReward(MathOptions(mode=mode), RewardContext(name="math", seed=0))
+            wrong = []
+            for answer in answers:
+                working, _, number = answer.rpartition("####")
+                prompt = Prompt(text="?", reference=number.strip())
+                changed = f"{working}#### {int(number.replace(',', '')) + 1}"
+                longer = f"{answer}0"
+                values = [
+                    reward.score(Completion(prompt=prompt, text=text)).value for text in (answer, changed, longer)
+                ]
+                # Zero with a digit more is zero still.
+                if values != [1.0, 0.0, float(number.strip() == "0")]:
+                    wrong.append((number, values))
+            assert len(answers) == 1319
+            assert wrong == []

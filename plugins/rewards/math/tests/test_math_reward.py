@@ -18,19 +18,16 @@ def score(text, reference, mode="math-verify"):
     return reward.score(Completion(prompt=Prompt(text="?", reference=reference), text=text))
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
+def test_an_unusable_reference_is_told_with_what_to_do(subtests):
+    for mode, message in [
         ("math-verify", r"mode math-verify: the reference \['8'\] cannot be read as mathematics; check the dataset's"),
         (
             "final-number",
             r"mode final-number: the reference \['8'\] is no number; give the dataset a reference pattern",
         ),
-    ],
-)
-def test_an_unusable_reference_is_told_with_what_to_do(mode, message):
-    with pytest.raises(DataError, match=message):
-        score("#### 8", ["8"], mode)
+    ]:
+        with subtests.test(mode=mode, message=message), pytest.raises(DataError, match=message):
+            score("#### 8", ["8"], mode)
 
 
 def test_math_verify_works_off_the_main_thread_and_is_quiet(caplog):
@@ -59,14 +56,15 @@ def test_selecting_the_strict_mode_imports_neither_sympy_nor_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("mode", ["final-number", "math-verify"])
-def test_what_a_tool_said_is_no_answer(mode):
-    turns = tuple(
-        Message(role=role, content=text)
-        for role, text in (("assistant", "#### 9"), ("tool", "#### 8"), ("assistant", "As the tool says."))
-    )
-    dialogue = Completion(
-        prompt=Prompt(text="?", reference="8"), text="".join(turn.content for turn in turns), turns=turns
-    )
-    reward = MathReward(MathOptions(mode=mode), RewardContext(name="math", seed=0))
-    assert reward.score(dialogue).value == 0.0
+def test_what_a_tool_said_is_no_answer(subtests):
+    for mode in ["final-number", "math-verify"]:
+        with subtests.test(mode=mode):
+            turns = tuple(
+                Message(role=role, content=text)
+                for role, text in (("assistant", "#### 9"), ("tool", "#### 8"), ("assistant", "As the tool says."))
+            )
+            dialogue = Completion(
+                prompt=Prompt(text="?", reference="8"), text="".join(turn.content for turn in turns), turns=turns
+            )
+            reward = MathReward(MathOptions(mode=mode), RewardContext(name="math", seed=0))
+            assert reward.score(dialogue).value == 0.0

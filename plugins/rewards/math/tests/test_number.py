@@ -2,15 +2,12 @@
 
 from decimal import Decimal
 
-import pytest
-
 from cosmos_reward_math.answer import after_marker, answer_part
 from cosmos_reward_math.number import read_number
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_numbers(subtests):
+    for text, value in [
         ("18", "18"),
         ("18.", "18"),
         ("-3", "-3"),
@@ -22,18 +19,31 @@ from cosmos_reward_math.number import read_number
         ("0.10", "0.1"),
         ("1,234,567.89", "1234567.89"),
         ("007", "7"),
-    ],
-)
-def test_numbers(text, value):
-    assert read_number(text) == Decimal(value)
+    ]:
+        with subtests.test(text=text, value=value):
+            assert read_number(text) == Decimal(value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", ".", "$", "-", "--1", "-$-1", "1,23", "12,34,567", "1.2.3", "18 apples", "x18", "1e3", "٣", "18..", "1 8"],
-)
-def test_what_is_no_number(text):
-    assert read_number(text) is None
+def test_what_is_no_number(subtests):
+    for text in [
+        "",
+        ".",
+        "$",
+        "-",
+        "--1",
+        "-$-1",
+        "1,23",
+        "12,34,567",
+        "1.2.3",
+        "18 apples",
+        "x18",
+        "1e3",
+        "٣",
+        "18..",
+        "1 8",
+    ]:
+        with subtests.test(text=text):
+            assert read_number(text) is None
 
 
 def test_a_decimal_is_exact():

@@ -97,17 +97,14 @@ def test_a_sigmoid_of_any_output_is_a_number():
     assert outputs.score(1, sigmoid=False) == 2.0
 
 
-@pytest.mark.parametrize(
-    ("fields", "options", "message"),
-    [
+def test_a_checkpoint_that_cannot_score_is_refused(make_checkpoint, subtests):
+    for fields, options, message in [
         ({}, {"label": 1}, "label: 1, but .* has 1 outputs"),
         ({"head": False}, {}, "no weights for score.weight; it was not trained to classify"),
         ({}, {"device": "cuda:99"}, "cannot be loaded as a sequence classifier"),
-    ],
-)
-def test_a_checkpoint_that_cannot_score_is_refused(make_checkpoint, fields, options, message):
-    with pytest.raises(ConfigError, match=message):
-        make(make_checkpoint(**fields), **options)
+    ]:
+        with subtests.test(fields=fields, options=options, message=message), pytest.raises(ConfigError, match=message):
+            make(make_checkpoint(**fields), **options)
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):

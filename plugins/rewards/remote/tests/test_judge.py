@@ -48,9 +48,8 @@ def test_turns_of_a_prompt_are_told_apart(standin):
     assert "system: Be brief.\nuser: Hi?" in standin.requests[0][2]["messages"][0]["content"]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
+def test_what_is_no_score_is_an_error(standin, subtests):
+    for path, message in [
         ("no-number", "the judge gave no score: 'Score: high'"),
         ("no-score", "the judge gave no score: 'It is good.'"),
         ("below", "the judge's score is -3, and its scale goes from 0 to 10"),
@@ -70,22 +69,23 @@ def test_turns_of_a_prompt_are_told_apart(standin):
         ("thinking", "the judge gave no score: ''"),
         ("silent", "no answer within 0.5 s (2 attempts)"),
         ("hangs-up", "no connection"),
-    ],
-)
-def test_what_is_no_score_is_an_error(standin, path, message):
-    judge = make(f"{standin.url}/{path}", request_timeout_s=0.5 if path == "silent" else 30.0, retries=1)
-    (error,) = score(judge, "x")
-    assert isinstance(error, PluginError)
-    assert message in str(error)
-    assert str(error).startswith("reward mine: ")
-    tried_again = path in ("silent", "hangs-up")
-    assert standin.num_requests(1 + tried_again) == 1 + tried_again
+    ]:
+        with subtests.test(path=path, message=message):
+            standin.requests.clear()
+            judge = make(f"{standin.url}/{path}", request_timeout_s=0.5 if path == "silent" else 30.0, retries=1)
+            (error,) = score(judge, "x")
+            assert isinstance(error, PluginError)
+            assert message in str(error)
+            assert str(error).startswith("reward mine: ")
+            tried_again = path in ("silent", "hangs-up")
+            assert standin.num_requests(1 + tried_again) == 1 + tried_again
 
 
-@pytest.mark.parametrize("path", ["thought", "of-ten", "slash"])
-def test_what_is_a_score(standin, path):
-    (scored,) = score(make(f"{standin.url}/{path}"), "x")
-    assert scored.value == 0.7
+def test_what_is_a_score(standin, subtests):
+    for path in ["thought", "of-ten", "slash"]:
+        with subtests.test(path=path):
+            (scored,) = score(make(f"{standin.url}/{path}"), "x")
+            assert scored.value == 0.7
 
 
 def test_a_judge_that_is_not_there(standin):
@@ -123,9 +123,8 @@ def test_the_key_is_in_no_message(standin, secret, caplog, capfd):
     assert error.__cause__ is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_cannot_be_are_refused(subtests):
+    for options, message in [
         ({"url": "judge.example"}, "url: 'judge.example' is no address"),
         ({"url": "https://me:secret@judge.example"}, "url: it holds a name or password"),
         ({"url": "http://judge.example", "key_variable": "K"}, "would send the key of K in the clear; use https"),
@@ -133,13 +132,12 @@ def test_the_key_is_in_no_message(standin, secret, caplog, capfd):
         ({"url": "https://j.example", "pattern": "score"}, "has 0 groups; give it one"),
         ({"url": "https://j.example", "lowest": 10.0}, "lowest: 10.0 is not below highest"),
         ({"url": "https://j.example", "template": "{question}"}, "has no {answer}"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ConfigError) as found:
-        Judge(JudgeOptions(model="m", **options), RewardContext(name="mine", seed=0))
-    assert message in str(found.value)
-    assert "secret@" not in str(found.value)
+    ]:
+        with subtests.test(options=options, message=message):
+            with pytest.raises(ConfigError) as found:
+                Judge(JudgeOptions(model="m", **options), RewardContext(name="mine", seed=0))
+            assert message in str(found.value)
+            assert "secret@" not in str(found.value)
 
 
 def test_a_key_that_is_not_there_is_told_where_it_is_needed_and_not_when_planning(monkeypatch):

@@ -166,27 +166,24 @@ def test_a_secret_that_an_answer_repeats_is_masked_where_it_is_cut_too():
         assert "hid" not in Answer(status=400, data=data, secret="hidden").shown
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
+def test_what_an_answer_says_fits_a_line(subtests):
+    for data, said in [
         (b'{"error": "full"}', "full"),
         (b'{"error": ""}', '\'{"error": ""}\''),
         (b'{"error": "\\u001b[31mred"}', "\\\\u001b[31mred"),
         (b"[" * 100_000, "[[[["),
         (b"[1]", "'[1]'"),
         (b"\xff", "'\ufffd'"),
-    ],
-)
-def test_what_an_answer_says_fits_a_line(data, said):
-    shown = Answer(status=400, data=data).shown
-    assert said in shown
-    assert shown.isprintable()
-    assert len(shown) < 300
+    ]:
+        with subtests.test(data=data, said=said):
+            shown = Answer(status=400, data=data).shown
+            assert said in shown
+            assert shown.isprintable()
+            assert len(shown) < 300
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_what_is_no_score_is_an_error_and_never_a_number(queueing, subtests):
+    for kind, message in [
         ("refused", "status 400: scorers: 'x' is none of this service; it has a, b"),
         ("expired", "status 410: the result has expired"),
         ("garbage", "an answer that is no JSON object: '<html>'"),
@@ -196,18 +193,17 @@ def test_what_an_answer_says_fits_a_line(data, said):
         ("too-few", "scores {'a': 1} for 2 completions"),
         ("absent", "an answer without scores of a"),
         ("never", "no results within 1 s"),
-    ],
-)
-def test_what_is_no_score_is_an_error_and_never_a_number(queueing, kind, message):
-    queueing(kind)
-    first, second = score(make(patience_s=1.0 if kind == "never" else 20.0), shown_as(VIDEO), shown_as(VIDEO))
-    assert isinstance(first, PluginError)
-    assert str(first).startswith("reward mine: ")
-    assert message in str(first)
-    if kind in ("odd", "huge", "failed"):
-        assert second.value == 10.0
-    else:
-        assert str(second) == str(first)
+    ]:
+        with subtests.test(kind=kind, message=message):
+            queueing(kind)
+            first, second = score(make(patience_s=1.0 if kind == "never" else 20.0), shown_as(VIDEO), shown_as(VIDEO))
+            assert isinstance(first, PluginError)
+            assert str(first).startswith("reward mine: ")
+            assert message in str(first)
+            if kind in ("odd", "huge", "failed"):
+                assert second.value == 10.0
+            else:
+                assert str(second) == str(first)
 
 
 def test_a_service_that_goes_away_is_given_up(queueing):
@@ -244,13 +240,16 @@ def test_the_service_is_asked_for_its_scorers_before_anything_is_scored(queueing
     assert server.requests == []
 
 
-@pytest.mark.parametrize("wire", ["cosmos", "cosmos-rl"])
-def test_a_token_that_is_refused_ends_the_load(queueing, monkeypatch, wire):
-    queueing("good", fetch="pull")
-    monkeypatch.setenv("WFM_REWARD_TOKEN", "stolen")
-    with pytest.raises(ConfigError, match=r"status 401: .*; the service takes no request .* check the ad") as error:
-        make(wire=wire)
-    assert "stolen" not in str(error.value)
+def test_a_token_that_is_refused_ends_the_load(queueing, monkeypatch, subtests):
+    for wire in ["cosmos", "cosmos-rl"]:
+        with subtests.test(wire=wire), monkeypatch.context() as patch:
+            queueing("good", fetch="pull")
+            patch.setenv("WFM_REWARD_TOKEN", "stolen")
+            with pytest.raises(
+                ConfigError, match=r"status 401: .*; the service takes no request .* check the ad"
+            ) as error:
+                make(wire=wire)
+            assert "stolen" not in str(error.value)
 
 
 def test_a_scorer_that_the_service_does_not_know_ends_the_load(queueing):
@@ -352,9 +351,8 @@ def test_which_score_of_cosmos_rl_counts_is_an_option(queueing):
     assert time.monotonic() - begin < 5.0
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
+def test_a_service_that_is_not_wholly_named_is_refused_before_a_run(queueing, monkeypatch, subtests):
+    for environment, message in [
         (
             {"WFM_REWARD_ENQUEUE_URL": "https://s/e", "WFM_REWARD_FETCH_URL": "https://s/f"},
             "WFM_REWARD_TOKEN: not set, but WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL are; ",
@@ -374,18 +372,18 @@ def test_which_score_of_cosmos_rl_counts_is_an_option(queueing):
             "WFM_REWARD_ENQUEUE_URL: 'http://s/e' would send the token in the clear; use https",
         ),
         ({"ENQUEUE": "https://me:hidden@s/e"}, "WFM_REWARD_ENQUEUE_URL: it holds a name or password"),
-    ],
-)
-def test_a_service_that_is_not_wholly_named_is_refused_before_a_run(queueing, monkeypatch, environment, message):
-    if "ENQUEUE" in environment:
-        enqueue = {"WFM_REWARD_ENQUEUE_URL": environment["ENQUEUE"]}
-        environment = enqueue | {"WFM_REWARD_FETCH_URL": "https://s/f", "WFM_REWARD_TOKEN": "t"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError) as found:
-        Queued(QueuedOptions(scorers={"a": 1.0}), RewardContext(name="mine", seed=0))
-    assert message in str(found.value)
-    assert "hidden" not in str(found.value)
+    ]:
+        with subtests.test(environment=environment, message=message), monkeypatch.context() as patch:
+            rest = {"WFM_REWARD_FETCH_URL": "https://s/f", "WFM_REWARD_TOKEN": "t"}
+            whole = (
+                {"WFM_REWARD_ENQUEUE_URL": environment["ENQUEUE"], **rest} if "ENQUEUE" in environment else environment
+            )
+            for name, value in whole.items():
+                patch.setenv(name, value)
+            with pytest.raises(ConfigError) as found:
+                Queued(QueuedOptions(scorers={"a": 1.0}), RewardContext(name="mine", seed=0))
+            assert message in str(found.value)
+            assert "hidden" not in str(found.value)
 
 
 def test_no_service_at_all_is_told_where_it_is_needed_and_not_when_planning(queueing, monkeypatch):

@@ -53,9 +53,8 @@ def test_the_request_says_everything_of_a_completion():
         assert getattr(read, name) == getattr(completion, name)
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
+def test_an_answer_that_cannot_be_used_fails_every_completion_of_it(standin, subtests):
+    for path, message in [
         ("too-few", "2 scores for 3 completions"),
         ("too-many", "6 scores for 3 completions"),
         ("no-scores", "the answer has no list of scores: {'score': 1}"),
@@ -67,13 +66,12 @@ def test_the_request_says_everything_of_a_completion():
         ("odd-details", "neither a finite number nor an error"),
         ("garbage", "an answer that is no JSON"),
         ("silent", "no answer within 0.5 s"),
-    ],
-)
-def test_an_answer_that_cannot_be_used_fails_every_completion_of_it(standin, path, message):
-    timeout_s = 0.5 if path == "silent" else 30.0
-    errors = score(f"{standin.url}/{path}", "a", "b", "c", batch=3, request_timeout_s=timeout_s, retries=0)
-    assert {type(each) for each in errors} == {PluginError}
-    assert all(message in str(each) and str(each).startswith("reward mine: ") for each in errors)
+    ]:
+        with subtests.test(path=path, message=message):
+            timeout_s = 0.5 if path == "silent" else 30.0
+            errors = score(f"{standin.url}/{path}", "a", "b", "c", batch=3, request_timeout_s=timeout_s, retries=0)
+            assert {type(each) for each in errors} == {PluginError}
+            assert all(message in str(each) and str(each).startswith("reward mine: ") for each in errors)
 
 
 def test_what_was_not_answered_in_time_is_not_asked_again(standin):

@@ -19,25 +19,22 @@ def completion(text, reference=None, metadata=None, **fields):
     return Completion(prompt=Prompt(text="?", reference=reference, metadata=metadata or {}), text=text, **fields)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_the_last_pair_of_a_tag(subtests):
+    for text, found in [
         ("<a>1</a><a>2</a>", "2"),
         ("<a>1</a><a>2", "1"),
         ("<a><a>1</a>", "1"),
         ("</a><a>", None),
         ("1</a>", None),
         ("1", None),
-    ],
-)
-def test_the_last_pair_of_a_tag(text, found):
-    assert inside(text, "a") == found
-    assert inside(text, None) == text
+    ]:
+        with subtests.test(text=text, found=found):
+            assert inside(text, "a") == found
+            assert inside(text, None) == text
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_options_that_cannot_be_are_refused(subtests):
+    for make, message in [
         (lambda: Regex(RegexOptions(pattern="("), CONTEXT), r"pattern: '\(' is no regular expression"),
         (lambda: Format(FormatOptions(tags=("a", "a")), CONTEXT), "tags: a, a has one tag twice"),
         (lambda: Length(LengthOptions(), CONTEXT), "give one of them; given: none"),
@@ -45,16 +42,13 @@ def test_the_last_pair_of_a_tag(text, found):
         (lambda: Length(LengthOptions(target=3, buffer=4), CONTEXT), "buffer: 4, but there is no `longest`"),
         (lambda: Length(LengthOptions(longest=3, buffer=4), CONTEXT), "buffer: 4 is more than longest, 3"),
         (lambda: JsonSchema(JsonSchemaOptions(schema={"type": 3}), CONTEXT), "schema: it is no JSON schema: 3 is not"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
+    ]:
+        with subtests.test(message=message), pytest.raises(ConfigError, match=message):
+            make()
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
+def test_a_row_without_what_is_needed_is_told(subtests):
+    for reward, message in [
         (Exact(ExactOptions(), CONTEXT), "reward mine: the reference None is no text, no number and no list of them"),
         (
             Regex(RegexOptions(pattern="{reference}"), CONTEXT),
@@ -65,11 +59,9 @@ def test_options_that_cannot_be_are_refused(make, message):
             "number from 1 on, but the row has no metadata; name it in",
         ),
         (JsonSchema(JsonSchemaOptions(), CONTEXT), "the reference None is no JSON schema; give the dataset one"),
-    ],
-)
-def test_a_row_without_what_is_needed_is_told(reward, message):
-    with pytest.raises(DataError, match=message):
-        reward.vet(Prompt(text="?"))
+    ]:
+        with subtests.test(reward=reward, message=message), pytest.raises(DataError, match=message):
+            reward.vet(Prompt(text="?"))
 
 
 def test_a_pattern_without_the_reference_needs_none_and_may_have_braces():
@@ -85,9 +77,8 @@ def test_alternatives_of_a_reference_stay_inside_of_the_pattern():
     assert reward.score(completion("a", "a|b")).value == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "fault"),
-    [
+def test_the_format_tells_its_fault(subtests):
+    for text, options, fault in [
         ("a</think><answer>8</answer>", {"begins_inside": True}, None),
         ("<think>a</think><answer>8</answer>", {"begins_inside": True}, "<think> comes 2 times"),
         ("So: <answer>8</answer>.", {"tags": ("answer",), "outside": "anything"}, None),
@@ -96,11 +87,10 @@ def test_alternatives_of_a_reference_stay_inside_of_the_pattern():
         ("<think>a</think>", {}, "<answer> comes 0 times"),
         ("</think>a<think><answer>8</answer>", {}, "the tags come in another order"),
         ("<think>a</think>so<answer>8</answer>", {}, "there is text outside of the tags"),
-    ],
-)
-def test_the_format_tells_its_fault(text, options, fault):
-    scored = Format(FormatOptions(**options), CONTEXT).score(completion(text))
-    assert (scored.value, scored.details.get("fault")) == (float(fault is None), fault)
+    ]:
+        with subtests.test(text=text, options=options, fault=fault):
+            scored = Format(FormatOptions(**options), CONTEXT).score(completion(text))
+            assert (scored.value, scored.details.get("fault")) == (float(fault is None), fault)
 
 
 def test_what_a_tool_wrote_is_not_the_models():
@@ -111,10 +101,11 @@ def test_what_a_tool_wrote_is_not_the_models():
     assert Length(LengthOptions(target=3, unit="words"), CONTEXT).score(dialogue).value == 1.0
 
 
-@pytest.mark.parametrize(("unit", "length"), [("tokens", 7), ("words", 2), ("characters", 6)])
-def test_units_of_length(unit, length):
-    reward = Length(LengthOptions(target=9, unit=unit), CONTEXT)
-    assert reward.score(completion("ab cde", num_units=7)).details["length"] == length
+def test_units_of_length(subtests):
+    for unit, length in [("tokens", 7), ("words", 2), ("characters", 6)]:
+        with subtests.test(unit=unit, length=length):
+            reward = Length(LengthOptions(target=9, unit=unit), CONTEXT)
+            assert reward.score(completion("ab cde", num_units=7)).details["length"] == length
 
 
 def test_no_penalty_without_a_buffer_up_to_the_longest():
@@ -122,25 +113,24 @@ def test_no_penalty_without_a_buffer_up_to_the_longest():
     assert [reward.score(completion("", num_units=n)).value for n in (0, 4, 5)] == [0.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
+def test_an_answer_is_found_by_its_tag_and_marker(subtests):
+    for text, score in [
         ("<answer>x #### the  City of\nPARIS</answer> or so", 1.0),
         ("the city of paris", 0.0),
         ("#### the city of paris", 0.0),
         ("<answer>the city of paris</answer>", 0.0),
         ("</answer>#### the city of paris<answer>", 0.0),
-    ],
-)
-def test_an_answer_is_found_by_its_tag_and_marker(text, score):
-    options = ExactOptions(tag="answer", after="####", ignore_case=True, ignore_spaces=True)
-    assert Exact(options, CONTEXT).score(completion(text, "the city of Paris")).value == score
+    ]:
+        with subtests.test(text=text, score=score):
+            options = ExactOptions(tag="answer", after="####", ignore_case=True, ignore_spaces=True)
+            assert Exact(options, CONTEXT).score(completion(text, "the city of Paris")).value == score
 
 
-@pytest.mark.parametrize(("length", "score"), [(0, 0.0), (3, 0.75), (4, 1.0), (6, 0.5), (8, 0.0), (9, 0.0)])
-def test_a_target_of_the_row(length, score):
-    reward = Length(LengthOptions(unit="characters", target_field="words"), CONTEXT)
-    assert reward.score(completion("x" * length, metadata={"words": 4})).value == score
+def test_a_target_of_the_row(subtests):
+    for length, score in [(0, 0.0), (3, 0.75), (4, 1.0), (6, 0.5), (8, 0.0), (9, 0.0)]:
+        with subtests.test(length=length, score=score):
+            reward = Length(LengthOptions(unit="characters", target_field="words"), CONTEXT)
+            assert reward.score(completion("x" * length, metadata={"words": 4})).value == score
 
 
 def test_a_target_that_is_not_among_the_metadata_is_told_with_those_that_are():
@@ -148,19 +138,19 @@ def test_a_target_that_is_not_among_the_metadata_is_told_with_those_that_are():
         Length(LengthOptions(target_field="words"), CONTEXT).vet(Prompt(text="?", metadata={"level": 1, "part": "a"}))
 
 
-@pytest.mark.parametrize("words", [0, -1, True, 2.0, "4", None])
-def test_a_target_that_is_none_is_an_error(words):
-    reward = Length(LengthOptions(target_field="words"), CONTEXT)
-    with pytest.raises(DataError, match="a whole number from 1 on, but is "):
-        reward.score(completion("x", metadata={"words": words}, num_units=3))
+def test_a_target_that_is_none_is_an_error(subtests):
+    for words in [0, -1, True, 2.0, "4", None]:
+        with subtests.test(words=words):
+            reward = Length(LengthOptions(target_field="words"), CONTEXT)
+            with pytest.raises(DataError, match="a whole number from 1 on, but is "):
+                reward.score(completion("x", metadata={"words": words}, num_units=3))
 
 
 SCHEMA = {"type": "object", "required": ["answer"]}
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
+def test_a_block_of_json_against_the_schema_of_the_row(subtests):
+    for text, score in [
         ('So:\n```json\n{"answer": 8}\n```\n', 1.0),
         ('```text\nhi\n```\n```JSON\n{"answer": 8}\n```\nor\n```\n8\n```', 1.0),
         ('- So:\n  ```\n  {"answer": 8}\n  ```', 1.0),
@@ -171,19 +161,19 @@ SCHEMA = {"type": "object", "required": ["answer"]}
         ("```\nNaN\n```", 0.0),
         ("```\n" + "[" * 99_999 + "\n```", 0.0),
         ("```\n" + "9" * 5000 + "\n```", 0.0),
-    ],
-)
-def test_a_block_of_json_against_the_schema_of_the_row(text, score):
-    assert JsonSchema(JsonSchemaOptions(fenced=True), CONTEXT).score(completion(text, SCHEMA)).value == score
+    ]:
+        with subtests.test(text=text, score=score):
+            assert JsonSchema(JsonSchemaOptions(fenced=True), CONTEXT).score(completion(text, SCHEMA)).value == score
 
 
-@pytest.mark.parametrize("text", ["1e999", "1" + "0" * 400])
-def test_a_number_beyond_all_floats_is_no_failure(text):
-    scored = JsonSchema(JsonSchemaOptions(schema={"multipleOf": 0.01}), CONTEXT).score(completion(text))
-    assert scored.value == 0.0
+def test_a_number_beyond_all_floats_is_no_failure(subtests):
+    for text in ["1e999", "1" + "0" * 400]:
+        with subtests.test(text=text):
+            scored = JsonSchema(JsonSchemaOptions(schema={"multipleOf": 0.01}), CONTEXT).score(completion(text))
+            assert scored.value == 0.0
 
 
-@pytest.mark.parametrize("schema", [None, "8", {}, {"type": "objekt"}, {"$ref": "http://127.0.0.1:9/x"}])
-def test_a_schema_that_is_none_or_is_elsewhere_is_an_error(schema):
-    with pytest.raises(DataError, match=r"reward mine: the (reference|schema)"):
-        JsonSchema(JsonSchemaOptions(), CONTEXT).score(completion("{}", schema))
+def test_a_schema_that_is_none_or_is_elsewhere_is_an_error(subtests):
+    for schema in [None, "8", {}, {"type": "objekt"}, {"$ref": "http://127.0.0.1:9/x"}]:
+        with subtests.test(schema=schema), pytest.raises(DataError, match=r"reward mine: the (reference|schema)"):
+            JsonSchema(JsonSchemaOptions(), CONTEXT).score(completion("{}", schema))

@@ -34,26 +34,24 @@ def value(reward, completion):
     return reward.score(completion).value
 
 
-@pytest.mark.parametrize(
-    ("prompt", "reference", "colour"),
-    [
+def test_the_colour_that_is_asked_for_scores_nothing_and_others_their_distance(make, kit, subtests):
+    for prompt, reference, colour in [
         ("A RED ball", None, (255, 0, 0)),
         ("a gray cat and a grey dog", None, (128, 128, 128)),
         ("a blueberry on green grass", None, (0, 128, 0)),
         ("a red ball", "teal", (0, 128, 128)),
         ("a ball", "#102030", (16, 32, 48)),
         ("a ball", [230, 51, 51.0], (230, 51, 51)),
-    ],
-)
-def test_the_colour_that_is_asked_for_scores_nothing_and_others_their_distance(make, kit, prompt, reference, colour):
-    reward = make("colour")
-    fitting = kit.completion(kit.video(colour, colour), text=prompt, reference=reference)
-    reward.vet(fitting.prompt)
-    assert value(reward, fitting) == pytest.approx(0.0, abs=1e-12)
-    off = np.array(colour) + np.array([0, 10, 0])
-    assert value(reward, kit.completion(kit.video(off, off), text=prompt, reference=reference)) == pytest.approx(
-        -10 / 127.5
-    )
+    ]:
+        with subtests.test(prompt=prompt, reference=reference, colour=colour):
+            reward = make("colour")
+            fitting = kit.completion(kit.video(colour, colour), text=prompt, reference=reference)
+            reward.vet(fitting.prompt)
+            assert value(reward, fitting) == pytest.approx(0.0, abs=1e-12)
+            off = np.array(colour) + np.array([0, 10, 0])
+            assert value(
+                reward, kit.completion(kit.video(off, off), text=prompt, reference=reference)
+            ) == pytest.approx(-10 / 127.5)
 
 
 def test_the_mean_is_of_all_frames_and_told(make, kit):
@@ -62,23 +60,21 @@ def test_the_mean_is_of_all_frames_and_told(make, kit):
     assert scored.details == {"mean": [0.0, -1.0, -1.0]}
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
+def test_a_row_without_a_colour_is_refused_before_the_run_and_in_it(make, kit, subtests):
+    for prompt, message in [
         (Prompt(text="a ball"), "the prompt 'a ball' names no colour"),
         (Prompt(text="a red and a blue ball"), "names blue and red; name one of"),
         (Prompt(text=(Message(role="user", content="tomato"),)), "names no colour"),
         (Prompt(text="red", reference="reddish"), "the reference 'reddish' is no colour"),
         (Prompt(text="red", reference=[0, 0, 256]), r"the reference \[0, 0, 256\] is no colour"),
         (Prompt(text="red", reference=[True, 0, 0]), "is no colour"),
-    ],
-)
-def test_a_row_without_a_colour_is_refused_before_the_run_and_in_it(make, kit, prompt, message):
-    reward = make("colour")
-    with pytest.raises(DataError, match=message):
-        reward.vet(prompt)
-    with pytest.raises(DataError, match=f"reward mine: .*{message}"):
-        reward.score(attrs.evolve(kit.completion(kit.video((0, 0, 0))), prompt=prompt))
+    ]:
+        with subtests.test(prompt=prompt, message=message):
+            reward = make("colour")
+            with pytest.raises(DataError, match=message):
+                reward.vet(prompt)
+            with pytest.raises(DataError, match=f"reward mine: .*{message}"):
+                reward.score(attrs.evolve(kit.completion(kit.video((0, 0, 0))), prompt=prompt))
 
 
 def test_brightness_is_luma_and_with_a_target_the_distance_from_it(make, kit):
@@ -188,20 +184,22 @@ def test_a_folder_that_is_not_there_is_absent_and_a_name_may_be_of_a_hub(make, t
     assert make("clip-similarity", path="openai/none").absent() == ""
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "number"), [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)]
-)
-def test_edits(first, second, number):
-    from cosmos_reward_vision.ocr import edits
+def test_edits(subtests):
+    for first, second, number in [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)]:
+        with subtests.test(first=first, second=second, number=number):
+            from cosmos_reward_vision.ocr import edits
 
-    assert edits(first, second) == edits(second, first) == number
+            assert edits(first, second) == edits(second, first) == number
 
 
-@pytest.mark.parametrize("name", ["brightness", "jpeg-compressibility", "sharpness", "temporal-consistency", "colour"])
-def test_what_was_not_rendered_has_no_score(make, kit, name):
-    bare = attrs.evolve(kit.completion(kit.video((0, 0, 0)), text="red"), media=None)
-    with pytest.raises(DataError, match="reward mine: the completion has no frames; use an engine that renders"):
-        make(name).score(bare)
+def test_what_was_not_rendered_has_no_score(make, kit, subtests):
+    for name in ["brightness", "jpeg-compressibility", "sharpness", "temporal-consistency", "colour"]:
+        with subtests.test(name=name):
+            bare = attrs.evolve(kit.completion(kit.video((0, 0, 0)), text="red"), media=None)
+            with pytest.raises(
+                DataError, match="reward mine: the completion has no frames; use an engine that renders"
+            ):
+                make(name).score(bare)
 
 
 def test_latents_are_scored_as_a_service_brings_them(make):
@@ -217,15 +215,15 @@ def test_latents_are_scored_as_a_service_brings_them(make):
     assert [value(make("latent-temporal-consistency", free=0.5), each) for each in shown] == [-0.25, -0.75]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "message"),
-    [
+def test_other_latents_are_refused(make, subtests):
+    for dtype, shape, message in [
         ("float32", (1, 2, 2), r"the latents are float32 \(1, 2, 2\); expected float32 \[channels, frames"),
         ("float16", (1, 2, 1, 4), "the latents are float16"),
-    ],
-)
-def test_other_latents_are_refused(make, dtype, shape, message):
-    array = Array(dtype=dtype, shape=shape, data=b"\x01" * 16)
-    completion = Completion(prompt=Prompt(text="?"), text="", payload=Payload(kind="latents", arrays={"sample": array}))
-    with pytest.raises(DataError, match=message):
-        make("latent-temporal-consistency").score(completion)
+    ]:
+        with subtests.test(dtype=dtype, shape=shape, message=message):
+            array = Array(dtype=dtype, shape=shape, data=b"\x01" * 16)
+            completion = Completion(
+                prompt=Prompt(text="?"), text="", payload=Payload(kind="latents", arrays={"sample": array})
+            )
+            with pytest.raises(DataError, match=message):
+                make("latent-temporal-consistency").score(completion)

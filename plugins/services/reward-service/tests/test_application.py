@@ -8,7 +8,6 @@ import types
 
 import aiohttp
 import numpy as np
-import pytest
 from aiohttp import web
 
 from cosmos_service_reward_service import application
@@ -63,17 +62,18 @@ def latents(number, **fields):
     return json.dumps(line).encode() + b"\n" + file.getvalue()
 
 
-@pytest.mark.parametrize("path", ["/v1/enqueue", "/api/reward/enqueue", "/api/reward/pull"])
-def test_what_is_packed_is_not_unpacked(path):
-    service = Taken(queue_mb=1)
-    packed = gzip.compress(latents(1))
-    (status, text), (plain, _) = answers(
-        service,
-        (path, packed, {"Content-Encoding": "gzip"}),
-        ("/v1/enqueue", latents(1), {"Content-Encoding": "identity"}),
-    )
-    assert (status, plain) == (415, 202)
-    assert "Content-Encoding: 'gzip'; send the body as it is" in text
+def test_what_is_packed_is_not_unpacked(subtests):
+    for path in ["/v1/enqueue", "/api/reward/enqueue", "/api/reward/pull"]:
+        with subtests.test(path=path):
+            service = Taken(queue_mb=1)
+            packed = gzip.compress(latents(1))
+            (status, text), (plain, _) = answers(
+                service,
+                (path, packed, {"Content-Encoding": "gzip"}),
+                ("/v1/enqueue", latents(1), {"Content-Encoding": "identity"}),
+            )
+            assert (status, plain) == (415, 202)
+            assert "Content-Encoding: 'gzip'; send the body as it is" in text
 
 
 def test_16_bit_latents_take_the_room_of_float32():

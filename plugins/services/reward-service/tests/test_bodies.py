@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 
 import numpy as np
@@ -58,13 +59,14 @@ def test_images_are_one_frame_and_need_no_rate():
     assert np.array_equal(values(read.completions[1].media.arrays["frames"])[0], FRAMES[1, 0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_latents_are_float32_whatever_they_came_as(dtype):
-    read = read_body(body(npy(LATENTS.astype(dtype)), kind="latents"), most=2)
-    for completion, latents in zip(read.completions, LATENTS.astype(dtype), strict=True):
-        assert completion.payload.kind == "latents"
-        assert np.array_equal(values(completion.payload.arrays["sample"]), latents.astype("float32"))
-        assert completion.payload.arrays["sample"].dtype == "float32"
+def test_latents_are_float32_whatever_they_came_as(subtests):
+    for dtype in ["float32", "float16"]:
+        with subtests.test(dtype=dtype):
+            read = read_body(body(npy(LATENTS.astype(dtype)), kind="latents"), most=2)
+            for completion, latents in zip(read.completions, LATENTS.astype(dtype), strict=True):
+                assert completion.payload.kind == "latents"
+                assert np.array_equal(values(completion.payload.arrays["sample"]), latents.astype("float32"))
+                assert completion.payload.arrays["sample"].dtype == "float32"
 
 
 def test_bfloat16_is_the_upper_half_of_float32():
@@ -99,9 +101,8 @@ HUGE = npy(FRAMES[:1]).replace(b"(1, 3, 4, 5, 3)", b"(10**12, 3, 4,)")
 LARGE = npy(FRAMES[:1]).replace(b"(1, 3, 4, 5, 3)", b"(9, 9999999999)")
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_what_cannot_be_read_is_named(subtests):
+    for data, message in [
         (b"", "the body has no line of JSON: no newline within 0 bytes"),
         (b"{" * 100_000 + b"\n", "the first line of the body is no JSON"),
         (b"\xff\xfe\n", "the first line of the body is no JSON"),
@@ -134,25 +135,26 @@ LARGE = npy(FRAMES[:1]).replace(b"(1, 3, 4, 5, 3)", b"(9, 9999999999)")
         (body(safetensors({"0": FRAMES[0], "x": FRAMES[0]})), "arrays 0, x; one for each"),
         (body(safetensors({"0": FRAMES[0], "1": FRAMES[0].astype("f8")})), "array '1' has dtype F64"),
         (body(safetensors({"0": FRAMES[0], "1": FRAMES[1]})[:-1]), "no safetensors file"),
-    ],
-)
-def test_what_cannot_be_read_is_named(data, message):
-    with pytest.raises(ValueError, match=r".") as found:
-        read_body(data, most=2)
-    assert message in str(found.value)
+    ]:
+        with subtests.test(data=data, message=message):
+            with pytest.raises(ValueError, match=r".") as found:
+                read_body(data, most=2)
+            assert message in str(found.value)
 
 
-@pytest.mark.parametrize("media_type", [None, "image", "video", "latent"])
-@pytest.mark.parametrize("shape", [(10**12, 0), (10**12, 3, 0, 5, 5)])
-def test_an_array_without_values_makes_no_rows(media_type, shape):
+def test_an_array_without_values_makes_no_rows(subtests):
     """However many it claims: memory for them is never asked for."""
-    header = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
-    empty = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-    read, data = (
-        (read_body, body(empty)) if media_type is None else (read_foreign, foreign(empty, media_type=media_type))
-    )
-    with pytest.raises(ValueError, match="has no values"):
-        read(data, most=2)
+    for media_type, shape in itertools.product([None, "image", "video", "latent"], [(10**12, 0), (10**12, 3, 0, 5, 5)]):
+        with subtests.test(media_type=media_type, shape=shape):
+            header = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
+            empty = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            read, data = (
+                (read_body, body(empty))
+                if media_type is None
+                else (read_foreign, foreign(empty, media_type=media_type))
+            )
+            with pytest.raises(ValueError, match="has no values"):
+                read(data, most=2)
 
 
 def test_a_rate_beyond_float32_is_refused_by_name():
@@ -216,9 +218,8 @@ def test_other_keys_of_cosmos_rl_are_metadata():
     assert read.completions[0].prompt.metadata == {"geneval_tags": ["counting"]}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_what_cannot_be_read_of_cosmos_rl_is_named(subtests):
+    for data, message in [
         (b'"x"\n', "the first line of the body is no JSON object: 'x'"),
         (foreign(npy(FRAMES[:, 0]), media_type="audio"), "media_type"),
         (foreign(npy(FRAMES[:, 0]), media_type="image", prompts=["p"]), "an array of 2 rows for 1 completions"),
@@ -238,9 +239,8 @@ def test_other_keys_of_cosmos_rl_are_metadata():
             foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), media_type="video", video_infos=[{"video_fps": "fast"}, {}]),
             "video_infos.0.video_fps: expected a number above 0, got 'fast'",
         ),
-    ],
-)
-def test_what_cannot_be_read_of_cosmos_rl_is_named(data, message):
-    with pytest.raises(ValueError, match=r".") as found:
-        read_foreign(data, most=2)
-    assert message in str(found.value)
+    ]:
+        with subtests.test(data=data, message=message):
+            with pytest.raises(ValueError, match=r".") as found:
+                read_foreign(data, most=2)
+            assert message in str(found.value)

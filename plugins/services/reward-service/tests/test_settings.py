@@ -53,9 +53,8 @@ def test_scorers_have_names_and_the_kinds_that_requests_can_bring(kinds):
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_file_that_cannot_be_served_is_refused(kinds, subtests):
+    for text, message in [
         ("", "scorer: required, but not given"),
         ("scorer = []", "scorer: "),
         ('[[scorer]]\nplugin = "seez"\n', "no reward plugin named 'seez' is installed"),
@@ -67,12 +66,11 @@ def test_scorers_have_names_and_the_kinds_that_requests_can_bring(kinds):
         ("port = 65536\n" + SEES, "port: "),
         ("queue_mb = 1\n" + SEES, "queue_mb: 1 is less than body_mb, 512"),
         ("[scorer]\n", "scorer: expected an array"),
-    ],
-)
-def test_a_file_that_cannot_be_served_is_refused(kinds, text, message):
-    with pytest.raises((ConfigError, PluginError)) as found:
-        kinds(text)
-    assert message in str(found.value)
+    ]:
+        with subtests.test(text=text, message=message):
+            with pytest.raises((ConfigError, PluginError)) as found:
+                kinds(text)
+            assert message in str(found.value)
 
 
 def test_a_file_that_is_not_there_is_no_recipe(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from cosmos_core.testing import HookConformance
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # those of mlflow and its many dependencies are not ours to mend
 class TestMlflow(HookConformance):
     plugin = "mlflow"

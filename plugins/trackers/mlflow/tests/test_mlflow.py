@@ -104,7 +104,7 @@ except PluginError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_is_one_line(tmp_path):
     pytest.importorskip("mlflow", reason="the mlflow tracker needs mlflow")
     done = subprocess.run(
@@ -114,15 +114,13 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"),
-    [
+def test_names_of_metrics_are_made_paths_that_mlflow_takes(subtests):
+    for name, allowed in [
         ("rewards/math", "rewards/math"),
         ("a b/§", "a b/_"),
         ("/a//../.", "_/a/_/__/_"),
         ("", "_"),
         ("x" * 251, "x" * 241 + "-90d738c3"),
-    ],
-)
-def test_names_of_metrics_are_made_paths_that_mlflow_takes(name, allowed):
-    assert plugin._allowed(name) == allowed
+    ]:
+        with subtests.test(name=name, allowed=allowed):
+            assert plugin._allowed(name) == allowed
