@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,16 +46,21 @@ def installed_commands() -> Mapping[str, tuple[tuple[str, str], ...]]:
     """Name of each added command, with the distributions that add it and the `module:object` that each names."""
     if os.environ.get("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "") not in ("", "0"):
         return {}
+    return _added(tuple(dict.fromkeys(sys.path)))
+
+
+@lru_cache(1)
+def _added(folders: tuple[str, ...]) -> Mapping[str, tuple[tuple[str, str], ...]]:
     found: dict[str, tuple[tuple[str, str], ...]] = {}
-    for distribution, name, value in _entries():
+    for distribution, name, value in _entries(folders):
         if distribution not in {known for known, _ in found.get(name, ())}:
             found[name] = (*found.get(name, ()), (distribution, value))
     return found
 
 
-def _entries() -> Iterator[tuple[str, str, str]]:
+def _entries(folders: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     # `importlib.metadata` takes longer to import than `cosmos --help` may take.
-    for folder in dict.fromkeys(sys.path):
+    for folder in folders:
         for file in Path(folder or ".").glob("*.dist-info/entry_points.txt"):
             text = file.read_text(encoding="utf-8", errors="replace")
             _, _, section = text.partition(f"[{GROUP}]")
