@@ -19,9 +19,8 @@ def load(*overrides: str):
     return recipe_from(data)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_contradictions_are_refused(subtests):
+    for overrides, message in [
         (["model.config={hidden_size=8}"], "model.path: given .* besides model.config"),
         (["model={}"], "neither model.path nor model.config"),
         (['reward=[{plugin="a"}, {plugin="a"}]'], "a is listed 2 times"),
@@ -60,11 +59,9 @@ def load(*overrides: str):
         (["teacher.path="], "teacher.path: empty; name a checkpoint$"),
         (["reference.path="], "reference.path: empty; name a checkpoint, or leave it out"),
         (["rollout.sampling.temperature=0"], "rollout.sampling.temperature: must be > 0.0, got 0.0"),
-    ],
-)
-def test_contradictions_are_refused(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        load(*overrides)
+    ]:
+        with subtests.test(overrides=overrides), pytest.raises(ConfigError, match=message):
+            load(*overrides)
 
 
 def test_all_contradictions_are_listed():

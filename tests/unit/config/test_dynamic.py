@@ -69,9 +69,8 @@ def test_keys_of_the_recipe():
     ]
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
+def test_values_are_taken_as_the_key_holds_them(subtests):
+    for override, value in [
         ("share=0.5", 0.5),
         ("share=0", 0.0),
         ("bound=3", 3.0),
@@ -80,18 +79,16 @@ def test_keys_of_the_recipe():
         ("way=b", "b"),
         ('way="b"', "b"),
         ("whether=false", False),
-    ],
-)
-def test_values_are_taken_as_the_key_holds_them(override, value):
-    key = f"algorithm.options.{override.partition('=')[0]}"
-    taken = chosen(KEYS, {}, [f"algorithm.options.{override}"])
-    assert taken == {key: value}
-    assert type(taken[key]) is type(value)
+    ]:
+        with subtests.test(override=override):
+            key = f"algorithm.options.{override.partition('=')[0]}"
+            taken = chosen(KEYS, {}, [f"algorithm.options.{override}"])
+            assert taken == {key: value}
+            assert type(taken[key]) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
+def test_what_cannot_be_is_refused_by_name(subtests):
+    for override, told in [
         ("algorithm.options.share=1", "algorithm.options.share: expected a number ≥ 0 and < 1, got 1"),
         ("algorithm.options.share=nan", "expected a number ≥ 0 and < 1, got NaN"),
         ("algorithm.options.warm=inf", "expected a number ≥ 0.5, between ±9007199254740992, got Infinity"),
@@ -125,13 +122,12 @@ def test_values_are_taken_as_the_key_holds_them(override, value):
         ("algorithm.options.share", "algorithm.options.share: expected KEY=VALUE"),
         ("=1", "=1: expected KEY=VALUE"),
         ("algorithm.options.way='", "the value is not valid TOML"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(override, told):
-    with pytest.raises(ConfigError) as caught:
-        chosen(KEYS, {"sync.interval": "it is in lockstep"}, [override])
-    assert told in str(caught.value)
-    assert ("dynamic in this run are" in str(caught.value)) == ("cannot change" in told)
+    ]:
+        with subtests.test(override=override):
+            with pytest.raises(ConfigError) as caught:
+                chosen(KEYS, {"sync.interval": "it is in lockstep"}, [override])
+            assert told in str(caught.value)
+            assert ("dynamic in this run are" in str(caught.value)) == ("cannot change" in told)
 
 
 def test_everything_wrong_is_told_at_once_and_a_key_is_set_once():
@@ -147,20 +143,19 @@ def test_everything_wrong_is_told_at_once_and_a_key_is_set_once():
         chosen(KEYS, {}, [])
 
 
-@pytest.mark.parametrize(
-    ("annotation", "validator", "told"),
-    [
+def test_what_cannot_be_told_as_plain_data_is_not_dynamic(subtests):
+    for annotation, validator, told in [
         (tuple[float, float], None, "a truth value, a number or a string"),
         (float | str, None, "one type of value"),
         (float, lambda *_: None, "use ge, gt, le, lt, in_, optional and and_"),
-    ],
-)
-def test_what_cannot_be_told_as_plain_data_is_not_dynamic(annotation, validator, told):
-    cls = attrs.make_class(
-        "Strange", {"key": attrs.field(default=None, type=annotation, validator=validator, metadata={"dynamic": True})}
-    )
-    with pytest.raises(TypeError, match=told):
-        dynamic_keys(cls, SimpleNamespace(key=None), "algorithm.options")
+    ]:
+        with subtests.test(annotation=annotation):
+            cls = attrs.make_class(
+                "Strange",
+                {"key": attrs.field(default=None, type=annotation, validator=validator, metadata={"dynamic": True})},
+            )
+            with pytest.raises(TypeError, match=told):
+                dynamic_keys(cls, SimpleNamespace(key=None), "algorithm.options")
 
 
 def test_values_make_another_recipe_and_leave_the_first_as_it_is():

@@ -128,11 +128,12 @@ def test_a_syntax_error_shows_its_line(recipe_file):
     assert "2 | name = demo" in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"\xff\xfe", "not UTF-8"), (b"[run", "not valid TOML")])
-def test_a_file_that_is_no_toml(recipe_file, content, message):
-    recipe_file.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(recipe_file)
+def test_a_file_that_is_no_toml(recipe_file, subtests):
+    for content, message in [(b"\xff\xfe", "not UTF-8"), (b"[run", "not valid TOML")]:
+        with subtests.test(content=content):
+            recipe_file.write_bytes(content)
+            with pytest.raises(ConfigError, match=message):
+                load_recipe(recipe_file)
 
 
 def test_a_folder_is_no_recipe(tmp_path):

@@ -23,12 +23,15 @@ def test_choices_read_as_a_sentence():
     assert [choices([1]), choices([1, 2]), choices([1, 2, 4])] == ["1", "1 or 2", "1, 2 or 4"]
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3, 4])
-@pytest.mark.parametrize("shared", [1, 2, 6, 8])
-def test_what_a_refusal_offers_is_accepted_and_nothing_else(tp, shared):
-    accepted = [ep for ep in range(1, 64) if not list(mesh_problems(MeshConfig(dp_shard=shared, tp=tp, ep=ep)))]
-    for problem in mesh_problems(MeshConfig(dp_shard=shared, tp=tp, ep=63)):
-        assert problem.endswith(f"ep can be {choices(accepted)}")
+def test_what_a_refusal_offers_is_accepted_and_nothing_else(subtests):
+    for shared in [1, 2, 6, 8]:
+        for tp in [1, 2, 3, 4]:
+            with subtests.test(shared=shared, tp=tp):
+                accepted = [
+                    ep for ep in range(1, 64) if not list(mesh_problems(MeshConfig(dp_shard=shared, tp=tp, ep=ep)))
+                ]
+                for problem in mesh_problems(MeshConfig(dp_shard=shared, tp=tp, ep=63)):
+                    assert problem.endswith(f"ep can be {choices(accepted)}")
 
 
 def test_another_number_of_processes_is_refused():

@@ -50,14 +50,15 @@ def test_the_order_is_fixed_for_ever():
     assert [evaluation_seed(0, row) for row in range(2)] == GOLDEN_EVALUATION_SEEDS
 
 
-@pytest.mark.parametrize("num_rows", [2, 3, 5, 17])
-def test_every_row_is_as_often_first(num_rows):
-    draws = 3000
-    counts = Counter(row_of(0, num_rows, seed, 0)[1] for seed in range(draws))
-    expected = draws / num_rows
-    chi_square = sum((counts[row] - expected) ** 2 / expected for row in range(num_rows))
-    # Beyond 4 standard deviations of a chi-square of num_rows - 1 degrees of freedom.
-    assert chi_square < (num_rows - 1) + 4 * (2 * (num_rows - 1)) ** 0.5
+def test_every_row_is_as_often_first(subtests):
+    for num_rows in [2, 3, 5, 17]:
+        with subtests.test(num_rows=num_rows):
+            draws = 3000
+            counts = Counter(row_of(0, num_rows, seed, 0)[1] for seed in range(draws))
+            expected = draws / num_rows
+            chi_square = sum((counts[row] - expected) ** 2 / expected for row in range(num_rows))
+            # Beyond 4 standard deviations of a chi-square of num_rows - 1 degrees of freedom.
+            assert chi_square < (num_rows - 1) + 4 * (2 * (num_rows - 1)) ** 0.5
 
 
 def test_neighbours_are_spread():
@@ -66,10 +67,10 @@ def test_neighbours_are_spread():
     assert 300 < sum(gaps) / len(gaps) < 370  # a random permutation of 1,000: 333.7
 
 
-@pytest.mark.parametrize(("position", "num_rows"), [(-1, 5), (0, 0)])
-def test_positions_that_do_not_exist(position, num_rows):
-    with pytest.raises(ValueError, match="does not exist"):
-        row_of(position, num_rows, 0, 0)
+def test_positions_that_do_not_exist(subtests):
+    for position, num_rows in [(-1, 5), (0, 0)]:
+        with subtests.test(position=position), pytest.raises(ValueError, match="does not exist"):
+            row_of(position, num_rows, 0, 0)
 
 
 def test_group_seeds_differ_and_fit_63_bits():
@@ -107,18 +108,16 @@ def test_windows_of_one_size_have_orders_of_their_own():
     assert len({tuple(rows[first : first + 10]) for first in (0, 10, 20)}) == 3
 
 
-@pytest.mark.parametrize(
-    "windows",
-    [
+def test_windows_that_no_run_can_keep(subtests):
+    for windows in [
         [],
         ((5, 5),),
         (Window(num_prompts=0, num_rows=5),),
         (Window(num_prompts=1, num_rows=0),),
         (Window(num_prompts=1, num_rows=11),),
-    ],
-)
-def test_windows_that_no_run_can_keep(windows):
-    assert window_problem(windows, 10)
+    ]:
+        with subtests.test(windows=windows):
+            assert window_problem(windows, 10)
 
 
 def test_windows_that_a_run_can_keep():

@@ -10,9 +10,8 @@ def applied(override: str, data: dict | None = None) -> dict:
     return data
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_values_are_toml_and_bare_words_are_strings(subtests):
+    for text, value in [
         ("2", 2),
         ("1e-3", 1e-3),
         ("true", True),
@@ -26,10 +25,9 @@ def applied(override: str, data: dict | None = None) -> dict:
         ("2024-01-01", "2024-01-01"),
         ("1\nother = 2", "1\nother = 2"),
         ("", ""),
-    ],
-)
-def test_values_are_toml_and_bare_words_are_strings(text, value):
-    assert applied(f"a.b={text}") == {"a": {"b": value}}
+    ]:
+        with subtests.test(text=text):
+            assert applied(f"a.b={text}") == {"a": {"b": value}}
 
 
 def test_an_index_reaches_into_an_array():
@@ -41,9 +39,8 @@ def test_a_quoted_part_may_hold_a_dot():
     assert applied('tracking.options."my.hook".x=1') == {"tracking": {"options": {"my.hook": {"x": 1}}}}
 
 
-@pytest.mark.parametrize(
-    ("override", "data", "message"),
-    [
+def test_malformed_overrides_are_refused(subtests):
+    for override, data, message in [
         ("policy.replicas", {}, "expected KEY=VALUE"),
         ("=1", {}, "is no key"),
         ("a..b=1", {}, "is no key"),
@@ -53,12 +50,11 @@ def test_a_quoted_part_may_hold_a_dot():
         ("reward.first.weight=1", {"reward": [{}]}, "from 0 to 0"),
         ("reward.0.weight=1", {}, "reward has no entries"),
         ("reward.0.weight=1", {"reward": []}, "the array is empty"),
-    ],
-)
-def test_malformed_overrides_are_refused(override, data, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        apply_override(data, override)
-    assert override in str(caught.value)
+    ]:
+        with subtests.test(override=override):
+            with pytest.raises(ConfigError, match=message) as caught:
+                apply_override(data, override)
+            assert override in str(caught.value)
 
 
 def test_selecting_another_plugin_leaves_the_other_plugins_options_behind():
@@ -85,10 +81,11 @@ def test_an_environment_is_selected_like_any_other_plugin():
     assert data == {"environment": {"plugin": "calculator", "max_turns": 3}}
 
 
-@pytest.mark.parametrize(
-    ("selections", "message"),
-    [({"datset": "x"}, "did you mean dataset"), ({"model": " "}, "--model"), ({"reward": "a,,b"}, "--reward")],
-)
-def test_bad_selections_are_refused(selections, message):
-    with pytest.raises(ConfigError, match=message):
-        apply_selections({}, selections)
+def test_bad_selections_are_refused(subtests):
+    for selections, message in [
+        ({"datset": "x"}, "did you mean dataset"),
+        ({"model": " "}, "--model"),
+        ({"reward": "a,,b"}, "--reward"),
+    ]:
+        with subtests.test(selections=selections), pytest.raises(ConfigError, match=message):
+            apply_selections({}, selections)

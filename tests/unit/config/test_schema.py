@@ -3,7 +3,6 @@
 from importlib.metadata import distribution
 
 import attrs
-import pytest
 
 from cosmos_core.config import schema
 from cosmos_core.config.reference import keys
@@ -12,11 +11,12 @@ from cosmos_core.plugins.known import KNOWN
 TABLES = [each for each in vars(schema).values() if isinstance(each, type) and attrs.has(each)]
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_no_default_names_a_plugin_of_another_distribution(table):
-    own = {point.name for point in distribution("cosmos-core").entry_points}
-    defaults = {key.default.strip('"') for key in keys(table)}
-    assert defaults & {name for _, name in KNOWN} <= own
+def test_no_default_names_a_plugin_of_another_distribution(subtests):
+    for table in TABLES:
+        with subtests.test(table=table):
+            own = {point.name for point in distribution("cosmos-core").entry_points}
+            defaults = {key.default.strip('"') for key in keys(table)}
+            assert defaults & {name for _, name in KNOWN} <= own
 
 
 def test_a_warm_up_must_name_its_plugin():

@@ -61,9 +61,8 @@ def test_an_option_like_none_lists_what_is_allowed():
     )
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_wrong_values_are_refused_with_path_value_and_what_is_allowed(subtests):
+    for data, message in [
         ({"inner": {"size": "12"}}, 'inner.size: expected an integer, got "12"'),
         ({"inner": {"size": 3.0}}, "inner.size: expected an integer, got 3.0"),
         ({"inner": {"size": True}}, "inner.size: expected an integer, got true"),
@@ -86,10 +85,9 @@ def test_an_option_like_none_lists_what_is_allowed():
         ({"free": {"a": [1, float("inf")]}}, "free.a.1: expected a finite number, got Infinity"),
         ({"colour": "green"}, 'colour: expected one of "red", "blue", got "green"'),
         ({"where": 1}, "where: expected a path (a string), got 1"),
-    ],
-)
-def test_wrong_values_are_refused_with_path_value_and_what_is_allowed(data, message):
-    assert error_of(data).startswith(f"algorithm.options.{message}")
+    ]:
+        with subtests.test(data=data):
+            assert error_of(data).startswith(f"algorithm.options.{message}")
 
 
 def test_a_validator_that_names_its_option_is_not_told_twice():

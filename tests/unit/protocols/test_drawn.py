@@ -22,10 +22,11 @@ def test_a_row_is_a_function_of_seed_split_and_index():
     assert first.row("heldout", 0).text.split()[1] != rows[0].text.split()[1]
 
 
-@pytest.mark.parametrize(("split", "index"), [("train", 5), ("train", -1), ("heldout", 2)])
-def test_an_index_out_of_range_names_dataset_split_and_size(split, index):
-    with pytest.raises(IndexError, match=rf"numbers: row {index} of split '{split}', which has [25]"):
-        numbers().row(split, index)
+def test_an_index_out_of_range_names_dataset_split_and_size(subtests):
+    for split, index in [("train", 5), ("train", -1), ("heldout", 2)]:
+        told = rf"numbers: row {index} of split '{split}', which has [25]"
+        with subtests.test(split=split, index=index), pytest.raises(IndexError, match=told):
+            numbers().row(split, index)
 
 
 def test_the_held_out_share_is_kept():

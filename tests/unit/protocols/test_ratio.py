@@ -2,12 +2,15 @@
 
 import math
 
+import attrs
 import pytest
 import torch
 
 from cosmos_core.protocols import AlgorithmContext, Decisions, Loss
 from cosmos_core.protocols.frozen import FrozenOutput
 from cosmos_core.protocols.objectives import add_divergence, clipped_surrogate, log_ratio, refuse_recomputed
+
+IN_STEP = AlgorithmContext(group_size=4, temperature=1.0, max_units=8, max_staleness=0)
 
 
 def test_a_log_ratio_is_bounded():
@@ -60,28 +63,22 @@ def test_a_divergence_is_added_where_it_counts():
     assert kl_N.grad.tolist() == pytest.approx([0.1, 0.1])
 
 
-@pytest.mark.parametrize(
-    ("context", "why"),
-    [
+def test_recomputed_log_probs_are_refused_where_other_weights_generated(subtests):
+    assert refuse_recomputed(IN_STEP) is None
+    for context, why in [
         ({"max_staleness": 3}, "samples up to 3 steps old would go uncorrected; set {}, or sync.mode = 'sync'"),
         ({"generates_average": True}, "would go uncorrected; set {}, or policy.average.publish = false"),
         (
             {"max_staleness": 1, "generates_average": True},
             "would go uncorrected; set {}, or sync.mode = 'sync' and policy.average.publish = false",
         ),
-    ],
-)
-def test_recomputed_log_probs_are_refused_where_other_weights_generated(context, why):
-    recipe = AlgorithmContext(**{"group_size": 4, "temperature": 1.0, "max_units": 8, "max_staleness": 0, **context})
-    problem = refuse_recomputed(recipe)
-    assert problem is not None
-    assert problem.startswith("old_logprobs = 'recompute': ")
-    assert problem.endswith(why.format("old_logprobs = 'behaviour'"))
-    told = refuse_recomputed(recipe, instead="cap (2.0 is usual)")
-    assert told is not None
-    assert told.endswith(why.format("cap (2.0 is usual), old_logprobs = 'behaviour'"))
-
-
-def test_recomputed_log_probs_fit_where_the_step_begins_with_the_weights_that_generated():
-    recipe = AlgorithmContext(group_size=4, temperature=1.0, max_units=8, max_staleness=0)
-    assert refuse_recomputed(recipe) is None
+    ]:
+        with subtests.test(context=context):
+            recipe = attrs.evolve(IN_STEP, **context)
+            problem = refuse_recomputed(recipe)
+            assert problem is not None
+            assert problem.startswith("old_logprobs = 'recompute': ")
+            assert problem.endswith(why.format("old_logprobs = 'behaviour'"))
+            told = refuse_recomputed(recipe, instead="cap (2.0 is usual)")
+            assert told is not None
+            assert told.endswith(why.format("cap (2.0 is usual), old_logprobs = 'behaviour'"))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from cosmos_core.protocols import PlainAlgorithm
 from cosmos_core.protocols.objectives import limited, refuse_nonfinite, relative_rewards
 from cosmos_core.types import Group, Sample, SampleStatus
 
@@ -27,14 +28,12 @@ def group(*rewards):
     )
 
 
-def test_the_deviation_is_the_sample_one_of_the_group():
+def test_the_deviation_is_the_sample_one_of_the_group_or_of_the_batch():
     # Mean 2, squares 1 + 0 + 1 over n - 1 = 2: deviation 1, where the population's is 0.816.
     assert relative_rewards([group(1.0, 2.0, 3.0)], eps=1e-4) == [
         [pytest.approx(-1.0 / 1.0001), 0.0, pytest.approx(1.0 / 1.0001)]
     ]
 
-
-def test_the_deviation_of_the_batch_is_about_its_own_mean():
     # Rewards 0, 2, 4, 6: mean 3, squares 9 + 1 + 1 + 9 over 3. Each group's mean is taken off all the same.
     divisor = math.sqrt(20.0 / 3.0) + 0.5
     found = relative_rewards([group(0.0, 2.0), group(4.0, 6.0)], eps=0.5, spread="batch")
@@ -63,7 +62,9 @@ def test_limited_advantages_lie_within_the_limit():
     assert limited([[-3.0, None, 0.5], [2.0]], 1.5) == [[-1.5, None, 0.5], [1.5]]
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_group_with_a_reward_that_is_no_number_is_dropped_with_a_reason(reward):
-    assert refuse_nonfinite(group(1.0, reward)) == "reward not finite"
-    assert refuse_nonfinite(group(1.0, None, -2.0)) is None
+def test_a_group_with_a_reward_that_is_no_number_is_dropped_with_a_reason(subtests):
+    for reward in [math.nan, math.inf, -math.inf]:
+        with subtests.test(reward=reward):
+            assert refuse_nonfinite(group(1.0, reward)) == PlainAlgorithm().admit(group(reward)) == "reward not finite"
+    for kept in (group(1.0, None, -2.0), group(1.0)):
+        assert refuse_nonfinite(kept) is PlainAlgorithm().admit(kept) is None
