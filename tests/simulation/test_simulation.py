@@ -17,12 +17,13 @@ from .plants import PLANTS
 from .plants.planting import planted
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_every_oracle_holds_whatever_happens(seed):
-    state = Simulation(seed).run()
-    assert state.has_ended
-    if state.outcome == "finished":
-        check_evaluations(state)
+def test_every_oracle_holds_whatever_happens(subtests):
+    for seed in range(30):
+        with subtests.test(seed=seed):
+            state = Simulation(seed).run()
+            assert state.has_ended
+            if state.outcome == "finished":
+                check_evaluations(state)
 
 
 @pytest.mark.sweep
@@ -46,38 +47,43 @@ def check_evaluations(state) -> None:
     assert len({done.version for done in measured}) == len(measured)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_held_out_losses_are_measured_whatever_happens(seed):
-    scenario = Scenario.drawn(seed, learns_from="demonstrations")
-    state = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, repeat=0.05, crash=0.05)).run()
-    assert state.outcome == "finished"
-    check_evaluations(state)
-    losses = [done for done in state.evaluations if done.loss is not None]
-    assert losses
-    assert all(done.num_units == 3 * (done.num_prompts - done.num_unscored) for done in losses)
+def test_held_out_losses_are_measured_whatever_happens(subtests):
+    for seed in range(8):
+        with subtests.test(seed=seed):
+            scenario = Scenario.drawn(seed, learns_from="demonstrations")
+            state = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, repeat=0.05, crash=0.05)).run()
+            assert state.outcome == "finished"
+            check_evaluations(state)
+            losses = [done for done in state.evaluations if done.loss is not None]
+            assert losses
+            assert all(done.num_units == 3 * (done.num_prompts - done.num_unscored) for done in losses)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_replicas_pass_weights_on_whatever_happens(seed):
-    scenario = Scenario.drawn(
-        seed, learns_from="rollouts", rollout_replicas=6, sync_fan_out=1 + seed % 2, shares_memory=False
-    )
-    simulation = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, crash=0.05 if seed % 3 else 0.0))
-    state = simulation.run()
-    assert state.outcome == "finished"
-    loads = simulation.reports(WeightsLoaded)
-    assert sum(load.relayed for load in loads) > len(loads) / 4
-    assert seed or simulation.reports(WeightsRejected)
+def test_replicas_pass_weights_on_whatever_happens(subtests):
+    for seed in range(6):
+        with subtests.test(seed=seed):
+            scenario = Scenario.drawn(
+                seed, learns_from="rollouts", rollout_replicas=6, sync_fan_out=1 + seed % 2, shares_memory=False
+            )
+            simulation = Simulation(seed, scenario=scenario, faults=Faults(loss=0.05, crash=0.05 if seed % 3 else 0.0))
+            state = simulation.run()
+            assert state.outcome == "finished"
+            loads = simulation.reports(WeightsLoaded)
+            assert sum(load.relayed for load in loads) > len(loads) / 4
+            assert seed or simulation.reports(WeightsRejected)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_without_faults_nothing_is_lost(seed):
-    scenario = Scenario.drawn(seed, learns_from="rollouts", synchronous=False, sync_interval=1, sync_max_staleness=1)
-    state = Simulation(seed, scenario=scenario, faults=Faults()).run()
-    assert state.outcome == "finished"
-    assert not state.fenced
-    assert all("lost" not in ledger.samples.dropped for ledger in state.ledgers)
-    assert all(record.attempt == 1 for record in state.steps)
+def test_without_faults_nothing_is_lost(subtests):
+    for seed in range(3):
+        with subtests.test(seed=seed):
+            scenario = Scenario.drawn(
+                seed, learns_from="rollouts", synchronous=False, sync_interval=1, sync_max_staleness=1
+            )
+            state = Simulation(seed, scenario=scenario, faults=Faults()).run()
+            assert state.outcome == "finished"
+            assert not state.fenced
+            assert all("lost" not in ledger.samples.dropped for ledger in state.ledgers)
+            assert all(record.attempt == 1 for record in state.steps)
 
 
 def test_a_seed_decides_everything():
@@ -87,18 +93,19 @@ def test_a_seed_decides_everything():
     assert first.disk.committed == second.disk.committed
 
 
-@pytest.mark.parametrize("fault", ["disk_full", "commit_failure", "commit_crash", "slow_commit"])
-def test_whatever_the_disk_does_nothing_is_said_before_it_is_durable(fault):
-    rates = {"disk_full": 2.0, "commit_failure": 0.3, "commit_crash": 0.3, "slow_commit": 0.5}
-    simulation = Simulation(3, faults=Faults(loss=0.05, slow_s=1.5, **{fault: rates[fault]}))
-    state = simulation.run()
-    assert state.outcome == "finished"
-    if fault == "slow_commit":
-        assert simulation.controller.num_starts == 1
-        assert not state.fenced, "nobody is taken for silent because the controller waited for its disk"
-    else:
-        assert simulation.controller.num_starts > 1
-    assert simulation.disk.num_failures or fault in ("slow_commit", "commit_crash")
+def test_whatever_the_disk_does_nothing_is_said_before_it_is_durable(subtests):
+    for fault in ["disk_full", "commit_failure", "commit_crash", "slow_commit"]:
+        with subtests.test(fault=fault):
+            rates = {"disk_full": 2.0, "commit_failure": 0.3, "commit_crash": 0.3, "slow_commit": 0.5}
+            simulation = Simulation(3, faults=Faults(loss=0.05, slow_s=1.5, **{fault: rates[fault]}))
+            state = simulation.run()
+            assert state.outcome == "finished"
+            if fault == "slow_commit":
+                assert simulation.controller.num_starts == 1
+                assert not state.fenced, "nobody is taken for silent because the controller waited for its disk"
+            else:
+                assert simulation.controller.num_starts > 1
+            assert simulation.disk.num_failures or fault in ("slow_commit", "commit_crash")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -134,19 +141,17 @@ def test_the_command_tells_what_it_simulated(capsys):
     assert re.match(r"2 runs: 2 finished; [\d,]+ events in ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
+def test_what_makes_no_sense_is_refused(capsys, subtests):
+    for argv, message in [
         (["--seeds", "9"], "--seeds is '9'; it must be two numbers"),
         (["--seeds", "9:3"], "must be two numbers, the smaller first"),
         (["--seed", "1", "--faults", "los=0.1"], "unknown fault 'los'; did you mean loss?"),
         (["--seed", "1", "--faults", "loss=much"], "loss is 'much'; it must be a number"),
         (["--seed", "1", "--faults", "loss=-1"], "must not be negative"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(capsys, argv, message):
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err
+    ]:
+        with subtests.test(argv=argv):
+            assert main(argv) == 2
+            assert message in capsys.readouterr().err
 
 
 def test_faults_are_written_as_they_are_read():
@@ -160,15 +165,13 @@ def test_a_violation_is_an_oracle_and_what_it_saw():
     assert str(Violation("batch", "twice")) == "batch: twice"
 
 
-@pytest.mark.parametrize(
-    ("reason", "is_hopeless"),
-    [
+def test_only_what_came_to_nothing_too_often_is_excused(subtests):
+    for reason, is_hopeless in [
         ("step 4 was tried 3 times without success; last: its leases were lost", True),
         ("the gradient group broke 4 times in a row; last: p0 was lost", True),
         ("the policy replicas were lost 4 times before a checkpoint after step 2; see their logs", True),
         ("step 4 is running after step 2", False),
         ("step 4 has no snapshot", False),
-    ],
-)
-def test_only_what_came_to_nothing_too_often_is_excused(reason, is_hopeless):
-    assert bool(HOPELESS.match(reason)) == is_hopeless
+    ]:
+        with subtests.test(reason=reason):
+            assert bool(HOPELESS.match(reason)) == is_hopeless

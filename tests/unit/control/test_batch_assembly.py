@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -18,7 +17,7 @@ def fail(it, name="p0", missing=(), reason="a peer left"):
     )
 
 
-def test_the_batch_is_the_first_finished_groups_by_position(run):
+def test_the_batch_is_the_first_finished_groups_by_position_without_texts(run, make_sample):
     it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     leases = it.leases()
@@ -29,8 +28,6 @@ def test_the_batch_is_the_first_finished_groups_by_position(run):
     assert [group.lease for group in order.groups] == [leases[3].lease, leases[5].lease]
     assert (order.step, order.attempt, order.stage, order.publish) == (1, 1, 0, True)
 
-
-def test_orders_carry_no_texts(run, make_sample):
     it = run(prompts=1, steps=1)
     it.start()
     it.finish("r0", it.leases()[0], *(make_sample(index, text="a long completion") for index in range(4)))
@@ -49,21 +46,22 @@ def test_a_group_with_too_few_scored_samples_is_dropped(run, make_sample):
     assert len(it.state.ledger.finished) == 1
 
 
-@pytest.mark.parametrize(("oldest", "is_dropped"), [(0, True), (1, False), (2, False)])
-def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run, make_sample, oldest, is_dropped):
-    it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9)
-    it.start()
-    old = it.leases()[0]
-    for step in (1, 2):
-        it.finish("r0", next(lease for lease in it.leases() if lease.lease != old.lease))
-        it.train()
-        assert it.state.step == step
-        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
-    # Step 3 trains version 2: one sample of the group began at `oldest`.
-    samples = [make_sample(index, version=2, newest=2) for index in range(3)]
-    it.finish("r0", old, *samples, make_sample(3, version=oldest, newest=2))
-    assert it.state.ledger.dropped == ({"stale": 1} if is_dropped else {})
-    assert (it.state.running is None) == is_dropped
+def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run, make_sample, subtests):
+    for oldest, is_dropped in [(0, True), (1, False), (2, False)]:
+        with subtests.test(oldest=oldest):
+            it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9)
+            it.start()
+            old = it.leases()[0]
+            for step in (1, 2):
+                it.finish("r0", next(lease for lease in it.leases() if lease.lease != old.lease))
+                it.train()
+                assert it.state.step == step
+                it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+            # Step 3 trains version 2: one sample of the group began at `oldest`.
+            samples = [make_sample(index, version=2, newest=2) for index in range(3)]
+            it.finish("r0", old, *samples, make_sample(3, version=oldest, newest=2))
+            assert it.state.ledger.dropped == ({"stale": 1} if is_dropped else {})
+            assert (it.state.running is None) == is_dropped
 
 
 def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_sample):
@@ -103,8 +101,6 @@ def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
     assert (order.attempt, [group.position for group in order.groups]) == (2, [0, 1, 2])
     assert it.state.generation_number == 1
 
-
-def test_missing_payloads_of_another_member_are_believed_as_well(run):
     it = run(policy_replicas=2, capacity=9, sync_max_staleness=0, prompts=3)
     it.start(policies=2)
     leases = it.leases()
@@ -119,7 +115,7 @@ def test_missing_payloads_of_another_member_are_believed_as_well(run):
     assert [lease.position for lease in it.leases()] == [0, 1]
 
 
-def test_a_step_that_fails_otherwise_is_repeated_by_a_new_generation(run):
+def test_a_step_that_fails_is_repeated_by_a_new_generation_and_not_for_ever(run):
     it = run(prompts=2)
     it.start()
     for lease in it.leases()[:2]:
@@ -134,8 +130,6 @@ def test_a_step_that_fails_otherwise_is_repeated_by_a_new_generation(run):
     it.train()
     assert it.state.steps[0].attempt == 2
 
-
-def test_a_step_that_fails_for_ever_fails_the_run(run):
     it = run(prompts=2)
     it.start()
     for lease in it.leases()[:2]:
@@ -203,8 +197,6 @@ def test_a_run_whose_every_prompt_is_useless_fails_with_the_reason(run):
     assert "64 prompts in a row were dropped, the last as 'prompt_too_long'" in it.state.reason
     assert "a prompt of 99" in it.state.reason
 
-
-def test_reasons_with_numbers_are_explained_up_to_a_number_and_the_last_of_all_is(run):
     it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     for count in range(LEAST_USELESS):
@@ -215,8 +207,6 @@ def test_reasons_with_numbers_are_explained_up_to_a_number_and_the_last_of_all_i
     assert (details["0 frames lack"], details[OTHER_REASONS]) == ("video 0", f"video {LEAST_USELESS - 1}")
     assert f"the last as '{LEAST_USELESS - 1} frames lack'" in it.state.reason
 
-
-def test_a_useful_prompt_starts_the_count_anew(run):
     it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     for count in range(LEAST_USELESS + 9):

@@ -70,6 +70,14 @@ def test_a_change_holds_from_the_next_step_for_every_replica(started):
     assert [order.settings for order in orders] == [{LR: 0.5}] * 2
     assert held(run) == [(1, LR, 0.5)]
 
+    run = started()
+    put(run, f"{LR}=0.5")
+    advance(run)
+    run.join("p1")
+    run.settle("p0", "p1")
+    generate(run)
+    assert run.directive("p1").train.settings == {LR: 0.5}
+
 
 def test_a_step_that_was_ordered_keeps_its_values_whoever_repeats_it(started):
     run = started(policies=2)
@@ -83,8 +91,6 @@ def test_a_step_that_was_ordered_keeps_its_values_whoever_repeats_it(started):
     advance(run)
     assert run.state.steps[1].settings == {LR: 0.5}
 
-
-def test_a_step_whose_payloads_were_lost_keeps_its_values_with_another_batch(started):
     run = started()
     generate(run)
     order = run.directive("p0").train
@@ -96,16 +102,6 @@ def test_a_step_whose_payloads_were_lost_keeps_its_values_with_another_batch(sta
     assert (run.directive("p0").train.attempt, run.directive("p0").train.settings) == (2, {})
 
 
-def test_who_joins_later_gets_the_values_that_hold(started):
-    run = started()
-    put(run, f"{LR}=0.5")
-    advance(run)
-    run.join("p1")
-    run.settle("p0", "p1")
-    generate(run)
-    assert run.directive("p1").train.settings == {LR: 0.5}
-
-
 def test_several_keys_change_together_or_not_at_all(started):
     run = started()
     told = refusal(run.state, Set(overrides=(f"{LR}=0.5", f"{TEMPERATURE}=0")))
@@ -113,6 +109,15 @@ def test_several_keys_change_together_or_not_at_all(started):
     before = list(run.state.changes)
     run.apply(Commanded(ident="bad", request=REQUEST.encode(Set(overrides=(f"{LR}=0.5", f"{TEMPERATURE}=0")))))
     assert run.state.changes == before == []
+
+    run = started()
+    assert "lag up to 2, more than the 1" in refusal(run.state, Set(overrides=("sync.interval=3",)))
+    put(run, "sync.interval=3", "sync.max_staleness=2")
+    assert "more than the 0" in refusal(run.state, Set(overrides=("sync.max_staleness=0",)))
+
+    run = started()
+    run.state.fail("for a reason")
+    assert "the run is over" in refusal(run.state, Set(overrides=(f"{LR}=0.5",)))
 
 
 def test_a_value_that_holds_already_is_no_change_and_the_recipes_own_is_no_setting(started):
@@ -156,25 +161,26 @@ def test_the_interval_of_checkpoints_and_evaluations_changes_at_the_boundary(sta
     assert 2 not in versions
 
 
-@pytest.mark.parametrize(("before", "after"), [((1, 1), (4, 3)), ((4, 3), (5, 5)), ((6, 7), (1, 2)), ((3, 4), (0, 1))])
-@pytest.mark.parametrize("steps", [2, 3, 4, 5])
-def test_the_pace_can_change_at_any_step_without_starving_the_run(started, before, after, steps):
+def test_the_pace_can_change_at_any_step_without_starving_the_run(started, subtests):
     """Whatever was published last, samples that are fresh enough can always be made."""
-    (bound, interval), (new_bound, new_interval) = before, after
-    base = {"sync.max_staleness": bound, "sync.interval": interval}
-    run = started(
-        sync_max_staleness=bound,
-        sync_interval=interval,
-        dynamic=tuple(attrs.evolve(key, value=base.get(key.key, key.value)) for key in DYNAMIC),
-    )
-    for _ in range(steps):
-        advance(run)
-    put(run, f"sync.max_staleness={new_bound}", f"sync.interval={new_interval}")
-    for _ in range(12):
-        advance(run)
-    newest = run.state.steps[-10:]
-    assert max(step.staleness_max for step in newest) <= new_bound
-    assert (run.state.settings.sync_max_staleness, run.state.settings.sync_interval) == after
+    for steps in [2, 3, 4, 5]:
+        for before, after in [((1, 1), (4, 3)), ((4, 3), (5, 5)), ((6, 7), (1, 2)), ((3, 4), (0, 1))]:
+            with subtests.test(steps=steps, before=before):
+                (bound, interval), (new_bound, new_interval) = before, after
+                base = {"sync.max_staleness": bound, "sync.interval": interval}
+                run = started(
+                    sync_max_staleness=bound,
+                    sync_interval=interval,
+                    dynamic=tuple(attrs.evolve(key, value=base.get(key.key, key.value)) for key in DYNAMIC),
+                )
+                for _ in range(steps):
+                    advance(run)
+                put(run, f"sync.max_staleness={new_bound}", f"sync.interval={new_interval}")
+                for _ in range(12):
+                    advance(run)
+                newest = run.state.steps[-10:]
+                assert max(step.staleness_max for step in newest) <= new_bound
+                assert (run.state.settings.sync_max_staleness, run.state.settings.sync_interval) == after
 
 
 def test_a_policy_is_told_to_publish_when_the_pace_changes_between_two_steps(started):
@@ -191,13 +197,6 @@ def test_a_policy_is_told_to_publish_when_the_pace_changes_between_two_steps(sta
     put(run, "sync.interval=1")
     assert run.directive("p0").publish == 1
     assert "p0" in run.state.touched
-
-
-def test_weights_that_would_lag_too_far_are_not_allowed_for(started):
-    run = started()
-    assert "lag up to 2, more than the 1" in refusal(run.state, Set(overrides=("sync.interval=3",)))
-    put(run, "sync.interval=3", "sync.max_staleness=2")
-    assert "more than the 0" in refusal(run.state, Set(overrides=("sync.max_staleness=0",)))
 
 
 def test_a_resumed_run_keeps_what_held_at_its_next_step_and_tells_of_the_rest(started):
@@ -218,8 +217,6 @@ def test_a_resumed_run_keeps_what_held_at_its_next_step_and_tells_of_the_rest(st
     assert "going on from step 2 undid evaluation.interval = 3 from step 4 on" in run.state.status_details["settings"]
     assert core.fold(run.events) == run.state
 
-
-def test_a_recipe_that_was_changed_for_going_on_counts_for_more_than_a_change_before(started):
     run = started()
     put(run, "evaluation.interval=5", f"{LR}=0.5")
     changed = [attrs.evolve(key, value=7) if key.key == "evaluation.interval" else key for key in DYNAMIC]
@@ -237,9 +234,3 @@ def test_an_account_holds_the_changes(started):
     state = restored(snapshot, "somewhere")
     assert changes.values_at(state, state.step + 1) == {LR: 0.5, "sync.max_staleness": 4}
     assert state.settings.sync_max_staleness == 4
-
-
-def test_a_run_that_is_over_is_not_changed(started):
-    run = started()
-    run.state.fail("for a reason")
-    assert "the run is over" in refusal(run.state, Set(overrides=(f"{LR}=0.5",)))

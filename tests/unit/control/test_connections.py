@@ -81,11 +81,12 @@ class Room:
 
 
 @pytest.fixture
-def room(settings):
-    return Room(settings(warmup=2, policy_replicas=2, rollout_replicas=0))
+def make_room(settings):
+    return lambda: Room(settings(warmup=2, policy_replicas=2, rollout_replicas=0))
 
 
-def test_a_closed_connection_is_noticed_within_seconds(room):
+def test_a_closed_connection_is_noticed_within_seconds_and_silence_later(make_room):
+    room = make_room()
     room.wait(5)
     assert room.asked == []
     del room.beats["p1"]
@@ -95,8 +96,7 @@ def test_a_closed_connection_is_noticed_within_seconds(room):
     room.wait(1)
     assert room.lost() == {"p1": "its connection is closed: its process has ended, or cannot be reached"}
 
-
-def test_one_that_is_connected_may_be_silent_for_longer(room):
+    room = make_room()
     del room.beats["p1"]
     room.wait(10)
     assert room.lost() == {}
@@ -104,7 +104,8 @@ def test_one_that_is_connected_may_be_silent_for_longer(room):
     assert room.lost() == {"p1": "silent for 10 s (control.lost_after_s)"}
 
 
-def test_one_that_beats_and_does_not_get_on_is_given_up(room):
+def test_one_that_beats_and_does_not_get_on_is_given_up_and_no_other(make_room):
+    room = make_room()
     room.beats["p1"] = ("training step 3, attempt 1", False)
     room.wait(20)
     assert room.lost() == {}
@@ -115,8 +116,7 @@ def test_one_that_beats_and_does_not_get_on_is_given_up(room):
     directive = [message for _, message in room.server_loop.commit(room.now) if isinstance(message, Directive)]
     assert directive[-1].policy.generation.members == ("p0",)
 
-
-def test_progress_and_idleness_are_no_hang(room):
+    room = make_room()
     for number in range(60):
         room.beats["p1"] = ("training step 3, attempt 1", False)
         room.progress["p1"] = number // 15
@@ -126,14 +126,14 @@ def test_progress_and_idleness_are_no_hang(room):
     assert room.lost() == {}
 
 
-def test_who_waits_for_one_that_hangs_is_not_to_blame(room):
+def test_who_waits_for_others_is_not_to_blame(make_room):
+    room = make_room()
     room.beats = {"p0": ("waiting for the other members of generation 1", True), "p1": ("training step 1", False)}
     room.wait(25)
     assert list(room.lost()) == ["p1"]
     assert not any(isinstance(event, GroupStalled) for event in room.events)
 
-
-def test_who_waits_for_one_that_works_goes_on_waiting(room):
+    room = make_room()
     room.beats["p0"] = ("waiting for the other members of generation 1", True)
     for number in range(60):
         room.beats["p1"] = ("training step 1", False)
@@ -143,7 +143,8 @@ def test_who_waits_for_one_that_works_goes_on_waiting(room):
     assert not any(isinstance(event, GroupStalled) for event in room.events)
 
 
-def test_a_group_whose_members_all_wait_is_formed_anew(room):
+def test_a_group_whose_members_all_wait_is_formed_anew(make_room):
+    room = make_room()
     waiting = ("waiting for the other members of generation 1", True)
     room.beats = {"p0": waiting, "p1": waiting}
     room.wait(22)
@@ -157,7 +158,8 @@ def test_a_group_whose_members_all_wait_is_formed_anew(room):
     assert room.server_loop.state.generation.order.generation == 2
 
 
-def test_a_pause_of_the_controller_is_nobodys_fault(room):
+def test_a_pause_of_the_controller_is_nobodys_fault(make_room):
+    room = make_room()
     room.beats["p1"] = ("training step 1", False)
     room.wait(10)
     room.now += 300.0
@@ -165,7 +167,8 @@ def test_a_pause_of_the_controller_is_nobodys_fault(room):
     assert room.lost() == {}
 
 
-def test_of_those_who_left_no_line_is_kept(room):
+def test_of_those_who_left_no_line_is_kept(make_room):
+    room = make_room()
     room.gone.add("p1")
     del room.beats["p1"]
     room.wait(5)

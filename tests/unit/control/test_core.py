@@ -26,8 +26,6 @@ def test_a_run_goes_from_its_first_weights_to_its_last_checkpoint(run):
     assert it.directive("p0").stop
     assert it.directive("r0").stop
 
-
-def test_the_fold_of_the_events_is_the_state(run):
     it = run(warmup=1, evaluation_prompts=3)
     it.join("p0")
     it.join("r0")
@@ -61,7 +59,7 @@ def test_a_step_record_tells_what_was_trained_on(run, make_sample):
     assert samples.dropped == {"reward_failed": 1, "reward_timeout": 1}
 
 
-def test_a_fenced_report_changes_nothing(run):
+def test_a_report_that_is_fenced_repeated_unreadable_or_of_another_attempt_changes_nothing(run):
     it = run()
     it.start()
     lease = it.leases()[0]
@@ -76,8 +74,6 @@ def test_a_fenced_report_changes_nothing(run):
         core.step(it.state, ReplicaLost(name="r0", incarnation=old, reason="silent"))
     assert it.state == before
 
-
-def test_a_repeated_report_counts_once(run):
     it = run()
     it.start()
     it.finish("r0", it.leases()[0])
@@ -85,8 +81,14 @@ def test_a_repeated_report_counts_once(run):
     core.step(it.state, it.events[-1])
     assert it.state == before
 
+    it = run()
+    it.start()
+    before = copy.deepcopy(it.state)
+    sequence = it.state.replicas["r0"].received + 1
+    with pytest.raises(TransportError):
+        core.step(it.state, Reported(name="r0", incarnation=it.incarnations["r0"], sequence=sequence, report=b"?"))
+    assert it.state == before
 
-def test_a_step_done_of_another_attempt_or_generation_finishes_nothing(run):
     it = run()
     it.start()
     for lease in it.leases()[:2]:
@@ -101,22 +103,18 @@ def test_a_step_done_of_another_attempt_or_generation_finishes_nothing(run):
     assert it.state.step == 1
 
 
-def test_a_failed_replica_fails_the_run(run):
+def test_a_failed_replica_a_wrong_report_and_absence_fail_the_run(run):
     it = run()
     it.start()
     it.report("r0", Failed(reason="out of memory"))
     assert (it.state.outcome, it.state.reason) == ("failed", "r0: out of memory")
     assert it.directive("p0").stop
 
-
-def test_a_report_of_the_other_role_fails_the_run(run):
     it = run()
     it.start()
     it.report("r0", CheckpointSaved(step=1, path="x"))
     assert it.state.outcome == "failed"
 
-
-def test_replicas_that_do_not_come_fail_the_run(run):
     it = run(policy_replicas=2)
     it.join("p0")
     it.apply(JoinTimedOut(timeout_s=3))
@@ -124,29 +122,17 @@ def test_replicas_that_do_not_come_fail_the_run(run):
     assert "1 of 2 policy replicas and 1 of 1 rollout replicas" in it.state.reason
 
 
-def test_a_new_term_keeps_everything_else(run):
-    it = run()
-    it.start()
-    before = copy.deepcopy(it.state)
-    it.apply(ControllerStarted(term=7))
-    assert it.state.term == 7
-    it.state.term = before.term
-    assert it.state == before
-
-
-def test_a_history_begins_with_its_opening(settings):
+def test_a_history_begins_with_its_opening_and_a_new_term_keeps_it(settings, run):
     with pytest.raises(JournalError, match="ControllerStarted, not RunOpened"):
         core.fold([ControllerStarted(term=1)])
     with pytest.raises(JournalError, match="empty"):
         core.fold([])
     assert core.fold([RunOpened(settings=settings())]).step == 0
 
-
-def test_a_report_that_is_none_is_an_error_and_changes_nothing(run):
     it = run()
     it.start()
     before = copy.deepcopy(it.state)
-    sequence = it.state.replicas["r0"].received + 1
-    with pytest.raises(TransportError):
-        core.step(it.state, Reported(name="r0", incarnation=it.incarnations["r0"], sequence=sequence, report=b"?"))
+    it.apply(ControllerStarted(term=7))
+    assert it.state.term == 7
+    it.state.term = before.term
     assert it.state == before

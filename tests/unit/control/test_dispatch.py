@@ -7,7 +7,7 @@ def positions(it, name="r0"):
     return [lease.position for lease in it.leases(name)]
 
 
-def test_nothing_is_leased_before_all_rollout_replicas_of_the_recipe_are_there(run):
+def test_nothing_is_leased_before_all_replicas_have_joined_and_loaded(run):
     it = run(rollout_replicas=2)
     it.start(rollouts=1)
     assert it.state.replicas["r0"].version == 0
@@ -16,8 +16,6 @@ def test_nothing_is_leased_before_all_rollout_replicas_of_the_recipe_are_there(r
     it.join("r1")
     assert positions(it) == [0, 1, 2]
 
-
-def test_nothing_is_leased_to_a_replica_without_weights(run):
     it = run()
     it.join("p0")
     it.join("r0")
@@ -25,14 +23,12 @@ def test_nothing_is_leased_to_a_replica_without_weights(run):
     assert it.directive("r0").weights is None
 
 
-def test_async_leases_no_more_than_capacity_to_a_replica(run):
+def test_async_leases_fill_replicas_up_to_capacity_the_least_busy_first(run):
     it = run(capacity=3, sync_max_staleness=9, steps=9, rollout_replicas=2)
     it.start(rollouts=2)
     assert positions(it, "r0") == [0, 1, 2]
     assert positions(it, "r1") == [3, 4, 5]
 
-
-def test_async_leases_to_the_replica_that_has_least_in_flight(run):
     it = run(capacity=3, sync_max_staleness=0, steps=9, prompts=4, rollout_replicas=2)
     it.start(rollouts=2)
     assert (positions(it, "r0"), positions(it, "r1")) == ([0, 1, 2], [3])
@@ -42,7 +38,7 @@ def test_async_leases_to_the_replica_that_has_least_in_flight(run):
     assert sorted(map(len, (it.leases("r0"), it.leases("r1")))) == [2, 2]
 
 
-def test_async_leases_no_prompt_that_would_be_stale_when_it_is_trained(run):
+def test_async_leases_only_what_will_be_trained_and_fresh(run):
     it = run(capacity=99, sync_max_staleness=2, steps=9, prompts=2)
     it.start()
     # Version 0 may train steps 1, 2 and 3: the weights trained are then 0, 1 and 2.
@@ -55,14 +51,10 @@ def test_async_leases_no_prompt_that_would_be_stale_when_it_is_trained(run):
     it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
     assert positions(it) == [2, 3, 4, 5, 6, 7]
 
-
-def test_async_leases_no_more_than_the_run_will_train(run):
     it = run(capacity=99, sync_max_staleness=9, steps=2, prompts=2)
     it.start()
     assert positions(it) == [0, 1, 2, 3]
 
-
-def test_a_dropped_prompt_makes_room_for_another(run):
     it = run(capacity=99, sync_max_staleness=0, prompts=2)
     it.start()
     first, second = it.leases()
@@ -73,14 +65,12 @@ def test_a_dropped_prompt_makes_room_for_another(run):
     assert it.state.status_details["too_long"] == "99 units"
 
 
-def test_sync_leases_one_wave_split_by_name(run):
+def test_sync_leases_one_wave_at_a_time_split_by_name(run):
     it = run(synchronous=True, sync_max_staleness=0, prompts=5, rollout_replicas=2)
     it.start(rollouts=2)
     assert positions(it, "r0") == [0, 2, 4]
     assert positions(it, "r1") == [1, 3]
 
-
-def test_sync_refills_only_when_the_wave_is_over(run):
     it = run(synchronous=True, sync_max_staleness=0, prompts=3)
     it.start()
     first, second, third = it.leases()
@@ -92,7 +82,7 @@ def test_sync_refills_only_when_the_wave_is_over(run):
     assert it.state.step == 0
 
 
-def test_sync_waits_for_the_step_and_for_its_weights_on_every_replica(run):
+def test_sync_waits_for_the_step_its_weights_on_every_replica_and_an_evaluation(run):
     it = run(synchronous=True, sync_max_staleness=0, prompts=2, rollout_replicas=2)
     it.start(rollouts=2)
     for name in ("r0", "r1"):
@@ -108,8 +98,6 @@ def test_sync_waits_for_the_step_and_for_its_weights_on_every_replica(run):
     it.report("r1", *it.fakes["r1"]._load(it.directive("r1")))
     assert (positions(it, "r0"), positions(it, "r1")) == ([2], [3])
 
-
-def test_sync_waits_for_an_evaluation(run):
     it = run(synchronous=True, sync_max_staleness=0, evaluation_prompts=3)
     it.start()
     assert {lease.purpose for lease in it.leases()} == {"evaluation"}
@@ -118,7 +106,7 @@ def test_sync_waits_for_an_evaluation(run):
     assert {lease.purpose for lease in it.leases()} == {"train"}
 
 
-def test_what_a_lost_replica_had_in_flight_or_finished_is_queued_again(run):
+def test_what_a_lost_replica_had_is_queued_again_and_its_reports_are_in_vain(run):
     it = run(capacity=4, sync_max_staleness=9, prompts=3, rollout_replicas=2)
     it.start(rollouts=2)
     assert positions(it, "r0") == [0, 1, 2, 3]
@@ -135,8 +123,6 @@ def test_what_a_lost_replica_had_in_flight_or_finished_is_queued_again(run):
     assert finished.lease not in [lease.lease for lease in it.leases("r1")]
     assert sorted([*ledger.queued, *ledger.in_flight, kept.position]) == list(range(ledger.next_position))
 
-
-def test_a_lease_that_was_taken_away_reports_in_vain(run):
     it = run(rollout_replicas=1)
     it.start()
     lease = it.leases()[0]

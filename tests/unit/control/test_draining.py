@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.transport.messages import REQUEST, Drain
@@ -15,7 +13,7 @@ def drain(it, name):
     return refusal
 
 
-def test_a_rollout_replica_gets_nothing_new_and_finishes_what_it_has(run):
+def test_a_rollout_replica_finishes_what_it_has_keeps_its_payloads_and_leaves(run):
     it = run(rollout_replicas=2)
     it.start(rollouts=2)
     before = it.leases("r1")
@@ -26,8 +24,6 @@ def test_a_rollout_replica_gets_nothing_new_and_finishes_what_it_has(run):
     assert it.leases("r1") == before
     assert not it.directive("r1").leave
 
-
-def test_it_keeps_payloads_until_the_step_has_read_them_and_leaves_then(run):
     it = run(rollout_replicas=2, prompts=2)
     it.start(rollouts=2)
     drain(it, "r1")
@@ -52,7 +48,7 @@ def test_it_keeps_payloads_until_the_step_has_read_them_and_leaves_then(run):
     assert not it.state.draining
 
 
-def test_a_held_out_row_is_finished_by_the_one_that_has_it(run):
+def test_held_out_rows_waves_and_copies_of_one_that_drains_are_taken_care_of(run):
     it = run(rollout_replicas=2, evaluation_prompts=4)
     it.start(rollouts=2)
     rows = [lease for lease in it.leases("r0") if lease.purpose == "evaluation"]
@@ -63,8 +59,6 @@ def test_a_held_out_row_is_finished_by_the_one_that_has_it(run):
     (done,) = it.state.evaluations
     assert (done.num_prompts, done.num_unscored) == (4, 0)
 
-
-def test_in_sync_mode_a_wave_goes_to_those_that_stay(run):
     it = run(rollout_replicas=2, synchronous=True, sync_max_staleness=0)
     it.start(rollouts=2)
     for name in ("r0", "r1"):
@@ -75,8 +69,6 @@ def test_in_sync_mode_a_wave_goes_to_those_that_stay(run):
     assert it.state.outcome == "finished"
     assert "r1" not in it.state.replicas
 
-
-def test_what_it_passed_on_is_read_from_others(run):
     it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False)
     it.start(rollouts=3)
     assert "r0" in it.state.parents.values()
@@ -86,7 +78,7 @@ def test_what_it_passed_on_is_read_from_others(run):
     assert it.state.outcome == "finished"
 
 
-def test_a_policy_replica_leaves_at_a_step_boundary(run):
+def test_a_policy_replica_leaves_at_a_step_boundary_once_its_weights_are_with_others(run):
     it = run(policy_replicas=2, prompts=2)
     it.start(policies=2)
     for lease in it.leases()[:2]:
@@ -108,8 +100,18 @@ def test_a_policy_replica_leaves_at_a_step_boundary(run):
     assert it.state.outcome == "finished"
     assert [record.attempt for record in it.state.steps] == [1, 1, 1]
 
+    it = run(policy_replicas=2, prompts=2)
+    it.start(policies=2)
+    drain(it, "p0")
+    it.lose("p1")
+    it.follow("p0")
+    assert it.directive("p0").generation.members == ("p0",)
+    it.join("p2")
+    it.settle()
+    assert it.state.outcome == "finished"
+    assert "p0" not in it.state.replicas
+    assert it.fakes["p2"].step == it.state.step
 
-def test_what_it_alone_has_published_is_waited_for(run):
     it = run(policy_replicas=1, rollout_replicas=2, sync_interval=4, sync_max_staleness=9)
     it.join("p0")
     it.join("r0")
@@ -130,21 +132,7 @@ def test_what_it_alone_has_published_is_waited_for(run):
     assert it.directive("p0").leave
 
 
-def test_one_that_drains_gives_its_weights_to_a_joiner_first(run):
-    it = run(policy_replicas=2, prompts=2)
-    it.start(policies=2)
-    drain(it, "p0")
-    it.lose("p1")
-    it.follow("p0")
-    assert it.directive("p0").generation.members == ("p0",)
-    it.join("p2")
-    it.settle()
-    assert it.state.outcome == "finished"
-    assert "p0" not in it.state.replicas
-    assert it.fakes["p2"].step == it.state.step
-
-
-def test_a_process_of_the_same_name_may_join_again(run):
+def test_one_that_left_may_join_again_and_one_that_is_lost_is_lost(run):
     it = run(rollout_replicas=2)
     it.start(rollouts=2)
     drain(it, "r1")
@@ -159,8 +147,6 @@ def test_a_process_of_the_same_name_may_join_again(run):
     it.settle()
     assert it.state.outcome == "finished"
 
-
-def test_one_that_is_lost_while_it_drains_is_lost(run):
     it = run(rollout_replicas=2)
     it.start(rollouts=2)
     drain(it, "r1")
@@ -169,8 +155,6 @@ def test_one_that_is_lost_while_it_drains_is_lost(run):
     it.settle()
     assert it.state.outcome == "finished"
 
-
-def test_one_that_leaves_unasked_loses_what_it_had(run):
     it = run(rollout_replicas=2)
     it.start(rollouts=2)
     assert it.leases("r1")
@@ -178,34 +162,26 @@ def test_one_that_leaves_unasked_loses_what_it_had(run):
     assert it.state.ledger.queued
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_what_cannot_be_is_refused_and_asking_twice_changes_nothing(run, subtests):
+    for name, words in [
         ("rollout-7", "rollout-7 is not in this run, which has p0, p1, r0"),
         ("r0", "r0 is the last rollout replica that stays"),
-    ],
-)
-def test_what_cannot_be_is_refused(run, name, words):
-    it = run(policy_replicas=2)
-    it.start(policies=2)
-    assert words in drain(it, name)
-    assert not it.state.draining
+    ]:
+        with subtests.test(name=name):
+            it = run(policy_replicas=2)
+            it.start(policies=2)
+            assert words in drain(it, name)
+            assert not it.state.draining
 
-
-def test_the_last_policy_replica_stays(run):
     it = run(policy_replicas=2)
     it.start(policies=2)
     assert drain(it, "p0") == ""
     assert "p1 is the last policy replica that stays" in drain(it, "p1")
 
-
-def test_before_the_run_has_begun_nobody_leaves(run):
     it = run(policy_replicas=2)
     it.join("p0")
     assert "the run has not begun, as it waits for 1 of 2 policy replicas" in drain(it, "p0")
 
-
-def test_asking_twice_changes_nothing(run):
     it = run(rollout_replicas=2)
     it.start(rollouts=2)
     drain(it, "r1")

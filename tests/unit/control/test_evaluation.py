@@ -19,8 +19,13 @@ def test_held_out_rows_come_before_training_and_are_pinned(run):
     # Three sequences leave room for one group of four among eight.
     assert [lease.position for lease in it.leases() if lease.purpose == "train"] == [0]
 
+    it = run(evaluation_prompts=2)
+    it.start()
+    it.join("r1")
+    assert it.leases("r1") == []
 
-def test_rollout_replicas_stay_at_the_version_that_is_evaluated(run):
+
+def test_rollout_replicas_stay_at_the_version_that_is_evaluated_and_training_goes_on(run):
     it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1, steps=5)
     it.start()
     held_out = it.leases()[:2]
@@ -34,15 +39,17 @@ def test_rollout_replicas_stay_at_the_version_that_is_evaluated(run):
         it.finish("r0", lease)
     assert it.directive("r0").weights.version == 1
 
-
-def test_a_replica_at_another_version_gets_no_held_out_rows(run):
-    it = run(evaluation_prompts=2)
+    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
     it.start()
-    it.join("r1")
-    assert it.leases("r1") == []
+    training = [lease for lease in it.leases() if lease.purpose == "train"]
+    for lease in training[:2]:
+        it.finish("r0", lease)
+        it.train()
+    assert it.state.step == 2
+    assert it.state.evaluations == []
 
 
-def test_accuracy_counts_unscored_rows_as_not_right(run, make_sample):
+def test_unscored_rows_count_as_not_right(run, make_sample):
     it = run(evaluation_prompts=4, rewards=("right", "short"))
     it.start()
     leases = it.leases()
@@ -58,30 +65,12 @@ def test_accuracy_counts_unscored_rows_as_not_right(run, make_sample):
     assert [(each.row, each.text) for each in done.completions] == [(0, "four"), (1, "five"), (2, "six")]
     assert it.state.ledger.samples.generated == 0
 
-
-def test_a_completion_of_other_weights_does_not_count(run, make_sample):
     it = run(evaluation_prompts=1)
     it.start()
     it.finish("r0", it.leases()[0], make_sample(version=0, newest=1))
     (done,) = it.state.evaluations
     assert (done.accuracy, done.num_unscored) == (None, 1)
 
-
-@pytest.mark.parametrize("unit", ["token", "denoising step"])
-def test_an_evaluation_without_a_score_measured_nothing_and_is_never_the_best(run, make_sample, unit):
-    it = run(evaluation_prompts=1, rewards=("dark",), unit=unit)
-    it.start()
-    it.finish("r0", it.leases()[0], make_sample(status="reward_failed"))
-    (done,) = it.state.evaluations
-    assert (done.score, done.reward, done.num_unscored, done.merit) == (None, None, 1, -math.inf)
-    it.state.checkpoints.saved.update({0: "none", 1: "worse", 2: "better"})
-    assert best_checkpoint(it.state) is None
-    scored = attrs.evolve(done, num_unscored=0)
-    it.state.evaluations += [attrs.evolve(scored, version=2, reward=-1.0), attrs.evolve(scored, version=1, reward=-2.0)]
-    assert best_checkpoint(it.state) == 2
-
-
-def test_denoised_samples_have_the_mean_reward_of_the_scored_ones(run, make_sample):
     it = run(evaluation_prompts=3, rewards=("dark",), unit="denoising step")
     it.start()
     leases = it.leases()
@@ -90,6 +79,22 @@ def test_denoised_samples_have_the_mean_reward_of_the_scored_ones(run, make_samp
     it.finish("r0", leases[2], make_sample(status="reward_failed"))
     (done,) = it.state.evaluations
     assert (done.accuracy, done.reward, done.score, done.num_unscored) == (None, -1.5, -1.5, 1)
+
+
+def test_an_evaluation_without_a_score_measured_nothing_and_is_never_the_best(run, make_sample, subtests):
+    for unit in ["token", "denoising step"]:
+        with subtests.test(unit=unit):
+            it = run(evaluation_prompts=1, rewards=("dark",), unit=unit)
+            it.start()
+            it.finish("r0", it.leases()[0], make_sample(status="reward_failed"))
+            (done,) = it.state.evaluations
+            assert (done.score, done.reward, done.num_unscored, done.merit) == (None, None, 1, -math.inf)
+            it.state.checkpoints.saved.update({0: "none", 1: "worse", 2: "better"})
+            assert best_checkpoint(it.state) is None
+            scored = attrs.evolve(done, num_unscored=0)
+            for version, reward in ((2, -1.0), (1, -2.0)):
+                it.state.evaluations.append(attrs.evolve(scored, version=version, reward=reward))
+            assert best_checkpoint(it.state) == 2
 
 
 def test_only_the_first_completions_are_kept(run):
@@ -111,17 +116,6 @@ def test_rows_of_a_lost_replica_are_leased_again(run):
     assert sorted([*taken, *it.state.pending[0].queued]) == list(range(16))
 
 
-def test_training_does_not_wait_for_an_evaluation(run):
-    it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
-    it.start()
-    training = [lease for lease in it.leases() if lease.purpose == "train"]
-    for lease in training[:2]:
-        it.finish("r0", lease)
-        it.train()
-    assert it.state.step == 2
-    assert it.state.evaluations == []
-
-
 def test_the_run_ends_after_its_last_evaluation(run):
     it = run(evaluation_prompts=1, steps=1, prompts=1)
     it.start()
@@ -135,7 +129,7 @@ def test_the_run_ends_after_its_last_evaluation(run):
     assert it.state.outcome == "finished"
 
 
-def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_by_the_run_that_goes_on(run):
+def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_again_if_its_weights_are_there(run):
     it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
     it.start()
     first, _ = (lease for lease in it.leases() if lease.purpose == "evaluation")
@@ -150,8 +144,6 @@ def test_an_evaluation_that_a_stop_cuts_off_is_told_and_made_by_the_run_that_goe
     assert it.state.status_details == {}
     assert [due.version for due in it.state.pending] == [0]
 
-
-def test_an_evaluation_of_an_older_step_that_a_stop_cuts_off_is_lost(run):
     it = run(evaluation_prompts=2, prompts=1, sync_max_staleness=1)
     it.start()
     it.finish("r0", next(lease for lease in it.leases() if lease.purpose == "train"))
@@ -234,8 +226,6 @@ def test_the_held_out_loss_is_part_of_the_steps_that_need_it(run):
     assert it.state.pending == []
     assert "evaluation" not in it.state.status_details
 
-
-def test_a_run_that_scores_completions_measures_no_loss(run):
     it = run(evaluation_prompts=2, evaluation_interval=1, warmup=1)
     it.join("p0")
     it.join("r0")
@@ -244,7 +234,7 @@ def test_a_run_that_scores_completions_measures_no_loss(run):
     assert [order.measures for order in it.fakes["p0"].trained] == [()] * 4
 
 
-def test_completions_are_scored_and_demonstrations_measured_of_the_same_weights(run):
+def test_completions_are_scored_and_demonstrations_measured_once_of_the_same_weights(run):
     it = run(stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2)
     it.join("p0")
     it.join("r0")
@@ -256,8 +246,6 @@ def test_completions_are_scored_and_demonstrations_measured_of_the_same_weights(
     assert sorted(record.version for record in scored) == [0, 2, 4, 5]
     assert len(it.state.evaluations) == 8
 
-
-def test_a_resumed_run_scores_and_measures_nothing_twice(run):
     it = run(
         stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
         policy_checkpoint_interval=2,
@@ -274,7 +262,7 @@ def test_a_resumed_run_scores_and_measures_nothing_twice(run):
     assert kinds == [(version, kind) for version in (0, 2, 4, 5) for kind in (False, True)]
 
 
-def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_known(run):
+def test_a_resumed_run_measures_what_it_lacks(run):
     it = run(
         stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
         policy_checkpoint_interval=2,
@@ -293,27 +281,20 @@ def test_completions_that_a_resumed_run_lacks_are_scored_though_the_loss_is_know
         "version 0 was lost before its evaluation was done; version 2 was lost before its evaluation was done"
     )
 
-
-def test_a_run_made_as_short_as_its_checkpoint_tells_that_its_end_was_not_measured(run):
-    it = run(
-        stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=4,
-        policy_checkpoint_interval=2,
-    )  # fmt: skip
-    it.join("p0")
-    it.join("r0")
-    it.settle()
-    shorter = attrs.evolve(it.state.settings, stages=(attrs.evolve(IMITATION, steps=2),))
-    it.resume(2, shorter)
+    it = imitating(run, evaluation_interval=2, policy_checkpoint_interval=2)
+    while it.state.step < 3:
+        it.follow()
+    assert [record.version for record in it.state.evaluations] == [0, 2]
+    it.state.evaluations.pop()
+    it.resume(2)
     it.join("p0", step=2)
-    it.join("r0")
+    it.follow()
+    assert it.directive("p0").train.measures == (2,)
     it.settle()
-    assert (it.state.outcome, it.state.step) == ("finished", 2)
-    assert [record.version for record in it.state.evaluations if record.accuracy is not None] == [0, 2]
-    assert [record.version for record in it.state.evaluations if record.loss is not None] == [0]
-    assert it.state.status_details["evaluation"] == "the held-out loss at step 2 was not measured"
+    assert [record.version for record in it.state.evaluations] == [0, 2, 4, 5]
 
 
-def test_a_run_made_longer_measures_what_its_new_interval_asks_for(run):
+def test_a_run_that_goes_on_with_another_length_measures_its_new_end(run):
     it = run(stages=(IMITATION,), rollout_replicas=0, rewards=(), heldout_rows=3)
     it.join("p0")
     it.settle()
@@ -332,8 +313,25 @@ def test_a_run_made_longer_measures_what_its_new_interval_asks_for(run):
     assert sorted(it.state.checkpoints.saved) == [5, 6, 9]
     assert it.state.ledger.consumed == 9 * IMITATION.prompts_per_step
 
+    it = run(
+        stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=4,
+        policy_checkpoint_interval=2,
+    )  # fmt: skip
+    it.join("p0")
+    it.join("r0")
+    it.settle()
+    shorter = attrs.evolve(it.state.settings, stages=(attrs.evolve(IMITATION, steps=2),))
+    it.resume(2, shorter)
+    it.join("p0", step=2)
+    it.join("r0")
+    it.settle()
+    assert (it.state.outcome, it.state.step) == ("finished", 2)
+    assert [record.version for record in it.state.evaluations if record.accuracy is not None] == [0, 2]
+    assert [record.version for record in it.state.evaluations if record.loss is not None] == [0]
+    assert it.state.status_details["evaluation"] == "the held-out loss at step 2 was not measured"
 
-def test_the_best_checkpoint_is_that_of_the_best_accuracy_where_there_is_one(run):
+
+def test_the_best_checkpoint_has_the_best_accuracy_or_else_the_lowest_loss(run, subtests):
     it = run(
         stages=(IMITATION,), rollout_replicas=1, heldout_rows=3, evaluation_prompts=2, evaluation_interval=2,
         policy_checkpoint_interval=2,
@@ -350,8 +348,16 @@ def test_the_best_checkpoint_is_that_of_the_best_accuracy_where_there_is_one(run
     it.state.evaluations[:] = [record for record in it.state.evaluations if record.accuracy is None]
     assert best_checkpoint(it.state) == 5
 
+    for loss, merit in [(0.5, -0.5), (math.inf, -math.inf), (math.nan, -math.inf)]:
+        with subtests.test(loss=loss):
+            it = imitating(run)
+            it.report("p0", done(it.directive("p0").train, 0, loss=loss))
+            record = it.state.evaluations[0]
+            assert record.merit == merit
+            assert attrs.evolve(record, accuracy=0.25).merit == 0.25
 
-def test_a_loss_that_a_broken_group_did_not_give_is_asked_for_again(run):
+
+def test_a_loss_that_is_lacking_is_asked_for_again_or_taken_from_another_member(run):
     it = imitating(run, evaluation_interval=2)
     it.report("p0", done(it.directive("p0").train, 0))
     it.report("p0", done(it.directive("p0").train))
@@ -360,8 +366,6 @@ def test_a_loss_that_a_broken_group_did_not_give_is_asked_for_again(run):
     assert [record.version for record in it.state.evaluations] == [0, 2]
     assert "evaluation" not in it.state.status_details
 
-
-def test_a_loss_that_one_member_lacks_is_taken_from_another(run):
     it = run(
         stages=(IMITATION,), rollout_replicas=0, policy_replicas=2, rewards=(), heldout_rows=3, evaluation_interval=1
     )
@@ -377,46 +381,19 @@ def test_a_loss_that_one_member_lacks_is_taken_from_another(run):
     assert it.directive("p0").train.measures == (2,)
 
 
-def test_a_last_loss_that_was_not_measured_is_told(run):
+def test_losses_and_rows_that_were_not_measured_are_told(run):
     it = imitating(run)
     while (order := it.directive("p0").train) is not None:
         it.report("p0", done(order, *(version for version in order.measures if version < 5)))
     assert it.state.status_details["evaluation"] == "the held-out loss at step 5 was not measured"
 
-
-def test_rows_that_have_no_loss_are_counted_and_told(run):
     it = imitating(run)
     it.report("p0", done(it.directive("p0").train, 0, dropped=((1, "bad_row"),)))
     record = it.state.evaluations[0]
     assert (record.num_prompts, record.num_unscored, record.dropped) == (3, 1, {"bad_row": 1})
     assert it.state.status_details["held-out bad_row"] == "row 1"
 
-
-def test_without_a_usable_row_there_is_no_record(run):
     it = imitating(run)
     it.report("p0", done(it.directive("p0").train, 0, dropped=tuple((row, "bad_row") for row in range(3))))
     assert it.state.evaluations == []
     assert it.state.status_details["evaluation"] == "the held-out loss at step 0 was not measured"
-
-
-def test_a_resumed_run_measures_what_its_timeline_lacks(run):
-    it = imitating(run, evaluation_interval=2, policy_checkpoint_interval=2)
-    while it.state.step < 3:
-        it.follow()
-    assert [record.version for record in it.state.evaluations] == [0, 2]
-    it.state.evaluations.pop()
-    it.resume(2)
-    it.join("p0", step=2)
-    it.follow()
-    assert it.directive("p0").train.measures == (2,)
-    it.settle()
-    assert [record.version for record in it.state.evaluations] == [0, 2, 4, 5]
-
-
-@pytest.mark.parametrize(("loss", "merit"), [(0.5, -0.5), (math.inf, -math.inf), (math.nan, -math.inf)])
-def test_the_lowest_loss_is_the_best(run, loss, merit):
-    it = imitating(run)
-    it.report("p0", done(it.directive("p0").train, 0, loss=loss))
-    record = it.state.evaluations[0]
-    assert record.merit == merit
-    assert attrs.evolve(record, accuracy=0.25).merit == 0.25

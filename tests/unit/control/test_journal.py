@@ -25,7 +25,7 @@ def fill(path, run, *, number=3):
         journal.commit()
 
 
-def test_what_was_committed_is_read_back_with_its_time(tmp_path, run):
+def test_what_was_committed_is_read_back_with_its_time_and_nothing_else(tmp_path, run):
     path = tmp_path / "journal.sqlite"
     fill(path, run)
     found = list(entries(path))
@@ -41,33 +41,38 @@ def test_what_was_committed_is_read_back_with_its_time(tmp_path, run):
         assert len(journal.read(0, 2)) == 2
         assert list(journal.timed()) == [(when, event) for _, when, event in found]
 
-
-def test_what_was_not_committed_is_not_there(tmp_path, run):
-    path = tmp_path / "journal.sqlite"
+    path = tmp_path / "other1.sqlite"
     fill(path, run)
     with Journal(path) as journal:
         assert journal.append(ControllerStarted(term=9)) == 5
         assert journal.read(0, 10)[-1][0] == 4
     assert replay(path).term == 3
 
-
-@pytest.mark.parametrize("is_settled", [True, False])
-def test_what_was_settled_is_there_when_a_power_cut_takes_the_log(tmp_path, run, is_settled):
-    path = tmp_path / "journal.sqlite"
-    fill(path, run)
-    with Journal(path) as journal:
-        journal.append(ControllerStarted(term=4))
-        (journal.settle if is_settled else journal.commit)()
-        journal.append(ControllerStarted(term=5))
-        journal.commit()
-        copy = tmp_path / "copy.sqlite"
-        copy.write_bytes(path.read_bytes())
-    assert replay(copy).term == (4 if is_settled else 3)
-
-
-def test_a_commit_of_nothing_is_nothing(tmp_path):
-    with Journal(tmp_path / "journal.sqlite") as journal:
+    with Journal(tmp_path / "other2.sqlite") as journal:
         assert journal.commit() == 0
+
+    path = tmp_path / "other3.sqlite"
+    fill(path, run)
+    for term in (4, 5):
+        with Journal(path) as journal:
+            journal.append(ControllerStarted(term=term))
+            journal.commit()
+    assert replay(path).term == 5
+
+
+def test_what_was_settled_is_there_when_a_power_cut_takes_the_log(tmp_path, run, subtests):
+    for is_settled in [True, False]:
+        with subtests.test(is_settled=is_settled):
+            path = tmp_path / f"{is_settled}.sqlite"
+            fill(path, run)
+            with Journal(path) as journal:
+                journal.append(ControllerStarted(term=4))
+                (journal.settle if is_settled else journal.commit)()
+                journal.append(ControllerStarted(term=5))
+                journal.commit()
+                copy = tmp_path / "copy.sqlite"
+                copy.write_bytes(path.read_bytes())
+            assert replay(copy).term == (4 if is_settled else 3)
 
 
 def test_one_writer_at_a_time(tmp_path, run):
@@ -80,12 +85,23 @@ def test_one_writer_at_a_time(tmp_path, run):
     Journal(path).close()
 
 
-def test_a_missing_or_empty_journal_is_told(tmp_path):
+def test_a_journal_that_is_missing_empty_or_of_another_format_is_told(tmp_path, run):
     with pytest.raises(JournalError, match="there is no journal"):
         replay(tmp_path / "journal.sqlite")
     Journal(tmp_path / "journal.sqlite").close()
     with pytest.raises(JournalError, match="has not been opened"):
         replay(tmp_path / "journal.sqlite")
+
+    with pytest.raises(JournalError, match="exists and is writable"):
+        Journal(tmp_path / "nowhere" / "journal.sqlite")
+
+    path = tmp_path / "other2.sqlite"
+    fill(path, run)
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 99")
+    file.close()
+    with pytest.raises(JournalError, match="format 99"):
+        replay(path)
 
 
 @pytest.mark.parametrize("content", [b"no database at all " * 100, None])
@@ -109,19 +125,8 @@ def test_another_file_is_left_alone(tmp_path, content):
         other.close()
 
 
-def test_a_journal_of_another_format_is_refused(tmp_path, run):
-    path = tmp_path / "journal.sqlite"
-    fill(path, run)
-    with sqlite3.connect(path) as file:
-        file.execute("PRAGMA user_version = 99")
-    file.close()
-    with pytest.raises(JournalError, match="format 99"):
-        replay(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
+def test_a_damaged_entry_and_one_of_another_release_are_named(tmp_path, run, subtests, monkeypatch):
+    for change, complaint in [
         ("DELETE FROM events WHERE sequence = 2", "entry 2 is missing"),
         ("UPDATE events SET event = x'00' WHERE sequence = 2", "entry 2 is not what was written"),
         ("UPDATE events SET time = time + 1 WHERE sequence = 3", "entry 3 is not what was written"),
@@ -130,54 +135,37 @@ def test_a_journal_of_another_format_is_refused(tmp_path, run):
             "UPDATE events SET event = (SELECT event FROM events WHERE sequence = 4) WHERE sequence = 3",
             "entry 3 is not",
         ),
-    ],
-)
-def test_a_damaged_entry_is_named(tmp_path, run, change, complaint):
-    path = tmp_path / "journal.sqlite"
-    fill(path, run)
-    with sqlite3.connect(path) as file:
-        file.execute(change)
-    file.close()
-    with pytest.raises(DamagedJournalError, match=f"{complaint}.*cosmos recover {tmp_path}"):
-        replay(path)
+    ]:
+        with subtests.test(change=change):
+            path = tmp_path / f"{len(complaint)}-{len(change)}.sqlite"
+            fill(path, run)
+            with sqlite3.connect(path) as file:
+                file.execute(change)
+            file.close()
+            with pytest.raises(DamagedJournalError, match=f"{complaint}.*cosmos recover {tmp_path}"):
+                replay(path)
 
-
-def test_an_entry_of_another_release_is_told_apart(tmp_path, run, monkeypatch):
-    path = tmp_path / "journal.sqlite"
+    path = tmp_path / "other1.sqlite"
     fill(path, run)
     monkeypatch.delitem(EVENTS._decoders, "ControllerStarted")
     with pytest.raises(DamagedJournalError, match=r"entry 2 cannot be read .* by another release of cosmos-core"):
         replay(path)
 
 
-def test_a_journal_that_is_gone_on_with_is_checked_from_its_beginning(tmp_path, run):
-    path = tmp_path / "journal.sqlite"
-    fill(path, run)
-    for term in (4, 5):
-        with Journal(path) as journal:
-            journal.append(ControllerStarted(term=term))
-            journal.commit()
-    assert replay(path).term == 5
-
-
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(JournalError, match="exists and is writable"):
-        Journal(tmp_path / "nowhere" / "journal.sqlite")
-
-
-@pytest.mark.parametrize("limit_bytes", [0, 4096, 8192, 9000])
-def test_a_journal_that_a_full_disk_left_half_made_is_made_once_there_is_room(tmp_path, run, limit_bytes):
-    path = tmp_path / "journal.sqlite"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
-    try:
-        with contextlib.suppress(JournalError):
-            Journal(path).close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(entries(path)) == []
-    fill(path, run)
-    assert replay(path).term == 3
+def test_a_journal_that_a_full_disk_left_half_made_is_made_once_there_is_room(tmp_path, run, subtests):
+    for limit_bytes in [0, 4096, 8192, 9000]:
+        with subtests.test(limit_bytes=limit_bytes):
+            path = tmp_path / f"{limit_bytes}.sqlite"
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+            try:
+                with contextlib.suppress(JournalError):
+                    Journal(path).close()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert list(entries(path)) == []
+            fill(path, run)
+            assert replay(path).term == 3
 
 
 def test_a_file_that_says_what_it_is_and_has_nothing_else_is_made_a_journal(tmp_path, run):

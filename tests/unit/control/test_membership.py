@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from cosmos_core.control.machine.events import RegroupDue
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepDone
 
@@ -19,7 +17,7 @@ def ready(it, policies=2, **options):
     return it
 
 
-def test_the_first_generation_waits_for_all_policy_replicas(run):
+def test_a_step_is_ordered_and_done_when_all_members_say_so(run):
     it = run(policy_replicas=2)
     it.join("p1")
     assert it.directive("p1").generation is None
@@ -29,8 +27,6 @@ def test_the_first_generation_waits_for_all_policy_replicas(run):
     assert (order.generation, order.members, order.transfer) == (1, ("p0", "p1"), False)
     assert order.store == it.fakes["p0"].endpoints["store"]
 
-
-def test_a_step_is_ordered_when_all_members_have_formed(run):
     it = run(policy_replicas=2, warmup=1)
     it.join("p0")
     it.join("p1")
@@ -42,8 +38,6 @@ def test_a_step_is_ordered_when_all_members_have_formed(run):
     assert orders["p0"] == orders["p1"] is not None
     assert orders["p0"].shares == ((0, 2), (1,))
 
-
-def test_a_step_is_done_when_all_members_say_so(run):
     it = ready(run)
     it.follow("p0")
     assert it.state.step == 0
@@ -52,7 +46,7 @@ def test_a_step_is_done_when_all_members_say_so(run):
     assert it.state.steps[0].metrics == {"loss": 1.0}
 
 
-def test_a_lost_member_makes_the_rest_repeat_the_step(run):
+def test_a_lost_member_makes_the_rest_repeat_the_step_unless_one_has_applied_it(run):
     it = ready(run, policies=3)
     before = it.directive("p0").train
     it.lose("p1")
@@ -68,8 +62,6 @@ def test_a_lost_member_makes_the_rest_repeat_the_step(run):
     assert it.state.step == 1
     assert it.state.fenced == {it.incarnations["p1"]: "p1: silent"}
 
-
-def test_a_step_that_a_survivor_has_applied_is_done_and_not_repeated(run):
     it = ready(run)
     it.follow("p1")
     it.lose("p0")
@@ -80,7 +72,7 @@ def test_a_step_that_a_survivor_has_applied_is_done_and_not_repeated(run):
     assert it.state.ledger.consumed == 2
 
 
-def test_survivors_at_different_steps_are_brought_to_the_further_one(run):
+def test_survivors_at_different_steps_are_brought_to_the_furthest_one(run):
     it = ready(run, policies=3)
     it.follow("p2")
     it.lose("p1")
@@ -90,8 +82,6 @@ def test_survivors_at_different_steps_are_brought_to_the_further_one(run):
     assert it.state.step == 1
     assert it.fakes["p0"].digest == it.fakes["p2"].digest
 
-
-def test_a_survivor_that_was_further_than_it_had_told_is_found_out(run):
     it = ready(run, policies=3)
     it.lose("p1")
     it.report("p0", GenerationFormed(generation=2, step=0))
@@ -99,54 +89,6 @@ def test_a_survivor_that_was_further_than_it_had_told_is_found_out(run):
     order = it.directive("p0").generation
     assert (order.generation, order.members[order.source], order.transfer) == (3, "p2", True)
 
-
-def test_a_joiner_waits_for_the_step_boundary(run):
-    it = ready(run, policies=1)
-    it.join("p1")
-    assert it.directive("p0").generation.members == ("p0",)
-    assert it.directive("p1").generation is None
-    it.follow("p0")
-    assert it.state.step == 1
-    order = it.directive("p1").generation
-    assert (order.members, order.members[order.source], order.transfer) == (("p0", "p1"), "p0", True)
-    it.follow("p0", "p1")
-    assert it.fakes["p1"].digest == it.fakes["p0"].digest
-
-
-def test_another_process_of_the_same_name_is_another_replica(run):
-    it = ready(run)
-    old = it.incarnations["p1"]
-    it.fakes["p1"].end()
-    it.join("p1")
-    assert old in it.state.fenced
-    assert it.directive("p0").generation.generation == 2
-
-
-def test_a_broken_group_is_formed_again_after_a_pause(run):
-    it = ready(run)
-    it.report("p0", GenerationFailed(generation=1, reason="connection reset"))
-    assert it.state.is_regrouping
-    assert it.directive("p0").generation is None
-    it.report("p1", GenerationFailed(generation=1, reason="connection reset"))
-    assert it.state.num_regroups == 1
-    it.apply(RegroupDue())
-    assert it.directive("p0").generation.generation == 2
-    it.follow("p0", "p1")
-    assert it.directive("p0").train.attempt == 2
-    assert it.state.num_regroups == 0
-
-
-def test_a_group_that_breaks_for_ever_fails_the_run(run):
-    it = run()
-    it.join("p0")
-    while not it.state.outcome:
-        it.report("p0", GenerationFailed(generation=it.state.generation_number, reason="no route"))
-        it.apply(RegroupDue())
-    assert it.state.outcome == "failed"
-    assert "no route" in it.state.reason
-
-
-def test_policy_replicas_with_weights_of_a_later_step_are_lost_and_the_others_go_on(run):
     it = run(policy_replicas=2)
     it.join("p0")
     it.join("p1")
@@ -161,13 +103,56 @@ def test_policy_replicas_with_weights_of_a_later_step_are_lost_and_the_others_go
     assert it.state.outcome == "finished"
 
 
-@pytest.mark.parametrize("fence", [{"generation": 1}, {"attempt": 1}])
-def test_what_comes_from_an_older_generation_does_not_finish_a_step(run, fence):
-    it = ready(run)
-    it.lose("p1")
+def test_a_joiner_waits_for_the_step_boundary_and_replaces_one_of_its_name(run):
+    it = ready(run, policies=1)
+    it.join("p1")
+    assert it.directive("p0").generation.members == ("p0",)
+    assert it.directive("p1").generation is None
     it.follow("p0")
-    order = it.directive("p0").train
-    assert order.attempt == 2
-    done = {"step": 1, "attempt": 2, "generation": 2, "skipped": False, "metrics": {}} | fence
-    it.report("p0", StepDone(**done))
-    assert it.state.step == 0
+    assert it.state.step == 1
+    order = it.directive("p1").generation
+    assert (order.members, order.members[order.source], order.transfer) == (("p0", "p1"), "p0", True)
+    it.follow("p0", "p1")
+    assert it.fakes["p1"].digest == it.fakes["p0"].digest
+
+    it = ready(run)
+    old = it.incarnations["p1"]
+    it.fakes["p1"].end()
+    it.join("p1")
+    assert old in it.state.fenced
+    assert it.directive("p0").generation.generation == 2
+
+
+def test_a_broken_group_is_formed_again_after_a_pause_and_not_for_ever(run):
+    it = ready(run)
+    it.report("p0", GenerationFailed(generation=1, reason="connection reset"))
+    assert it.state.is_regrouping
+    assert it.directive("p0").generation is None
+    it.report("p1", GenerationFailed(generation=1, reason="connection reset"))
+    assert it.state.num_regroups == 1
+    it.apply(RegroupDue())
+    assert it.directive("p0").generation.generation == 2
+    it.follow("p0", "p1")
+    assert it.directive("p0").train.attempt == 2
+    assert it.state.num_regroups == 0
+
+    it = run()
+    it.join("p0")
+    while not it.state.outcome:
+        it.report("p0", GenerationFailed(generation=it.state.generation_number, reason="no route"))
+        it.apply(RegroupDue())
+    assert it.state.outcome == "failed"
+    assert "no route" in it.state.reason
+
+
+def test_what_comes_from_an_older_generation_does_not_finish_a_step(run, subtests):
+    for fence in [{"generation": 1}, {"attempt": 1}]:
+        with subtests.test(fence=fence):
+            it = ready(run)
+            it.lose("p1")
+            it.follow("p0")
+            order = it.directive("p0").train
+            assert order.attempt == 2
+            done = {"step": 1, "attempt": 2, "generation": 2, "skipped": False, "metrics": {}} | fence
+            it.report("p0", StepDone(**done))
+            assert it.state.step == 0

@@ -31,8 +31,6 @@ def test_checkpoints_are_ordered_by_interval_and_at_the_end(run):
     assert sorted(it.state.checkpoints.saved) == [2, 4, 5]
     assert it.state.checkpoints.ordered == -1
 
-
-def test_the_order_to_save_comes_with_the_next_step_and_not_after_it(run):
     it = together(run(warmup=4, policy_checkpoint_interval=2), "p0")
     it.follow("p0")
     it.follow("p0")
@@ -40,8 +38,12 @@ def test_the_order_to_save_comes_with_the_next_step_and_not_after_it(run):
     directive = it.directive("p0")
     assert (it.state.step, directive.checkpoint, directive.train.step) == (2, 2, 3)
 
+    it = together(run(warmup=50, policy_checkpoint_interval=20), "p0")
+    until(it, 45)
+    assert sorted(it.state.marks) == [0, 20, 40, 45]
 
-def test_a_failed_checkpoint_is_told_and_the_run_goes_on(run):
+
+def test_a_failed_checkpoint_is_told_and_only_the_last_fails_the_run(run):
     it = together(run(steps=4, policy_checkpoint_interval=2), "p0", "r0")
     until(it, 2)
     it.report("p0", CheckpointFailed(step=2, reason="disk full"))
@@ -50,8 +52,6 @@ def test_a_failed_checkpoint_is_told_and_the_run_goes_on(run):
     it.settle()
     assert it.state.outcome == "finished"
 
-
-def test_a_failed_last_checkpoint_fails_the_run(run):
     it = together(run(steps=1), "p0", "r0")
     until(it, 1)
     it.report("p0", CheckpointFailed(step=1, reason="disk full"))
@@ -95,8 +95,6 @@ def test_a_stop_saves_at_the_next_step_boundary_and_ends(run):
     assert it.directive("p0").stop
     assert it.directive("r0").stop
 
-
-def test_a_stop_between_steps_saves_at_once_and_leases_nothing_more(run):
     it = run(steps=9)
     it.start()
     number = len(it.leases())
@@ -107,14 +105,12 @@ def test_a_stop_between_steps_saves_at_once_and_leases_nothing_more(run):
     assert (it.state.outcome, sorted(it.state.checkpoints.saved)) == ("stopped", [0])
 
 
-def test_a_stop_before_the_start_ends_at_once(run):
+def test_a_stop_with_nothing_to_save_ends_at_once(run):
     it = run(policy_replicas=2)
     it.join("p0")
     it.stop()
     assert it.state.outcome == "stopped"
 
-
-def test_a_stop_at_a_saved_step_saves_nothing_more(run):
     it = run(steps=9, policy_checkpoint_interval=1)
     it.start()
     for lease in it.leases()[:2]:
@@ -125,8 +121,6 @@ def test_a_stop_at_a_saved_step_saves_nothing_more(run):
     it.stop()
     assert it.state.outcome == "stopped"
 
-
-def test_the_first_outcome_stays(run):
     it = run()
     it.start()
     it.state.conclude("stopped")
@@ -166,7 +160,7 @@ def test_a_resumed_run_is_the_fold_up_to_its_step(run):
     assert state.generation_number == 2
 
 
-def test_resuming_again_and_from_the_start(run):
+def test_a_run_can_be_resumed_again_longer_and_from_no_unknown_step(run, settings):
     it = together(run(steps=4, policy_checkpoint_interval=1), "p0", "r0")
     it.settle()
     for step in (3, 2, 0):
@@ -177,6 +171,23 @@ def test_resuming_again_and_from_the_start(run):
         it.settle()
         assert it.state.outcome == "finished"
         assert core.fold(it.events) == it.state
+
+    it = together(run(steps=4, policy_checkpoint_interval=2), "p0", "r0")
+    it.settle()
+    with pytest.raises(JournalError, match=r"step 3.*\[0, 2, 4\]"):
+        core.step(it.state, Resumed(step=3, settings=it.state.settings))
+    assert it.state.outcome == "finished"
+
+    it = together(run(steps=2), "p0", "r0")
+    it.settle()
+    for fake in it.fakes.values():
+        fake.end()
+    it.fakes.clear()
+    it.apply(Resumed(step=2, settings=settings(steps=4)))
+    it.join("p0", step=2)
+    it.join("r0")
+    it.settle()
+    assert (it.state.outcome, it.state.step) == ("finished", 4)
 
 
 def test_an_unfinished_evaluation_of_the_resumed_step_is_done_again(run):
@@ -190,33 +201,6 @@ def test_an_unfinished_evaluation_of_the_resumed_step_is_done_again(run):
     it.join("r0")
     it.settle()
     assert [done.version for done in it.state.evaluations] == [0, 1, 2]
-
-
-def test_a_resume_from_an_unknown_step_changes_nothing(run):
-    it = together(run(steps=4, policy_checkpoint_interval=2), "p0", "r0")
-    it.settle()
-    with pytest.raises(JournalError, match=r"step 3.*\[0, 2, 4\]"):
-        core.step(it.state, Resumed(step=3, settings=it.state.settings))
-    assert it.state.outcome == "finished"
-
-
-def test_a_resumed_run_may_be_longer(run, settings):
-    it = together(run(steps=2), "p0", "r0")
-    it.settle()
-    for fake in it.fakes.values():
-        fake.end()
-    it.fakes.clear()
-    it.apply(Resumed(step=2, settings=settings(steps=4)))
-    it.join("p0", step=2)
-    it.join("r0")
-    it.settle()
-    assert (it.state.outcome, it.state.step) == ("finished", 4)
-
-
-def test_old_moments_are_forgotten(run):
-    it = together(run(warmup=50, policy_checkpoint_interval=20), "p0")
-    until(it, 45)
-    assert sorted(it.state.marks) == [0, 20, 40, 45]
 
 
 def test_sync_runs_train_the_same_whenever_they_are_interrupted(run):

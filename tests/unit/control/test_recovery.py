@@ -56,8 +56,6 @@ def test_weights_that_are_in_a_checkpoint_are_loaded_and_nothing_is_undone(run):
     assert (it.state.outcome, it.state.rollbacks) == ("finished", [])
     assert [record.step for record in it.state.steps] == list(range(1, 7))
 
-
-def test_a_step_that_was_running_is_repeated(run):
     it = run(steps=6, policy_checkpoint_interval=2, prompts=2)
     it.start()
     advance(it, 2)
@@ -144,7 +142,7 @@ def test_who_has_weights_of_the_checkpoint_or_before_goes_on_generating(run):
     assert it.state.outcome == "finished"
 
 
-def test_without_a_checkpoint_it_begins_again(run):
+def test_without_a_checkpoint_it_begins_again_with_whoever_joins(run):
     it = run(steps=4)
     it.start()
     advance(it, 2)
@@ -156,8 +154,6 @@ def test_without_a_checkpoint_it_begins_again(run):
     it.settle()
     assert (it.state.outcome, it.state.step) == ("finished", 4)
 
-
-def test_one_who_waits_to_join_is_enough(run):
     it = run(steps=8, policy_checkpoint_interval=2, prompts=2)
     it.start()
     advance(it, 3)
@@ -171,7 +167,7 @@ def test_one_who_waits_to_join_is_enough(run):
     assert it.state.outcome == "finished"
 
 
-def test_weights_of_a_transfer_that_broke_off_are_not_trained(run):
+def test_weights_of_a_broken_transfer_or_of_a_later_step_are_not_trained(run):
     it = run(policy_replicas=2)
     it.join("p0")
     it.join("p1")
@@ -183,8 +179,17 @@ def test_weights_of_a_transfer_that_broke_off_are_not_trained(run):
     it.join("p0")
     assert it.directive("p0").generation.members == ("p0",)
 
+    it = run(steps=8, policy_checkpoint_interval=2, prompts=2)
+    it.start()
+    advance(it, 5)
+    it.join("p1", step=2)
+    it.state.replicas["p1"].step = 5
+    it.lose("p0")
+    it.apply(RolledBack(step=2))
+    assert "taken back to step 2" in it.state.fenced[it.incarnations["p1"]]
 
-def test_nobody_comes(run):
+
+def test_a_run_fails_if_nobody_comes_or_all_are_lost_again_and_again(run):
     it = run()
     it.start()
     it.lose("p0")
@@ -192,8 +197,6 @@ def test_nobody_comes(run):
     assert it.state.outcome == "failed"
     assert "missing after 5 s (control.join_timeout_s): 1 of 1 policy replicas" in it.state.reason
 
-
-def test_what_ends_every_policy_replica_ends_the_run(run):
     it = run(steps=4)
     it.start()
     for number in range(recovery.MAX_ROLLBACKS + 1):
@@ -302,14 +305,3 @@ def test_who_said_that_it_has_everything_after_its_generation_broke_keeps_the_ru
     it.settle()
     assert (it.state.outcome, it.state.rollbacks) == ("finished", [])
     assert it.fakes["p1"].trained[0].step == step + 1
-
-
-def test_weights_of_a_later_step_than_the_one_gone_back_to_are_not_trained(run):
-    it = run(steps=8, policy_checkpoint_interval=2, prompts=2)
-    it.start()
-    advance(it, 5)
-    it.join("p1", step=2)
-    it.state.replicas["p1"].step = 5
-    it.lose("p0")
-    it.apply(RolledBack(step=2))
-    assert "taken back to step 2" in it.state.fenced[it.incarnations["p1"]]

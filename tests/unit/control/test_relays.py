@@ -10,13 +10,17 @@ def loaded(version, digest="initial", endpoint=""):
 
 
 @pytest.fixture
-def chain(run):
+def make_chain(run):
     """Three rollout replicas, each of which reads from the one before; nothing is loaded yet."""
-    it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False, prompts=1, sync_max_staleness=9, steps=9)
-    for name in ("p0", "r0", "r1", "r2"):
-        it.join(name)
-    it.settle("p0")
-    return it
+
+    def make():
+        it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False, prompts=1, sync_max_staleness=9, steps=9)
+        for name in ("p0", "r0", "r1", "r2"):
+            it.join(name)
+        it.settle("p0")
+        return it
+
+    return make
 
 
 def load(it, *names):
@@ -33,7 +37,8 @@ def policy(it):
     return (it.fakes["p0"].endpoints["weights"],)
 
 
-def test_a_replica_reads_from_its_parent_once_that_has_the_version(chain):
+def test_a_replica_reads_from_its_parent_once_that_has_a_version(make_chain):
+    chain = make_chain()
     first, second, third = (chain.directive(name) for name in ("r0", "r1", "r2"))
     assert first.weights.sources == policy(chain)
     assert (second.weights, third.weights) == (None, None)
@@ -50,15 +55,13 @@ def test_a_replica_reads_from_its_parent_once_that_has_the_version(chain):
     assert chain.directive("r2").weights.sources == (chain.fakes["r1"].copies,)
     assert {each.version for each in chain.state.named("rollout")} == {0}
 
-
-def test_a_parent_that_keeps_no_copy_is_passed_over(chain):
+    chain = make_chain()
     chain.report("r0", loaded(0))
     assert chain.directive("r1").weights.sources == policy(chain)
     load(chain, "r1")
     assert chain.directive("r2").weights.sources == (chain.fakes["r1"].copies,)
 
-
-def test_a_parent_that_is_behind_gives_what_it_has(chain):
+    chain = make_chain()
     load(chain, "r0")
     train(chain)
     load(chain, "r0")
@@ -71,7 +74,8 @@ def test_a_parent_that_is_behind_gives_what_it_has(chain):
     assert chain.directive("r2").weights.version == 1
 
 
-def test_copies_are_kept_as_long_as_somebody_may_read_them(chain):
+def test_copies_are_kept_as_long_as_somebody_may_read_them(make_chain):
+    chain = make_chain()
     load(chain, "r0", "r1", "r2")
     train(chain)
     load(chain, "r0", "r1")
@@ -80,7 +84,8 @@ def test_copies_are_kept_as_long_as_somebody_may_read_them(chain):
     assert [sorted(each.kept) for each in chain.state.named("rollout")] == [[1], [1], []]
 
 
-def test_a_refused_replica_passes_nothing_on(chain):
+def test_a_refused_replica_passes_nothing_on(make_chain):
+    chain = make_chain()
     load(chain, "r0")
     chain.report("r1", WeightsRejected(version=0, digest="x", expected="initial"))
     assert chain.state.parents == {"r2": "r0"}
@@ -94,7 +99,8 @@ def test_a_refused_replica_passes_nothing_on(chain):
     assert chain.state.parents == {"r1": "r0", "r2": "r1"}
 
 
-def test_a_lost_parent_is_replaced(chain):
+def test_who_is_lost_or_late_is_replaced_by_whoever_has_a_copy(make_chain):
+    chain = make_chain()
     load(chain, "r0", "r1")
     chain.lose("r1")
     assert chain.directive("r2").weights.sources == (chain.fakes["r0"].copies,)
@@ -102,8 +108,7 @@ def test_a_lost_parent_is_replaced(chain):
     assert chain.directive("r2").weights.sources == policy(chain)
     assert chain.directive("r2").relaying.retain == 1
 
-
-def test_a_late_joiner_reads_from_whoever_has_it(chain):
+    chain = make_chain()
     load(chain, "r0", "r1", "r2")
     chain.join("r3")
     # r2 keeps no copy of what it loaded before anybody read from it.
@@ -114,8 +119,7 @@ def test_a_late_joiner_reads_from_whoever_has_it(chain):
     load(chain, "r0", "r1", "r2")
     assert chain.directive("r3").weights.sources == (chain.fakes["r2"].copies,)
 
-
-def test_replicas_serve_what_no_policy_replica_has_any_more(chain):
+    chain = make_chain()
     load(chain, "r0")
     chain.join("p1")
     chain.lose("p0")
@@ -124,7 +128,7 @@ def test_replicas_serve_what_no_policy_replica_has_any_more(chain):
     assert chain.directive("r1").relaying.reserve is None
 
 
-def test_nobody_knows_who_reads_from_whom_before_all_have_joined(run):
+def test_before_all_have_joined_each_reads_from_the_one_before(run):
     it = run(rollout_replicas=3, sync_fan_out=1, shares_memory=False)
     it.join("p0")
     it.join("r0")
@@ -138,33 +142,6 @@ def test_nobody_knows_who_reads_from_whom_before_all_have_joined(run):
     load(it, "r2")
     assert it.state.replicas["r2"].kept == {}
 
-
-def test_what_is_read_from_a_disk_needs_no_tree(run):
-    it = run(rollout_replicas=3, sync_fan_out=0)
-    it.start(rollouts=3)
-    assert not it.state.parents
-    assert not any(it.directive(name).relaying.keep for name in ("r0", "r1", "r2"))
-
-
-def test_few_replicas_all_read_from_the_policy(run):
-    it = run(rollout_replicas=3, shares_memory=False)
-    it.start(rollouts=3)
-    assert it.state.parents == {}
-    for name in ("r0", "r1", "r2"):
-        directive = it.directive(name)
-        assert directive.weights.sources == policy(it)
-        assert (directive.relaying.keep, directive.relaying.retain) == (False, 1)
-
-
-def test_who_maps_the_policys_copy_needs_no_tree(run):
-    it = run(rollout_replicas=4, sync_fan_out=1)
-    it.join("p0", host="a")
-    for name, host in (("r0", "a"), ("r1", "b"), ("r2", "a"), ("r3", "b")):
-        it.join(name, host=host)
-    assert it.state.parents == {"r3": "r1"}
-
-
-def test_who_maps_the_policys_copy_keeps_none_while_others_join(run):
     it = run(rollout_replicas=3, sync_fan_out=1)
     it.join("p0", host="a")
     it.join("r0", host="a")
@@ -174,6 +151,27 @@ def test_who_maps_the_policys_copy_keeps_none_while_others_join(run):
     assert not it.state.has_rollouts
     assert [it.directive(name).relaying.keep for name in ("r0", "r1")] == [False, True]
     assert [sorted(it.state.replicas[name].kept) for name in ("r0", "r1")] == [[], [0]]
+
+
+def test_few_replicas_those_beside_the_policy_and_a_disk_need_no_tree(run):
+    it = run(rollout_replicas=3, shares_memory=False)
+    it.start(rollouts=3)
+    assert it.state.parents == {}
+    for name in ("r0", "r1", "r2"):
+        directive = it.directive(name)
+        assert directive.weights.sources == policy(it)
+        assert (directive.relaying.keep, directive.relaying.retain) == (False, 1)
+
+    it = run(rollout_replicas=3, sync_fan_out=0)
+    it.start(rollouts=3)
+    assert not it.state.parents
+    assert not any(it.directive(name).relaying.keep for name in ("r0", "r1", "r2"))
+
+    it = run(rollout_replicas=4, sync_fan_out=1)
+    it.join("p0", host="a")
+    for name, host in (("r0", "a"), ("r1", "b"), ("r2", "a"), ("r3", "b")):
+        it.join(name, host=host)
+    assert it.state.parents == {"r3": "r1"}
 
 
 def test_one_replica_of_each_rack_reads_from_afar(run):

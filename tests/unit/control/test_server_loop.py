@@ -109,11 +109,17 @@ def beat(revision, incarnation="one", term=3):
 
 
 @pytest.fixture
-def office(settings):
-    return Office(settings(warmup=2, policy_replicas=1))
+def make_office(settings):
+    return lambda: Office(settings(warmup=2, policy_replicas=1))
 
 
-def test_a_hello_is_welcomed_after_it_is_durable_and_directed(office):
+@pytest.fixture
+def office(make_office):
+    return make_office()
+
+
+def test_a_hello_is_welcomed_once_durable_and_directed(make_office):
+    office = make_office()
     said = office.say(HELLO)
     assert office.journal.kinds() == [ReplicaJoined]
     assert office.journal.committed == 1
@@ -123,34 +129,43 @@ def test_a_hello_is_welcomed_after_it_is_durable_and_directed(office):
     assert directive.policy.generation.members == ("p0",)
     assert directive.rollout is None
 
+    office = make_office()
+    office.say(HELLO)
+    assert office.say(HELLO) == [Welcome(term=3, acknowledged=0)]
+    assert office.journal.kinds() == [ReplicaJoined]
 
-def test_who_asks_what_can_be_set_is_told_at_once_and_nothing_is_journaled(office):
+
+def test_questions_and_watchers_are_no_events(make_office):
+    office = make_office()
     (told,) = office.say(Inquire(run_id="run"), identity=b"person")
     assert (told.step, told.keys, told.values, told.since) == (1, (), {}, {})
     (refused,) = office.say(Inquire(run_id="another"), identity=b"person")
     assert refused.reason == "this is run run, not another"
     assert office.journal.kinds() == []
 
+    office = make_office()
+    watch = Watch(run_id="run", after=4)
+    office.say(watch, b"w")
+    assert office.server_loop.watches == [(b"w", watch)]
 
-def test_a_repeated_hello_is_welcomed_again_and_is_no_event(office):
+    office = make_office()
     office.say(HELLO)
-    assert office.say(HELLO) == [Welcome(term=3, acknowledged=0)]
-    assert office.journal.kinds() == [ReplicaJoined]
+    office.say(beat(1))
+    gauges = office.server_loop.gauges()
+    assert gauges["p0"] == {"speed": 2.0}
+    assert gauges["controller"]["events"] == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [({"wire": 99}, "wire version 99"), ({"run_id": "other"}, "it belongs to run other")],
-)
-def test_a_stranger_is_refused(office, changes, reason):
-    (answer,) = office.say(attrs.evolve(HELLO, **changes))
-    assert isinstance(answer, Refused)
-    assert reason in answer.reason
-    assert answer.is_final
-    assert office.journal.events == []
+def test_strangers_and_those_made_of_something_else_are_refused(make_office, subtests, settings):
+    office = make_office()
+    for changes, reason in [({"wire": 99}, "wire version 99"), ({"run_id": "other"}, "it belongs to run other")]:
+        with subtests.test(changes=changes):
+            (answer,) = office.say(attrs.evolve(HELLO, **changes))
+            assert isinstance(answer, Refused)
+            assert reason in answer.reason
+            assert answer.is_final
+            assert office.journal.events == []
 
-
-def test_who_is_made_of_something_else_is_refused_with_the_difference(settings):
     office = Office(
         settings(warmup=2, policy_replicas=1), facts={"run.seed": "5", "plugin model hf": "cosmos-core 1.0"}
     )
@@ -160,8 +175,14 @@ def test_who_is_made_of_something_else_is_refused_with_the_difference(settings):
     assert office.journal.events == []
     assert isinstance(office.say(attrs.evolve(HELLO, facts=facts | {"run.seed": "5"}))[0], Welcome)
 
+    office = make_office()
+    office.server_loop.state.fail("x")
+    (answer,) = office.say(HELLO)
+    assert "the run is over (failed)" in answer.reason
 
-def test_another_incarnation_takes_the_name_and_the_old_one_is_refused(office):
+
+def test_another_incarnation_takes_the_name_and_one_that_is_shut_out_is_told(make_office):
+    office = make_office()
     office.say(HELLO)
     office.say(attrs.evolve(HELLO, incarnation="two"))
     assert office.journal.kinds() == [ReplicaJoined, ReplicaLost, ReplicaJoined]
@@ -173,8 +194,15 @@ def test_another_incarnation_takes_the_name_and_the_old_one_is_refused(office):
         assert not answer.is_final
     assert len(office.journal.events) == 3
 
+    office = make_office()
+    office.say(HELLO)
+    office.server_loop.shut_out(b"id", "its key was revoked")
+    assert office.said() == [Refused(reason="its key was revoked", is_final=True)]
+    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
 
-def test_reports_are_acknowledged_once_durable_and_count_once(office):
+
+def test_reports_are_acknowledged_once_durable_and_count_once(make_office):
+    office = make_office()
     office.say(HELLO)
     formed = GenerationFormed(generation=1, step=0)
     (directive,) = office.say(reports(1, formed))
@@ -187,11 +215,17 @@ def test_reports_are_acknowledged_once_durable_and_count_once(office):
     ]
     assert [event.sequence for event in office.journal.events if isinstance(event, Reported)] == [1, 2]
 
-
-def test_a_gap_is_left_alone(office):
+    office = make_office()
     office.say(HELLO)
     assert office.say(reports(2, GenerationFormed(generation=1, step=0))) == []
     assert office.journal.kinds() == [ReplicaJoined]
+
+    office = make_office()
+    office.say(HELLO)
+    said = office.say(reports(1, GenerationFailed(generation=0, reason="old"), b"rubbish"))
+    assert isinstance(said[0], Refused)
+    assert "report 2 cannot be read" in said[0].reason
+    assert office.journal.kinds() == [ReplicaJoined, Reported, ReplicaLost]
 
 
 def test_nothing_is_said_of_what_is_not_durable(office):
@@ -201,7 +235,8 @@ def test_nothing_is_said_of_what_is_not_durable(office):
         office.server_loop.commit(0.0)
 
 
-def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
+def test_a_replica_of_an_older_term_is_told_and_not_believed(make_office):
+    office = make_office()
     office.say(HELLO)
     assert office.say(reports(1, GenerationFormed(generation=1, step=0), term=2)) == [
         Acknowledged(term=3, acknowledged=0)
@@ -209,35 +244,36 @@ def test_a_replica_of_an_older_term_is_told_and_not_believed(office):
     assert office.say(beat(7, term=2)) == [Acknowledged(term=3, acknowledged=0)]
     assert office.journal.kinds() == [ReplicaJoined]
 
-
-@pytest.mark.parametrize("message", [beat(7, term=4), beat(7, term=5), reports(3, b"", term=4)])
-def test_who_was_told_of_this_term_by_another_controller_is_refused(office, message):
-    """The journal is an older copy, so its term comes again; nobody may take one controller for the other."""
+    office = make_office()
     office.say(HELLO)
     state = office.server_loop.state
     state.term = 4
-    office.server_loop = ServerLoop(state, office.journal, CONTROL, 0.0)
-    (refused,) = office.say(message)
-    assert f"was told of term {message.term} by another controller than this one of term 4" in refused.reason
-    assert "start it again" in refused.reason
-    assert not refused.is_final
-    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
-    assert "it was given up" in office.say(HELLO)[0].reason
+    server_loop = ServerLoop(state, office.journal, CONTROL, 0.0)
+    assert server_loop.commit(0.0) == []
+    server_loop.take(b"new", beat(1, term=3), 0.0)
+    answers = server_loop.commit(0.0)
+    assert answers[0] == (b"new", Acknowledged(term=4, acknowledged=0))
+    server_loop.take(b"new", HELLO, 0.0)
+    identity, welcome = server_loop.commit(0.0)[0]
+    assert (identity, welcome) == (b"new", Welcome(term=4, acknowledged=0))
+    assert office.journal.kinds() == [ReplicaJoined]
 
 
-def test_one_that_is_shut_out_is_told_that_it_is_for_good(office):
-    office.say(HELLO)
-    office.server_loop.shut_out(b"id", "its key was revoked")
-    assert office.said() == [Refused(reason="its key was revoked", is_final=True)]
-    assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
-
-
-def test_a_report_that_cannot_be_read_ends_its_replica(office):
-    office.say(HELLO)
-    said = office.say(reports(1, GenerationFailed(generation=0, reason="old"), b"rubbish"))
-    assert isinstance(said[0], Refused)
-    assert "report 2 cannot be read" in said[0].reason
-    assert office.journal.kinds() == [ReplicaJoined, Reported, ReplicaLost]
+def test_who_was_told_of_this_term_by_another_controller_is_refused(settings, subtests):
+    """The journal is an older copy, so its term comes again; nobody may take one controller for the other."""
+    for message in [beat(7, term=4), beat(7, term=5), reports(3, b"", term=4)]:
+        with subtests.test(message=type(message).__name__, term=message.term):
+            office = Office(settings(warmup=2, policy_replicas=1))
+            office.say(HELLO)
+            state = office.server_loop.state
+            state.term = 4
+            office.server_loop = ServerLoop(state, office.journal, CONTROL, 0.0)
+            (refused,) = office.say(message)
+            assert f"was told of term {message.term} by another controller than this one of term 4" in refused.reason
+            assert "start it again" in refused.reason
+            assert not refused.is_final
+            assert office.journal.kinds() == [ReplicaJoined, ReplicaLost]
+            assert "it was given up" in office.say(HELLO)[0].reason
 
 
 def test_directives_are_repeated_until_they_are_confirmed(office):
@@ -253,7 +289,8 @@ def test_directives_are_repeated_until_they_are_confirmed(office):
     assert office.said() == []
 
 
-def test_silence_is_noticed(office):
+def test_silence_is_noticed_and_a_pause_of_the_controller_is_none(make_office):
+    office = make_office()
     office.say(HELLO)
     office.wait(9)
     office.say(beat(1))
@@ -263,8 +300,7 @@ def test_silence_is_noticed(office):
     lost = office.journal.events[-1]
     assert lost == ReplicaLost(name="p0", incarnation="one", reason="silent for 10 s (control.lost_after_s)")
 
-
-def test_a_pause_of_the_controller_is_nobodys_silence(office):
+    office = make_office()
     office.say(HELLO)
     office.wait(60, step=60)
     assert ReplicaLost not in office.journal.kinds()
@@ -272,7 +308,8 @@ def test_a_pause_of_the_controller_is_nobodys_silence(office):
     assert ReplicaLost in office.journal.kinds()
 
 
-def test_replicas_that_do_not_come_are_given_up(office):
+def test_replicas_and_groups_are_waited_for_so_long(make_office):
+    office = make_office()
     office.say(HELLO)
     for _ in range(25):
         office.wait(4)
@@ -282,8 +319,7 @@ def test_replicas_that_do_not_come_are_given_up(office):
     assert office.journal.events[-1] == JoinTimedOut(timeout_s=100.0)
     assert "1 of 1 rollout replicas" in office.server_loop.state.reason
 
-
-def test_a_broken_group_is_tried_again_after_a_pause(office):
+    office = make_office()
     office.say(HELLO)
     office.say(reports(1, GenerationFailed(generation=1, reason="refused")))
     office.wait(0.4, step=0.2)
@@ -293,7 +329,8 @@ def test_a_broken_group_is_tried_again_after_a_pause(office):
     assert office.server_loop.state.generation_number == 2
 
 
-def test_a_stop_is_taken_once_and_from_this_run_only(office):
+def test_a_request_is_taken_once_from_this_run_only_and_only_if_it_is_one(make_office):
+    office = make_office()
     office.say(HELLO)
     stop = REQUEST.encode(Stop())
     (answer,) = office.say(Command(run_id="other", ident="one", request=stop))
@@ -304,48 +341,12 @@ def test_a_stop_is_taken_once_and_from_this_run_only(office):
     assert office.journal.kinds().count(Commanded) == 1
     assert office.server_loop.state.is_stopping
 
-
-def test_what_is_no_request_is_refused_and_not_kept(office):
+    office = make_office()
     for request in (b"", b"nonsense", REPORT.encode(GenerationFailed(generation=1, reason="x"))):
         (answer,) = office.say(Command(run_id="run", ident="one", request=request))
         assert isinstance(answer, Answer)
         assert answer.refusal
     assert Commanded not in office.journal.kinds()
-
-
-def test_watchers_are_noted(office):
-    watch = Watch(run_id="run", after=4)
-    office.say(watch, b"w")
-    assert office.server_loop.watches == [(b"w", watch)]
-
-
-def test_a_newcomer_to_a_run_that_is_over_is_refused(office):
-    office.server_loop.state.fail("x")
-    (answer,) = office.say(HELLO)
-    assert "the run is over (failed)" in answer.reason
-
-
-def test_gauges_are_those_of_the_last_beats(office):
-    office.say(HELLO)
-    office.say(beat(1))
-    gauges = office.server_loop.gauges()
-    assert gauges["p0"] == {"speed": 2.0}
-    assert gauges["controller"]["events"] == 1
-
-
-def test_another_controller_starts_a_fresh_line(office):
-    office.say(HELLO)
-    state = office.server_loop.state
-    state.term = 4
-    server_loop = ServerLoop(state, office.journal, CONTROL, 0.0)
-    assert server_loop.commit(0.0) == []
-    server_loop.take(b"new", beat(1, term=3), 0.0)
-    answers = server_loop.commit(0.0)
-    assert answers[0] == (b"new", Acknowledged(term=4, acknowledged=0))
-    server_loop.take(b"new", HELLO, 0.0)
-    identity, welcome = server_loop.commit(0.0)[0]
-    assert (identity, welcome) == (b"new", Welcome(term=4, acknowledged=0))
-    assert office.journal.kinds() == [ReplicaJoined]
 
 
 class Sockets:

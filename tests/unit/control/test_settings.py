@@ -51,7 +51,7 @@ def job() -> Job:
     )
 
 
-def test_settings_are_the_numbers_of_the_recipe(job):
+def test_settings_are_the_numbers_of_the_recipe_and_survive_the_journal(job):
     settings = settings_of(job)
     assert settings.stages == (
         StageSettings(source="demonstrations", first_version=0, steps=3, prompts_per_step=5, min_group_size=1),
@@ -61,6 +61,13 @@ def test_settings_are_the_numbers_of_the_recipe(job):
     assert settings.rewards == ("math", "short")
     assert (settings.last_step, settings.sync_max_staleness, settings.evaluation_prompts) == (13, 2, 7)
     assert [settings.stage_index(step) for step in (1, 3, 4, 13, 99)] == [0, 0, 1, 1, 1]
+
+    event = RunOpened(settings=settings_of(job))
+    assert EVENTS.decode(EVENTS.encode(event)) == event
+
+    job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, sync=SyncConfig(mode="sync", max_staleness=0)))
+    settings = settings_of(job)
+    assert (settings.synchronous, settings.sync_max_staleness) == (True, 0)
 
 
 def test_the_policy_measures_what_the_plan_found(job):
@@ -82,36 +89,22 @@ def test_a_stage_draws_from_its_windows(job):
     assert EVENTS.decode(EVENTS.encode(opened)) == opened
 
 
-def test_settings_survive_the_journal(job):
-    event = RunOpened(settings=settings_of(job))
-    assert EVENTS.decode(EVENTS.encode(event)) == event
-
-
-def test_sync_mode_allows_no_staleness(job):
-    job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, sync=SyncConfig(mode="sync", max_staleness=0)))
-    settings = settings_of(job)
-    assert (settings.synchronous, settings.sync_max_staleness) == (True, 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
+def test_a_job_that_does_not_fit_together_is_refused(job, subtests):
+    for changes, complaint in [
         ({"stages": (ROLLOUTS,)}, "job.stages: 1 entries for the 2 stages"),
         ({"stages": (ROLLOUTS, ROLLOUTS)}, "warmup.plugin"),
         ({"uses_rollouts": False}, "job.uses_rollouts"),
         ({"num_train_rows": 0}, "0 rows"),
-    ],
-)
-def test_a_job_that_does_not_fit_together_is_refused(job, changes, complaint):
-    with pytest.raises(ConfigError, match=complaint):
-        settings_of(attrs.evolve(job, **changes))
+    ]:
+        with subtests.test(changes=changes), pytest.raises(ConfigError, match=complaint):
+            settings_of(attrs.evolve(job, **changes))
 
 
 def schedule(settings, what):
     return [number for number in range(settings.last_step + 1) if what(number)]
 
 
-def test_the_schedules_of_a_rollouts_run(settings):
+def test_the_schedules_of_runs_on_rollouts_and_on_demonstrations(settings):
     chosen = settings(
         warmup=2,
         steps=7,
@@ -124,8 +117,6 @@ def test_the_schedules_of_a_rollouts_run(settings):
     assert schedule(chosen, chosen.publishes) == [2, 5, 6, 8, 9]
     assert schedule(chosen, chosen.saves)[1:] == [4, 8, 9]
 
-
-def test_the_schedules_of_a_run_on_demonstrations(settings):
     stage = StageSettings(source="demonstrations", first_version=0, steps=6, prompts_per_step=2, min_group_size=1)
     chosen = settings(stages=(stage,), evaluation_prompts=5, evaluation_interval=4)
     assert schedule(chosen, chosen.evaluates) == schedule(chosen, chosen.publishes) == [0, 4, 6]

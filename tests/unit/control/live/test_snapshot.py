@@ -56,15 +56,13 @@ def statuses(snapshot):
     return {replica.name: replica.status for replica in snapshot.replicas}
 
 
-def test_before_anybody_has_joined(watched):
+def test_replicas_are_shown_with_what_they_do(watched):
     found = watched().look()
     assert (found.phase, found.step, found.num_steps, found.version) == ("starting", 0, 3, -1)
     assert found.replicas == ()
     assert found.reward is None
     assert found.members == ()
 
-
-def test_replicas_are_shown_with_what_they_do(watched):
     it = watched(rollout_replicas=2)
     it.run.join("p0")
     it.run.join("r0")
@@ -85,7 +83,7 @@ def test_replicas_are_shown_with_what_they_do(watched):
     assert statuses(it.look())["p0"] == "training"
 
 
-def test_a_run_to_its_end_has_curves_staleness_and_news(watched):
+def test_a_run_to_its_end_has_curves_staleness_rewards_and_news(watched):
     it = watched()
     it.run.start()
     it.look()
@@ -102,8 +100,6 @@ def test_a_run_to_its_end_has_curves_staleness_and_news(watched):
     assert {"joined", "generation", "checkpoint", "ended"} <= kinds
     assert len({news.time for news in found.news}) > 1
 
-
-def test_each_of_several_rewards_is_told(watched):
     it = watched()
     it.run.start()
     it.run.settle()
@@ -116,30 +112,29 @@ def test_each_of_several_rewards_is_told(watched):
     assert ("rewards", "right 0.667, brief -0.167") in facts(found)
 
 
-@pytest.mark.parametrize(
-    ("unit", "label", "name"), [("token", "held-out", "accuracy"), ("denoising step", "held-out reward", "reward")]
-)
-def test_an_evaluation_is_told_by_what_its_samples_are(watched, make_sample, unit, label, name):
-    it = watched(evaluation_prompts=1, unit=unit)
-    it.run.start()
-    assert label not in dict(facts(it.look()))
-    it.run.finish("r0", it.run.leases()[0], make_sample(status="reward_failed"))
-    found = it.look()
-    assert (found.accuracy, found.heldout_reward, found.evaluated_step, found.unit) == (None, None, 0, unit)
-    assert dict(facts(found))[label] == "not measured"
-    none = "weights of step 0: not measured, as none of 1 held-out prompts was scored"
-    assert it.news("evaluated") == [none]
+def test_an_evaluation_is_told_by_what_its_samples_are(watched, make_sample, subtests):
+    for unit, label, name in [("token", "held-out", "accuracy"), ("denoising step", "held-out reward", "reward")]:
+        with subtests.test(unit=unit):
+            it = watched(evaluation_prompts=1, unit=unit)
+            it.run.start()
+            assert label not in dict(facts(it.look()))
+            it.run.finish("r0", it.run.leases()[0], make_sample(status="reward_failed"))
+            found = it.look()
+            assert (found.accuracy, found.heldout_reward, found.evaluated_step, found.unit) == (None, None, 0, unit)
+            assert dict(facts(found))[label] == "not measured"
+            none = "weights of step 0: not measured, as none of 1 held-out prompts was scored"
+            assert it.news("evaluated") == [none]
 
-    (unscored,) = it.run.state.evaluations
-    accuracy = -0.5 if unit == "token" else None
-    it.run.state.evaluations.append(attrs.evolve(unscored, version=2, accuracy=accuracy, reward=-0.5))
-    found = it.look()
-    assert dict(facts(found))[label] == "-0.500"
-    assert it.news("evaluated") == [none, f"weights of step 2: held-out {name} -0.500"]
-    assert {curve.name: curve.points for curve in found.curves} == {f"held-out {name}": ((2.0, -0.5),)}
+            (unscored,) = it.run.state.evaluations
+            accuracy = -0.5 if unit == "token" else None
+            it.run.state.evaluations.append(attrs.evolve(unscored, version=2, accuracy=accuracy, reward=-0.5))
+            found = it.look()
+            assert dict(facts(found))[label] == "-0.500"
+            assert it.news("evaluated") == [none, f"weights of step 2: held-out {name} -0.500"]
+            assert {curve.name: curve.points for curve in found.curves} == {f"held-out {name}": ((2.0, -0.5),)}
 
 
-def test_one_that_is_lost_is_shown_until_it_is_back(watched):
+def test_replicas_that_are_lost_or_drain_say_so(watched):
     it = watched()
     it.run.start()
     it.run.apply(ReplicaLost(name="r0", incarnation=it.run.incarnations["r0"], reason="silent for 15 s"))
@@ -150,8 +145,6 @@ def test_one_that_is_lost_is_shown_until_it_is_back(watched):
     it.run.join("r0")
     assert statuses(it.look())["r0"] == "loading"
 
-
-def test_one_that_drains_says_so(watched):
     it = watched(rollout_replicas=2)
     it.run.start(rollouts=2)
     it.run.apply(Commanded(ident="a", request=REQUEST.encode(Drain(name="r1"))))
@@ -202,7 +195,7 @@ def test_of_very_many_replicas_the_first_are_shown_and_all_are_counted(watched):
     assert found.statuses["rollout"] == {"joined": MOST_REPLICAS + 50}
 
 
-def test_after_a_resume_the_curves_are_of_the_new_timeline(watched):
+def test_curves_follow_a_resumed_run_and_a_feed_that_begins_late(watched):
     it = watched(policy_checkpoint_interval=1)
     it.run.start()
     it.run.settle()
@@ -212,8 +205,6 @@ def test_after_a_resume_the_curves_are_of_the_new_timeline(watched):
     assert found.step == 1
     assert {len(curve.points) for curve in found.curves} == {1}
 
-
-def test_a_chronicle_that_begins_late_knows_the_steps_before(watched):
     it = watched()
     it.run.start()
     it.run.settle()

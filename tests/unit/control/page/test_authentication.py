@@ -1,4 +1,3 @@
-import pytest
 from multidict import CIMultiDict
 
 from cosmos_core.control.page.authentication import Guard, host_name
@@ -17,20 +16,16 @@ def refused(guard=HERE, method="GET", path="/api/snapshot", *, is_data=True, hos
     return refusal.status if refusal else None
 
 
-def test_looking_at_a_page_of_this_machine_needs_nothing():
+def test_only_the_token_may_change_something(subtests):
     assert refused() is None
     assert refused(method="HEAD", path="/", is_data=False) is None
 
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "FOO"]:
+        with subtests.test(method=method):
+            assert refused(method=method) == 401
+            assert refused(method=method, Authorization=f"Bearer {TOKEN}") is None
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "FOO"])
-def test_whatever_may_change_something_needs_the_token(method):
-    assert refused(method=method) == 401
-    assert refused(method=method, Authorization=f"Bearer {TOKEN}") is None
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
+    for given in [
         "",
         "Bearer",
         "Bearer ",
@@ -39,13 +34,10 @@ def test_whatever_may_change_something_needs_the_token(method):
         f"Bearer {TOKEN}x",
         f"Bearer {TOKEN[:-1]}",
         "Bearer \udcff\u1234",
-    ],
-)
-def test_what_is_not_the_token_is_refused(given):
-    assert refused(method="POST", Authorization=given) == 401
+    ]:
+        with subtests.test(given=given):
+            assert refused(method="POST", Authorization=given) == 401
 
-
-def test_a_token_in_a_cookie_or_twice_counts_for_nothing():
     assert refused(method="POST", Cookie=f"token={TOKEN}") == 401
     twice = CIMultiDict([("Host", HOST), ("Authorization", f"Bearer {TOKEN}"), ("Authorization", f"Bearer {TOKEN}")])
     assert HERE.refusal("POST", "/", twice, is_data=True).status == 401
@@ -58,47 +50,57 @@ def test_beyond_this_machine_data_needs_the_token_and_the_empty_page_does_not():
     assert refused(OUTSIDE, Authorization=f"bearer {TOKEN}") is None
     assert refused(OUTSIDE, path="/", is_data=False) is None
 
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:8080", "worker-1:80", "127.9.9.9"])
-def test_names_of_this_machine_are_welcome(host):
-    assert refused(host=host) is None
-
-
-@pytest.mark.parametrize(
-    "host",
-    [None, "", "evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.7:80",
-     "127.0.0.1@evil.example", "[::1", "[::1]x", "localhost:", "localhost:99999999", "localhost:8o", "localhost:²",
-     "x\udc80"],
-)  # fmt: skip
-def test_other_names_are_refused_whatever_they_point_to(host):
-    assert refused(host=host) == 403
-
-
-def test_a_host_said_twice_is_refused():
-    twice = CIMultiDict([("Host", HOST), ("Host", HOST)])
-    assert HERE.refusal("GET", "/", twice, is_data=False).status == 403
-
-
-def test_an_exposed_page_may_be_reached_by_any_address_but_by_no_foreign_name():
     token = f"Bearer {TOKEN}"
     assert refused(OUTSIDE, host="10.0.0.7:80", Authorization=token) is None
     assert refused(OUTSIDE, host="evil.example", Authorization=token) == 403
 
 
-@pytest.mark.parametrize("origin", [f"http://{HOST}", f"https://{HOST}"])
-def test_the_page_itself_may_ask(origin):
-    assert refused(Origin=origin) is None
+def test_only_names_of_this_machine_are_welcome(subtests):
+    for host in ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:8080", "worker-1:80", "127.9.9.9"]:
+        with subtests.test(host=host):
+            assert refused(host=host) is None
+
+    for host in [
+        None,
+        "",
+        "evil.example",
+        "evil.example:8080",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.7:80",
+        "127.0.0.1@evil.example",
+        "[::1",
+        "[::1]x",
+        "localhost:",
+        "localhost:99999999",
+        "localhost:8o",
+        "localhost:²",
+        "x\udc80",
+    ]:
+        with subtests.test(host=host):
+            assert refused(host=host) == 403
+
+    twice = CIMultiDict([("Host", HOST), ("Host", HOST)])
+    assert HERE.refusal("GET", "/", twice, is_data=False).status == 403
 
 
-@pytest.mark.parametrize(
-    "origin", ["null", "", "http://evil.example", "http://127.0.0.1:8081", "http://localhost:8080", f"ftp://{HOST}"]
-)
-def test_other_origins_are_refused_even_with_the_token(origin):
-    assert refused(Origin=origin) == 403
-    assert refused(method="POST", Origin=origin, Authorization=f"Bearer {TOKEN}") == 403
+def test_the_page_itself_may_ask_and_other_origins_and_sites_may_not(subtests):
+    for origin in [f"http://{HOST}", f"https://{HOST}"]:
+        with subtests.test(origin=origin):
+            assert refused(Origin=origin) is None
 
+    for origin in [
+        "null",
+        "",
+        "http://evil.example",
+        "http://127.0.0.1:8081",
+        "http://localhost:8080",
+        f"ftp://{HOST}",
+    ]:
+        with subtests.test(origin=origin):
+            assert refused(Origin=origin) == 403
+            assert refused(method="POST", Origin=origin, Authorization=f"Bearer {TOKEN}") == 403
 
-def test_other_sites_may_link_to_the_page_and_no_more():
     assert refused(Sec_Fetch_Site="cross-site") == 403
     assert refused(Sec_Fetch_Site="same-site") == 403
     assert refused(Sec_Fetch_Site="same-origin") is None

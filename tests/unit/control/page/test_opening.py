@@ -37,18 +37,16 @@ def make_job(tmp_path):
     return make
 
 
-def test_where_the_page_and_its_token_are_is_announced(make_job, tmp_path):
+def test_where_the_page_and_its_token_are_is_announced_if_there_is_one(make_job, tmp_path):
+    with opened(make_job(page_port=-1)) as page:
+        assert (page.window, page.announcement) == (None, {})
+    assert not (tmp_path / "page.token").exists()
+
     with opened(make_job()) as page:
         assert page.window is not None
         assert Path(page.announcement["page_token"]) == tmp_path / "page.token"
         with urlopen(page.announcement["page"], timeout=5) as answer:
             assert b"<title>cosmos</title>" in answer.read()
-
-
-def test_a_run_may_have_none(make_job, tmp_path):
-    with opened(make_job(page_port=-1)) as page:
-        assert (page.window, page.announcement) == (None, {})
-    assert not (tmp_path / "page.token").exists()
 
 
 def test_a_run_goes_on_without_a_page_that_cannot_be_opened(make_job, caplog):
@@ -58,16 +56,15 @@ def test_a_run_goes_on_without_a_page_that_cannot_be_opened(make_job, caplog):
     assert "the run goes on without its page" in caplog.text
 
 
-def test_a_controller_that_comes_back_has_its_page_where_it_was(make_job, tmp_path):
+def test_a_controller_that_comes_back_has_its_page_where_it_was_if_that_can_be(make_job, tmp_path, subtests):
     with opened(make_job()) as page:
         before = page.announcement
     (tmp_path / "controller.json").write_text(json.dumps({"address": "tcp://x", **before}))
     with opened(make_job()) as page:
         assert page.announcement == before
 
-
-@pytest.mark.parametrize("announced", ["", "[]", "{}", '{"page": 1}', '{"page": "http://x:99999999/"}'])
-def test_what_was_announced_before_may_be_anything(make_job, tmp_path, announced):
-    (tmp_path / "controller.json").write_text(announced)
-    with opened(make_job()) as page:
-        assert page.window is not None
+    for announced in ["", "[]", "{}", '{"page": 1}', '{"page": "http://x:99999999/"}']:
+        with subtests.test(announced=announced):
+            (tmp_path / "controller.json").write_text(announced)
+            with opened(make_job()) as page:
+                assert page.window is not None

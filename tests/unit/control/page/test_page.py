@@ -59,7 +59,7 @@ def stream(served):
         each.close()
 
 
-def test_the_files_of_the_page_may_not_run_anything_else(served):
+def test_only_the_files_of_the_page_are_served_and_every_answer_is_hardened(served, subtests):
     for path, media_type in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
         answer = served.ask("GET", path)
         assert answer.status == 200
@@ -72,19 +72,14 @@ def test_the_files_of_the_page_may_not_run_anything_else(served):
     assert "onclick" not in page
     assert "style=" not in page
 
-
-def test_every_answer_is_hardened_refusals_included(served):
     for answer in (served.ask("GET", "/nope"), served.ask("POST", "/"), served.ask("GET", "/metrics", Host="evil")):
         assert answer.status in (401, 403, 404)
         assert answer.headers["X-Frame-Options"] == "DENY"
         assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
-
-@pytest.mark.parametrize(
-    "path", ["/../pyproject.toml", "/assets/page.js", "/page.token", "/%2e%2e/page.token", "//etc"]
-)
-def test_no_other_file_is_served(served, path):
-    assert served.ask("GET", path).status == 404
+    for path in ["/../pyproject.toml", "/assets/page.js", "/page.token", "/%2e%2e/page.token", "//etc"]:
+        with subtests.test(path=path):
+            assert served.ask("GET", path).status == 404
 
 
 def test_the_run_as_it_is_now(served, snapshot):
@@ -135,47 +130,37 @@ def test_why_the_controller_refuses_is_told(served, answering):
     assert [REQUEST.decode(each) for each in asked] == [Drain(name="x")]
 
 
-@pytest.mark.parametrize(
-    ("options", "status"),
-    [
+def test_what_may_not_ask_does_not_reach_the_controller(served, subtests):
+    for options, status in [
         ({}, 401),
         ({"token": True, "Origin": "http://evil.example"}, 403),
         ({"token": True, "Sec_Fetch_Site": "cross-site"}, 403),
         ({"token": True, "Host": "evil.example"}, 403),
         ({"token": True, "Content_Encoding": "gzip"}, 415),
-    ],
-)
-def test_what_may_not_ask_does_not_reach_the_controller(served, options, status):
-    assert served.post({"do": "drain", "name": "x"}, **options).status == status
-    assert served.page.board.take_asked() == []
+    ]:
+        with subtests.test(options=options):
+            assert served.post({"do": "drain", "name": "x"}, **options).status == status
+            assert served.page.board.take_asked() == []
 
-
-def test_a_form_of_another_site_cannot_ask(served):
     answer = served.ask("POST", "/api/requests", b'{"do": "stop"}', token=True, Content_Type="text/plain")
     assert answer.status == 415
     assert served.ask("GET", "/api/requests", token=True).status == 405
     assert served.page.board.take_asked() == []
 
-
-def test_what_is_no_request_is_explained(served):
     answer = served.post({"do": "explode"}, token=True)
     assert answer.status == 422
     assert "explode" in answer.json["refused"]
 
-
-def test_a_body_may_only_be_so_long(served):
     body = json.dumps({"do": "drain", "name": "x" * 20_000}).encode()
     assert served.ask("POST", "/api/requests", body, token=True, Content_Type="application/json").status == 413
 
 
-def test_a_controller_that_does_not_answer_is_told(served, monkeypatch):
+def test_a_controller_that_does_not_answer_is_told_and_only_so_much_is_asked_at_once(served, monkeypatch):
     monkeypatch.setattr("cosmos_core.control.page.board._ANSWER_S", 0.05)
     answer = served.post({"do": "stop"}, token=True)
     assert answer.status == 503
     assert "has not answered" in answer.json["refused"]
 
-
-def test_only_so_much_is_asked_at_once(served, monkeypatch):
     monkeypatch.setattr("cosmos_core.control.page.board._MOST_ASKED", 0)
     assert served.post({"do": "stop"}, token=True).status == 503
 
@@ -193,7 +178,7 @@ def test_only_so_many_watch_at_once(served, stream, monkeypatch):
 
 
 def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snapshot):
-    monkeypatch.setattr(application, "_WRITE_S", 3.0)
+    monkeypatch.setattr(application, "_WRITE_S", 1.0)
     deadline = time.monotonic() + 60
     text = "x" * 20_000
     step, took = 0, 0.0
@@ -243,12 +228,10 @@ def test_there_are_only_so_many_connections(served, monkeypatch):
             each.close()
 
 
-def test_a_port_that_is_taken_is_told(served, tmp_path):
+def test_ports_and_addresses_that_cannot_be_had_are_told(served, tmp_path):
     with pytest.raises(TransportError, match=r"the page cannot listen on 127\.0\.0\.1:\d+ \(control\.page_port\)"):
         Page(tmp_path, "127.0.0.1", served.place[1])
 
-
-def test_a_preferred_port_is_taken_if_it_is_free(served, tmp_path):
     other = Page(tmp_path, "127.0.0.1", 0, preferred=served.place[1])
     port = other._socket.getsockname()[1]
     other.close()
@@ -257,8 +240,6 @@ def test_a_preferred_port_is_taken_if_it_is_free(served, tmp_path):
     assert again._socket.getsockname()[1] == port
     again.close()
 
-
-def test_an_address_of_another_machine_is_told(tmp_path):
     with pytest.raises(TransportError, match=r"control\.page_bind"):
         Page(tmp_path, "no-such-machine.invalid", 0)
 

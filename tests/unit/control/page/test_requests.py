@@ -7,16 +7,14 @@ from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import REQUEST, Drain, Set, Stop
 
 
-@pytest.mark.parametrize(
-    ("body", "request_"),
-    [
+def test_the_requests_of_the_command_line(subtests):
+    for body, request_ in [
         (b'{"do": "stop"}', Stop()),
         (b'{"do": "drain", "name": "rollout-1"}', Drain(name="rollout-1")),
         (b'{"do": "set", "overrides": ["a.b=1", "c=x"]}', Set(overrides=("a.b=1", "c=x"))),
-    ],
-)
-def test_the_requests_of_the_command_line(body, request_):
-    assert request_from(body) == request_
+    ]:
+        with subtests.test(body=body):
+            assert request_from(body) == request_
 
 
 def test_an_override_may_be_as_long_as_the_controller_takes_it():
@@ -27,24 +25,21 @@ def test_an_override_may_be_as_long_as_the_controller_takes_it():
         request_from(json.dumps({"do": "set", "overrides": [longest + "x"]}).encode())
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
+def test_what_only_plugins_can_judge_is_left_to_the_command(subtests):
+    for override in [
         "algorithm.options.clip_high=1",
         "warmup.options.x=1",
         "rollout.sampling.temperature=2",
         " sync.max_staleness = 1",
-    ],
-)
-def test_what_only_plugins_can_judge_is_left_to_the_command(override):
-    body = json.dumps({"do": "set", "overrides": ["policy.optimizer.lr=1", override]}).encode()
-    with pytest.raises(TransportError, match=r"only the run's algorithm can judge .*use `cosmos set "):
-        request_from(body)
+    ]:
+        with subtests.test(override=override):
+            body = json.dumps({"do": "set", "overrides": ["policy.optimizer.lr=1", override]}).encode()
+            with pytest.raises(TransportError, match=r"only the run's algorithm can judge .*use `cosmos set "):
+                request_from(body)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_anything_else_is_refused(subtests):
+    for body in [
         b"",
         b"null",
         b"[]",
@@ -61,8 +56,6 @@ def test_what_only_plugins_can_judge_is_left_to_the_command(override):
         b'{"do": "drain", "name": "\xff"}',
         b"[" * 10_000,
         b'{"do": "set", "overrides": [' + b",".join([b'"a=1"'] * 33) + b"]}",
-    ],
-)
-def test_anything_else_is_refused(body):
-    with pytest.raises(TransportError, match="not a request of a run"):
-        request_from(body)
+    ]:
+        with subtests.test(body=body), pytest.raises(TransportError, match="not a request of a run"):
+            request_from(body)
