@@ -16,7 +16,7 @@ import attrs
 
 from cosmos_core.config.overrides import parse_value
 from cosmos_core.config.problems import show, suggestion
-from cosmos_core.config.reference import fields
+from cosmos_core.config.reference import demands, fields
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
@@ -66,7 +66,7 @@ def reason(key: str) -> str:
 ValueType: TypeAlias = Literal["boolean", "integer", "number", "text"]
 
 _TYPES: Final[Mapping[Any, ValueType]] = {bool: "boolean", int: "integer", float: "number", str: "text"}
-_BOUNDS: Final = {ge: "at_least", gt: "above", le: "at_most", lt: "below"}
+_BOUNDS: Final = {"≥": "at_least", ">": "above", "≤": "at_most", "<": "below"}
 _LARGEST: Final = 2**53
 """Magnitude of a number up to which every integer is a float, too; the journal could not hold much larger integers."""
 _STAGES: Final = ("algorithm", "warmup")
@@ -249,8 +249,17 @@ def _described(key: str, field: attrs.Attribute[Any], value: Any, declared: Any)
         plain = [str]
     if plain[0] not in _TYPES:
         raise TypeError(f"{key}: a dynamic key holds a truth value, a number or a string, not {field.type!r}")
-    for validator in (field.validator, None if declared is True else declared):
-        _take_bounds(key, validator, limits)
+    # Of two bounds of one kind, the last.
+    for kind, limit in (*demands(field.validator), *demands(None if declared is True else declared)):
+        if kind == "one of":
+            choices = limit
+        elif kind in _BOUNDS:
+            limits[_BOUNDS[kind]] = float(limit)
+        else:
+            raise TypeError(
+                f"{key}: what {kind or limit!r} demands of a dynamic key cannot be told to a process without its "
+                "class; use ge, gt, le, lt, in_, optional and and_ of attrs.validators"
+            )
     # What the narrower one of two bounds says besides.
     if limits.get("above", math.inf) < limits.get("at_least", -math.inf):
         del limits["above"]
@@ -261,26 +270,6 @@ def _described(key: str, field: attrs.Attribute[Any], value: Any, declared: Any)
         type=_TYPES[plain[0]],
         value=value,
         optional=len(members) > 1,
-        choices=limits.pop("choices", choices),
+        choices=choices,
         **limits,
     )
-
-
-def _take_bounds(key: str, validator: Any, limits: dict[str, Any]) -> None:
-    """Write down what a validator of attrs demands; of two bounds of one kind, the last."""
-    if validator is None:
-        return
-    if hasattr(validator, "_validators"):
-        for each in validator._validators:  # noqa: SLF001 - attrs gives no other way to look into `and_`
-            _take_bounds(key, each, limits)
-    elif getattr(validator, "compare_func", None) in _BOUNDS:
-        limits[_BOUNDS[validator.compare_func]] = float(validator.bound)
-    elif hasattr(validator, "options"):
-        limits["choices"] = tuple(validator.options)
-    elif hasattr(validator, "validator"):
-        _take_bounds(key, validator.validator, limits)
-    else:
-        raise TypeError(
-            f"{key}: what {validator!r} demands of a dynamic key cannot be told to a process without its class; use "
-            "ge, gt, le, lt, in_, optional and and_ of attrs.validators"
-        )

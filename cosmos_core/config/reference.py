@@ -90,18 +90,29 @@ def _default(field: attrs.Attribute[Any]) -> str:
     return as_text(default)
 
 
-def _bounds(validator: Any) -> Iterator[str]:
-    """What the validators of attrs demand; any other validator says it when it refuses."""
+def demands(validator: Any) -> Iterator[tuple[str, Any]]:
+    """(kind, value) of what validators of attrs demand, such as `("≥", 1)`; another validator is of the empty kind."""
     if hasattr(validator, "_validators"):
         for each in validator._validators:  # noqa: SLF001 - attrs gives no other way to look into `and_`
-            yield from _bounds(each)
+            yield from demands(each)
     elif hasattr(validator, "compare_func"):
-        yield f"{_SIGNS[validator.compare_func]} {validator.bound:g}"
+        yield _SIGNS[validator.compare_func], validator.bound
     elif hasattr(validator, "pattern"):
-        yield f"matches {validator.pattern.pattern}"
+        yield "matches", validator.pattern.pattern
     elif hasattr(validator, "min_length"):
-        yield f"length ≥ {validator.min_length}"
+        yield "length ≥", validator.min_length
     elif hasattr(validator, "options"):
-        yield f"one of {', '.join(show(each) for each in validator.options)}"
+        yield "one of", tuple(validator.options)
     elif hasattr(validator, "validator"):
-        yield from _bounds(validator.validator)
+        yield from demands(validator.validator)
+    elif validator is not None:
+        yield "", validator
+
+
+def _bounds(validator: Any) -> Iterator[str]:
+    """What can be said of these demands; the others say it when they refuse."""
+    for kind, value in demands(validator):
+        if kind == "one of":
+            yield f"one of {', '.join(map(show, value))}"
+        elif kind:
+            yield f"{kind} {value:g}" if isinstance(value, int | float) else f"{kind} {value}"

@@ -39,21 +39,6 @@ _ARRAYS: Final[Mapping[Any, Callable[..., Any]]] = {
 _TABLES: Final = (dict, Mapping, MutableMapping)
 
 
-def register_shapes(converter: cattrs.Converter) -> None:
-    """Register the hooks of this module."""
-    for cls, hook in ((bool, _exact), (int, _exact), (str, _exact), (float, _float), (Path, _path)):
-        converter.register_structure_hook(cls, hook)
-    for predicate, factory in (
-        (_is_any, _json_hook),
-        (_is_enum, _enum_hook),
-        (_is_literal, _literal_hook),
-        (_is_union, _union_hook),
-        (_is_array, _array_hook),
-        (_is_table, _table_hook),
-    ):
-        converter.register_structure_hook_factory(predicate, factory)
-
-
 def describe(cls: Any) -> str:
     """What a value of an annotation looks like in a recipe, for people."""
     if cls in _SCALARS:
@@ -93,18 +78,10 @@ def _path(value: Any, _: Any) -> Path:
     return Path(value)
 
 
-def _is_any(cls: Any) -> bool:
-    return cls is Any
-
-
-def _json_hook(_: Any) -> Hook:
-    def hook(value: Any, _: Any) -> Any:
-        problems = list(_not_json(value, ()))
-        if problems:
-            raise RefusedError(problems)
-        return value
-
-    return hook
+def _json(value: Any, _: Any) -> Any:
+    if problems := list(_not_json(value, ())):
+        raise RefusedError(problems)
+    return value
 
 
 def _not_json(value: Any, path: tuple[Key, ...]) -> Iterator[Problem]:
@@ -126,29 +103,19 @@ def _is_enum(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, enum.Enum)
 
 
-def _enum_hook(cls: Any) -> Hook:
-    choices = {member.value: member for member in cls}
-
-    def hook(value: Any, _: Any) -> Any:
-        return choices[_choose(value, list(choices))]
-
-    return hook
+def _enum(value: Any, cls: Any) -> Any:
+    return cls(_choose(value, [member.value for member in cls]))
 
 
 def _is_literal(cls: Any) -> bool:
     return get_origin(cls) is Literal
 
 
-def _literal_hook(cls: Any) -> Hook:
-    choices = list(get_args(cls))
-
-    def hook(value: Any, _: Any) -> Any:
-        return _choose(value, choices)
-
-    return hook
+def _literal(value: Any, cls: Any) -> Any:
+    return _choose(value, get_args(cls))
 
 
-def _choose(value: Any, choices: list[Any]) -> Any:
+def _choose(value: Any, choices: Sequence[Any]) -> Any:
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice
@@ -376,8 +343,17 @@ def _annotation(field: attrs.Attribute[Any]) -> Any:
 
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(structure_fallback_factory=_refuse_type, detailed_validation=False)
-    register_shapes(converter)
-    converter.register_structure_hook_factory(attrs.has, _attrs_hook)
+    for cls, hook in ((bool, _exact), (int, _exact), (str, _exact), (float, _float), (Path, _path)):
+        converter.register_structure_hook(cls, hook)
+    for predicate, hook in ((lambda cls: cls is Any, _json), (_is_enum, _enum), (_is_literal, _literal)):
+        converter.register_structure_hook_func(predicate, hook)
+    for predicate, factory in (
+        (_is_union, _union_hook),
+        (_is_array, _array_hook),
+        (_is_table, _table_hook),
+        (attrs.has, _attrs_hook),
+    ):
+        converter.register_structure_hook_factory(predicate, factory)
     return converter
 
 

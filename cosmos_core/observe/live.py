@@ -33,7 +33,7 @@ class Progress:
         evaluated_step: Weight version of that evaluation.
         heldout_loss: Loss of held-out demonstrations, newest.
         measured_step: Weight version of that loss.
-        staleness: Mean staleness of the newest steps.
+        staleness_mean: Of the newest steps' samples.
         policy_units_per_s: Units that the policy pool trains on.
         rollout_units_per_s: Units that the rollout pool generates.
         dropped: Prompts dropped so far.
@@ -56,7 +56,7 @@ class Progress:
     evaluated_step: int | None = None
     heldout_loss: float | None = None
     measured_step: int | None = None
-    staleness: float | None = None
+    staleness_mean: float | None = None
     policy_units_per_s: float | None = None
     rollout_units_per_s: float | None = None
     dropped: int = 0
@@ -174,8 +174,8 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
         found.append((label, f"{value} @{progress.evaluated_step}"))
     if progress.heldout_loss is not None:
         found.append(("held-out loss", f"{progress.heldout_loss:.4f} @{progress.measured_step}"))
-    if progress.staleness is not None:
-        found.append(("staleness", f"{progress.staleness:.2f}"))
+    if progress.staleness_mean is not None:
+        found.append(("staleness", f"{progress.staleness_mean:.2f}"))
     if progress.policy_units_per_s is not None:
         found.append(("policy", rate(progress.policy_units_per_s, progress.unit)))
     if progress.rollout_units_per_s is not None:

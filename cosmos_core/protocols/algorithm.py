@@ -157,22 +157,18 @@ class Algorithm(Protocol):
     @property
     def aggregation(self) -> Aggregation:
         """How the trainer weighs decisions."""
-        ...
 
     @property
     def constant_length(self) -> int:
         """The constant of `SEQUENCE_MEAN_TOKEN_SUM`; unused otherwise."""
-        ...
 
     @property
     def old_logprobs(self) -> OldLogprobs:
         """Which old log-probs `Decisions` must hold. `recompute` costs a forward of the batch before the step."""
-        ...
 
     @property
     def needs_entropy(self) -> bool:
         """Whether `Decisions.entropy_N` must be filled."""
-        ...
 
     @property
     def skips_zero_advantage(self) -> bool:
@@ -180,11 +176,9 @@ class Algorithm(Protocol):
 
         It still counts in the aggregation's denominators.
         """
-        ...
 
     def admit(self, group: Group) -> str | None:
         """None to train on the group, else the reason to drop it (dynamic sampling); counted and shown."""
-        ...
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """The advantage of each sample of each group of the step's whole batch; None for an unscored sample.
@@ -192,11 +186,9 @@ class Algorithm(Protocol):
         Every replica calls it with the same groups in the same order, so that batch statistics agree.
         Demonstrations have no rewards and are not passed here.
         """
-        ...
 
     def loss(self, decisions: Decisions) -> Loss:
         """Price the decisions of a micro-batch."""
-        ...
 
 
 @runtime_checkable
@@ -211,7 +203,6 @@ class Imitating(Algorithm, Protocol):
     @property
     def num_demonstrations(self) -> int:
         """Demonstrations for each group: the same one with other draws, where more than one; 0 for none."""
-        ...
 
     def imitation(self, decisions: Decisions) -> Loss:
         """Price the decisions of a micro-batch of demonstrations.
@@ -219,7 +210,6 @@ class Imitating(Algorithm, Protocol):
         Their advantages are 1; nothing is known of them but log-probs, and the entropy where it is needed. Metrics are
         reported under names that begin with `imitation_`.
         """
-        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -266,7 +256,6 @@ class Estimating(Algorithm, Protocol):
 
     def summarise(self, taken: Taken) -> Sequence[float]:
         """What others need to know of a sequence: as many numbers for each, in float64."""
-        ...
 
     def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
         """Settle a batch: once a step, in each process that has sequences of it.
@@ -277,7 +266,6 @@ class Estimating(Algorithm, Protocol):
         Returns:
             What settles a sequence of the batch; it is asked of those of this process, in any order.
         """
-        ...
 
 
 @runtime_checkable
@@ -287,4 +275,3 @@ class Valuing(Algorithm, Protocol):
     @property
     def needs_critic(self) -> bool:
         """Whether it does, with these options; a recipe without `[critic]` is then refused."""
-        ...

@@ -69,7 +69,6 @@ class Dataset(Protocol):
         Raises:
             DataError: A file is missing, unreadable or has a bad row (file, line, reason).
         """
-        ...
 
     def row(self, split: Split, index: int) -> Prompt:
         """Row `index` of the split, always the same.
@@ -78,7 +77,6 @@ class Dataset(Protocol):
             IndexError: `index` is not in `range(size(split))`.
             DataError: The row is unusable (file, line, reason).
         """
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -102,7 +100,6 @@ class Omitting(Protocol):
 
     def omitted(self, split: Split) -> tuple[Omission, ...]:
         """Rows of the split that have no number, by reason; known when the dataset is made."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -128,7 +125,6 @@ class Paced(Protocol):
         Args:
             num_prompts: Prompts that the stage trains on as planned; more are drawn where some are dropped.
         """
-        ...
 
 
 class DrawnDataset(ABC):

@@ -91,7 +91,6 @@ class Handle(Protocol):
     @property
     def request(self) -> Request:
         """The request."""
-        ...
 
     def result(self, timeout_s: float | None = None) -> list[Generated]:
         """Wait for all samples, in the order of their index.
@@ -100,11 +99,9 @@ class Handle(Protocol):
             TimeoutError: Not finished in time.
             EngineError: The engine refused or failed the request.
         """
-        ...
 
     def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
         """Call `callback(self)` once finished, on the engine's thread (at once if it is already)."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -212,11 +209,9 @@ class RolloutEngine(Protocol):
 
     def start(self) -> None:
         """Build the model (weights from `Model.build`, version 0) and begin to serve."""
-        ...
 
     def shutdown(self) -> None:
         """Stop; unfinished requests end as aborted. Idempotent."""
-        ...
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
         """Queue requests; those of one call enter together.
@@ -224,26 +219,21 @@ class RolloutEngine(Protocol):
         Raises:
             EngineError: A request does not fit `context_length` or asks for what the engine cannot do.
         """
-        ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests at the next unit, partial results kept; unknown ids are ignored."""
-        ...
 
     def pause(self, mode: PauseMode = "keep") -> None:
         """Return when nothing generates: `keep` holds what is in flight, `abort` ends it, `wait` finishes it."""
-        ...
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        ...
 
     def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:
         """For each rank, the slices of canonical tensors that it holds and their torch dtype names.
 
         With a quantization, a matrix is the tensors of its codes and scales (`Format.tensors`).
         """
-        ...
 
     def begin_update(self, version: int) -> None:
         """Open an update to `version`.
@@ -252,11 +242,9 @@ class RolloutEngine(Protocol):
             WeightSyncError: An update is open already. Any version may be loaded over any: the same one over a copy
                 whose digest was wrong, an older one where the run was taken back to a checkpoint.
         """
-        ...
 
     def write(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
         """Give the content of one slice; `data` must stay unchanged until the commit or abort."""
-        ...
 
     def commit_update(self, cache: CachePolicy = "keep") -> str:
         """Copy everything written between two units, and go on with `version`.
@@ -268,19 +256,15 @@ class RolloutEngine(Protocol):
             WeightSyncError: The slices written do not cover the layout; nothing was copied.
             AttestationError: What is loaded now is not what was written, whatever the digest would say.
         """
-        ...
 
     def abort_update(self) -> None:
         """Forget an open update; what is loaded stays."""
-        ...
 
     def score(self, payloads: Sequence[Payload], *, temperature: float) -> list[torch.Tensor]:
         """float32 log-probs [N] of each payload's completion under the loaded weights."""
-        ...
 
     def stats(self) -> EngineStats:
         """Counters and gauges, cheap."""
-        ...
 
     def health(self) -> None:
         """Return if the engine can serve.
@@ -290,4 +274,3 @@ class RolloutEngine(Protocol):
                 takes its place.
             EngineError: It cannot for any other reason (the engine thread's error chained): the run ends with it.
         """
-        ...

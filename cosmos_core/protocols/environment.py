@@ -74,12 +74,9 @@ class Environment(Protocol):
         Returns:
             Words that follow those of the prompt; None where the prompt says it all.
         """
-        ...
 
     async def step(self, text: str) -> Turn:
         """Answer one turn of the model, its stop token stripped."""
-        ...
 
     async def close(self) -> None:
         """Let go of everything. Called once, whatever happened before, unless the worker itself was ended."""
-        ...

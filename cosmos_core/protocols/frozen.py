@@ -105,4 +105,3 @@ class Consulting(Protocol):
         A recipe without the table of a role (`[reference]`, `[teacher]`, `[policy.average]`) is refused; the policy
         may be compared with one model.
         """
-        ...

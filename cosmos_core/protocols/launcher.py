@@ -124,7 +124,6 @@ class Launcher(Protocol):
         Raises:
             ConfigError: They cannot; the message says how they can.
         """
-        ...
 
     def start(self, spec: ProcessSpec) -> None:
         """Start a process; its output is kept with the run's logs. A name may be started again once it has ended.
@@ -132,27 +131,21 @@ class Launcher(Protocol):
         Raises:
             ReplicaError: It could not be started.
         """
-        ...
 
     def running(self) -> Sequence[str]:
         """Names of the processes that have not ended."""
-        ...
 
     def exits(self) -> list[Exit]:
         """Processes that ended since the last call."""
-        ...
 
     def kill(self, name: str) -> None:
         """End a process at once, whatever it is doing; `exits` tells of it. One that has ended is left alone."""
-        ...
 
     def signal_stop(self) -> None:
         """Ask every process to end; returns at once."""
-        ...
 
     def stop(self, grace_s: float) -> None:
         """Ask every process to end, and kill what has not ended after `grace_s`; nothing is left behind."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -180,7 +173,6 @@ class Submitting(Protocol):
         Raises:
             ConfigError: The run does not fit, as far as the options tell.
         """
-        ...
 
     def ready(self) -> None:
         """Find out whether `submit` would reach the scheduler, and whether the run fits its machines.
@@ -188,7 +180,6 @@ class Submitting(Protocol):
         Raises:
             ConfigError: It would not, or it does not fit.
         """
-        ...
 
     def submit(self, file: Path) -> str:
         """Hand over a submission that was written to `file`; a line for people on what became of it.
@@ -197,4 +188,3 @@ class Submitting(Protocol):
             ReplicaError: The scheduler refused; a folder that was made for the run is removed.
             UnknownSubmissionError: It did not answer, and may have taken the run: the folder stays.
         """
-        ...

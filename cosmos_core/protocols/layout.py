@@ -27,38 +27,30 @@ class Mesh(Protocol):
     @property
     def rank(self) -> int:
         """This process's place in the replica."""
-        ...
 
     @property
     def world_size(self) -> int:
         """Processes of the replica."""
-        ...
 
     def size(self, axis: Axis) -> int:
         """Processes along an axis."""
-        ...
 
     def place(self, axis: Axis) -> int:
         """This process's place on an axis."""
-        ...
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """The processes that differ from this one on this axis only; for axes greater than 1."""
-        ...
 
     @property
     def weights(self) -> DeviceMesh:
         """Where FSDP shards dense weights: 1-D, `fsdp` (dp_shard · cp)."""
-        ...
 
     @property
     def expert_weights(self) -> DeviceMesh:
         """Where FSDP shards experts: 1-D, `expert_shard`."""
-        ...
 
     def axis(self, axis: Axis) -> DeviceMesh:
         """The 1-D device mesh of an axis."""
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -127,7 +127,6 @@ class Model(Protocol):
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights."""
-        ...
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
@@ -147,7 +146,6 @@ class Model(Protocol):
         Raises:
             CosmosError: A checkpoint is missing, truncated or of another architecture.
         """
-        ...
 
     def encode(self, prompt: Prompt) -> Payload:
         """The conditioning part of a payload (`prompt` array for tokens), chat template applied.
@@ -155,7 +153,6 @@ class Model(Protocol):
         Raises:
             DataError: The prompt cannot be encoded.
         """
-        ...
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
         """A payload of the prompt and its demonstration, a stop token included, as if it had been generated.
@@ -163,11 +160,9 @@ class Model(Protocol):
         Raises:
             DataError: The prompt has no demonstration, or cannot be encoded.
         """
-        ...
 
     def decode(self, payload: Payload) -> str:
         """The completion of a payload as text (for rewards, reports); empty for what has no text."""
-        ...
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
@@ -187,7 +182,6 @@ class Model(Protocol):
         Raises:
             DataError: One payload alone exceeds the budget.
         """
-        ...
 
     def decide(
         self,
@@ -214,11 +208,9 @@ class Model(Protocol):
             kl_target: What to compute `Decided.divergence_N` or `blended` from; likewise.
             with_features: Whether `Decided.features_ND` is asked for; only of a model that has `features`.
         """
-        ...
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
         """Write the weights, config and tokenizer in the family's public format (Hugging Face safetensors)."""
-        ...
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Make what the recipe asks to be made locally into `context.assets` (a tokenizer trained on `corpus`).
@@ -228,7 +220,6 @@ class Model(Protocol):
         Raises:
             ConfigError: `tokenizer` asks for something this family cannot make.
         """
-        ...
 
 
 class PipelinedModel(Model, Protocol):
@@ -236,7 +227,6 @@ class PipelinedModel(Model, Protocol):
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""
-        ...
 
     def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
         """Run a stage that is not the last.
@@ -249,7 +239,6 @@ class PipelinedModel(Model, Protocol):
         Returns:
             What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
         """
-        ...
 
     def conclude(
         self,
@@ -264,7 +253,6 @@ class PipelinedModel(Model, Protocol):
         with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
-        ...
 
 
 @runtime_checkable
@@ -291,7 +279,6 @@ class Conversing(Protocol):
         Raises:
             DataError: The observation cannot be encoded.
         """
-        ...
 
 
 @runtime_checkable
@@ -307,14 +294,12 @@ class AfterStep(Protocol):
         They are zeroed before the first forward of a step and summed over every process that has other sequences, or
         another slice of them, before `after_step`.
         """
-        ...
 
     def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
         """Act on the sums, alike on every process that holds the same part; metrics to report.
 
         Parameters that have gradients are the optimizer's alone.
         """
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -345,7 +330,6 @@ class Recording(Protocol):
 
     def records(self) -> Sequence[Record]:
         """What the model's options ask for, found without weights; nothing where they ask for nothing."""
-        ...
 
     def record(self, module: torch.nn.Module) -> Callable[[], Mapping[str, torch.Tensor]]:
         """Begin to record the forwards of a module, for as long as it lives.
@@ -353,4 +337,3 @@ class Recording(Protocol):
         Returns:
             What the newest forward recorded, by name: [N, *shape] for its N units in their order, on its device.
         """
-        ...

@@ -88,7 +88,6 @@ class Reward(Protocol):
 
         May be a coroutine function. A plain one is called on one thread of its worker, which is not the main thread.
         """
-        ...
 
 
 @runtime_checkable
@@ -106,7 +105,6 @@ class Vetting(Protocol):
         Raises:
             DataError: It is missing or of the wrong type; `score` raises for every completion of such a prompt, too.
         """
-        ...
 
 
 @runtime_checkable
@@ -122,7 +120,6 @@ class Requiring(Protocol):
 
         Asks nobody over a network, and reads no weights.
         """
-        ...
 
 
 @runtime_checkable
@@ -138,4 +135,3 @@ class Loading(Protocol):
         Raises:
             CosmosError: It cannot be done here; the run ends with the reason.
         """
-        ...

@@ -65,7 +65,6 @@ class Conditioned(Protocol):
         Raises:
             DataError: The arrays of the payload do not fit its prompt.
         """
-        ...
 
     def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
         """What each unit of the prompt enters with under the weights of the module (its tower runs here).
@@ -73,11 +72,9 @@ class Conditioned(Protocol):
         Returns:
             [P, ...] each, on the module's device, by names that only the model reads.
         """
-        ...
 
     def evaluate(self, module: torch.nn.Module, inputs: VisionInputs) -> torch.Tensor:
         """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
-        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -113,4 +110,3 @@ class Showing(Protocol):
         Raises:
             DataError: The arrays of the payload do not fit its prompt.
         """
-        ...

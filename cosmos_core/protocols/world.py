@@ -57,7 +57,6 @@ class Denoising(Protocol):
         Raises:
             DataError: The arrays of the payload do not fit the model.
         """
-        ...
 
     def velocity(
         self,
@@ -81,12 +80,10 @@ class Denoising(Protocol):
         Returns:
             float32 [B, C, T, H, W]; of frames that are given, zero.
         """
-        ...
 
     @property
     def neutral_guidance(self) -> float:
         """The guidance at which the velocity is that of the prompt alone."""
-        ...
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:
         """What latents look like.
@@ -99,7 +96,6 @@ class Denoising(Protocol):
             A payload of kind `media` with `frames` uint8 [F, height, width, 3] (RGB; an image is one frame) and `fps`
             float32 [].
         """
-        ...
 
 
 @runtime_checkable
@@ -119,4 +115,3 @@ class Noising(Protocol):
         Returns:
             The same with `times` [N] and `noise_seed`.
         """
-        ...

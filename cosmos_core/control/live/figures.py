@@ -187,7 +187,7 @@ def figures(
         evaluated_step=scored.version if scored else None,
         heldout_loss=measured.loss if measured else None,
         measured_step=measured.version if measured else None,
-        staleness=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,
+        staleness_mean=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,
         policy_units_per_s=_trained_per_s(timeline, newest, now) if now is not None else None,
         rollout_units_per_s=_generated_per_s(state, gauges) if is_running else None,
         dropped=sum(sum(ledger.dropped.values()) for ledger in state.ledgers),

@@ -15,6 +15,7 @@ from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import SettingChange
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.control.machine.state import Replica, State
+from cosmos_core.observe.live import Progress
 
 MOST_REPLICAS: Final = 200
 """Shown one by one; of more, the counts by state say how the others are."""
@@ -68,59 +69,40 @@ class Queue:
 
 
 @attrs.frozen(kw_only=True)
-class Snapshot:
-    """A run at one moment.
+class Snapshot(Progress):
+    """A run at one moment: its figures, and what is shown beside them.
 
     Attributes:
         time: Unix time.
         name: `run.name`.
         run_id: Of the run.
         term: Starts of the controller since the run began, or was recovered.
-        phase: What the run is doing, in a few words.
         outcome: How it ended; empty while it goes on.
         reason: Why it failed.
-        stage: Name of the present stage's algorithm.
-        step: Steps done, the warm-up's included.
-        num_steps: Of the whole run.
         version: The weight version that rollout replicas shall have; -1: none yet.
         versions: Rollout replicas by the version that they generate with.
-        elapsed_s: Seconds for which it has gone on.
-        eta_s: Seconds to its end, if it goes on like this; None while that is not known.
         generation: Gradient groups that were formed since the run began, or was recovered.
         members: Its members; empty while there is none.
         statuses: Replicas by role and status.
         replicas: The first `MOST_REPLICAS`, by role and name, then those that were lost.
         queue: Where the prompts are.
         staleness: Samples of the newest steps by how many steps their weights lagged.
-        reward: Mean of the newest steps; None before any.
         rewards: Of these steps, the mean of each of several rewards, unweighted; empty where there is one.
         loss: Of the newest step.
         mismatch: KL between what the engine and the trainer make of the same weights, of the newest step.
-        accuracy: Held-out, of the newest evaluation of rollouts.
-        policy_units_per_s: Units that the policy pool trains on.
-        rollout_units_per_s: Units that the rollout pool generates.
         settings: Dynamic keys that were changed, with the newest value and the first step of it.
         refused: What was not let in so far: connections, messages and processes.
         news: What happened lately, newest last.
         samples: What the model wrote lately, newest last; not escaped.
         curves: Over steps.
-        heldout_reward: Of that evaluation, where there is no accuracy; without either, nothing was scored.
-        evaluated_step: Weights of that evaluation; None before the first one.
-        unit: What samples are made of, and rates count.
     """
 
     time: float
     name: str
     run_id: str
     term: int
-    phase: str
     outcome: str
     reason: str
-    stage: str
-    step: int
-    num_steps: int
-    elapsed_s: float
-    eta_s: float | None
     version: int
     versions: dict[int, int]
     generation: int
@@ -129,21 +111,14 @@ class Snapshot:
     replicas: tuple[ReplicaView, ...]
     queue: Queue
     staleness: dict[int, int]
-    reward: float | None
     loss: float | None
     mismatch: float | None
-    accuracy: float | None
-    policy_units_per_s: float | None
-    rollout_units_per_s: float | None
     settings: dict[str, str]
     refused: int
     news: tuple[News, ...]
     samples: tuple[SampleView, ...]
     curves: tuple[Curve, ...]
     rewards: dict[str, float] = attrs.field(factory=dict)
-    heldout_reward: float | None = None
-    evaluated_step: int | None = None
-    unit: str = "token"
 
 
 def take(
@@ -174,18 +149,13 @@ def take(
     statuses = {replica.name: status_of(state, replica) for replica in state.replicas.values()}
     rollouts = [replica for replica in state.replicas.values() if replica.role == "rollout"]
     return Snapshot(
+        **attrs.asdict(shown, recurse=False),
         time=now,
         name=name,
         run_id=state.settings.run_id,
         term=since_recovery(state.term),
-        phase=shown.phase,
         outcome=state.outcome,
         reason=state.reason,
-        stage=shown.stage,
-        step=shown.step,
-        num_steps=shown.num_steps,
-        elapsed_s=shown.elapsed_s,
-        eta_s=shown.eta_s,
         version=state.target,
         versions=dict(sorted(Counter(replica.version for replica in rollouts).items())),
         generation=since_recovery(state.generation_number),
@@ -194,21 +164,14 @@ def take(
         replicas=(*_shown(state, statuses, gauges), *map(_lost, feed.lost)),
         queue=_queue(state),
         staleness=feed.staleness(),
-        reward=shown.reward,
         loss=_newest_metric(state, "loss"),
         mismatch=_newest_metric(state, "mismatch_kl"),
-        accuracy=shown.accuracy,
-        policy_units_per_s=shown.policy_units_per_s,
-        rollout_units_per_s=shown.rollout_units_per_s,
         settings={change.key: _since(state, change) for change in state.changes},
         refused=int(sum(value for name, value in gauges.get("controller", {}).items() if name.endswith("_refused"))),
         news=tuple(feed.news),
         samples=tuple(feed.samples),
         curves=feed.curves(),
         rewards=_rewards(state),
-        heldout_reward=shown.heldout_reward,
-        evaluated_step=shown.evaluated_step,
-        unit=shown.unit,
     )
 
 

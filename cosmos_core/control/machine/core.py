@@ -78,14 +78,12 @@ def fold(events: Iterable[Event], state: State | None = None) -> State:
 
 def begin(event: RunOpened | Recovered) -> State:
     """The state of a run that was just opened, or recovered."""
-    state = opened(event.settings) if isinstance(event, RunOpened) else _recovered(event)
+    if isinstance(event, RunOpened):
+        state = opened(event.settings)
+    else:
+        state = restored(RECOVERY_SNAPSHOT.decode(event.snapshot), event.checkpoint)
+        evaluation.tell_forgotten(state)
     progress.begin(state)
-    return state
-
-
-def _recovered(event: Recovered) -> State:
-    state = restored(RECOVERY_SNAPSHOT.decode(event.snapshot), event.checkpoint)
-    evaluation.tell_forgotten(state)
     return state
 
 
@@ -232,14 +230,10 @@ def refusal(state: State, request: Request) -> str:
         case Drain():
             return membership.refusal(state, request.name)
         case Set():
-            return _refusal_of_change(state, request)
-
-
-def _refusal_of_change(state: State, request: Set) -> str:
-    try:
-        return changes.refusal(state, changes.asked_of(state, request))
-    except ConfigError as error:
-        return str(error)
+            try:
+                return changes.refusal(state, changes.asked_of(state, request))
+            except ConfigError as error:
+                return str(error)
 
 
 def _take_command(state: State, event: Commanded) -> None:

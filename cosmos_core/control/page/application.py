@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Final
 
@@ -57,13 +57,8 @@ _TYPES: Final[Mapping[str, str]] = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-_PATHS: Final[Mapping[str, str]] = {
-    "/": "page.html",
-    "/page.css": "page.css",
-    "/page.js": "page.js",
-    "/charts.js": "charts.js",
-    "/stream.js": "stream.js",
-    "/icon.svg": "icon.svg",
+_PATHS: Final[Mapping[str, str]] = {"/": "page.html"} | {
+    f"/{name}": name for name in ("page.css", "page.js", "charts.js", "stream.js", "icon.svg")
 }
 
 _Word = Annotated[Word, msgspec.Meta(min_length=1)]
@@ -137,8 +132,8 @@ def load_assets() -> dict[str, Asset]:
     }
 
 
-class Activity:
-    """Since when each connection has been quiet; not while a request of it is being served."""
+class Connections:
+    """The connections of a server, and since when each has been quiet: not while a request of it is being served."""
 
     def __init__(self) -> None:
         self._quiet_since: dict[RequestHandler, float] = {}
@@ -151,32 +146,17 @@ class Activity:
         """It was served."""
         self._quiet_since[connection] = time.monotonic()
 
-    def quiet(self, connections: Collection[RequestHandler], now: float) -> list[RequestHandler]:
-        """Those that have been quiet for too long; all that are not in `connections` are forgotten."""
-        self._quiet_since = {connection: self._quiet_since.get(connection, now) for connection in connections}
-        return [connection for connection, since in self._quiet_since.items() if now - since > IDLE_S]
-
-
-class Connections:
-    """Accepts connections for a server, and closes those that wait for nothing.
-
-    Args:
-        server: Handles their requests.
-        activity: What they do; the server's application keeps it true.
-    """
-
-    def __init__(self, server: web.Server, activity: Activity) -> None:
-        self._server: Final = server
-        self._activity: Final = activity
-
-    def accept(self) -> asyncio.BaseProtocol:
-        """The protocol that handles a new connection."""
-        return _Closing() if len(self._server.connections) >= MOST_CONNECTIONS else self._server()
-
-    def sweep(self, now: float) -> None:
+    def sweep(self, server: web.Server, now: float) -> None:
         """Close what has been quiet for too long at `now`, a monotonic time."""
-        for connection in self._activity.quiet(self._server.connections, now):
-            connection.force_close()
+        self._quiet_since = {each: self._quiet_since.get(each, now) for each in server.connections}
+        for connection, since in self._quiet_since.items():
+            if now - since > IDLE_S:
+                connection.force_close()
+
+
+def accept(server: web.Server) -> asyncio.BaseProtocol:
+    """The protocol that handles a new connection."""
+    return _Closing() if len(server.connections) >= MOST_CONNECTIONS else server()
 
 
 class _Closing(asyncio.Protocol):
@@ -196,7 +176,7 @@ class Application:
 
     Attributes:
         num_streams: Browsers that watch.
-        activity: What its connections do.
+        connections: Those that it serves.
     """
 
     def __init__(self, board: Board, guard: Guard) -> None:
@@ -204,7 +184,7 @@ class Application:
         self._guard: Final = guard
         self._assets: Final = load_assets()
         self.num_streams = 0
-        self.activity: Final = Activity()
+        self.connections: Final = Connections()
         self._all_left: Final = asyncio.Event()
         self._all_left.set()
 
@@ -232,13 +212,13 @@ class Application:
         refusal = self._guard.refusal(request.method, request.path, request.headers, is_data=is_data)
         if refusal is not None:
             return _refused(refusal.status, refusal.reason)
-        self.activity.begin(request.protocol)
+        self.connections.begin(request.protocol)
         try:
             return await handler(request)
         except web.HTTPException as answer:
             return _refused(answer.status, answer.reason, {"Allow": answer.headers.get("Allow", "")})
         finally:
-            self.activity.end(request.protocol)
+            self.connections.end(request.protocol)
 
     async def _on_asset(self, request: web.Request) -> web.Response:
         asset: Asset = self._assets[request.path]

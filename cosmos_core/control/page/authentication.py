@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 import attrs
 
+from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import TransportError
 
 _READING: Final = ("GET", "HEAD")
@@ -61,7 +62,7 @@ class Guard:
     @property
     def is_exposed(self) -> bool:
         """True if other machines can reach the page, so that even looking needs the token."""
-        return not _is_loopback(self.bind)
+        return not is_loopback(self.bind)
 
     def refusal(self, method: str, path: str, headers: Headers, *, is_data: bool) -> Refusal | None:
         """Why a request is refused; None if it may be served.
@@ -125,13 +126,6 @@ def host_name(host: str) -> str | None:
         is_formed = bool(name)
     is_port = port.isascii() and port.isdigit() and len(port) <= 5
     return name.lower() if is_formed and is_port else None
-
-
-def _is_loopback(bind: str) -> bool:
-    try:
-        return ipaddress.ip_address(bind).is_loopback
-    except ValueError:
-        return bind == "localhost"
 
 
 NAME: Final = "page.token"

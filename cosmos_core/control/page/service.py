@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from cosmos_core.control.page.application import IDLE_S, Application, Connections
+from cosmos_core.control.page.application import IDLE_S, Application, accept
 from cosmos_core.control.page.authentication import NAME, Guard, run_token
 from cosmos_core.control.page.board import Board
 from cosmos_core.errors import TransportError
@@ -86,13 +86,13 @@ class Page:
         )
         await runner.setup()
         try:
-            assert runner.server is not None
-            connections = Connections(runner.server, application.activity)
+            server = runner.server
+            assert server is not None
             loop = asyncio.get_running_loop()
-            async with await loop.create_server(connections.accept, sock=self._socket, backlog=_BACKLOG):
+            async with await loop.create_server(lambda: accept(server), sock=self._socket, backlog=_BACKLOG):
                 while not self.board.has_ended:
                     await self.board.changed(_SWEEP_S)
-                    connections.sweep(time.monotonic())
+                    application.connections.sweep(server, time.monotonic())
             await application.farewell(_END_S)
         finally:
             await runner.cleanup()
