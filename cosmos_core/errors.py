@@ -64,7 +64,7 @@ class WeightSyncError(CosmosError):
 
 
 class AttestationError(WeightSyncError):
-    """What an engine has loaded is not what it should be: it must not generate with it."""
+    """An engine has loaded other weights than it should: it must not generate with them."""
 
 
 class CheckpointError(CosmosError):
@@ -84,7 +84,7 @@ class ReplicaError(CosmosError):
 
 
 class UnknownSubmissionError(ReplicaError):
-    """Whether a scheduler has taken a run is not known: it may start."""
+    """A scheduler may have taken a run, or not: it may start."""
 
 
 class ProcessLostError(ReplicaError):

@@ -38,7 +38,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether only this machine reaches what listens at an address."""
+    """True if only this machine reaches what listens at an address."""
     try:
         return ipaddress.ip_address(bind.strip("[]")).is_loopback
     except ValueError:
@@ -51,7 +51,7 @@ def staleness_bound(sync: SyncConfig) -> int:
 
 
 def pace_problem(interval: int, bound: int) -> str:
-    """Why weights cannot be published every `interval` steps where samples may lag `bound`; empty if they can."""
+    """Say why weights cannot be published every `interval` steps where samples may lag `bound`; empty if they can."""
     if interval - 1 <= bound:
         return ""
     return (

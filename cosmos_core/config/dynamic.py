@@ -49,12 +49,12 @@ _OTHERWISE: Final = (
 
 
 def is_in(key: str, tables: Sequence[str]) -> bool:
-    """Whether a key is one of some, or in one of some tables."""
+    """True if a key is one of some, or in one of some tables."""
     return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
 def reason(key: str) -> str:
-    """Why a key of the recipe that is not dynamic stays as it is, and what can be done instead."""
+    """Say why a key of the recipe that is not dynamic stays as it is, and what can be done instead."""
     if is_in(key, CHANGEABLE):
         return "processes take it from the recipe when they start; `cosmos run --resume RUN --set KEY=VALUE` changes it"
     for tables, why in _OTHERWISE:
@@ -102,7 +102,7 @@ class DynamicKey:
 
     @property
     def allowed(self) -> str:
-        """What it may become, for people."""
+        """The values that it may become, for people."""
         bounds = [
             f"{sign} {bound:g}"
             for sign, bound in (("≥", self.at_least), (">", self.above), ("≤", self.at_most), ("<", self.below))
@@ -213,7 +213,7 @@ def with_values(recipe: Mapping[str, Any], values: Mapping[str, Scalar]) -> dict
 
 
 def _static(key: str, fixed: Mapping[str, str]) -> str:
-    """When a key of the recipe cannot change, and why; empty if there is no such key."""
+    """Say when a key of the recipe cannot change, and why; empty if there is no such key."""
     if key in fixed:
         return f"in this run: {fixed[key]}"
     if _is_of_recipe(key.split("."), Recipe):
@@ -225,7 +225,7 @@ def _static(key: str, fixed: Mapping[str, str]) -> str:
 
 
 def _is_of_recipe(path: Sequence[str], annotation: Any) -> bool:
-    """Whether a path leads through tables of the recipe to a key; what is in a plugin's own options is not known."""
+    """True if a path leads through tables of the recipe to a key; what is in a plugin's own options is not known."""
     if not path:
         return True
     for member in (annotation, *get_args(annotation)):

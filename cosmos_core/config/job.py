@@ -22,13 +22,13 @@ Unit: TypeAlias = Literal["token", "denoising step"]
 
 
 def score_name(unit: Unit) -> str:
-    """What tells how good rollouts are: the accuracy of tokens, the reward of anything else."""
+    """The score of rollouts: the accuracy of tokens, the reward of anything else."""
     return "accuracy" if unit == "token" else "reward"
 
 
 @attrs.frozen(kw_only=True)
 class StageFacts:
-    """What the controller, which imports no plugin, must know of a stage's algorithm.
+    """Facts of a stage's algorithm for the controller, which imports no plugin.
 
     Attributes:
         source: Where its batches come from (`AlgorithmCapabilities.source`).
@@ -79,7 +79,7 @@ class Job:
 
     @num_measured_prompts.default
     def _before_it_was_written(self) -> int:
-        """What it was in releases whose jobs do not say: all, where nothing generates."""
+        """The number in releases whose jobs do not say: all, where nothing generates."""
         return 0 if self.uses_rollouts else self.num_evaluation_prompts
 
     @property
@@ -94,7 +94,7 @@ class Job:
 
     @property
     def recovery_snapshots(self) -> Path:
-        """Where the controller keeps what a new journal could go on from."""
+        """The folder in which the controller keeps what a new journal could go on from."""
         return self.directory / "recovery"
 
     @property

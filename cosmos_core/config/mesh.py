@@ -37,7 +37,7 @@ def choices(numbers: Iterable[int]) -> str:
 
 
 def mesh_problems(sizes: MeshConfig, path: str = "policy.mesh") -> Iterator[str]:
-    """What keeps the axes from fitting together, each with the number that does not fit and what would."""
+    """Reasons why the axes do not fit together, each with the number that does not fit and what would."""
     shared = sizes.dp_shard * sizes.cp * sizes.tp
     if sizes.ep == 1:
         return

@@ -50,7 +50,7 @@ def row_of(position: int, num_rows: int, seed: int, stage: int, windows: Sequenc
 
 
 def window_problem(windows: Any, num_rows: int) -> str:
-    """What is wrong with the windows of a stage over so many rows; empty if nothing is."""
+    """Say what is wrong with the windows of a stage over so many rows; empty if nothing is."""
     if not isinstance(windows, tuple) or not all(isinstance(window, Window) for window in windows):
         return f"{windows!r:.100}; return a tuple of cosmos_core.protocols.dataset.Window"
     for window in windows:

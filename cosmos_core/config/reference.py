@@ -1,4 +1,4 @@
-"""What an options class takes, for people: each key with its type, bounds, default and help."""
+"""The keys of an options class, for people: each with its type, bounds, default and help."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """What it is for, and whether it is dynamic."""
+        """Its help, and whether it is dynamic."""
         return f"{self.help} Dynamic." if self.is_dynamic else self.help
 
     @property
     def is_required(self) -> bool:
-        """Whether a recipe must give it."""
+        """True if a recipe must give it."""
         return self.default == "required"
 
 
@@ -110,7 +110,7 @@ def demands(validator: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _bounds(validator: Any) -> Iterator[str]:
-    """What can be said of these demands; the others say it when they refuse."""
+    """The demands of validators in words; those that have none say it when they refuse."""
     for kind, value in demands(validator):
         if kind == "one of":
             yield f"one of {', '.join(map(show, value))}"

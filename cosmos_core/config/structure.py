@@ -40,7 +40,7 @@ _TABLES: Final = (dict, Mapping, MutableMapping)
 
 
 def describe(cls: Any) -> str:
-    """What a value of an annotation looks like in a recipe, for people."""
+    """Describe the values of an annotation in a recipe, for people."""
     if cls in _SCALARS:
         return _SCALARS[cls]
     if _is_literal(cls):

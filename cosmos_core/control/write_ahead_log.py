@@ -15,7 +15,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Durable(Protocol):
-    """Where events are kept; `cosmos_core.control.journal.Journal` is one."""
+    """A store of events; `cosmos_core.control.journal.Journal` is one."""
 
     def append(self, event: Event) -> int:
         """Add an event to what the next commit makes durable."""

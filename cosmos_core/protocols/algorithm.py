@@ -1,4 +1,4 @@
-"""What an algorithm plugin implements: admit groups, give advantages, price decisions.
+"""The protocol of algorithm plugins: admit groups, give advantages, price decisions.
 
 A loss is given per decision and never summed by the algorithm: the trainer weighs each decision so
 that the result does not depend on how the batch was split over micro-batches, ranks or replicas.
@@ -50,12 +50,12 @@ CORE_METRICS: Final = frozenset(
 
 
 def is_core_metric(name: str) -> bool:
-    """Whether a metric is the core's own: an algorithm's may not have its name, or two quantities would be mixed."""
+    """True if a metric is the core's own: an algorithm's may not have its name, or two quantities would be mixed."""
     return name in CORE_METRICS or name.endswith("_s") or name.startswith("imitation_")
 
 
 class Aggregation(enum.StrEnum):
-    """How per-decision losses become the step's loss, over the global batch (all replicas, ranks, micro-batches)."""
+    """Aggregation of per-decision losses over the global batch (all replicas, ranks, micro-batches)."""
 
     TOKEN_MEAN = "token-mean"
     """Sum over decisions / number of decisions."""
@@ -67,7 +67,7 @@ class Aggregation(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class AlgorithmContext:
-    """What the recipe says that an algorithm may need to know.
+    """The parts of the recipe that an algorithm may need to know.
 
     Attributes:
         group_size: Samples of each prompt (1 for demonstrations, 2 for preferences).
@@ -87,7 +87,7 @@ class AlgorithmContext:
 
 @attrs.frozen(kw_only=True)
 class AlgorithmCapabilities:
-    """What an algorithm is and needs; `cosmos plan` refuses a recipe that cannot give it.
+    """Properties and needs of an algorithm; `cosmos plan` refuses a recipe that does not meet them.
 
     Attributes:
         source: Where its batches come from.
@@ -109,7 +109,7 @@ class AlgorithmCapabilities:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Decisions:
-    """What is known of the decisions of one micro-batch. Every tensor but `logprobs_N` is detached.
+    """The decisions of one micro-batch. Every tensor but `logprobs_N` is detached.
 
     Attributes:
         logprobs_N: float32, under the current weights; carries the gradient.
@@ -156,7 +156,7 @@ class Algorithm(Protocol):
 
     @property
     def aggregation(self) -> Aggregation:
-        """How the trainer weighs decisions."""
+        """The way in which the trainer weighs decisions."""
 
     @property
     def constant_length(self) -> int:
@@ -164,15 +164,15 @@ class Algorithm(Protocol):
 
     @property
     def old_logprobs(self) -> OldLogprobs:
-        """Which old log-probs `Decisions` must hold. `recompute` costs a forward of the batch before the step."""
+        """The old log-probs that `Decisions` must hold. `recompute` costs a forward of the batch before the step."""
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether `Decisions.entropy_N` must be filled."""
+        """True if `Decisions.entropy_N` must be filled."""
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether a sequence with advantage 0 has exactly zero gradient, so its forward may be skipped.
+        """True if a sequence with advantage 0 has exactly zero gradient, so its forward may be skipped.
 
         It still counts in the aggregation's denominators.
         """
@@ -214,7 +214,7 @@ class Imitating(Algorithm, Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Taken:
-    """What is known of one sequence under the weights that the step starts from. Every tensor is float32 [n].
+    """One sequence under the weights that the step starts from. Every tensor is float32 [n].
 
     Attributes:
         place: Of the sequence in the step's whole batch; those of one group or pair follow each other, in order.
@@ -233,7 +233,7 @@ class Taken:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Estimate:
-    """What came of a sequence.
+    """The advantages and targets of a sequence.
 
     Attributes:
         advantages_n: float32 [n], the advantage of each decision.
@@ -255,7 +255,7 @@ class Estimating(Algorithm, Protocol):
     """
 
     def summarise(self, taken: Taken) -> Sequence[float]:
-        """What others need to know of a sequence: as many numbers for each, in float64."""
+        """Tell what others need to know of a sequence: as many numbers for each, in float64."""
 
     def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
         """Settle a batch: once a step, in each process that has sequences of it.
@@ -274,4 +274,4 @@ class Valuing(Algorithm, Protocol):
 
     @property
     def needs_critic(self) -> bool:
-        """Whether it does, with these options; a recipe without `[critic]` is then refused."""
+        """True if it does, with these options; a recipe without `[critic]` is then refused."""

@@ -1,4 +1,4 @@
-"""What a dataset plugin implements: numbered rows of two splits.
+"""The protocol of dataset plugins: numbered rows of two splits.
 
 The run owns the order: it draws rows by index from a permutation of its seed and epoch, so any dataset is
 shuffled, resumed in the middle and shared between replicas without code of its own.
@@ -27,7 +27,7 @@ def _makes_no_others(plugin: str, _options: Mapping[str, JSON], path: str) -> Da
 
 @attrs.frozen(kw_only=True)
 class DatasetContext:
-    """What a dataset is told of the run.
+    """The run, as a dataset is told of it.
 
     Attributes:
         seed: `run.seed`; generated datasets draw their rows from it.
@@ -46,7 +46,7 @@ class DatasetContext:
 
 @attrs.frozen(kw_only=True)
 class DatasetCapabilities:
-    """What a dataset holds.
+    """The contents of a dataset.
 
     Attributes:
         demonstrations: Whether its rows have demonstrations, for supervised algorithms.
@@ -96,7 +96,7 @@ class Omission:
 
 @runtime_checkable
 class Omitting(Protocol):
-    """What a dataset may also be: one that leaves rows of its source out, and tells which."""
+    """A dataset that leaves rows of its source out, and tells which. Optional, beside `Dataset`."""
 
     def omitted(self, split: Split) -> tuple[Omission, ...]:
         """Rows of the split that have no number, by reason; known when the dataset is made."""
@@ -117,7 +117,7 @@ class Window:
 
 @runtime_checkable
 class Paced(Protocol):
-    """What a dataset may also be: one whose train rows become available little by little, as in a curriculum."""
+    """A dataset whose train rows become available little by little, as in a curriculum. Optional, beside `Dataset`."""
 
     def windows(self, num_prompts: int) -> tuple[Window, ...]:
         """The windows of a stage, in order; prompts after them are drawn from all rows. Asked for once, by the plan.
@@ -167,7 +167,7 @@ class DrawnDataset(ABC):
 
 
 def is_held_out(key: str, share: float) -> bool:
-    """Whether what a row is about belongs to the held-out split: by a hash of it, so the same in every run.
+    """True if what a row is about belongs to the held-out split: by a hash of it, so the same in every run.
 
     Args:
         key: What the row is about, such as the numbers of a problem.

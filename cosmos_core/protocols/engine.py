@@ -1,4 +1,4 @@
-"""What a rollout engine implements: generate for requests in flight while weights change under it.
+"""The protocol of rollout engines: generate for requests in flight while weights change under them.
 
 One engine a rollout replica. Its methods may be called from any thread; the engine runs on a thread (or
 processes) of its own and drains a queue of commands between two steps, so that every command takes effect
@@ -26,7 +26,7 @@ CachePolicy: TypeAlias = Literal["keep", "recompute"]
 
 
 class FinishReason(enum.StrEnum):
-    """Why a completion ended."""
+    """The reason for which a completion ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -35,7 +35,7 @@ class FinishReason(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How completions are drawn. `temperature = 0` is greedy and needs `num_samples = 1`."""
+    """The sampling of completions. `temperature = 0` is greedy and needs `num_samples = 1`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -106,7 +106,7 @@ class Handle(Protocol):
 
 @attrs.frozen(kw_only=True)
 class EngineCapabilities:
-    """What an engine supports; what is not declared is refused.
+    """The features that an engine supports; what is not declared is refused.
 
     Attributes:
         payload_kinds: Kinds of payload that it generates.
@@ -138,7 +138,7 @@ class EngineCapabilities:
     logprob_semantics: str = "processed"
 
     def over(self, num_ranks: int) -> EngineCapabilities:
-        """What it supports on so many processes."""
+        """The features that it supports on so many processes."""
         if num_ranks == 1:
             return self
         return attrs.evolve(
@@ -151,7 +151,7 @@ class EngineCapabilities:
 
 @attrs.frozen(kw_only=True, eq=False)
 class EngineContext:
-    """What the recipe and the replica give an engine.
+    """The parts that an engine is made with, by the recipe and the replica.
 
     Attributes:
         model: The model plugin's instance (config, tokenizer, `build`).

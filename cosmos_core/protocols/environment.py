@@ -1,4 +1,4 @@
-"""What an environment plugin implements: answer the model's turns of one dialogue until it is over."""
+"""The protocol of environment plugins: answer the model's turns of one dialogue until it is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cosmos_core.types import Prompt
 
 @attrs.frozen(kw_only=True)
 class EnvironmentContext:
-    """What an environment is told of the run.
+    """The run, as an environment is told of it.
 
     Attributes:
         name: The name under which the recipe selected it.
@@ -24,7 +24,7 @@ class EnvironmentContext:
 
 @attrs.frozen(kw_only=True)
 class EnvironmentCapabilities:
-    """What an environment is.
+    """Properties of an environment.
 
     Attributes:
         rewards: Whether its turns carry rewards. Their sum is reported under the environment's name, and counts with
@@ -38,7 +38,7 @@ class EnvironmentCapabilities:
 
 @attrs.frozen(kw_only=True)
 class Turn:
-    """What became of one turn of the model.
+    """The environment's answer to one turn of the model.
 
     Attributes:
         observation: What the model is shown next, as words whatever they spell; None only where the dialogue is over.

@@ -1,4 +1,4 @@
-"""What planning needs to know of a model, found without building weights."""
+"""Facts of a model that planning needs to know, found without building weights."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Extent:
 
 @attrs.frozen(kw_only=True)
 class ModelFacts:
-    """What planning needs to know, found without building weights.
+    """A model as planning needs to know it, found without building weights.
 
     Attributes:
         architecture: Class name, for people.

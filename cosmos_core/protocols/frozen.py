@@ -21,7 +21,7 @@ DivergenceKind: TypeAlias = Literal["forward-kl", "reverse-kl", "jsd"]
 
 @attrs.frozen(kw_only=True)
 class Divergence:
-    """How far the policy's distribution p is from a frozen model's q, at each decision, whatever was decided.
+    """The distance of the policy's distribution p from a frozen model's q, at each decision, whatever was decided.
 
     Attributes:
         kind: `forward-kl` is KL(q || p), `reverse-kl` is KL(p || q), `jsd` is β KL(q || m) + (1 - β) KL(p || m) with
@@ -38,7 +38,7 @@ class Divergence:
 
 @attrs.frozen(kw_only=True)
 class Blend:
-    """How far blends of the policy's prediction with another model's are off, of decisions that are regressions.
+    """The errors of blends of the policy's prediction with another model's, of decisions that are regressions.
 
     A blend is c v + (1 - c) v_other, with v what the policy predicts, and with it of the sample x_0 that it stands for
     (arXiv:2509.16117, equations 5 and 6).

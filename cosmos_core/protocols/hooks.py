@@ -33,7 +33,7 @@ hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 
 @attrs.frozen(kw_only=True)
 class RunInfo:
-    """What a lifecycle hook is told of the run.
+    """The run, as a lifecycle hook is told of it.
 
     Attributes:
         run_id: Unique id of the run; a resumed run keeps it.

@@ -1,4 +1,4 @@
-"""What a launcher plugin implements: start the processes of a run, and, on a cluster, hand the run over to it.
+"""The protocol of launcher plugins: start the processes of a run, and, on a cluster, hand the run over to it.
 
 Every run is supervised by `cosmos run`, which starts its processes through a launcher. Where they run on other machines
 than the one where the run is planned, the supervisor itself must get there first: such a launcher submits, too.
@@ -78,7 +78,7 @@ class Pool:
 
 @attrs.frozen(kw_only=True)
 class LauncherContext:
-    """What a launcher is told of the run.
+    """The run, as a launcher is told of it.
 
     Attributes:
         name: `run.name`.
@@ -96,13 +96,13 @@ class LauncherContext:
 
     @property
     def logs(self) -> Path:
-        """Where output of processes goes: `<logs>/<name>.log`."""
+        """The folder of the output of processes: `<logs>/<name>.log`."""
         return self.directory / "logs"
 
 
 @attrs.frozen(kw_only=True)
 class LauncherCapabilities:
-    """What a launcher does.
+    """The abilities of a launcher.
 
     Attributes:
         submits: Whether a run is handed over to it by `cosmos launch`, to run on other machines (`Submitting`); if

@@ -1,4 +1,4 @@
-"""How a replica's weights and work are spread over its processes, as a model plugin is told it."""
+"""Layout of a replica's weights and work over its processes, as a model plugin is told it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Mesh(Protocol):
 
     @property
     def weights(self) -> DeviceMesh:
-        """Where FSDP shards dense weights: 1-D, `fsdp` (dp_shard · cp)."""
+        """The mesh over which FSDP shards dense weights: 1-D, `fsdp` (dp_shard · cp)."""
 
     @property
     def expert_weights(self) -> DeviceMesh:
-        """Where FSDP shards experts: 1-D, `expert_shard`."""
+        """The mesh over which FSDP shards experts: 1-D, `expert_shard`."""
 
     def axis(self, axis: Axis) -> DeviceMesh:
         """The 1-D device mesh of an axis."""

@@ -1,4 +1,4 @@
-"""What a model plugin implements: build, encode, pack, evaluate decisions, save.
+"""The protocol of model plugins: build, encode, pack, evaluate decisions, save.
 
 Language and world models share this: a payload goes in, one log-probability per *decision* comes out.
 A decision is a sampled token of a language model or a denoising step of a diffusion model.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class ModelContext:
-    """What the recipe says of the model.
+    """The model, as the recipe describes it.
 
     Attributes:
         path: Folder (or hub name) of a Hugging Face checkpoint; None when `config` is given.
@@ -43,7 +43,7 @@ class ModelContext:
 
 @attrs.frozen(kw_only=True)
 class ModelCapabilities:
-    """What a model plugin supports.
+    """The features that a model plugin supports.
 
     Attributes:
         payload_kinds: Kinds of payload that `pack` takes.
@@ -100,7 +100,7 @@ class MicroBatch:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Decided:
-    """What a forward says of the decisions that were taken.
+    """The decisions that were taken, as a forward evaluates them.
 
     Attributes:
         logprobs_N: float32 log-probability of each decision, after the temperature; carries the gradient.
@@ -329,7 +329,7 @@ class Recording(Protocol):
     """
 
     def records(self) -> Sequence[Record]:
-        """What the model's options ask for, found without weights; nothing where they ask for nothing."""
+        """The arrays that the model's options ask for, found without weights; none where they ask for nothing."""
 
     def record(self, module: torch.nn.Module) -> Callable[[], Mapping[str, torch.Tensor]]:
         """Begin to record the forwards of a module, for as long as it lives.

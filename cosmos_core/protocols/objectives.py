@@ -65,7 +65,7 @@ def add_divergence(priced: Loss, decisions: Decisions, weight: float) -> Loss:
 
 
 def refuse_recomputed(context: AlgorithmContext, *, instead: str = "") -> str | None:
-    """Why a ratio to log-probs that are recomputed at the start of the step leaves samples uncorrected.
+    """Say why a ratio to log-probs that are recomputed at the start of the step leaves samples uncorrected.
 
     Args:
         context: What the recipe says.
@@ -95,7 +95,7 @@ Spread: TypeAlias = Literal["group", "batch"]
 
 
 def refuse_nonfinite(group: Group) -> str | None:
-    """Why a group with a reward that is no finite number is dropped (see `Algorithm.admit`); None to train on it."""
+    """Say why a group with a reward that is no finite number is dropped (see `Algorithm.admit`); else None."""
     known = [sample.reward for sample in group.samples if sample.is_scored and sample.reward is not None]
     return None if all(map(math.isfinite, known)) else "reward not finite"
 

@@ -1,4 +1,4 @@
-"""What a plugin hands to the core: how to make one, its options class, what it can do."""
+"""The provider that a plugin hands to the core: how to make one, its options class, what it can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class PlannedRun:
-    """What is known of an engine's part in a run when that is planned.
+    """An engine's part in a run, as far as it is known when that is planned.
 
     Attributes:
         model: The model plugin's instance.
@@ -45,7 +45,7 @@ class PlannedRun:
 
 @attrs.frozen(kw_only=True)
 class Preflight:
-    """What an engine says of that.
+    """An engine's answer to a planned run.
 
     Attributes:
         problems: What it cannot do, wherever it runs: `key: what, value seen; what to do`.
@@ -72,7 +72,7 @@ class NoOptions:
 
 @attrs.frozen(kw_only=True)
 class Provider(Generic[T_co]):
-    """What a provider hook returns.
+    """The return value of a provider hook.
 
     Attributes:
         create: Makes an instance: `create(options, context)`, `options` being an instance of the options class

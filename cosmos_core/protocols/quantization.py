@@ -61,7 +61,7 @@ class Format:
         return max(1, columns if self.block is None else self.block)
 
     def tensors(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """What a matrix is held and sent as: dtype and shape by canonical name; the codes have the matrix's own.
+        """The tensors of a matrix: dtype and shape by canonical name; the codes have the matrix's own.
 
         Args:
             name: Canonical name of the matrix.

@@ -1,4 +1,4 @@
-"""What a reward plugin implements: score one completion."""
+"""The protocol of reward plugins: score one completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cosmos_core.types import JSON, Message, Payload, Prompt
 
 @attrs.frozen(kw_only=True)
 class RewardContext:
-    """What a reward is told of the run.
+    """The run, as a reward is told of it.
 
     Attributes:
         name: What the recipe reports it as: its `name`, or the plugin's.
@@ -25,7 +25,7 @@ class RewardContext:
 
 @attrs.frozen(kw_only=True)
 class RewardCapabilities:
-    """What a reward is.
+    """Properties of a reward.
 
     Attributes:
         payload_kinds: Kinds of payload it can score.
@@ -38,7 +38,7 @@ class RewardCapabilities:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Completion:
-    """What there is to score.
+    """A completion to score.
 
     Attributes:
         prompt: The dataset row.
@@ -63,7 +63,7 @@ class Completion:
 
     @property
     def own(self) -> str:
-        """What the model itself said, turn by turn on lines of their own; all of `text` where nobody else spoke."""
+        """The model's own words, turn by turn on lines of their own; all of `text` where nobody else spoke."""
         if all(turn.role == "assistant" for turn in self.turns):
             return self.text
         return "\n".join(turn.content for turn in self.turns if turn.role == "assistant")
@@ -116,7 +116,7 @@ class Requiring(Protocol):
     """
 
     def absent(self) -> str:
-        """What is not here, and what to do; empty where `load` would find it all.
+        """Say what is not here, and what to do; empty where `load` would find it all.
 
         Asks nobody over a network, and reads no weights.
         """

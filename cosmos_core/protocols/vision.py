@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Conditioning:
-    """How a prompt of P units enters a module, where its token ids do not say it all.
+    """Inputs of a module for a prompt of P units, where its token ids do not say it all.
 
     Attributes:
         positions: int64 [P], or [A, P] with one for each of A rotary axes; on the CPU.
@@ -60,14 +60,14 @@ class Conditioned(Protocol):
     """
 
     def condition(self, prompt: Payload) -> Conditioning | None:
-        """How a prompt enters; None where its token ids say it all. Needs no weights.
+        """Lay a prompt out; None where its token ids say it all. Needs no weights.
 
         Raises:
             DataError: The arrays of the payload do not fit its prompt.
         """
 
     def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
-        """What each unit of the prompt enters with under the weights of the module (its tower runs here).
+        """Compute what each unit of the prompt enters with under the weights of the module (its tower runs here).
 
         Returns:
             [P, ...] each, on the module's device, by names that only the model reads.
@@ -105,7 +105,7 @@ class Showing(Protocol):
     """
 
     def shown(self, prompt: Payload) -> Sequence[Shown]:
-        """What a prompt shows, in its order; nothing where its token ids say it all. Needs no weights.
+        """The images and videos of a prompt, in its order; none where its token ids say it all. Needs no weights.
 
         Raises:
             DataError: The arrays of the payload do not fit its prompt.

@@ -1,4 +1,4 @@
-"""What a model plugin adds for world models: engines denoise with it, and it trains on what they record.
+"""Additions of model plugins for world models: engines denoise with them, and they train on what engines record.
 
 Time t runs from 1 (noise) to 0 (data): x_t = (1 - t) x_0 + t e with e standard normal, and the velocity is e - x_0
 (flow matching, arXiv:2210.02747; rectified flow, arXiv:2209.03003).
@@ -29,7 +29,7 @@ DecisionKind: TypeAlias = Literal["transitions", "regressions"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class LatentSpec:
-    """What a prompt asks to be denoised.
+    """The latents that a prompt asks to be denoised.
 
     Attributes:
         shape: (C, T, H, W) of the latents.
@@ -52,7 +52,7 @@ class Denoising(Protocol):
     """
 
     def latent_spec(self, prompt: Payload) -> LatentSpec:
-        """What to denoise. Needs no weights.
+        """Describe the latents to denoise. Needs no weights.
 
         Raises:
             DataError: The arrays of the payload do not fit the model.
@@ -86,7 +86,7 @@ class Denoising(Protocol):
         """The guidance at which the velocity is that of the prompt alone."""
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:
-        """What latents look like.
+        """Decode latents into frames.
 
         Args:
             latents: float32 [C, T, H, W], at t = 0.

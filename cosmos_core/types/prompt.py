@@ -1,4 +1,4 @@
-"""What a dataset yields: one conditioning input, with what rewards and demonstrations need."""
+"""Prompts of datasets: one conditioning input each, with what rewards and demonstrations need."""
 
 from __future__ import annotations
 

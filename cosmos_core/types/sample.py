@@ -1,4 +1,4 @@
-"""What came of a prompt: samples, and the group of samples of one prompt."""
+"""Results of a prompt: samples, and the group of samples of one prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 
 class SampleStatus(enum.StrEnum):
-    """How a sample ended. Only `OK` and `TRUNCATED` samples carry a reward and are trained on."""
+    """The end of a sample. Only `OK` and `TRUNCATED` samples carry a reward and are trained on."""
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -27,7 +27,7 @@ class SampleStatus(enum.StrEnum):
 
     @property
     def is_scored(self) -> bool:
-        """Whether the sample has a reward that statistics and training may use."""
+        """True if the sample has a reward that statistics and training may use."""
         return self in (SampleStatus.OK, SampleStatus.TRUNCATED)
 
 
@@ -59,7 +59,7 @@ class Sample:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the sample has a reward that statistics and training may use."""
+        """True if the sample has a reward that statistics and training may use."""
         return self.status.is_scored and self.reward is not None
 
 

@@ -60,7 +60,7 @@ class ControlConfig:
 
 @attrs.frozen(kw_only=True)
 class LaunchConfig:
-    """How processes are started."""
+    """The launcher of processes."""
 
     launcher: str = option(
         "local", help="Name of a launcher plugin; `local` starts every process on the machine of `cosmos run`."
@@ -136,7 +136,7 @@ class AlgorithmConfig:
 
 @attrs.frozen(kw_only=True)
 class DatasetConfig:
-    """Where prompts come from."""
+    """The source of prompts."""
 
     plugin: str = option(help="Name of the dataset plugin.")
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
@@ -157,7 +157,7 @@ class DatasetConfig:
             raise ValueError(f"min_prompt_units is {least}, more than max_prompt_units, {most}")
 
     def unfit(self, num_units: int) -> tuple[str, str]:
-        """Why a train prompt of so many units is dropped: a reason to count by, and the detail; empty if it stays."""
+        """Say why a train prompt of so many units is dropped: a reason to count by, and the detail; empty if not."""
         least, most = self.min_prompt_units, self.max_prompt_units
         if least is not None and num_units < least:
             return "prompt_too_short", f"a prompt of {num_units} is below dataset.min_prompt_units of {least}"
@@ -183,13 +183,13 @@ class RewardConfig:
 
     @property
     def label(self) -> str:
-        """What it is reported as."""
+        """The name that it is reported under."""
         return self.name or self.plugin
 
 
 @attrs.frozen(kw_only=True)
 class EnvironmentConfig:
-    """What answers the model's turns; without it, a completion is one turn."""
+    """The environment that answers the model's turns; without it, a completion is one turn."""
 
     plugin: str = option(help="Name of the environment plugin.")
     weight: float = option(0.0, help="Factor of the environment's own reward in the sum; 0 only reports it.")
@@ -255,7 +255,7 @@ class Recipe:
 
     @property
     def reward_names(self) -> tuple[str, ...]:
-        """What a sample's reward is the weighted sum of: the rewards, and the environment's own where it counts."""
+        """The terms of a sample's reward: the rewards, and the environment's own where it counts."""
         names = tuple(reward.label for reward in self.reward)
         if self.environment is None or self.environment.weight == 0.0:
             return names

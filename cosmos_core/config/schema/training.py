@@ -94,7 +94,7 @@ class MeshConfig:
 
 @attrs.frozen(kw_only=True)
 class ParallelConfig:
-    """How a policy replica uses its mesh, and what it trades for memory."""
+    """Parallelism of a policy replica over its mesh, and what it trades for memory."""
 
     sequence_parallel: bool = option(True, help="Split activations between blocks over `tp`.")
     context: Literal["auto", "ulysses", "gather", "ring"] = option(
@@ -162,13 +162,13 @@ class AverageConfig:
 
     @property
     def is_exported(self) -> bool:
-        """Whether `cosmos export` writes it, unless told otherwise."""
+        """True if `cosmos export` writes it, unless told otherwise."""
         return self.publish if self.export is None else self.export
 
 
 @attrs.frozen(kw_only=True)
 class CheckpointConfig:
-    """When to save, and what to keep."""
+    """The checkpoints to save and to keep."""
 
     interval: int = option(
         200,
@@ -209,7 +209,7 @@ class PolicyConfig:
 
 @attrs.frozen(kw_only=True)
 class SamplingConfig:
-    """How training completions are drawn."""
+    """The sampling of training completions."""
 
     temperature: float = option(
         1.0, help="Softmax temperature.", validator=ABOVE_ZERO, dynamic=check.ge(LEAST_TEMPERATURE)
@@ -252,7 +252,7 @@ class RolloutConfig:
 
 @attrs.frozen(kw_only=True)
 class SyncConfig:
-    """How the two pools keep pace."""
+    """The pace of the two pools, and the way of weights between them."""
 
     mode: Literal["async", "sync"] = option("async", help="`sync` generates each batch with the weights it trains.")
     max_staleness: int = option(

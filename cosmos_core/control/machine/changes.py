@@ -137,7 +137,7 @@ def first_step(settings: Settings, key: str, step: int) -> int:
 
 
 def refusal(state: State, asked: dict[str, Scalar]) -> str:
-    """Why no step would go by these values; empty if each key has some that will.
+    """Say why no step would go by these values; empty if each key has some that will.
 
     Args:
         state: The run's; not changed.

@@ -216,7 +216,7 @@ def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupF
 
 
 def refusal(state: State, request: Request) -> str:
-    """Why the run cannot do what is asked; empty if it can.
+    """Say why the run cannot do what is asked; empty if it can.
 
     Args:
         state: The run's; not changed.

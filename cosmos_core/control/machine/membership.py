@@ -166,7 +166,7 @@ def missing(state: State) -> list[str]:
 
 
 def refusal(state: State, name: str) -> str:
-    """Why a replica cannot leave; empty if it can."""
+    """Say why a replica cannot leave; empty if it can."""
     replica = state.replicas.get(name)
     if replica is None:
         words = "has left already" if name in state.departed else "is not in this run"

@@ -159,7 +159,7 @@ class EvaluationRecord:
 
 @attrs.define(kw_only=True)
 class SampleCounts:
-    """Where the generated samples of a stage went. What is neither consumed nor dropped is held by replicas."""
+    """Counts of a stage's generated samples. What is neither consumed nor dropped is held by replicas."""
 
     generated: int = 0
     consumed: int = 0

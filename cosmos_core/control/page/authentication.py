@@ -39,7 +39,7 @@ class Headers(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Refusal:
-    """Why a request is not served, and its HTTP status."""
+    """The reason for which a request is not served, and its HTTP status."""
 
     status: int
     reason: str
@@ -65,7 +65,7 @@ class Guard:
         return not is_loopback(self.bind)
 
     def refusal(self, method: str, path: str, headers: Headers, *, is_data: bool) -> Refusal | None:
-        """Why a request is refused; None if it may be served.
+        """The refusal of a request; None if it may be served.
 
         Args:
             method: Of the request.

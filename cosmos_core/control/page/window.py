@@ -139,7 +139,7 @@ def _listening(job: Job) -> Page:
 
 
 def _earlier_port(job: Job) -> int:
-    """Where the controller before this one had the page, so that browsers find it again; 0 if there was none."""
+    """The port of the controller before this one, so that browsers find the page again; 0 if there was none."""
     try:
         found = json.loads((job.directory / "controller.json").read_text(encoding="utf-8"))
         return urlsplit(str(found["page"])).port or 0
