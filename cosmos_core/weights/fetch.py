@@ -82,9 +82,10 @@ class Fetch:
         stall_s: float,
         ranks: Collection[int],
     ) -> None:
+        self._sources: Final = [each.source for each in ready if each.source is not None]
         self.version: Final = version
         self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
-        self.is_stored: Final = all(each.source is None for each in ready)
+        self.is_stored: Final = not self._sources
         self.is_asked: Final = any(each.read is None for each in ready)
         self._wanted: Final = wanted
         self._ready: Final = tuple(ready)
@@ -96,12 +97,12 @@ class Fetch:
     @property
     def spared(self) -> int:
         """Bytes that did not come so far, as only what changed did."""
-        return sum(ready.source.spared for ready in self._ready if ready.source is not None)
+        return sum(source.spared for source in self._sources)
 
     @property
     def num_whole(self) -> int:
         """Answers so far that came whole, as their sources did not have the base."""
-        return sum(ready.source.num_whole for ready in self._ready if ready.source is not None)
+        return sum(source.num_whole for source in self._sources)
 
     def first_difference(self, loaded: Mapping[str, torch.Tensor]) -> str | None:
         """The first tensor, by name, that is not loaded as it was published; None if all are."""
@@ -110,8 +111,7 @@ class Fetch:
     def __iter__(self) -> Iterator[Arrived]:
         """Yield every slice of the chosen ranks once."""
         yield from self._assign(self._ready, self._plan)
-        sources = [ready.source for ready in self._ready if ready.source is not None]
-        while busy := [source for source in sources if source.is_busy]:
+        while busy := [source for source in self._sources if source.is_busy]:
             answered = wait(busy)
             for source in answered:
                 try:
@@ -141,10 +141,9 @@ class Fetch:
         """Ask the other sources for what one owes."""
         owed = source.fail(reason)
         _LOGGER.warning("weights version %d: %s failed: %s", self.version, source.endpoint, reason)
-        sources = [ready.source for ready in self._ready if ready.source is not None]
-        alive = [each for each in sources if not each.failure]
+        alive = [each for each in self._sources if not each.failure]
         if not alive:
-            raise WeightSyncError(problems(self.version, sources))
+            raise WeightSyncError(problems(self.version, self._sources))
         ranks: dict[int, list[TensorSlice]] = {}
         for rank, piece in owed:
             ranks.setdefault(rank, []).append(piece)
@@ -154,7 +153,7 @@ class Fetch:
         try:
             yield from self._assign(usable, plan_of(usable, rest, self._place))
         except WeightSyncError as error:
-            raise WeightSyncError(f"{problems(self.version, sources)}; {error}") from None
+            raise WeightSyncError(f"{problems(self.version, self._sources)}; {error}") from None
 
 
 def plan_of(ready: Sequence[Ready], wanted: ShardMap, place: Place) -> Plan:

@@ -8,8 +8,8 @@ Shape legend: R rows (any leading dims), C columns, K blocks of B columns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -31,6 +31,7 @@ _E8M0_BIAS: Final = 127
 _SCRATCH: Final = {"cpu": 1 << 16, "other": 1 << 26}
 """Elements that are worked on at once."""
 _TINY: Final = torch.finfo(torch.float32).tiny
+_Operation: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def quantise(form: Format, name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -73,7 +74,7 @@ def dequantise(form: Format, name: str, tensors: Mapping[str, torch.Tensor], col
     scales = tensors[f"{name}{SCALE}"].float()
     if form.has_matrix_scale:
         scales = scales * tensors[f"{name}{MATRIX_SCALE}"]
-    return _scaled(values, scales, form.block_of(columns))
+    return _by_block(torch.mul, values, scales, form.block_of(columns), 0)
 
 
 def dequantised_rows(
@@ -158,7 +159,7 @@ def encode(
         rows_RC, codes_RC = matrix.reshape(-1, columns), codes.view(-1, num_bytes)
         divisors_RK = divisors.reshape(len(rows_RC), -1)
         for rows in _steps(rows_RC):
-            values = _divided(rows_RC[rows].float(), divisors_RK[rows], block, first)
+            values = _by_block(torch.div, rows_RC[rows].float(), divisors_RK[rows], block, first)
             codes_RC[rows] = pack(_to_e2m1(values)) if form.per_byte > 1 else _to_e4m3(values)
     return codes, scales, matrix_scales
 
@@ -230,22 +231,15 @@ def _to_e2m1(values: torch.Tensor) -> torch.Tensor:
     return codes
 
 
-def _scaled(values: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """Each block times its scale."""
+def _by_block(
+    operation: _Operation, values: torch.Tensor, scales: torch.Tensor, block: int, first: int
+) -> torch.Tensor:
+    """Each block times, or divided by, its scale; `first` columns of the first block come before these."""
     columns, num = values.shape[-1], scales.shape[-1]
     if num == 1 or not values.numel():
-        return values * scales[..., :1]
-    blocks = _blocks(values, 0, num, block)
-    return (blocks * scales[..., None]).flatten(-2)[..., :columns]
-
-
-def _divided(values: torch.Tensor, divisors: torch.Tensor, block: int, first: int) -> torch.Tensor:
-    """Each block divided by its own."""
-    columns, num = values.shape[-1], divisors.shape[-1]
-    if num == 1:
-        return values / divisors
+        return operation(values, scales[..., :1])
     blocks = _blocks(values, first, num, block)
-    return (blocks / divisors[..., None]).flatten(-2)[..., first : first + columns]
+    return operation(blocks, scales[..., None]).flatten(-2)[..., first : first + columns]
 
 
 def _steps(rows_RC: torch.Tensor) -> Iterator[slice]:

@@ -24,18 +24,18 @@ def test_a_file_of_an_earlier_start_is_waited_out(tmp_path):
     threading.Timer(0.2, announce, [path, HERE]).start()
     assert find(path, "now", 10.0, never) == HERE
     assert [each.name for each in path.parent.iterdir()] == ["policy-0.json"]
-
-
-def test_the_token_is_for_the_owner_alone(tmp_path):
-    path = rendezvous_file(tmp_path, "policy-0")
-    announce(path, EARLIER)
+    # The token is for the owner alone.
     path.chmod(0o644)
     announce(path, HERE)
     assert path.stat().st_mode & 0o777 == 0o600
     assert "'t'" not in repr(HERE)
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_what_is_missing_or_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "replicas").write_text("a file")
+    with pytest.raises(ReplicaError, match="where followers look for their leader"):
+        announce(rendezvous_file(tmp_path / "other", "policy-0"), HERE)
     path = rendezvous_file(tmp_path, "policy-0")
     with pytest.raises(
         ReplicaError, match=r"has not written it within 0\.1 s \(there is none\); see logs/policy-0\.log"
@@ -49,9 +49,3 @@ def test_what_is_missing_is_said(tmp_path):
     path.write_text("{")
     with pytest.raises(ReplicaError, match="cannot be read"):
         find(path, "now", 10.0, never)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "replicas").write_text("a file")
-    with pytest.raises(ReplicaError, match="where followers look for their leader"):
-        announce(rendezvous_file(tmp_path, "policy-0"), HERE)

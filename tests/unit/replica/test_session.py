@@ -98,6 +98,10 @@ def test_while_the_controller_is_busy_ever_fewer_reports_are_repeated(session):
     assert [when for when, _ in repeats] == [0.5, 1.5, 3.5, 7.5, 15.5, 25.5, 35.5, 45.5]
     assert {batch for _, batch in repeats} == {(1, 1)}
     assert LONGEST_RESEND_S == 10.0
+    # Another controller is told all at once.
+    session.receive(Welcome(term=2, acknowledged=0), 50.1)
+    assert batches(session, 50.1) == [(1, 1), (2, 1), (3, 1)]
+    assert batches(session, 50.1 + RESEND_S) == [(1, 1)]
 
 
 def test_what_was_said_before_is_repeated_batch_by_batch_once_the_controller_answers(session):
@@ -117,17 +121,6 @@ def test_what_was_said_before_is_repeated_batch_by_batch_once_the_controller_ans
     session.outbox.append(b"newer")
     assert batches(session, 1.7) == [(6, 1)]
     assert batches(session, 1.6 + RESEND_S) == [(5, 2)]
-
-
-def test_another_controller_is_told_all_at_once(session):
-    welcomed(session)
-    for _ in range(3):
-        session.outbox.append(bytes(600_000))
-    said(session, 0.0)
-    said(session, 20.0)
-    session.receive(Welcome(term=2, acknowledged=0), 20.1)
-    assert batches(session, 20.1) == [(1, 1), (2, 1), (3, 1)]
-    assert batches(session, 20.1 + RESEND_S) == [(1, 1)]
 
 
 def test_the_newest_directive_wins(session):
@@ -168,15 +161,10 @@ def test_an_old_term_changes_nothing(session):
     session.receive(Welcome(term=0, acknowledged=1), 0.0)
     assert (session.directive, session.outbox.acknowledged, session.deadline()) == (None, 0, before)
     assert session.is_welcome
-
-
-def test_acknowledgements_of_a_term_count_only_after_its_welcome(session):
-    welcomed(session, term=1)
-    session.outbox.append(b"one")
-    said(session, 0.0)
-    session.receive(Acknowledged(term=2, acknowledged=1), 0.0)
+    # Acknowledgements of a new one count only after its welcome.
+    session.receive(Acknowledged(term=6, acknowledged=1), 0.0)
     assert session.outbox.acknowledged == 0
-    session.receive(Welcome(term=2, acknowledged=0), 0.0)
+    session.receive(Welcome(term=6, acknowledged=0), 0.0)
     assert [message.first for message in said(session, 0.0) if isinstance(message, Reports)] == [1]
 
 

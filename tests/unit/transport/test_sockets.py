@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.sockets import BULK, CONTROL, address_of, dealer, offer, receive, router
+from cosmos_core.transport.sockets import BULK, CONTROL, address_of, dealer, offer, receive, receive_marked, router
 
 
 def test_a_router_and_a_dealer_exchange_messages(context):
@@ -69,6 +69,14 @@ def test_a_flood_of_parts_is_dropped_and_the_next_message_arrives(context):
         receive(server, 2)
     assert server.poll(2000)
     assert receive(server, 2) == [b"x", b"fine"]
+    offer(client, [b"one", b"too many"])
+    offer(client, [b"fine"])
+    assert server.poll(2000)
+    with pytest.raises(TransportError, match="more than 1 parts"):
+        receive_marked(server, 2)
+    assert server.poll(2000)
+    first, rest = receive_marked(server, 2)
+    assert (first.bytes, rest) == (b"x", [b"fine"])
 
 
 def test_an_oversized_part_cuts_the_sender_off_and_nobody_else(context):
