@@ -54,42 +54,42 @@ SOUND = {
 PLANTED = {
     "no-group": (
         algorithm(capabilities="min_group_size=0"),
-        "test_capabilities_mean_something",
+        "test_declarations_mean_something",
         "min_group_size is 0; it must be an integer of at least 1",
     ),
     "unknown-semantics": (
         algorithm(capabilities="min_group_size=2, logprob_semantics=frozenset({'exact'})"),
-        "test_capabilities_mean_something",
+        "test_declarations_mean_something",
         "logprob_semantics is frozenset({'exact'})",
     ),
     "no-decisions": (
         algorithm(capabilities="min_group_size=2, decisions=frozenset()"),
-        "test_capabilities_mean_something",
+        "test_declarations_mean_something",
         "decisions is frozenset(); it must name at least one of transitions, regressions",
     ),
     "demonstrations-with-behaviour": (
         algorithm(loss="return Loss(loss_N=-d.logprobs_N)", capabilities="source='demonstrations'"),
-        "test_properties_have_values_that_the_trainer_knows",
+        "test_declarations_mean_something",
         "old_logprobs is 'behaviour', but nobody generated a demonstration",
     ),
     "properties-change": (
         algorithm(loss="self.constant_length += 1\n" + LOSS),
-        "test_properties_do_not_change",
+        "test_the_same_decisions_cost_the_same_each_time",
         "constant_length changed after a loss",
     ),
     "wrong-aggregation": (
         algorithm(declared='aggregation = "mean"'),
-        "test_properties_have_values_that_the_trainer_knows",
+        "test_declarations_mean_something",
         "aggregation is 'mean'; it must be one of",
     ),
     "an-unknown-model": (
         algorithm(loss=NEAR, declared='consults = {"judge": None}'),
-        "test_properties_have_values_that_the_trainer_knows",
+        "test_declarations_mean_something",
         "give a mapping with keys among 'reference', 'teacher'",
     ),
     "dynamic-for-nothing": (
         steered(scale="1.0"),
-        "test_a_dynamic_option_takes_effect",
+        "test_dynamic_options_become_what_they_allow_and_count",
         "the option scale is dynamic, but prices, advantages, admissions and properties are the same with 1.0 and with",
     ),
     "dynamic-read-once": (
@@ -97,12 +97,12 @@ PLANTED = {
             keep="Scaled.kept = Scaled.__dict__.get('first', options.scale); Scaled.first = Scaled.kept",
             scale="self.kept",
         ),
-        "test_a_dynamic_option_takes_effect",
+        "test_dynamic_options_become_what_they_allow_and_count",
         "read it from the options that Provider.create is given",
     ),
     "dynamic-for-all-instances": (
         steered(keep="Scaled.kept = options.scale", scale="self.kept"),
-        "test_an_instance_goes_by_its_own_options",
+        "test_dynamic_options_become_what_they_allow_and_count",
         "once an instance was made with another scale, the one before goes by it, too",
     ),
     "dynamic-within-hidden-bounds": (
@@ -111,12 +111,12 @@ PLANTED = {
         if options.scale > 9:
             raise ConfigError("scale: too large")"""
         ),
-        "test_a_dynamic_option_can_become_all_that_it_allows",
+        "test_dynamic_options_become_what_they_allow_and_count",
         "may become a number > 0, but 100.0 is refused: algorithm.options.scale: too large",
     ),
     "dynamic-beyond-telling": (
         steered(validator="lambda *_: None"),
-        "test_a_dynamic_option_takes_effect",
+        "test_dynamic_options_become_what_they_allow_and_count",
         "scale: what <function Options.<lambda> at",
     ),
 }

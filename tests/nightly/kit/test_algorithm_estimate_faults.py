@@ -81,12 +81,12 @@ PLANTED = {
     ),
     "summarises-for-nothing": (
         estimating().replace("def settle(", "def resolve("),
-        "test_summarise_and_settle_come_together",
+        "test_declarations_mean_something",
         "it has summarise and not the other of summarise and settle",
     ),
     "settles-nothing": (
         estimating().replace("def summarise(", "def summary("),
-        "test_summarise_and_settle_come_together",
+        "test_declarations_mean_something",
         "it has settle and not the other of summarise and settle",
     ),
     "settles-at-once": (
@@ -106,12 +106,12 @@ PLANTED = {
     ),
     "estimates-in-place": (
         estimating(shape="taken.logprobs_n.mul_(0.5)"),
-        "test_what_was_taken_is_left_as_it_is",
+        "test_an_estimate_depends_on_what_was_summarised_alone",
         "summarise or settle changed log-probs or values in place",
     ),
     "estimates-change-values": (
         estimating(shape="taken.values_n.mul_(0.5)", declared=VALUING),
-        "test_what_was_taken_is_left_as_it_is",
+        "test_an_estimate_depends_on_what_was_summarised_alone",
         "summarise or settle changed log-probs or values in place",
     ),
     "targets-what-it-has-seen": (

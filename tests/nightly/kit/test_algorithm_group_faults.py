@@ -41,17 +41,17 @@ PLANTED = {
     ),
     "advantages-zero": (
         algorithm(advantages="return [None if r is None else 0.0 for r in rewards]"),
-        "test_something_is_left_to_train_on",
+        "test_groups_are_admitted_or_refused_with_a_reason",
         "every advantage is 0, though rewards differ (rewards 0, 0.25, 0.5, 0.75; ",
     ),
     "admits-nothing": (
         algorithm(admit="return 'no'"),
-        "test_something_is_left_to_train_on",
+        "test_groups_are_admitted_or_refused_with_a_reason",
         "admit refuses every group, for example one with rewards 0, 0.25, 0.5, 0.75: 'no'",
     ),
     "admits-by-a-failed-reward": (
         algorithm(admit="return 'lucky' if any(s.reward == 5.0 for s in group.samples) else None"),
-        "test_a_failed_sample_is_unscored_even_with_a_number",
+        "test_unscored_samples_take_no_part_in_their_group",
         "admit refuses a group for the reward of a sample whose status is reward_failed",
     ),
     "unscored-as-zero": (
@@ -61,7 +61,7 @@ PLANTED = {
     ),
     "unscored-as-zero-by-constant": (
         algorithm(advantages="return [None if r is None else r - sum(x or 0 for x in rewards) / 4 for r in rewards]"),
-        "test_an_unscored_sample_is_no_zero",
+        "test_unscored_samples_take_no_part_in_their_group",
         "changes the advantages of its group as a reward of 0 does",
     ),
     "unscored-trained-on": (
@@ -71,7 +71,7 @@ PLANTED = {
     ),
     "reward-of-a-failed-sample": (
         algorithm(advantages="rewards = [sample.reward for sample in samples]"),
-        "test_a_failed_sample_is_unscored_even_with_a_number",
+        "test_unscored_samples_take_no_part_in_their_group",
         "look at sample.is_scored",
     ),
     "not-a-number": (
@@ -88,32 +88,32 @@ PLANTED = {
     ),
     "random-advantages": (
         algorithm(advantages="return [None if reward is None else random.random() for reward in rewards]"),
-        "test_every_replica_computes_the_same_advantages",
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
         "differ at a second call",
     ),
     "advantages-of-its-own": (
         algorithm(advantages="self.seen = self.seen or random.random()\nreturn [r and r * self.seen for r in rewards]"),
-        "test_every_replica_computes_the_same_advantages",
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
         "two instances give different advantages to the same groups",
     ),
     "writes-groups": (
         algorithm(advantages="samples[0].rewards.clear()"),
-        "test_groups_are_read_never_written",
+        "test_scored_samples_have_a_finite_advantage_and_others_none",
         "advantages or admit changed the groups",
     ),
     "admits-with-a-boolean": (
         algorithm(admit="return False"),
-        "test_a_group_is_admitted_or_refused_with_a_reason",
+        "test_groups_are_admitted_or_refused_with_a_reason",
         "admit returned False for a group with rewards 0, 0.25, 0.5, 0.75",
     ),
     "admit-without-rewards": (
         algorithm(admit="return None if max(s.reward for s in group.samples if s.is_scored) > 0 else 'no success'"),
-        "test_a_group_is_admitted_or_refused_with_a_reason",
+        "test_groups_are_admitted_or_refused_with_a_reason",
         "admit, on a group with rewards None, None, None, None, raised ValueError",
     ),
     "admits-in-turn": (
         algorithm(admit="self.seen += 1\nreturn None if self.seen > 3 else 'too early'"),
-        "test_admission_depends_on_the_group_alone",
+        "test_groups_are_admitted_or_refused_with_a_reason",
         "admit said 'too early' and None of one group",
     ),
 }

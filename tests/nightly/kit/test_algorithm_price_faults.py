@@ -57,7 +57,7 @@ SOUND = {
         algorithm(
             loss=altered("* ratio_N,", '* ratio_N + 0.1 * d.frozen["teacher"].divergence_N,'),
             declared='consults = {"teacher": Divergence(kind="jsd")}; skips_zero_advantage = False',
-        ).replace("Loss,", "Divergence, Loss,", 1),
+        ).replace("import torch", "import torch\nfrom cosmos_core.protocols.frozen import Divergence", 1),
         "has_other_terms = True",
     ),
     "preferences": (
@@ -105,7 +105,7 @@ PLANTED = {
     ),
     "biased-advantage": (
         algorithm(loss=altered("-d.advantages_N", "-(d.advantages_N + 0.1)"), declared="skips_zero_advantage = False"),
-        "test_zero_advantage_gives_zero_policy_gradient",
+        "test_minimising_the_loss_makes_good_decisions_likelier",
         "a decision with advantage 0 has a gradient of -0.1 at advantage 0",
     ),
     "demonstrations-unlikelier": (
@@ -119,18 +119,18 @@ PLANTED = {
     ),
     "not-the-formula": (
         algorithm(loss=altered("ratio_N, metrics", "ratio_N.clamp(0.99, 1.01), metrics")),
-        "test_the_loss_equals_its_reference[0.05]",
+        "test_the_loss_equals_its_reference",
         "and its reference",
     ),
     "mean-inside": (
         algorithm(loss=altered("-d.advantages_N * ratio_N", "-d.advantages_N * ratio_N / len(ratio_N)")),
-        "test_a_step_does_not_depend_on_its_micro_batches[two micro-batches]",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
         "with two micro-batches; price each decision from its own sequence alone",
     ),
     "whitened-in-the-micro-batch": (
         algorithm(loss=altered("-d.advantages_N", "-(d.advantages_N / (d.advantages_N.abs().mean() + 1e-6))")),
-        "test_a_step_does_not_depend_on_its_ranks[two ranks]",
-        "with two ranks; price each decision from its own sequence alone",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
+        "with two micro-batches; price each decision from its own sequence alone",
     ),
     "on-the-first-micro-batch": (
         algorithm(
@@ -140,18 +140,18 @@ first = self.seen = self.seen if is_whole else d.advantages_N
 return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N).clamp(-20, 20).exp())
 """
         ),
-        "test_a_step_does_not_depend_on_its_micro_batches[two micro-batches]",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
         "with two micro-batches; price each decision from its own sequence alone",
     ),
     "gradient-through-a-clamped-weight": (
         algorithm(loss=WEIGHTED.replace(".detach()", "").replace(" * d.logprobs_N)", ")")),
-        "test_the_loss_equals_its_reference[0.05]",
+        "test_the_loss_equals_its_reference",
         "the price of a decision is",
     ),
     "by-place": (
         algorithm(loss=altered("ratio_N, metrics", "ratio_N * (1 + d.sequence_N), metrics")),
-        "test_a_step_does_not_depend_on_the_order_of_sequences[the sequences reversed]",
-        "with the sequences reversed; price each decision",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
+        "with two micro-batches; price each decision",
     ),
     "scalar": (
         algorithm(loss=altered("ratio_N, metrics", "ratio_N).sum(), metrics").replace("loss_N=-", "loss_N=(-")),
@@ -170,12 +170,12 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "unbounded-ratio": (
         algorithm(loss=altered(".clamp(-20, 20)", "")),
-        "test_gradients_are_finite_however_far_off_policy",
+        "test_prices_and_gradients_are_finite_however_far_off_policy",
         "bound log ratios (clamp(-20, 20)) before their exponential",
     ),
     "zero-advantage-not-skipped": (
         algorithm(loss=altered("ratio_N, metrics", "ratio_N + 0.1 * (d.logprobs_N - d.old_logprobs_N) ** 2, metrics")),
-        "test_zero_advantage_gives_zero_policy_gradient",
+        "test_minimising_the_loss_makes_good_decisions_likelier",
         "skips_zero_advantage is declared, but a decision with advantage 0 has a gradient of",
     ),
     "advantage-against-nothing": (
@@ -183,12 +183,12 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
             loss=altered("-d.advantages_N * ratio_N", "-(d.advantages_N + (d.advantages_N == 0)) * ratio_N"),
             declared="skips_zero_advantage = False",
         ),
-        "test_zero_advantage_gives_zero_policy_gradient",
+        "test_minimising_the_loss_makes_good_decisions_likelier",
         "a policy term must vanish with its advantage",
     ),
     "ratio-against-itself": (
         algorithm(loss=altered("d.old_logprobs_N", "d.logprobs_N.detach()")),
-        "test_the_old_log_probs_that_it_asks_for_are_used",
+        "test_what_it_asks_for_is_used",
         "old_logprobs = 'behaviour', but prices and gradients are the same whatever",
     ),
     "old-without-asking": (
@@ -203,19 +203,19 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "entropy-for-nothing": (
         algorithm(declared="needs_entropy = True"),
-        "test_the_entropy_that_it_asks_for_is_used",
+        "test_what_it_asks_for_is_used",
         "needs_entropy is True, but prices and gradients are the same whatever",
     ),
     "entropy-bonus-without-gradient": (
         algorithm(
             loss=altered("* ratio_N,", "* ratio_N - 0.01 * d.entropy_N.detach(),"), declared="needs_entropy = True"
         ),
-        "test_the_entropy_that_it_asks_for_is_used",
+        "test_what_it_asks_for_is_used",
         "decisions.entropy_N changes prices and no gradient: it is detached, so a bonus of it moves nothing",
     ),
     "reference-for-nothing": (
         algorithm(declared='consults = {"reference": None}'),
-        "test_the_frozen_models_that_it_consults_are_used",
+        "test_what_it_asks_for_is_used",
         "consults names the reference, but gradients are the same whatever it says",
     ),
     "reference-without-asking": (
@@ -225,7 +225,7 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "reference-as-a-constant": (
         algorithm(loss=NEAR.replace("- d.logprobs_N).clamp", "- d.logprobs_N.detach()).clamp"), declared=CONSULTING),
-        "test_the_frozen_models_that_it_consults_are_used",
+        "test_what_it_asks_for_is_used",
         "gradients are the same whatever it says",
     ),
     "learns-its-scale": (
@@ -240,27 +240,27 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "writes-its-inputs": (
         algorithm(loss=altered("-d.advantages_N", "-d.advantages_N.clamp_(-1, 1)")),
-        "test_the_loss_leaves_its_inputs_as_they_are",
+        "test_the_same_decisions_cost_the_same_each_time",
         "loss changed decisions.advantages_N in place",
     ),
     "metric-with-gradient": (
         algorithm(loss=altered("ratio_N.detach()", "ratio_N")),
-        "test_metrics_are_one_detached_number_for_each_decision",
+        "test_every_decision_gets_a_price",
         "the metric 'ratio' carries a gradient",
     ),
     "metric-averaged": (
         algorithm(loss=altered("ratio_N.detach()", "ratio_N.detach().mean()")),
-        "test_metrics_are_one_detached_number_for_each_decision",
+        "test_every_decision_gets_a_price",
         "the metric 'ratio' is a float32 tensor of shape [] for 22 decisions",
     ),
     "metric-infinite": (
         algorithm(loss=altered("ratio_N.detach()", "(d.old_logprobs_N - d.logprobs_N.detach()).exp()")),
-        "test_metrics_are_one_detached_number_for_each_decision",
-        "the metric 'ratio' of a decision is inf at advantage 1, log-prob -100, old log-prob 0",
+        "test_prices_and_gradients_are_finite_however_far_off_policy",
+        "the metric 'ratio' of a decision is inf at advantage 0, log-prob -100, old log-prob 0",
     ),
     "metric-of-the-core": (
         algorithm(loss=altered('"ratio"', '"loss"')),
-        "test_metrics_are_one_detached_number_for_each_decision",
+        "test_every_decision_gets_a_price",
         "the metric 'loss' has a name of the core's own",
     ),
 }

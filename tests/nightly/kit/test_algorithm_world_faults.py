@@ -27,7 +27,7 @@ CONSULTS = 'old_logprobs = "none"; skips_zero_advantage = False; consults = {"av
 
 
 def blending(loss=BLENDS, declared=CONSULTS):
-    return algorithm(loss=loss, declared=declared).replace("Loss,", "Blend, Divergence, Loss,", 1)
+    return "from cosmos_core.protocols.frozen import Blend, Divergence\n" + algorithm(loss=loss, declared=declared)
 
 
 SOUND = {
@@ -39,12 +39,12 @@ SOUND = {
 PLANTED = {
     "half-a-demonstration": (
         imitating(declared="num_demonstrations = 0.5"),
-        "test_the_number_of_demonstrations_is_a_count",
+        "test_demonstrations_become_likelier",
         "num_demonstrations is 0.5",
     ),
     "other-count": (
         imitating(declared="made = 0\n    num_demonstrations = property(lambda self: id(self))"),
-        "test_the_number_of_demonstrations_is_a_count",
+        "test_demonstrations_become_likelier",
         "in another instance",
     ),
     "unlikelier": (
@@ -69,39 +69,39 @@ PLANTED = {
     ),
     "overflows": (
         imitating("return Loss(loss_N=(-d.logprobs_N).exp())"),
-        "test_prices_of_demonstrations_are_finite",
+        "test_demonstrations_become_likelier",
         "at a log-prob of -100",
     ),
     "centred": (
         imitating("return Loss(loss_N=-(d.logprobs_N - d.logprobs_N.mean().detach()) - d.logprobs_N)"),
-        "test_prices_of_demonstrations_do_not_depend_on_how_they_lie",
+        "test_demonstrations_become_likelier",
         "change with what else is in the micro-batch",
     ),
     "twice": (
         imitating(capabilities="source='demonstrations'", loss="return Loss(loss_N=-d.logprobs_N)").replace(
             'old_logprobs = "behaviour"', 'old_logprobs = "none"'
         ),
-        "test_the_number_of_demonstrations_is_a_count",
+        "test_demonstrations_become_likelier",
         "learns from demonstrations: these are its batch",
     ),
     "asks-words": (
         blending(declared=CONSULTS.replace("Blend(shares=(1.0, -1.0))", "'blend'")),
-        "test_properties_have_values_that_the_trainer_knows",
+        "test_declarations_mean_something",
         "None, a Divergence or a Blend",
     ),
     "asks-twice": (
         blending(declared=CONSULTS.replace("consults = {", "consults = {'teacher': Divergence(kind='jsd'), ")),
-        "test_properties_have_values_that_the_trainer_knows",
+        "test_declarations_mean_something",
         "at most one of these",
     ),
     "blends-unused": (
         blending(loss="return Loss(loss_N=-d.advantages_N * d.logprobs_N)"),
-        "test_the_frozen_models_that_it_consults_are_used",
+        "test_what_it_asks_for_is_used",
         "consults names the average",
     ),
     "coupled-latents": (
         algorithm(loss=SEQUENCE_RATIO),
-        "test_a_step_does_not_depend_on_where_its_sequences_are_cut",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
         "with sequences cut after two decisions; price each decision by itself",
     ),
 }
@@ -113,6 +113,9 @@ class TestWorlds(AlgorithmFaults):
     planted = PLANTED
     bodies = BODIES
 
-    def test_demonstrations_become_likelier_where_they_are_imitated(self, outcomes, sound_name):
-        passed = {each.test for each in outcomes[sound_name] if each.result == "passed"}
-        assert ("test_demonstrations_become_likelier" in passed) == (sound_name in {"imitating", "imitating-tokens"})
+    def test_demonstrations_are_priced_where_they_are_imitated(self, outcomes):
+        for name in self.sound:
+            passed = {each.test for each in outcomes[name] if each.result == "passed"}
+            assert ("test_demonstrations_become_likelier" in passed) == (name in {"imitating", "imitating-tokens"}), (
+                name
+            )

@@ -12,7 +12,6 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, get_args
 
 import attrs
@@ -21,7 +20,7 @@ import torch
 
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.training.microbatch import Known
-from cosmos_core.protocols import Aggregation, Algorithm, AlgorithmCapabilities, Decided, Loss
+from cosmos_core.protocols import Aggregation, Algorithm, AlgorithmCapabilities, Decided, Decisions, Loss
 from cosmos_core.protocols.algorithm import Estimate, Estimating, Imitating, OldLogprobs, Taken, Valuing
 from cosmos_core.protocols.frozen import Blend, Comparison, Consulting, Divergence, FrozenOutput, FrozenRole
 from cosmos_core.testing.conformance.plugin import fault
@@ -108,21 +107,35 @@ def priced(
     decided: Decided,
     known: Known,
     old_logprobs_N: torch.Tensor | None,
-    frozen: Mapping[FrozenRole, FrozenOutput] = MappingProxyType({}),
+    frozen: Mapping[FrozenRole, FrozenOutput],
 ) -> Loss:
     """Price a micro-batch as the trainer does: one float32 price for each decision, with a gradient."""
-    number = len(known.weights_N)
-    with calling(f"loss, on {number} decisions{_absent(algorithm)},"):
-        loss: object = algorithm.loss(known.decisions(decided, old_logprobs_N, frozen))
-    return _expect_loss(loss, number, "loss")
+    return _priced("loss", algorithm, known.decisions(decided, old_logprobs_N, frozen))
 
 
 def priced_imitation(algorithm: Imitating, decided: Decided, known: Known) -> Loss:
-    """The same of a micro-batch of demonstrations that are imitated beside rollouts."""
-    number = len(known.weights_N)
-    with calling(f"imitation, on {number} decisions{_absent(algorithm)},"):
-        loss: object = algorithm.imitation(known.decisions(decided))
-    return _expect_loss(loss, number, "imitation")
+    """Price a micro-batch of demonstrations that are imitated beside rollouts."""
+    return _priced("imitation", algorithm, known.decisions(decided))
+
+
+def _priced(name: str, algorithm: Algorithm, decisions: Decisions) -> Loss:
+    number = len(decisions.logprobs_N)
+    with calling(f"{name}, on {number} decisions{_absent(algorithm)},"):
+        loss: object = getattr(algorithm, name)(decisions)
+    if not isinstance(loss, Loss):
+        fault(f"{name} returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
+    seen: object = loss.loss_N
+    if not isinstance(seen, torch.Tensor) or seen.shape != (number,) or seen.dtype != torch.float32:
+        fault(
+            f"{name} gave {described(seen)} for {number} decisions; loss_N is one float32 price for each: "
+            "neither sum nor average them, the trainer weighs them by `aggregation`"
+        )
+    if not loss.loss_N.requires_grad:
+        fault(
+            "loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N "
+            "without detach() or torch.no_grad()"
+        )
+    return loss
 
 
 def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[float | None]]:
@@ -140,15 +153,17 @@ def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[fl
     return found
 
 
-def expect_advantages(algorithm: Algorithm, groups: Sequence[Group]) -> None:
-    """Fault an advantage that is there for an unscored sample, or not a finite number for a scored one."""
-    for group, values in zip(groups, advantages_of(algorithm, groups), strict=True):
+def expect_advantages(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[float | None]]:
+    """Advantages, all of which are finite numbers for scored samples and None for others."""
+    found = advantages_of(algorithm, groups)
+    for group, values in zip(groups, found, strict=True):
         where = f"in a group with {rewards_text([group])}"
         for sample, value in zip(group.samples, values, strict=True):
             if not sample.is_scored and value is not None:
                 fault(f"advantages gave {value!r} to an unscored sample {where}; give None")
             if sample.is_scored and not _is_finite(value):
                 fault(f"advantages gave {value!r} to a scored sample {where}; give a finite float")
+    return found
 
 
 def admitted(algorithm: Algorithm, group: Group) -> str | None:
@@ -191,24 +206,6 @@ def _expect_estimate(estimate: object, taken: Taken) -> Estimate:
         if not values.isfinite().all():
             fault(f"an Estimate has {values[~values.isfinite()][0].item()} in {name}; bound what it is computed from")
     return estimate
-
-
-def _expect_loss(loss: object, number: int, name: str) -> Loss:
-    """Fault a loss that is none, or has not one price with a gradient for each decision."""
-    if not isinstance(loss, Loss):
-        fault(f"{name} returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
-    seen: object = loss.loss_N
-    if not isinstance(seen, torch.Tensor) or seen.shape != (number,) or seen.dtype != torch.float32:
-        fault(
-            f"{name} gave {described(seen)} for {number} decisions; loss_N is one float32 price for each: "
-            "neither sum nor average them, the trainer weighs them by `aggregation`"
-        )
-    if not loss.loss_N.requires_grad:
-        fault(
-            "loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N "
-            "without detach() or torch.no_grad()"
-        )
-    return loss
 
 
 def _is_finite(value: object) -> bool:

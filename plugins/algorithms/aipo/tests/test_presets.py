@@ -45,19 +45,32 @@ def gradient(algorithm, given):
 BEHAVIOUR = [-1.0 - math.log(10.0), -1.0 - math.log(3.0), -1.0, -1.0 + math.log(4.0)]
 
 
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
+def test_the_weight_scales_the_gradient_and_never_stops_it(make):
+    for name, weights in (
         ("decoupled-ppo", [5.0, 3.0, 1.0, 0.25]),
         ("tis", [2.0, 2.0, 1.0, 0.25]),
         ("icepop", [0.0, 3.0, 1.0, 0.0]),
-    ],
-)
-def test_the_weight_scales_the_gradient_and_never_stops_it(make, name, weights):
-    for sign in (1.0, -1.0):
-        found, metrics = gradient(make(name), decisions([-1.0] * 4, behaviour=BEHAVIOUR, advantages=[sign] * 4))
-        assert found == pytest.approx([-sign * weight for weight in weights])
-        assert metrics["importance_weight"].tolist() == pytest.approx(weights)
+    ):
+        for sign in (1.0, -1.0):
+            found, metrics = gradient(make(name), decisions([-1.0] * 4, behaviour=BEHAVIOUR, advantages=[sign] * 4))
+            assert found == pytest.approx([-sign * weight for weight in weights]), name
+            assert metrics["importance_weight"].tolist() == pytest.approx(weights), name
+
+
+def test_the_weight_is_of_the_steps_start_and_the_clip_against_it(make):
+    """After an update: ratios to the start of 2 and 1/2, of the start to the behaviour policy as above."""
+    start_N = torch.full((4,), -1.0, dtype=torch.float64)
+    ratio_N = torch.tensor([2.0, 0.5, 2.0, 0.5], dtype=torch.float64)
+    for name, weights in (
+        ("decoupled-ppo", [5.0, 3.0, 1.0, 0.25]),
+        ("tis", [2.0, 2.0, 1.0, 0.25]),
+        ("icepop", [0.0, 3.0, 1.0, 0.0]),
+    ):
+        for sign, clipped in ((1.0, [1.2, 0.5, 1.2, 0.5]), (-1.0, [2.0, 0.8, 2.0, 0.8])):
+            given = decisions((start_N + ratio_N.log()).tolist(), behaviour=BEHAVIOUR, advantages=[sign] * 4)
+            priced = make(name).loss(attrs.evolve(given, old_logprobs_N=start_N))
+            expected = [-sign * weight * ratio for weight, ratio in zip(weights, clipped, strict=True)]
+            assert priced.loss_N.tolist() == pytest.approx(expected), name
 
 
 def test_aipo_takes_the_behaviour_policy_as_old_log_probs(make):
@@ -83,30 +96,24 @@ def test_all_average_over_tokens(make):
     assert {make(name).aggregation for name in PRESETS} == {Aggregation.TOKEN_MEAN}
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
+def test_a_correction_combines_with_every_part(make):
+    for policy in (
         {"baseline": "leave-one-out", "scale": "none"},
         {"baseline": "none", "scale": "batch"},
         {"ratio": "sequence"},
         {"aggregation": "sequence-mean-token-sum", "constant_length": 7},
         {"dynamic_sampling": True},
         {"kl_weight": 0.1},
-    ],
-)
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_correction_combines_with_every_part(make, name, policy):
-    make(name, **policy)
+    ):
+        for name in PRESETS:
+            make(name, **policy)
 
 
-def test_samples_of_the_average_of_the_weights_are_corrected(make):
+def test_samples_that_nothing_would_correct_are_refused(make):
     for name in PRESETS:
         make(name, context=AVERAGED)
     with pytest.raises(ConfigError, match=r"samples of the average of the weights .* would go uncorrected"):
         make("decoupled-ppo", context=AVERAGED, importance_cap=None)
-
-
-def test_a_correction_that_is_taken_out_is_refused_where_samples_are_stale(make):
     with pytest.raises(ConfigError, match="samples up to 8 steps old would go uncorrected"):
         make("tis", importance_cap=None)
     with pytest.raises(ConfigError, match="needs old_logprobs = 'recompute'"):

@@ -61,17 +61,11 @@ def test_the_exponential_makes_bad_samples_count_more_than_good_ones():
     )
     assert plain == [-1.0, 0.0, None, 1.0]
     assert transformed == [pytest.approx(-math.e), -1.0, None, pytest.approx(-1.0 / math.e)]
-
-
-def test_advantages_are_limited_after_the_exponential():
-    # The worst of 0 and 12 ones: relative reward -12 / sqrt(13), of which the exponential is -27.9.
+    # The worst of 0 and 12 ones: relative reward -12 / sqrt(13), of which the exponential is -27.9, and limited.
     rewards = [0.0] + [1.0] * 12
     assert make(advantage_eps=0.0).advantages([group(*rewards)])[0][0] == pytest.approx(-12.0 / math.sqrt(13.0))
     found = make(exponential=True, advantage_eps=0.0).advantages([group(*rewards)])[0]
     assert found == [-5.0, *[pytest.approx(-math.exp(-1.0 / math.sqrt(13.0)))] * 12]
-
-
-def test_equal_rewards_teach_nothing():
     assert make().advantages([group(0.3, 0.3, None)]) == [[0.0, 0.0, None]]
 
 

@@ -20,12 +20,3 @@ class TestDiffusionNft(AlgorithmConformance):
         good_N = (decisions.advantages_N / 10.0 + 0.5).clamp(0.0, 1.0)
         errors_NK = blended.squared_NK / blended.absolute_NK.clamp(min=1e-5)
         return 5.0 * (good_N * errors_NK[:, 0] + (1.0 - good_N) * errors_NK[:, 1])
-
-
-@pytest.mark.nightly
-class TestDiffusionNftOverTheBatch(TestDiffusionNft):
-    """One deviation for all groups, and each draw alike."""
-
-    @pytest.fixture
-    def options(self):
-        return {"spread": "batch", "aggregation": "token-mean"}

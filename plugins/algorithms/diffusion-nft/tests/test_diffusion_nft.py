@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cosmos_algorithm_diffusion_nft import DiffusionNft, DiffusionNftOptions
+from cosmos_algorithm_diffusion_nft.plugin import cosmos_algorithm
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmContext, Decisions
 from cosmos_core.protocols.frozen import Blend, Blended, Consulting, FrozenOutput
@@ -106,20 +107,19 @@ def test_loss_and_gradient_are_those_of_the_paper():
     torch.testing.assert_close(found_ND, expected_ND, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0])
-def test_at_the_average_the_gradient_is_along_the_advantage(beta):
+def test_at_the_average_the_gradient_is_along_the_advantage():
     """Where v is v_old both errors are equal, and only 2 g - 1, which is A / A_max, is left of the two gradients."""
     generator = torch.Generator().manual_seed(1)
     old_ND, x0_ND, e_ND = (torch.randn(3, 6, generator=generator, dtype=torch.float64) for _ in range(3))
-    v_ND = old_ND.clone().requires_grad_()
     advantages = [4.0, -2.0, 0.0]
-    priced = make(beta=beta).loss(
-        decisions(told(v_ND, old_ND, x0_ND, e_ND, time=0.5, shares=(beta, -beta)), advantages)
-    )
-    (found_ND,) = torch.autograd.grad(priced.loss_N.sum(), v_ND)
     missed_ND = 0.5 * (old_ND - (e_ND - x0_ND))
     scale_N1 = torch.tensor(advantages, dtype=torch.float64)[:, None] / missed_ND.abs().mean(-1, keepdim=True)
-    torch.testing.assert_close(found_ND, scale_N1 * 2.0 * 0.5 * missed_ND / 6.0, rtol=1e-10, atol=1e-12)
+    for beta in (0.1, 1.0):
+        v_ND = old_ND.clone().requires_grad_()
+        blended = told(v_ND, old_ND, x0_ND, e_ND, time=0.5, shares=(beta, -beta))
+        priced = make(beta=beta).loss(decisions(blended, advantages))
+        (found_ND,) = torch.autograd.grad(priced.loss_N.sum(), v_ND)
+        torch.testing.assert_close(found_ND, scale_N1 * 2.0 * 0.5 * missed_ND / 6.0, rtol=1e-10, atol=1e-12)
 
 
 def test_advantages_are_relative_and_limited():
@@ -147,24 +147,15 @@ def test_it_learns_from_its_own_samples_alone():
     assert last > first + 1.0
 
 
-def test_rollouts_of_the_trained_weights_are_refused():
+def test_what_it_needs_and_declares():
     with pytest.raises(ConfigError, match=r"^policy\.average\.publish: .*add a table \[policy\.average\]"):
         DiffusionNft(DiffusionNftOptions(), attrs.evolve(CONTEXT, generates_average=False))
-
-
-def test_it_never_skips_and_looks_at_no_log_probs():
     algorithm = make()
     assert not algorithm.skips_zero_advantage
     assert algorithm.old_logprobs == "none"
-    capabilities = _provider().capabilities
+    capabilities = cosmos_algorithm().capabilities
     assert capabilities.payload_kinds == {"latents"}
     assert "raw" in capabilities.logprob_semantics
-
-
-def _provider():
-    from cosmos_algorithm_diffusion_nft.plugin import cosmos_algorithm
-
-    return cosmos_algorithm()
 
 
 @pytest.mark.nightly

@@ -76,9 +76,6 @@ def test_it_asks_the_teacher_for_what_the_options_say():
     assert isinstance(exact, ExactDistillation)
     assert exact.consults == {"teacher": Divergence(kind="jsd", beta=0.1, top=8)}
     assert make(DistillOptions(estimate="sampled"), CONTEXT).consults == {"teacher": None}
-
-
-def test_a_divergence_that_samples_do_not_show_is_refused():
     with pytest.raises(ConfigError, match="divergence: 'jsd', but estimate = 'sampled'"):
         make(DistillOptions(divergence="jsd", estimate="sampled"), CONTEXT)
 

@@ -1,19 +1,7 @@
-"""The objectives over pairs satisfy what every algorithm must."""
-
-import pytest
+"""`dpo` satisfies what every algorithm must; all objectives over pairs are compared with their formulas."""
 
 from cosmos_core.testing import AlgorithmConformance
 
 
 class TestDpo(AlgorithmConformance):
     plugin = "dpo"
-
-
-@pytest.mark.nightly
-class TestIpo(AlgorithmConformance):
-    plugin = "ipo"
-
-
-@pytest.mark.nightly
-class TestBco(AlgorithmConformance):
-    plugin = "bco"

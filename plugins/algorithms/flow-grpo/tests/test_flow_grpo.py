@@ -71,15 +71,17 @@ def test_prices_and_gradients_at_either_side_of_the_clip():
     assert priced.metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
 
 
-def test_the_trained_weights_cannot_stand_in_for_their_average():
+def test_ratios_that_would_correct_nothing_are_refused():
     """On samples of the average the ratio of the trained weights with themselves would be 1, whatever was sampled."""
     context = attrs.evolve(CONTEXT, max_staleness=0, generates_average=True)
     with pytest.raises(ConfigError, match=r"old_logprobs = 'recompute'.*policy\.average\.publish = false"):
         FlowGrpo(FlowGrpoOptions(old_logprobs="recompute"), context)
     assert FlowGrpo(FlowGrpoOptions(), context).old_logprobs == "behaviour"
+    with pytest.raises(ConfigError, match="samples up to 2 steps old would go uncorrected"):
+        make(old_logprobs="recompute")
 
 
-def test_advantages_are_limited():
+def test_advantages_by_hand():
     # Mean 1: squares 7 · 1 + 49 over n - 1 = 7.
     rewards = [0.0] * 7 + [8.0]
     std = math.sqrt((7 * 1.0 + 49.0) / 7)
@@ -88,20 +90,14 @@ def test_advantages_are_limited():
     assert limited == [-0.25] * 7 + [0.25]
     # The default limit is reached by no group of fewer than 27.
     assert max(make().advantages([group(*[0.0] * 47, 1.0)])[0]) == 5.0
-
-
-def test_equal_rewards_teach_nothing():
-    assert make().advantages([group(0.1, 0.1, 0.1)]) == [[0.0, 0.0, 0.0]]
-    assert make().skips_zero_advantage
-
-
-def test_the_deviation_can_be_that_of_the_batch():
     # Group means 1 and 5 are taken off; rewards 0, 2, 4, 6 have a deviation of sqrt(20 / 3) about 3.
     found = make(spread="batch", advantage_eps=0.0).advantages([group(0.0, 2.0), group(4.0, 6.0)])
     assert found == [pytest.approx([-1.0 / math.sqrt(20 / 3), 1.0 / math.sqrt(20 / 3)])] * 2
 
 
-def test_a_reward_that_is_no_number_drops_its_group():
+def test_what_teaches_nothing_is_skipped_or_dropped():
+    assert make().advantages([group(0.1, 0.1, 0.1)]) == [[0.0, 0.0, 0.0]]
+    assert make().skips_zero_advantage
     assert make().admit(group(0.0, math.nan)) == "reward not finite"
     assert make().admit(group(0.0, 0.0)) is None
 
@@ -162,11 +158,6 @@ def test_the_clip_stops_what_several_updates_of_one_sample_do():
     assert is_clipped == 1.0
     assert is_free == 0.0
     assert far > 10 * near
-
-
-def test_stale_samples_that_nothing_would_correct_are_refused():
-    with pytest.raises(ConfigError, match="samples up to 2 steps old would go uncorrected"):
-        make(old_logprobs="recompute")
 
 
 @pytest.mark.nightly

@@ -65,18 +65,14 @@ ACCEPTED = [
 MAKERS = [(clipped, ClippedOptions), (weighted, WeightedOptions)]
 
 
-@pytest.mark.parametrize(("make", "options"), MAKERS)
-@pytest.mark.parametrize(("context", "given", "why"), REFUSED)
-def test_refused(make, options, context, given, why):
-    with pytest.raises(ConfigError, match=why) as caught:
-        make(options(**given), context)
-    assert str(caught.value).startswith("algorithm.options.")
-
-
-@pytest.mark.parametrize(("make", "options"), MAKERS)
-@pytest.mark.parametrize(("context", "given"), ACCEPTED)
-def test_accepted(make, options, context, given):
-    make(options(**given), context)
+def test_what_makes_no_sense_is_refused_and_what_lies_beside_it_is_not():
+    for make, options in MAKERS:
+        for context, given, why in REFUSED:
+            with pytest.raises(ConfigError, match=why) as caught:
+                make(options(**given), context)
+            assert str(caught.value).startswith("algorithm.options.")
+        for context, given in ACCEPTED:
+            make(options(**given), context)
 
 
 def test_a_preset_with_a_misspelt_default_cannot_be_defined():

@@ -48,15 +48,8 @@ def test_sequences_of_negative_advantage_that_are_far_off_do_not_count():
     logprobs, behaviour = [-1.2, -1.0, -1.6, -1.4, -1.0], [-1.0, 0.0, -1.0, -1.0, -0.6]
     sequences = [0, 0, 1, 2, 2]
     assert kept(logprobs, behaviour, [-1.0, -1.0, 1.0, -1.0, -1.0], sequences) == [0.0, 0.0, 1.0, 1.0, 1.0]
-
-
-def test_the_mean_is_over_a_sequence_not_over_its_tokens_one_by_one():
+    # The mean is over a sequence, not over its tokens one by one.
     assert kept([-3.0, -0.1], [-0.1, -3.0], [-1.0, -1.0], [0, 0]) == [1.0, 1.0]
-
-
-def test_a_sequence_that_became_likelier_counts():
+    # What became likelier counts, and a sequence without decisions here breaks nothing.
     assert kept([-0.1], [-3.0], [-1.0], [0]) == [1.0]
-
-
-def test_a_sequence_without_decisions_here_breaks_nothing():
     assert kept([-3.0], [-0.1], [-1.0], [1]) == [0.0]

@@ -16,13 +16,13 @@ def test_each_by_hand():
     assert kl_estimate(logprobs_N, reference_N, "k3").item() == pytest.approx(2.0 - 1.0 - math.log(2.0))
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_it_is_finite_however_far(estimator):
-    logprobs_N = torch.tensor([0.0, -100.0], requires_grad=True)
-    values_N = kl_estimate(logprobs_N, torch.tensor([-100.0, 0.0]), estimator)
-    values_N.sum().backward()
-    assert values_N.isfinite().all()
-    assert logprobs_N.grad.isfinite().all()
+def test_it_is_finite_however_far():
+    for estimator in ("k1", "k2", "k3"):
+        logprobs_N = torch.tensor([0.0, -100.0], requires_grad=True)
+        values_N = kl_estimate(logprobs_N, torch.tensor([-100.0, 0.0]), estimator)
+        values_N.sum().backward()
+        assert values_N.isfinite().all(), estimator
+        assert logprobs_N.grad.isfinite().all(), estimator
 
 
 def mean_gradient(estimator):

@@ -37,15 +37,15 @@ def test_generalised_advantages_by_hand():
     assert generalised_advantages(rewards, values, gamma=0.5, lam=0.5) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_generalised_advantages_are_the_papers_sum(seed):
-    generator = torch.Generator().manual_seed(seed)
-    rewards, values = (torch.randn(9, generator=generator, dtype=torch.float64).tolist() for _ in range(2))
+def test_generalised_advantages_are_the_papers_sum():
     gamma, lam = 0.9, 0.7
-    after = [*values[1:], 0.0]
-    deltas = [rewards[t] + gamma * after[t] - values[t] for t in range(9)]
-    expected = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, 9)) for t in range(9)]
-    assert generalised_advantages(rewards, values, gamma=gamma, lam=lam) == pytest.approx(expected)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        rewards, values = (torch.randn(9, generator=generator, dtype=torch.float64).tolist() for _ in range(2))
+        after = [*values[1:], 0.0]
+        deltas = [rewards[t] + gamma * after[t] - values[t] for t in range(9)]
+        expected = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, 9)) for t in range(9)]
+        assert generalised_advantages(rewards, values, gamma=gamma, lam=lam) == pytest.approx(expected), seed
     assert generalised_advantages([], [], gamma=gamma, lam=lam) == []
 
 
@@ -119,21 +119,18 @@ def test_rewards_that_are_no_numbers_are_dropped_and_unscored_samples_take_no_pa
     assert algorithm.admit(Group(position=0, samples=(sample(0, float("nan")),))) == "reward not finite"
 
 
-@pytest.mark.parametrize(
-    ("context", "why"),
-    [
+def test_a_ratio_that_corrects_nothing_is_refused():
+    for changes, why in (
         (
             {"max_staleness": 2},
             r"samples up to 2 steps old would go uncorrected; set old_logprobs = 'behaviour', or sync\.mode",
         ),
         ({"generates_average": True}, r"'behaviour', or policy\.average\.publish = false"),
-    ],
-)
-def test_a_ratio_that_corrects_nothing_is_refused(context, why):
-    context = attrs.evolve(CONTEXT, **context)
-    with pytest.raises(ConfigError, match=r"^algorithm\.options\.old_logprobs = 'recompute': .*" + why):
-        Ppo(PpoOptions(old_logprobs="recompute"), context)
-    assert Ppo(PpoOptions(), context).old_logprobs == "behaviour"
+    ):
+        context = attrs.evolve(CONTEXT, **changes)
+        with pytest.raises(ConfigError, match=r"^algorithm\.options\.old_logprobs = 'recompute': .*" + why):
+            Ppo(PpoOptions(old_logprobs="recompute"), context)
+        assert Ppo(PpoOptions(), context).old_logprobs == "behaviour"
 
 
 @pytest.mark.nightly

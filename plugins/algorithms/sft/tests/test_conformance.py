@@ -1,7 +1,5 @@
 """`sft` satisfies what every algorithm must."""
 
-import pytest
-
 from cosmos_core.testing import AlgorithmConformance
 
 
@@ -10,12 +8,3 @@ class TestSft(AlgorithmConformance):
 
     def reference(self, decisions):
         return -decisions.logprobs_N
-
-
-@pytest.mark.nightly
-class TestSftOnRows(TestSft):
-    """Each demonstration alike."""
-
-    @pytest.fixture
-    def options(self):
-        return {"aggregation": "sequence-mean-token-mean"}

@@ -35,7 +35,7 @@ def test_the_loss_is_torch_cross_entropy():
     torch.testing.assert_close(gradient_NV, expected_NV)
 
 
-def test_it_never_skips_and_needs_no_old_logprobs():
+def test_no_sample_has_an_advantage_and_no_old_logprobs_are_needed():
     algorithm = Sft(SftOptions(), CONTEXT)
     assert not algorithm.skips_zero_advantage
     assert algorithm.old_logprobs == "none"
@@ -43,9 +43,6 @@ def test_it_never_skips_and_needs_no_old_logprobs():
     assert algorithm.aggregation is Aggregation.TOKEN_MEAN
     per_row = Sft(SftOptions(aggregation="sequence-mean-token-mean"), CONTEXT)
     assert per_row.aggregation is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN
-
-
-def test_no_sample_has_an_advantage():
     sample = Sample(
         index=0,
         status=SampleStatus.OK,

@@ -14,10 +14,10 @@ import torch
 from cosmos_core.policy.training.microbatch import Known, Piece, know
 from cosmos_core.policy.training.old_logprobs import cut
 from cosmos_core.protocols import Algorithm, Decided, Loss, MicroBatch
-from cosmos_core.protocols.algorithm import Estimate, Estimating
+from cosmos_core.protocols.algorithm import Estimate, Estimating, Imitating
 from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Consulting, Divergence, FrozenOutput, FrozenRole
 from cosmos_core.protocols.model import Span
-from cosmos_core.testing.conformance.algorithm.calls import Batch, estimates_of, is_judged, priced
+from cosmos_core.testing.conformance.algorithm.calls import Batch, estimates_of, is_judged, priced, priced_imitation
 
 Ranks: TypeAlias = Sequence[Sequence[Sequence[int]]]
 """How a batch is split: of each rank, its micro-batches, each with the indices of its sequences."""
@@ -87,6 +87,23 @@ def estimated(algorithm: Estimating, batch: Batch) -> list[Estimate]:
     return estimates_of(algorithm, [batch.taken(index, asked) for index in range(len(batch.lengths))])
 
 
+def as_demonstrations(batch: Batch) -> Batch:
+    """The batch as if nobody had generated it."""
+    return attrs.evolve(batch, behaviour_logprobs_N=None, advantages=(1.0,) * len(batch.lengths))
+
+
+def price_demonstrations(
+    algorithm: Imitating, batch: Batch, members: Sequence[int] | None = None
+) -> tuple[Loss, torch.Tensor]:
+    """The prices of a micro-batch of demonstrations, and the log-probs that they depend on."""
+    share = range(len(batch.lengths)) if members is None else members
+    (parts,) = pieced(batch, [share], None)
+    chosen, known = _laid_out(algorithm, batch, share, parts)
+    logprobs_N = batch.logprobs_N[chosen].clone().requires_grad_()
+    entropy_N = batch.entropy_N[chosen] if algorithm.needs_entropy else None
+    return priced_imitation(algorithm, Decided(logprobs_N=logprobs_N, entropy_N=entropy_N), known), logprobs_N
+
+
 def gradient_of(part: Part, weights_N: torch.Tensor | None = None) -> torch.Tensor:
     """The gradient of the sum of prices, weighed if asked for, with respect to each decision's log-prob."""
     weights_N = torch.ones_like(part.loss.loss_N) if weights_N is None else weights_N
@@ -144,9 +161,7 @@ def _price_part(
     algorithm: Algorithm, batch: Batch, share: Sequence[int], members: Sequence[Piece], leaf_N: torch.Tensor
 ) -> Part:
     """Price a micro-batch; `share` holds the sequences of its rank, which `members` are of."""
-    chosen = torch.tensor([place for each in members for place in each.of(batch.decisions_of(each.sequence))])
-    micro_batch = micro_batch_of(share, members)
-    known = know(algorithm, micro_batch, [batch.sequence(index) for index in share], batch.counts(), _CPU)
+    chosen, known = _laid_out(algorithm, batch, share, members)
     if isinstance(algorithm, Estimating):
         estimates = estimated(algorithm, batch)
         known = known.settled([cut(estimates[each.sequence], each) for each in members])
@@ -160,15 +175,19 @@ def _price_part(
     return Part(known=known, decided=decided, old_logprobs_N=old_logprobs_N, frozen=frozen, loss=loss)
 
 
-def micro_batch_of(share: Sequence[int], members: Sequence[Piece]) -> MicroBatch:
-    """A micro-batch without inputs, of pieces of a rank's sequences."""
-    return MicroBatch(
+def _laid_out(
+    algorithm: Algorithm, batch: Batch, share: Sequence[int], members: Sequence[Piece]
+) -> tuple[torch.Tensor, Known]:
+    """The places of a micro-batch's decisions in the batch, and what is known of them."""
+    chosen = torch.tensor([place for each in members for place in each.of(batch.decisions_of(each.sequence))])
+    micro_batch = MicroBatch(
         sequences=tuple(share.index(each.sequence) for each in members),
         num_decisions=tuple(each.number for each in members),
         num_units=sum(each.number for each in members),
         inputs={},
         spans=tuple(each.span for each in members),
     )
+    return chosen, know(algorithm, micro_batch, [batch.sequence(index) for index in share], batch.counts(), _CPU)
 
 
 def outputs(
