@@ -14,10 +14,8 @@ from typing import Final
 
 from cosmos_core.control.journal import RECOVER
 from cosmos_core.control.machine import progress
-from cosmos_core.control.machine.events import Event
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot, is_known, snapshot_of
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.write_ahead_log import Durable
 from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
 
 _NAME: Final = re.compile(r"step-(\d+)")
@@ -100,34 +98,6 @@ class RecoverySnapshots:
         for step in kept(self._folder)[: -self._keep]:
             if step != best:
                 (self._folder / f"step-{step}").unlink(missing_ok=True)
-
-
-class SnapshottedJournal:
-    """A journal of which snapshots are written with each commit, before anything that follows from it is said.
-
-    Args:
-        journal: Where events are kept.
-        snapshots: Where snapshots are.
-        state: The fold of the journal.
-    """
-
-    def __init__(self, journal: Durable, snapshots: RecoverySnapshots, state: State) -> None:
-        self._journal: Final = journal
-        self._snapshots: Final = snapshots
-        self._state: Final = state
-        self._is_new = True
-
-    def append(self, event: Event) -> int:
-        """Add an event to what the next commit makes durable."""
-        return self._journal.append(event)
-
-    def commit(self) -> int:
-        """Make everything appended durable."""
-        number = self._journal.commit()
-        if number or self._is_new:
-            self._snapshots.note(self._state)
-            self._is_new = False
-        return number
 
 
 def kept(folder: Path) -> list[int]:

@@ -20,7 +20,7 @@ from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.state import State
 from cosmos_core.control.observers import Observers
 from cosmos_core.control.page.window import PAGE, Window
-from cosmos_core.control.recovery_snapshots import RecoverySnapshots, SnapshottedJournal
+from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.errors import TransportError
@@ -160,8 +160,8 @@ class Server:
         self._socket: Final = listener.socket
         self._inbox: Final = Inbox(listener)
         self._window: Final = window
-        kept = SnapshottedJournal(journal, snapshots, state)
-        noted = kept if window is None else Noted(kept, functools.partial(window.note, state))
+        note = (lambda _: None) if window is None else functools.partial(window.note, state)
+        noted = Noted(journal, note, committed=functools.partial(snapshots.note, state))
         self._loop: Final = ServerLoop(state, noted, control, time.monotonic(), facts)
         self._observers: Final = Observers(journal, self._offer, lambda: len(state.replicas))
 

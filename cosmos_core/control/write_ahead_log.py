@@ -19,11 +19,9 @@ class Durable(Protocol):
 
     def append(self, event: Event) -> int:
         """Add an event to what the next commit makes durable."""
-        ...
 
     def commit(self) -> int:
         """Make everything appended durable."""
-        ...
 
 
 class Settling(Durable, Protocol):
@@ -31,7 +29,6 @@ class Settling(Durable, Protocol):
 
     def settle(self) -> None:
         """Make everything appended durable, so that nothing but the loss of the whole journal takes it back."""
-        ...
 
 
 def begin_term(state: State, journal: Settling) -> ControllerStarted:
@@ -97,16 +94,20 @@ class WriteAheadLog:
 
 
 class Noted:
-    """A journal, and who is told.
+    """A journal, and those who are told of what it takes in.
 
     Args:
         journal: Where events are kept.
         note: Told of each event, once the state has taken it in.
+        committed: Called when something is durable, and by the first commit in any case, before anything that follows
+            from it is said.
     """
 
-    def __init__(self, journal: Durable, note: Callable[[Event], None]) -> None:
+    def __init__(self, journal: Durable, note: Callable[[Event], None], committed: Callable[[], None]) -> None:
         self._journal: Final = journal
         self._note: Final = note
+        self._committed: Final = committed
+        self._is_new = True
 
     def append(self, event: Event) -> int:
         """Add an event to what the next commit makes durable."""
@@ -115,4 +116,8 @@ class Noted:
 
     def commit(self) -> int:
         """Make everything appended durable."""
-        return self._journal.commit()
+        number = self._journal.commit()
+        if number or self._is_new:
+            self._committed()
+            self._is_new = False
+        return number

@@ -34,7 +34,6 @@ class Headers(Protocol):
 
     def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
         """Every value of a header."""
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -71,6 +71,10 @@ def ask(board, request, ident="a"):
     board.asked.append(Asked(ident=ident, request=REQUEST.encode(request)))
 
 
+def noted(journal, window, state):
+    return Noted(journal, functools.partial(window.note, state), committed=lambda: None)
+
+
 def turn(server_loop, window, now=0.0):
     """What the server does in a turn."""
     for command in window.asked("run"):
@@ -82,7 +86,7 @@ def turn(server_loop, window, now=0.0):
 
 def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, window, state):
     journal = Kept()
-    server_loop = ServerLoop(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
+    server_loop = ServerLoop(state, noted(journal, window, state), ControlConfig(), 0.0)
     ask(board, Stop())
     turn(server_loop, window)
     assert board.answers == {"a": ""}
@@ -94,7 +98,7 @@ def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, 
 
 def test_what_the_run_cannot_do_is_refused_and_not_journaled(board, window, state):
     journal = Kept()
-    server_loop = ServerLoop(state, Noted(journal, functools.partial(window.note, state)), ControlConfig(), 0.0)
+    server_loop = ServerLoop(state, noted(journal, window, state), ControlConfig(), 0.0)
     ask(board, Drain(name="nobody"))
     turn(server_loop, window)
     assert "nobody" in board.answers["a"]
