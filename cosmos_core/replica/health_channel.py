@@ -21,7 +21,7 @@ from typing import Final, Self, TypeAlias
 import attrs
 
 from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError, TransportError
-from cosmos_core.replica.lifetime import LOST
+from cosmos_core.replica.lifetime import LOST, call_later
 from cosmos_core.transport.codec import Codec
 
 
@@ -195,9 +195,7 @@ class HealthChannel:
 
     def _end_soon(self) -> None:
         """End the process even if what is left of it waits for others."""
-        timer = threading.Timer(_FAREWELL_S, self._leave)
-        timer.daemon = True
-        timer.start()
+        call_later(_FAREWELL_S, self._leave)
 
     def _leave(self) -> None:
         os._exit(LOST if self._cause is not None and self._cause.is_loss else 1)

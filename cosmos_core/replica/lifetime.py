@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -62,6 +62,13 @@ def bounded_life(stop: threading.Event, *, grace_s: float = 5.0) -> Iterator[Non
         writer.close()
         watcher.join()
         reader.close()
+
+
+def call_later(seconds: float, call: Callable[[], object]) -> None:
+    """Call something on a thread of its own after a while, unless the process has ended by then."""
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
 
 
 def _leave_to_watcher(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import logging
 import os
 import sys
@@ -26,7 +27,7 @@ from cosmos_core.protocols.provider import Kind
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.health_channel import words_of
-from cosmos_core.replica.lifetime import LOST, REFUSED, bounded_life
+from cosmos_core.replica.lifetime import LOST, REFUSED, bounded_life, call_later
 from cosmos_core.transport.addresses import host_id, host_of, own_address, rack_id
 from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.keys import replica_key
@@ -62,7 +63,7 @@ class RoleArgs:
         controller: `tcp://HOST:PORT` of the controller.
         checkpoint: Checkpoint to start from; None for a new run.
         stop: Set when the process shall end (SIGTERM, or its parent ended).
-        client: The line to the controller, once `connect` or `register` was called.
+        client: The line to the controller, once `connect` was called.
     """
 
     run_dir: Path
@@ -100,9 +101,21 @@ class RoleArgs:
         """
         return own_address(self.job.recipe.control.bind, host_of(self.controller))
 
-    def hello(self, *, endpoints: Mapping[str, str], step: int = 0) -> Hello:
-        """The message with which this replica introduces itself; `endpoints` are where it serves others, by purpose."""
-        return Hello(
+    def connect(
+        self,
+        *,
+        endpoints: Mapping[str, str],
+        step: int = 0,
+        gauges: Callable[[], Mapping[str, float]] = dict,
+        take_pulse: TakePulse = idle,
+    ) -> ControlClient:
+        """Start the line to the controller, which `run_role` closes; `endpoints` are those that it serves, by purpose.
+
+        Raises:
+            TransportError: The controller's address is malformed.
+            ConfigError: There is no key for a replica of this name.
+        """
+        hello = Hello(
             wire=WIRE_VERSION,
             run_id=self.job.run_id,
             name=self.name,
@@ -115,39 +128,17 @@ class RoleArgs:
             endpoints=dict(endpoints),
             facts=facts_of(self.job.recipe, plugin_versions(self.job.recipe, _KINDS[self.role])),
         )
-
-    def connect(
-        self,
-        *,
-        endpoints: Mapping[str, str],
-        step: int = 0,
-        gauges: Callable[[], Mapping[str, float]] = dict,
-        take_pulse: TakePulse = idle,
-    ) -> ControlClient:
-        """Make, register and start the line to the controller; `run_role` closes it.
-
-        Raises:
-            TransportError: The controller's address is malformed.
-            ConfigError: There is no key for a replica of this name.
-        """
-        heartbeat_s = self.job.recipe.control.heartbeat_s
-        hello = self.hello(endpoints=endpoints, step=step)
-        client = ControlClient(
+        self.client = ControlClient(
             self.controller,
             hello,
-            heartbeat_s,
+            self.job.recipe.control.heartbeat_s,
             gauges,
             key=self.keyring.own,
             take_pulse=take_pulse,
             on_refused=_end_if_stuck,
         )
-        self.register(client)
-        client.start()
-        return client
-
-    def register(self, client: ControlClient) -> None:
-        """Let `run_role` report a failure through `client`, and close it in the end."""
-        self.client = client
+        self.client.start()
+        return self.client
 
     def end(self, error: ReplicaError) -> NoReturn:
         """End at once because of another process of this replica, whatever the main thread is stuck in."""
@@ -185,7 +176,8 @@ def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] |
         # What is left of a broken world may wait for those that are gone, even while the interpreter is taken down.
         logging.shutdown()
         os._exit(code)
-    _exit_soon(code)
+    # Even if a thread that some library left behind does not end.
+    call_later(_EXIT_S, functools.partial(os._exit, code))
     sys.exit(code)
 
 
@@ -254,13 +246,6 @@ def _tell(reason: str, client: ControlClient | None, timeout_s: float) -> None:
         _LOG.warning("the controller did not confirm the failure within %g s", timeout_s)
 
 
-def _exit_soon(code: int) -> None:
-    """End the process even if a thread that some library left behind does not."""
-    timer = threading.Timer(_EXIT_S, os._exit, [code])
-    timer.daemon = True
-    timer.start()
-
-
 def _code_of(refused: Refused) -> int:
     """The exit code of a process that was refused."""
     return REFUSED if refused.is_final else LOST
@@ -273,9 +258,7 @@ def _end_if_stuck(refused: Refused) -> None:
         _LOG.error("stuck after the controller refused this replica (%s); ending at once", refused.reason)
         os._exit(_code_of(refused))
 
-    timer = threading.Timer(_STUCK_S, end)
-    timer.daemon = True
-    timer.start()
+    call_later(_STUCK_S, end)
 
 
 def _log_thread_error(problem: threading.ExceptHookArgs) -> None:

@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.replica import health_channel, health_leader
 from cosmos_core.replica.health_channel import (
     Connection,
     End,
@@ -100,6 +102,30 @@ def test_a_follower_that_did_not_run_calls_nobody_silent(monkeypatch):
 def test_a_follower_that_fails_after_the_leader_was_done_ends_all(world):
     members = world("pass", "time.sleep(0.2); raise TrainingError('late')")
     assert outputs(members) == ["told: policy-0 rank 1: late", "raised: late"]
+
+
+def test_an_echo_ends_by_what_it_is_the_echo_of_even_if_something_waits(monkeypatch):
+    leaving = []
+    monkeypatch.setattr(HealthChannel, "_leave", lambda channel: leaving.append(channel.rank))
+    monkeypatch.setattr(health_channel, "_FAREWELL_S", 0.05)
+    monkeypatch.setattr(health_leader, "_LINGER_S", 0.1)
+    echo, boom = Failure(rank=1, reason="closed by peer", time=0.0, is_echo=True), "policy-0 rank 2: boom"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        follower = FollowerChannel(name="policy-0", rank=1, token="t", address=server.getsockname(), end=print)
+        leader = Connection(server.accept()[0], 1)
+        wait_until(lambda: leader.receive() == [Join(rank=1, token="t", pid=os.getpid())])
+        threading.Thread(target=lambda: leader.receive() == [echo] and leader.send(End(reason=boom))).start()
+        assert follower.fail(echo) == End(reason=boom)
+        leader.close()
+    line = LeaderChannel(name="policy-0", size=2, token="t", host="127.0.0.1", end=print)
+    connection = Connection(socket.create_connection(("127.0.0.1", line.port)), 0)
+    connection.send(Join(rank=1, token="t", pid=1))
+    line.meet(5.0, lambda: False)
+    connection.send(Failure(rank=1, reason="boom", time=1.0, is_echo=False))
+    assert line.fail(attrs.evolve(echo, rank=0)) == End(reason="policy-0 rank 1: boom")
+    wait_until(lambda: leaving == [1, 0])
+    for each in (connection, line._joined[1], line._server):
+        each.close()
 
 
 def test_the_leader_says_who_did_not_appear():
