@@ -159,6 +159,9 @@ def test_more_is_asked_for_after_every_ten_messages(server, observer, finished, 
     assert len(collect(observer, 10)) == 10
     _, watch = hear(server, observer, Watch, lambda watch: watch.after == 10)
     assert not watch.again
+    for _ in range(3):
+        observer.poll(0.02)
+    assert not server.poll(0), "it is said once"
 
 
 def test_what_was_lost_at_the_end_is_asked_for_again(server, observer, finished):

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -55,6 +56,18 @@ def answering(monkeypatch, tmp_path):
         yield start
         over.set()
         threads[0].join()
+
+
+def test_a_pending_request_is_sent_once_a_second_until_it_is_answered():
+    asked, pending = [], asking.PendingRequests()
+    observer = SimpleNamespace(answers={}, ask=lambda request, ident: asked.append((request, ident)))
+    ident = pending.add(DRAIN)
+    for now in (10.0, 10.5, 11.5):
+        pending.send(observer, now)
+    assert asked == [(DRAIN, ident)] * 2
+    observer.answers[ident] = ""
+    pending.send(observer, 99.0)
+    assert len(asked) == 2
 
 
 def test_a_request_is_repeated_until_it_is_answered(answering, tmp_path):

@@ -90,15 +90,18 @@ def test_processes_lead_a_session_with_bounded_threads_and_know_their_parent(lau
 
 def test_nothing_is_left_behind(launcher, tmp_path):
     log = tmp_path / "logs" / "napper.log"
-    for killed in (True, False):
+    for number in (signal.SIGKILL, signal.SIGTERM, None):
         start(launcher, "napper")
         child = int(wait_for(lambda: log.exists() and re.search(r"child (\d+)\.", log.read_text()))[1])
         assert is_running(child)
-        if killed:
-            os.kill(launcher._processes["napper"].pid, signal.SIGKILL)
-            assert wait_for(launcher.exits)[0].code == -signal.SIGKILL
+        if number == signal.SIGKILL:
+            os.kill(launcher._processes["napper"].pid, number)
+        elif number == signal.SIGTERM:
+            launcher.terminate("napper")
         else:
             launcher.stop(5)
+        if number is not None:
+            assert wait_for(launcher.exits)[0].code == -number
         wait_for(lambda child=child: not is_running(child))
         assert launcher.running() == []
         log.unlink()

@@ -3,11 +3,13 @@
 import io
 from pathlib import Path
 
+import attrs
 import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.run.planning.footprint import machine_memory, room, total_memory, verdict
+from cosmos_core.config.schema import MeshConfig
+from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, total_memory, verdict
 from cosmos_core.run.planning.memory import RankMemory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
@@ -114,6 +116,12 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     both = make_plan(load_recipe(path, overrides=overrides), path, tmp_path)
     assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
     assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
+    (rank,) = memory_by_pool(both)["rollout"]
+    assert rank.host == {}
+    rollout = attrs.evolve(both.job.recipe.rollout, mesh=MeshConfig(tp=2))
+    recipe = attrs.evolve(both.job.recipe, rollout=rollout)
+    (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=recipe)))["rollout"]
+    assert (rank.count, rank.host) == (2, {"weights on their way": rank.device["parameters"]})
     lines = [" ".join(line.split()) for line in printed(both, 200)]
     assert any(
         line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
