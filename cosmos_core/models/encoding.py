@@ -55,14 +55,7 @@ class Chat:
 
 
 class TextEncoder:
-    """Encodes what rows and environments say, and decodes completions.
-
-    Args:
-        options: Of the recipe.
-        context: Where the tokenizer is.
-        chat: How the family writes chats.
-        load: Gives the tokenizer (see `HuggingFaceModel.load_tokenizer`).
-    """
+    """Encodes what rows and environments say, and decodes completions."""
 
     def __init__(
         self,

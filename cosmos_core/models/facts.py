@@ -41,11 +41,6 @@ _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivis
 def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
     """The module on the meta device, in evaluation mode (no dropout): nothing is allocated.
 
-    Args:
-        config: Of the model.
-        auto_class: The class of transformers that makes a model of it.
-        trust_remote_code: Whether code inside a checkpoint may run.
-
     Raises:
         ConfigError: The config's values do not make a model.
     """
@@ -163,12 +158,7 @@ def _numbers(config: PretrainedConfig) -> str:
 
 
 def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[Extent, ...]:
-    """The numbers of a model that axes must divide.
-
-    Args:
-        module: On the meta device.
-        overrides: The plugin's tensor parallel styles (see `plan_for`).
-    """
+    """The numbers of a model that axes must divide."""
     plan = plan_for(module, overrides)
     config = module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
@@ -220,9 +210,6 @@ def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
     Of stacked experts, too, [experts, out, in]; those that lie transposed stay, and so does what chooses or weighs
     experts: a linear layer right beside them.
-
-    Args:
-        module: On any device.
     """
     anatomy = Anatomy.of(module)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -233,12 +220,7 @@ def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
 
 def column_split(module: PreTrainedModel, overrides: Mapping[str, str]) -> frozenset[str]:
-    """Names of the weights of linear layers whose columns `tp` splits.
-
-    Args:
-        module: On the meta device.
-        overrides: The plugin's tensor parallel styles (see `plan_for`).
-    """
+    """Names of the weights of linear layers whose columns `tp` splits."""
     plan = plan_for(module, overrides)
     return frozenset(
         f"{name}.weight"

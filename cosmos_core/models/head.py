@@ -9,11 +9,12 @@ Shape legend: N decisions, D hidden size, V vocabulary (of this process, where i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import attrs
 import torch
+from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 from cosmos_core.models.vocabulary import Vocabulary, rows_of, total
@@ -77,7 +78,7 @@ def evaluate(
         prediction_for: The divergence for which to give the likeliest tokens.
         kl_target: What to give the divergence from.
     """
-    theirs = None if kl_target is None else Likeliest.of(kl_target.prediction)
+    theirs = {} if kl_target is None else kl_target.prediction
     num_tokens = total(vocabulary) if prediction_for is not None else 0
     num_told = min(num_tokens, prediction_for.top or num_tokens) if prediction_for is not None else 0
     is_whole = num_told == num_tokens
@@ -96,8 +97,7 @@ def evaluate(
             given.append(diverge(divergence_of(kl_target.comparison), ours, logprobs, is_whole=not ids))
         return tuple(given)
 
-    compared = () if theirs is None else (theirs.logprobs_NK, theirs.ids_NK)
-    each = (hidden_ND, targets_N, *(tensor for tensor in compared if tensor is not None))
+    each = (hidden_ND, targets_N, *(theirs[name] for name in ("logprobs", "ids") if name in theirs))
     num_rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
     if len(targets_N) <= num_rows:
         given = list(one(*each))
@@ -108,10 +108,11 @@ def evaluate(
     return Decided(
         logprobs_N=given.pop(0),
         entropy_N=given.pop(0) if with_entropy else None,
+        # Ids are left out where all tokens are told apart, in their order.
         prediction=None
         if prediction_for is None
-        else Likeliest(logprobs_NK=given.pop(0).detach(), ids_NK=None if is_whole else given.pop(0)).prediction(),
-        divergence_N=given.pop(0) if theirs is not None else None,
+        else {"logprobs": given.pop(0).detach(), **({} if is_whole else {"ids": given.pop(0)})},
+        divergence_N=given.pop(0) if theirs else None,
     )
 
 
@@ -124,29 +125,6 @@ DIVERGENCES: Final[frozenset[DivergenceKind]] = frozenset({"forward-kl", "revers
 
 _LEAST_REST: Final = 1e-7
 """Least probability of all tokens that are not told apart: rounding may leave none, or less."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Likeliest:
-    """The prediction of a language model: of each decision, the tokens that it finds likeliest.
-
-    Attributes:
-        logprobs_NK: float32.
-        ids_NK: int64, the likeliest first; None where these are all there are, in their order.
-    """
-
-    logprobs_NK: torch.Tensor
-    ids_NK: torch.Tensor | None
-
-    def prediction(self) -> Mapping[str, torch.Tensor]:
-        """As algorithms and trainers pass it on."""
-        ids = {} if self.ids_NK is None else {"ids": self.ids_NK}
-        return {"logprobs": self.logprobs_NK, **ids}
-
-    @staticmethod
-    def of(prediction: Mapping[str, torch.Tensor]) -> Likeliest:
-        """Read the prediction that another language model gave."""
-        return Likeliest(logprobs_NK=prediction["logprobs"], ids_NK=prediction.get("ids"))
 
 
 def divergence_of(comparison: Comparison) -> Divergence:
@@ -189,49 +167,17 @@ def _kl(logs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return (logs.exp() * ratio).sum(-1)
 
 
-_PREDICTION: Final = "prediction."
+def _flatten(record: Decided | Blended) -> tuple[list[object], type[Decided | Blended]]:
+    return [getattr(record, field.name) for field in attrs.fields(type(record))], type(record)
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Asked:
-    """Arguments of a forward (see `cosmos_core.protocols.Model.decide`)."""
-
-    temperature: float
-    with_entropy: bool = False
-    prediction_for: Comparison | None = None
-    kl_target: KLTarget | None = None
-    with_features: bool = False
+def _unflatten(values: Iterable[Any], kind: type[Decided | Blended]) -> Decided | Blended:
+    return kind(**{field.name: value for field, value in zip(attrs.fields(kind), values, strict=True)})
 
 
-def tensors_of(decided: Decided) -> dict[str, torch.Tensor]:
-    """The tensors [N, ...] that there are, by name."""
-    own = {
-        "logprobs_N": decided.logprobs_N,
-        "entropy_N": decided.entropy_N,
-        "divergence_N": decided.divergence_N,
-        "features_ND": decided.features_ND,
-        **({} if decided.blended is None else attrs.asdict(decided.blended, recurse=False)),
-    }
-    shown = {} if decided.prediction is None else decided.prediction
-    return {name: tensor for name, tensor in own.items() if tensor is not None} | {
-        _PREDICTION + name: tensor for name, tensor in shown.items()
-    }
-
-
-def decided_of(tensors: Mapping[str, torch.Tensor]) -> Decided:
-    """The reverse of `tensors_of`."""
-    shown = {name.removeprefix(_PREDICTION): each for name, each in tensors.items() if name.startswith(_PREDICTION)}
-    blended = None
-    if "squared_NK" in tensors:
-        blended = Blended(squared_NK=tensors["squared_NK"], absolute_NK=tensors["absolute_NK"])
-    return Decided(
-        logprobs_N=tensors["logprobs_N"],
-        entropy_N=tensors.get("entropy_N"),
-        prediction=shown or None,
-        divergence_N=tensors.get("divergence_N"),
-        blended=blended,
-        features_ND=tensors.get("features_ND"),
-    )
+for _record in (Decided, Blended):
+    # FSDP looks for tensors in what a forward returns.
+    register_pytree_node(_record, _flatten, _unflatten)  # type: ignore[arg-type]
 
 
 def sliced(kl_target: KLTarget | None, own: Callable[[torch.Tensor], torch.Tensor]) -> KLTarget | None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -28,7 +29,6 @@ from cosmos_core.models import facts, head
 from cosmos_core.models.adapters import published_state
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
 from cosmos_core.models.encoding import GENERATION_FILE, Chat, HuggingFaceOptions, TextEncoder
-from cosmos_core.models.head import Asked, decided_of, divergence_of, sliced, tensors_of
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of, within
@@ -247,14 +247,16 @@ class HuggingFaceModel:
         with_features: bool = False,
     ) -> Decided:
         """Log-probabilities of the completion tokens; only their places pass through the output layer."""
-        asked = Asked(
+        return self.conclude(
+            module,
+            batch,
+            None,
             temperature=temperature,
             with_entropy=with_entropy,
             prediction_for=prediction_for,
             kl_target=kl_target,
             with_features=with_features,
         )
-        return self._conclude(module, self._row(module, batch), None, asked)
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""
@@ -270,7 +272,7 @@ class HuggingFaceModel:
         self,
         stage: torch.nn.Module,
         batch: MicroBatch,
-        received: torch.Tensor,
+        received: torch.Tensor | None,
         *,
         temperature: float,
         with_entropy: bool = False,
@@ -279,14 +281,24 @@ class HuggingFaceModel:
         with_features: bool = False,
     ) -> Decided:
         """Run the last stage (see `decide`)."""
-        asked = Asked(
-            temperature=temperature,
-            with_entropy=with_entropy,
-            prediction_for=prediction_for,
-            kl_target=kl_target,
-            with_features=with_features,
-        )
-        return self._conclude(stage, self._row(stage, batch), received, asked)
+        row = self._row(stage, batch)
+
+        def body() -> Decided:
+            hidden_ND = self.hidden(stage, row, received).index_select(0, row.decisions_n)
+            decided = head.evaluate(
+                lambda each_ND: self.logits(stage, each_ND),
+                hidden_ND,
+                row.targets_n,
+                vocabulary=head.vocabulary_of(stage),
+                temperature=temperature,
+                with_entropy=with_entropy,
+                prediction_for=None if prediction_for is None else head.divergence_of(prediction_for),
+                kl_target=head.sliced(kl_target, row.own),
+            )
+            return attrs.evolve(decided, features_ND=hidden_ND if with_features else None)
+
+        whole: Decided = tree_map_only(torch.Tensor, row.whole, within(stage, body))
+        return whole
 
     def hidden(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [U, D] of this process's slice of the row: of a last stage, as they enter the output layer.
@@ -413,25 +425,3 @@ class HuggingFaceModel:
 
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))
-
-    def _conclude(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None, asked: Asked) -> Decided:
-        names: list[str] = []
-
-        def body() -> tuple[torch.Tensor, ...]:
-            hidden_ND = self.hidden(module, row, received).index_select(0, row.decisions_n)
-            decided = head.evaluate(
-                lambda each_ND: self.logits(module, each_ND),
-                hidden_ND,
-                row.targets_n,
-                vocabulary=head.vocabulary_of(module),
-                temperature=asked.temperature,
-                with_entropy=asked.with_entropy,
-                prediction_for=None if asked.prediction_for is None else divergence_of(asked.prediction_for),
-                kl_target=sliced(asked.kl_target, row.own),
-            )
-            tensors = tensors_of(attrs.evolve(decided, features_ND=hidden_ND if asked.with_features else None))
-            names[:] = tensors
-            return tuple(tensors.values())
-
-        tensors = within(module, body)
-        return decided_of({name: row.whole(tensor) for name, tensor in zip(names, tensors, strict=True)})

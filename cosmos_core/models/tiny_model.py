@@ -38,12 +38,7 @@ _SCALED: Final = ("hidden_size", "num_attention_heads")
 
 
 def tiny_configs(shell: PreTrainedModel, *, keeps_ids: bool) -> Iterator[PretrainedConfig]:
-    """Configs of small models, the smaller first; not all of them need make a model.
-
-    Args:
-        shell: The large model, on any device.
-        keeps_ids: Whether the vocabulary stays as it is, for tokens of the large model.
-    """
+    """Configs of small models, the smaller first; not all of them need make a model."""
     depth = _depth(shell)
     for make_narrow in (True, False):
         config = copy.deepcopy(shell.config)
@@ -148,11 +143,6 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
     """Check a small model of the same make, drawn on the CPU, where the model itself is nowhere whole.
 
     If none can be made that transformers' own forward runs on, the model goes unchecked, and a warning says so.
-
-    Args:
-        blueprint: Of the model.
-        verify: Compares a model, with packed attention, with its own forward.
-        keeps_ids: Whether that takes tokens of the model's own vocabulary.
 
     Raises:
         ConfigError: The config does not make a model.

@@ -28,10 +28,6 @@ PackedLogits: TypeAlias = Callable[[PreTrainedModel, torch.Tensor, Sequence[int]
 def verify_packing(module: PreTrainedModel, packed_logits: PackedLogits) -> None:
     """Compare the logits of packed documents with those of each document alone.
 
-    Args:
-        module: The model, with packed attention.
-        packed_logits: What is compared.
-
     Raises:
         PluginIncompatibleError: They differ, or the model has layers that are known not to pack.
     """

@@ -139,11 +139,6 @@ def install(module: torch.nn.Module, layout: Layout) -> None:
 def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.Tensor:
     """The output [U, H, D] of this process's slice.
 
-    Args:
-        rows: Query, key and value of the slice.
-        packing: The documents, and the slice.
-        scoring: What scores are.
-
     Raises:
         PluginIncompatibleError: The heads of the layer do not divide, as the method needs.
     """

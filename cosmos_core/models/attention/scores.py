@@ -113,14 +113,7 @@ class Scoring:
 
 
 def attend(rows: Rows, runs: Sequence[Run], packing: Packing, scoring: Scoring) -> torch.Tensor:
-    """The output [U, H, D] of attention.
-
-    Args:
-        rows: Query, key and value.
-        runs: Cover all queries and all keys, in order.
-        packing: Keeps the masks.
-        scoring: What scores are.
-    """
+    """The output [U, H, D] of attention."""
     query_UHD, key_UKD, value_UKD = rows
     num_units = [run.num_units for run in runs]
     num_keys = [run.num_units + run.num_behind for run in runs]

@@ -77,11 +77,6 @@ def _snapshot(path: str, revision: str | None, patterns: Sequence[str]) -> Path:
 def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
     """A part that is never trained, in evaluation mode, from safetensors alone: pickles run what they name.
 
-    Args:
-        made: Its class, of diffusers or transformers.
-        folder: Of its weights and config.
-        **how: What its `from_pretrained` is told besides.
-
     Raises:
         CheckpointError: There are no such weights, or they cannot be used.
     """
@@ -140,10 +135,6 @@ def arguments_of(made: type) -> dict[str, Any]:
 
 class StreamedTransformer:
     """Weights of a transformer in a checkpoint, looked through before anything is read (see `streaming.Weights`).
-
-    Args:
-        folder: Of the transformer.
-        module: The whole model, on meta.
 
     Raises:
         CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.

@@ -193,12 +193,7 @@ class Family(ABC):
         return checkpoint.fetched(self.context.path, self.options.revision, name)
 
     def encoder(self, name: str, made: Any) -> Part:
-        """An encoder of the checkpoint, where `model.options.encoders` says.
-
-        Args:
-            name: Of the part.
-            made: Its class, of transformers.
-        """
+        """An encoder of the checkpoint, where `model.options.encoders` says."""
         return Part(
             lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
             lambda: torch.device("cpu") if self._here.is_on_cpu or self.options.encoders == "cpu" else self.device,

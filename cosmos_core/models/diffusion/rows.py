@@ -81,11 +81,7 @@ _GIVEN_FROM: Final = "given_from"
 
 
 class RowReader:
-    """Reads what rows give to a world model: pixels of images and videos, embeddings of captions.
-
-    Args:
-        family: Says what is generated, and encodes words and pixels.
-    """
+    """Reads what rows give to a world model: pixels of images and videos, embeddings of captions."""
 
     def __init__(self, family: Family) -> None:
         self._family: Final = family
@@ -93,11 +89,6 @@ class RowReader:
 
     def read_pixels(self, location: str, num_frames: int, *, from_end: bool = False) -> torch.Tensor:
         """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated.
-
-        Args:
-            location: Of an image or a video.
-            num_frames: How many.
-            from_end: Whether the last ones.
 
         Raises:
             DataError: It cannot be read, is too short, or is larger than a limit.

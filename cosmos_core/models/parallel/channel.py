@@ -21,12 +21,7 @@ _HEAD: Final = 8
 
 
 def all_gathered(data: bytes, gather: Callable[[bytearray], list[bytes]]) -> list[bytes]:
-    """Give each process's bytes to every process, in the order of `gather`.
-
-    Args:
-        data: This process's.
-        gather: Gives a buffer, as long on each process, to all.
-    """
+    """Give each process's bytes to every process, in the order of `gather`."""
     first = gather(_framed(data[:SMALL_BYTES], len(data), SMALL_BYTES))
     sizes = [int.from_bytes(part[:_HEAD], "little") for part in first]
     longest = max(sizes)

@@ -215,10 +215,6 @@ def install_float8(module: PreTrainedModel, layout: Layout) -> None:
     """Make the linear layers of the decoder, and the output layer, compute in 8 bits, but for those to skip.
 
     Comes before anything that splits them. Other parts, such as a vision tower, and fused experts stay as they are.
-
-    Args:
-        module: The model or a stage of it, on any device.
-        layout: Says how, and what to skip.
     """
     if layout.float8 == "none":
         return
@@ -229,11 +225,6 @@ def install_float8(module: PreTrainedModel, layout: Layout) -> None:
 
 def check_float8(module: PreTrainedModel, layout: Layout, device: torch.device) -> None:
     """Refuse what cannot be computed in 8 bits, before anything is built.
-
-    Args:
-        module: The whole model, on any device.
-        layout: Says how, and what to skip.
-        device: Where it will compute.
 
     Raises:
         ConfigError: The device has no such products, no layer is left, or what is to be skipped is not there.

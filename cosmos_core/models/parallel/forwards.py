@@ -62,7 +62,7 @@ def replace_result(result: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
     return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
 
-Result = TypeVar("Result", torch.Tensor, tuple[torch.Tensor, ...])
+Result = TypeVar("Result")
 
 _LAYOUT: Final = "_cosmos_layout"
 
@@ -102,7 +102,7 @@ def within(module: nn.Module, body: Callable[[], Result]) -> Result:
 
     Args:
         module: A parallelized module, or a plain one, for which this is `body()`.
-        body: Gives a tensor or a tuple of tensors.
+        body: Gives a tree of tensors.
     """
     if layout_of(module) is None:
         return body()

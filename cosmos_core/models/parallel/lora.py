@@ -51,10 +51,6 @@ ALL_LINEAR: Final = "all-linear"
 def check_lora(module: PreTrainedModel, lora: Lora) -> None:
     """Refuse what names no layer, and say what is adapted.
 
-    Args:
-        module: The whole model, on any device.
-        lora: What is asked for.
-
     Raises:
         ConfigError: A name is of no linear layer of the decoder's layers.
     """
@@ -64,11 +60,6 @@ def check_lora(module: PreTrainedModel, lora: Lora) -> None:
 
 def check_adapted(layers: Iterable[nn.Module], model: str, lora: Lora) -> None:
     """Refuse what names no layer, and say what is adapted.
-
-    Args:
-        layers: The model's layers, on any device.
-        model: What it is called.
-        lora: What is asked for.
 
     Raises:
         ConfigError: A name is of no linear layer of these.
@@ -107,13 +98,7 @@ def surround_adapted(layers: Mapping[str, nn.Module], layout: Layout) -> dict[st
 
 
 def add_adapters(module: PreTrainedModel, adapted: Mapping[str, nn.Linear], layout: Layout) -> None:
-    """Give layers their adapters, without values, and freeze everything else; comes after what splits the layers.
-
-    Args:
-        module: The model or a stage of it.
-        adapted: What `surround_adapted` gave.
-        layout: How large they are.
-    """
+    """Give layers their adapters, without values, and freeze everything else; comes after what splits the layers."""
     if layout.lora is None:
         return
     module.requires_grad_(requires_grad=False)

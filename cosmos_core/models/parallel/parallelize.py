@@ -64,11 +64,6 @@ HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "num_key_value_heads",
 def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> None:
     """Split a module's parameters and change its forwards, in place.
 
-    Args:
-        module: On any device (meta, where nothing shall be allocated).
-        layout: The processes, and what they trade for memory.
-        plan: What to split.
-
     Raises:
         ConfigError: A number of the model does not fit the mesh.
         PluginIncompatibleError: The model does what this layout cannot.
@@ -152,12 +147,7 @@ def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan) -> Style
 
 
 def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, int]:
-    """Of each parameter that `tp` splits only if it divides the heads: how many there are.
-
-    Args:
-        module: Not yet parallelized, on any device.
-        plan: What to split.
-    """
+    """Of each parameter that `tp` splits only if it divides the heads: how many there are."""
     anatomy = Anatomy.of(module)
     found: dict[str, int] = {}
     if anatomy is None:

@@ -56,11 +56,7 @@ class Part:
 
 
 class Skip(nn.Module):
-    """In place of a module of another stage: passes on what it is given, and answers as the module would.
-
-    Args:
-        replaced: Its plain attributes are kept (models ask a layer for its kind of attention).
-    """
+    """In place of a module of another stage: passes on what it is given, and answers as the module would."""
 
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__()
@@ -87,10 +83,6 @@ def stages_of(module: nn.Module) -> list[nn.Module]:
 def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
     """The stages that this process holds, in the order of the model; they share the parameters of `module`.
 
-    Args:
-        module: The whole model, on any device (meta, where nothing shall be allocated).
-        layout: Says which stages.
-
     Raises:
         ConfigError: There are more stages than layers.
         PluginIncompatibleError: The model cannot be cut.
@@ -116,11 +108,7 @@ def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
 
 
 def obstacle(module: PreTrainedModel) -> str | None:
-    """Why a model cannot be cut; None if it can.
-
-    Args:
-        module: The whole model, on any device.
-    """
+    """Why a model cannot be cut; None if it can."""
     decoder = module.get_decoder()
     layers, norm = _layers(decoder), _final_norm(decoder)
     if layers is None:
@@ -293,9 +281,6 @@ class Stages(nn.Module):
     A tied parameter of which this process holds both ends is listed once. FSDP replaces the parameters of each stage
     by shards of its own, so there the last stage's is a copy (`copies`), which is no parameter of this module: whoever
     runs the stages copies weights to it and adds its gradients.
-
-    Args:
-        stages: What `cut` gave, with their weights, in the order of the model.
     """
 
     def __init__(self, stages: list[PreTrainedModel]) -> None:

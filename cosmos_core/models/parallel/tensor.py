@@ -117,12 +117,6 @@ def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> None:
     """Split a module's parameters over the axis, and make its forward right for them.
 
-    Args:
-        module: The module, on any device (`meta` too).
-        name: Its name, for errors.
-        style: What to do.
-        axis: Where.
-
     Raises:
         ConfigError: The axis does not divide what it splits.
     """

@@ -114,10 +114,6 @@ def decoder_inputs(
 def per_unit(entry: Mapping[str, Any], name: str) -> dict[str, torch.Tensor]:
     """The result of `DecoderInputs.part` for a row of U units, as [U, D] each: text adds nothing to deeper layers.
 
-    Args:
-        entry: Keyword arguments of the decoder.
-        name: Of the model, for errors.
-
     Raises:
         PluginIncompatibleError: The decoder is given something else, too.
     """

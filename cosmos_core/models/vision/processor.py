@@ -108,12 +108,7 @@ class Processed:
 
 
 class Processor:
-    """The processor of a checkpoint: makes tokens and arrays of texts and images.
-
-    Args:
-        own: transformers' processor.
-        settings: Of images, besides the checkpoint's.
-    """
+    """The processor of a checkpoint: makes tokens and arrays of texts and images."""
 
     def __init__(self, own: Any, settings: Mapping[str, JSON]) -> None:
         self.own: Final = own
@@ -124,12 +119,6 @@ class Processor:
         path: str, config: PretrainedConfig, settings: Mapping[str, JSON], *, trust_remote_code: bool
     ) -> Processor:
         """The processor of a checkpoint.
-
-        Args:
-            path: Of the checkpoint.
-            config: Of its model.
-            settings: Of images, besides the checkpoint's.
-            trust_remote_code: Whether code inside the checkpoint may run.
 
         Raises:
             DataError: There is none, or it cannot be read.

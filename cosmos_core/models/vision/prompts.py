@@ -74,11 +74,7 @@ _RAW: Final = "'type'"
 
 
 def takes_parts(render: Callable[[Turns], str]) -> bool:
-    """Tell whether a template wants contents as lists of parts; one that fails on either is taken to.
-
-    Args:
-        render: The template.
-    """
+    """Tell whether a template wants contents as lists of parts; one that fails on either is taken to."""
     return _writes(render, text_parts(_PROBE)) or not _writes(render, _PROBE)
 
 

@@ -33,12 +33,7 @@ from cosmos_core.types import Payload
 
 
 class OwnPositions:
-    """The positions that a model gives the units of a sequence with images.
-
-    Args:
-        model_class: The model of transformers that counts them.
-        config: Of the whole model.
-    """
+    """The positions that a model gives the units of a sequence with images."""
 
     def __init__(self, model_class: Any, config: PretrainedConfig) -> None:
         # An instance that can count positions, which reads nothing but the config.

@@ -139,12 +139,6 @@ def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: It
 def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
     """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none.
 
-    Args:
-        module: This process's part.
-        directory: Where to.
-        channel: Between all processes.
-        below: Path or name of the model that they are for, if it has one.
-
     Raises:
         CheckpointError: The first process failed, with whatever; all of them say so.
     """

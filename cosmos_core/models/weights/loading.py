@@ -74,10 +74,6 @@ def absence(folder: Path, stem: str = "model") -> str:
 def stored_tensors(folder: Path, stem: str = "model") -> dict[str, Stored]:
     """The tensors of a checkpoint by name.
 
-    Args:
-        folder: Of the checkpoint.
-        stem: What its files are called after.
-
     Raises:
         CheckpointError: A file is missing or truncated, or does not hold what the index says; it is named.
     """
@@ -288,11 +284,6 @@ def load_pretrained(
 
 def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
     """Refuse weights of which some are no numbers: nothing could be learned, and no gradient would say why.
-
-    Args:
-        name: Of the tensor in the model.
-        values: Its values, or some of them.
-        path: The checkpoint.
 
     Raises:
         CheckpointError: Some are infinite or not a number.

@@ -17,11 +17,6 @@ from cosmos_core.weights.shards import local_shard
 def materialise(stages: Sequence[PreTrainedModel], *, device: torch.device, offload: bool = False) -> None:
     """Allocate what the stages hold, and compute the buffers that no checkpoint has.
 
-    Args:
-        stages: On meta.
-        device: Where they shall be.
-        offload: Whether parameters are on the CPU all the same.
-
     Raises:
         PluginIncompatibleError: A buffer is computed by the model's constructor alone.
     """

@@ -154,10 +154,6 @@ class Drawn:
 class Streamed:
     """Weights of a checkpoint, looked through before anything is read.
 
-    Args:
-        path: Folder, or name on the hub.
-        module: The whole model, on meta.
-
     Raises:
         CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
     """

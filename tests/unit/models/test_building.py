@@ -79,16 +79,18 @@ def part_equals_whole(family, changes, path, sizes):
     return sorted(part.state_dict()), numel
 
 
-@pytest.mark.parametrize(
-    ("family", "sizes", "is_tied"),
-    [
-        ("qwen3", {"pp": 2, "dp_shard": 2}, True),
-        ("gemma3_text", {"dp_shard": 2}, True),
-        ("deepseek_v3", {"dp_shard": 2, "tp": 2, "ep": 4}, False),
-    ],
-)
-def test_a_part_is_loaded_with_what_the_whole_has(tmp_path, family, sizes, is_tied):
-    check_loaded(tmp_path, family, sizes, is_tied)
+def test_a_part_is_loaded_with_what_the_whole_has(subtests, tmp_path):
+    for number, (family, sizes, is_tied) in enumerate(
+        [
+            ("qwen3", {"pp": 2, "dp_shard": 2}, True),
+            ("gemma3_text", {"dp_shard": 2}, True),
+            ("deepseek_v3", {"dp_shard": 2, "tp": 2, "ep": 4}, False),
+        ]
+    ):
+        with subtests.test(family=family, sizes=sizes, is_tied=is_tied):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            check_loaded(folder, family, sizes, is_tied)
 
 
 def check_loaded(tmp_path, family, sizes, is_tied):
@@ -102,16 +104,20 @@ def check_loaded(tmp_path, family, sizes, is_tied):
     assert sum(numel for _, numel in found) <= 1.5 * count * (2 if sizes.get("tp") else 1)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_a_part_of_an_uneven_vocabulary_is_loaded_with_what_the_whole_has(tmp_path, is_tied):
-    changes = {"tie_word_embeddings": is_tied, "vocab_size": 63}
-    checkpoint(tmp_path, "qwen3", **changes)
-    run_world(4, part_equals_whole, "qwen3", changes, str(tmp_path), {"dp_shard": 2, "tp": 2})
+def test_a_part_of_an_uneven_vocabulary_is_loaded_with_what_the_whole_has(subtests, tmp_path):
+    for number, is_tied in enumerate([True, False]):
+        with subtests.test(is_tied=is_tied):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            changes = {"tie_word_embeddings": is_tied, "vocab_size": 63}
+            checkpoint(folder, "qwen3", **changes)
+            run_world(4, part_equals_whole, "qwen3", changes, str(folder), {"dp_shard": 2, "tp": 2})
 
 
-@pytest.mark.parametrize("sizes", [{"pp": 2}, {"tp": 2}])
-def test_a_part_is_drawn_as_the_whole_is(sizes):
-    run_world(2, part_equals_whole, "qwen3", {"tie_word_embeddings": True}, None, sizes)
+def test_a_part_is_drawn_as_the_whole_is(subtests):
+    for sizes in [{"pp": 2}, {"tp": 2}]:
+        with subtests.test(sizes=sizes):
+            run_world(2, part_equals_whole, "qwen3", {"tie_word_embeddings": True}, None, sizes)
 
 
 def rss_bytes():
@@ -193,15 +199,18 @@ def nothing(folder):
     return r"a config but no weights \(model\.safetensors or model\.safetensors\.index\.json\)"
 
 
-@pytest.mark.parametrize(
-    "damage", [missing_file, truncated_file, truncated_header, missing_tensor, lying_index, nothing]
-)
-def test_a_damaged_checkpoint_is_refused_before_anything_is_read(tmp_path, damage):
-    checkpoint(tmp_path, "qwen3", tie_word_embeddings=False)
-    look_through(tmp_path, tie_word_embeddings=False)
-    message = damage(tmp_path)
-    with pytest.raises(CheckpointError, match=message):
-        look_through(tmp_path, tie_word_embeddings=False)
+def test_a_damaged_checkpoint_is_refused_before_anything_is_read(subtests, tmp_path):
+    for number, damage in enumerate(
+        [missing_file, truncated_file, truncated_header, missing_tensor, lying_index, nothing]
+    ):
+        with subtests.test(damage=damage):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            checkpoint(folder, "qwen3", tie_word_embeddings=False)
+            look_through(folder, tie_word_embeddings=False)
+            message = damage(folder)
+            with pytest.raises(CheckpointError, match=message):
+                look_through(folder, tie_word_embeddings=False)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

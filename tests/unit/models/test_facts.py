@@ -41,10 +41,13 @@ def test_of_a_block_that_is_whole_all_that_it_keeps_is(tmp_path):
     assert sum(attrs.astuple(after)) == pytest.approx(sum(attrs.astuple(before)))
 
 
-@pytest.mark.parametrize("kind", ["llama", "opt"])
-def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(kind):
-    shell = make_shell(layouts.config_of(kind), AutoModelForCausalLM, trust_remote_code=False)
-    assert 48 in {extent.size for extent in extents_of(shell, {}) if extent.name == "columns of a feed-forward layer"}
+def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(subtests):
+    for kind in ["llama", "opt"]:
+        with subtests.test(kind=kind):
+            shell = make_shell(layouts.config_of(kind), AutoModelForCausalLM, trust_remote_code=False)
+            assert 48 in {
+                extent.size for extent in extents_of(shell, {}) if extent.name == "columns of a feed-forward layer"
+            }
 
 
 def shell_of(config):
@@ -61,12 +64,15 @@ def test_matrices_are_those_of_the_layers():
     assert not any("norm" in name or "bias" in name for name in found)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
-def test_stacked_experts_are_matrices_and_their_routers_are_not(kind):
-    found = matrices_of(shell_of(layouts.config_of(kind)))
-    assert {"gate_up_proj", "down_proj"} <= {name.rpartition("experts.")[2] for name in found if ".experts." in name}
-    assert all(len(shape) == 3 for name, shape in found.items() if ".experts." in name)
-    assert not any(name.endswith("mlp.gate.weight") for name in found)
+def test_stacked_experts_are_matrices_and_their_routers_are_not(subtests):
+    for kind in ["qwen3_moe", "deepseek_v3"]:
+        with subtests.test(kind=kind):
+            found = matrices_of(shell_of(layouts.config_of(kind)))
+            assert {"gate_up_proj", "down_proj"} <= {
+                name.rpartition("experts.")[2] for name in found if ".experts." in name
+            }
+            assert all(len(shape) == 3 for name, shape in found.items() if ".experts." in name)
+            assert not any(name.endswith("mlp.gate.weight") for name in found)
 
 
 def test_a_linear_layer_beside_experts_weighs_them():
@@ -92,14 +98,12 @@ def test_experts_that_lie_transposed_stay():
     assert not any("experts" in name for name in found)
 
 
-@pytest.mark.parametrize(
-    ("config", "size"),
-    [
+def test_heads_have_one_size_or_none_is_told(subtests):
+    for config, size in [
         (Qwen3Config(hidden_size=96, num_attention_heads=4, head_dim=24), 24),
         (Qwen2Config(hidden_size=128, num_attention_heads=4), 32),
         # Keys and values of latent attention differ.
         (DeepseekV3Config(qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16), 0),
-    ],
-)
-def test_heads_have_one_size_or_none_is_told(config, size):
-    assert head_size(config) == size
+    ]:
+        with subtests.test(config=config, size=size):
+            assert head_size(config) == size

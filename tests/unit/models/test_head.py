@@ -26,14 +26,15 @@ def inputs():
     return hidden, weight, torch.randint(0, 11, (7,), generator=generator)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_logprobs_and_entropy(inputs, temperature):
-    hidden, weight, targets = inputs
-    decided = evaluate(hidden, weight, targets, temperature=temperature, with_entropy=True)
-    distribution = torch.distributions.Categorical(logits=(hidden @ weight.T) / temperature)
-    torch.testing.assert_close(decided.logprobs_N, distribution.log_prob(targets))
-    torch.testing.assert_close(decided.entropy_N, distribution.entropy().detach())
-    assert not decided.entropy_N.requires_grad
+def test_logprobs_and_entropy(subtests, inputs):
+    for temperature in [1.0, 0.5]:
+        with subtests.test(temperature=temperature):
+            hidden, weight, targets = inputs
+            decided = evaluate(hidden, weight, targets, temperature=temperature, with_entropy=True)
+            distribution = torch.distributions.Categorical(logits=(hidden @ weight.T) / temperature)
+            torch.testing.assert_close(decided.logprobs_N, distribution.log_prob(targets))
+            torch.testing.assert_close(decided.entropy_N, distribution.entropy().detach())
+            assert not decided.entropy_N.requires_grad
 
 
 def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
@@ -59,19 +60,20 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("size", [12, 11])
-@pytest.mark.parametrize("chunk", [head.CHUNK_ELEMENTS, 10])
-def test_a_split_vocabulary_gives_the_same_on_each_process(chunk, size):
-    (hidden, weight, targets), scores = draw(size), torch.arange(7.0)
-    whole = evaluate(hidden, weight, targets, temperature=0.5, with_entropy=True)
-    expected = torch.autograd.grad((whole.logprobs_N * scores).sum(), (hidden, weight))
-    results = run_world(2, split, chunk, size)
-    for rank, (logprobs_N, entropy_N, hidden_grad, weight_grad) in enumerate(results):
-        torch.testing.assert_close(logprobs_N, whole.logprobs_N.detach())
-        torch.testing.assert_close(entropy_N, whole.entropy_N)
-        torch.testing.assert_close(hidden_grad, expected[0])
-        torch.testing.assert_close(weight_grad, expected[1][rank * 6 : rank * 6 + 6])
-    assert torch.equal(results[0][0], results[1][0])
+def test_a_split_vocabulary_gives_the_same_on_each_process(subtests):
+    for size in [12, 11]:
+        for chunk in [head.CHUNK_ELEMENTS, 10]:
+            with subtests.test(size=size, chunk=chunk):
+                (hidden, weight, targets), scores = draw(size), torch.arange(7.0)
+                whole = evaluate(hidden, weight, targets, temperature=0.5, with_entropy=True)
+                expected = torch.autograd.grad((whole.logprobs_N * scores).sum(), (hidden, weight))
+                results = run_world(2, split, chunk, size)
+                for rank, (logprobs_N, entropy_N, hidden_grad, weight_grad) in enumerate(results):
+                    torch.testing.assert_close(logprobs_N, whole.logprobs_N.detach())
+                    torch.testing.assert_close(entropy_N, whole.entropy_N)
+                    torch.testing.assert_close(hidden_grad, expected[0])
+                    torch.testing.assert_close(weight_grad, expected[1][rank * 6 : rank * 6 + 6])
+                assert torch.equal(results[0][0], results[1][0])
 
 
 def draw(size):

@@ -77,12 +77,15 @@ def test_a_prompt_is_encoded_plainly(prepared):
     assert "completion" not in prepared.encode(Prompt(text="Ann has")).arrays
 
 
-@pytest.mark.parametrize("text", ["", (Message(role="user", content="7?"),)])
-def test_a_prompt_without_tokens_is_refused(tmp_path, config, text):
-    model = make(tmp_path, config, chat_template="{{ tail }}")
-    model.prepare(CORPUS, TOKENIZER)
-    with pytest.raises(DataError, match="encodes to no tokens"):
-        model.encode(Prompt(text=text))
+def test_a_prompt_without_tokens_is_refused(subtests, tmp_path, config):
+    for number, text in enumerate(["", (Message(role="user", content="7?"),)]):
+        with subtests.test(text=text):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            model = make(folder, config, chat_template="{{ tail }}")
+            model.prepare(CORPUS, TOKENIZER)
+            with pytest.raises(DataError, match="encodes to no tokens"):
+                model.encode(Prompt(text=text))
 
 
 def test_a_chat_goes_through_the_template(tmp_path, config):
@@ -133,49 +136,52 @@ def test_an_exported_tokenizer_loads_anywhere(prepared, tmp_path):
     assert tokenizer.eos_token_id == 2
 
 
-@pytest.mark.parametrize(
-    "damage", ["missing folder", "no config", "no weights", "truncated", "wrong shape", "lacks one"]
-)
-def test_a_bad_checkpoint_is_one_clear_error(prepared, tmp_path, damage):
-    folder = tmp_path / "export"
-    prepared.export(build(prepared), folder)
-    weights = folder / "model.safetensors"
-    match damage:
-        case "missing folder":
-            folder = tmp_path / "nowhere"
-        case "no config":
-            (folder / "config.json").unlink()
-        case "no weights":
-            weights.unlink()
-        case "truncated":
-            weights.write_bytes(weights.read_bytes()[:5000])
-        case "wrong shape":
-            config = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
-        case "lacks one":
-            from safetensors.torch import load_file, save_file
+def test_a_bad_checkpoint_is_one_clear_error(subtests, prepared, tmp_path):
+    for number, damage in enumerate(
+        ["missing folder", "no config", "no weights", "truncated", "wrong shape", "lacks one"]
+    ):
+        with subtests.test(damage=damage):
+            here = tmp_path / str(number)
+            here.mkdir()
+            folder = here / "export"
+            prepared.export(build(prepared), folder)
+            weights = folder / "model.safetensors"
+            match damage:
+                case "missing folder":
+                    folder = here / "nowhere"
+                case "no config":
+                    (folder / "config.json").unlink()
+                case "no weights":
+                    weights.unlink()
+                case "truncated":
+                    weights.write_bytes(weights.read_bytes()[:5000])
+                case "wrong shape":
+                    config = json.loads((folder / "config.json").read_text())
+                    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
+                case "lacks one":
+                    from safetensors.torch import load_file, save_file
 
-            tensors = load_file(weights)
-            del tensors["model.layers.1.mlp.up_proj.weight"]
-            save_file(tensors, weights, metadata={"format": "pt"})
-    model = HuggingFaceModel(
-        HuggingFaceOptions(), ModelContext(path=str(folder), config=None, assets=tmp_path / "none")
-    )
-    with pytest.raises(CosmosError) as caught:
-        build(model)
-    message = str(caught.value)
-    if damage == "no weights":
-        assert model.facts().num_layers == 2  # a config is enough to plan
-        assert model.facts().absent_weights == message
-    else:
-        with pytest.raises(CosmosError) as planned:
-            model.facts()
-        assert str(folder) in str(planned.value)
-    assert str(folder) in message
-    assert "Traceback" not in message
-    assert "\n" not in message
-    if damage == "lacks one":
-        assert "model.layers.1.mlp.up_proj.weight" in message
+                    tensors = load_file(weights)
+                    del tensors["model.layers.1.mlp.up_proj.weight"]
+                    save_file(tensors, weights, metadata={"format": "pt"})
+            model = HuggingFaceModel(
+                HuggingFaceOptions(), ModelContext(path=str(folder), config=None, assets=here / "none")
+            )
+            with pytest.raises(CosmosError) as caught:
+                build(model)
+            message = str(caught.value)
+            if damage == "no weights":
+                assert model.facts().num_layers == 2  # a config is enough to plan
+                assert model.facts().absent_weights == message
+            else:
+                with pytest.raises(CosmosError) as planned:
+                    model.facts()
+                assert str(folder) in str(planned.value)
+            assert str(folder) in message
+            assert "Traceback" not in message
+            assert "\n" not in message
+            if damage == "lacks one":
+                assert "model.layers.1.mlp.up_proj.weight" in message
 
 
 def test_an_export_is_as_open_as_any_file_of_its_writer(prepared, tmp_path):
@@ -198,20 +204,22 @@ def test_a_quantised_checkpoint_is_refused(prepared, tmp_path):
         HuggingFaceModel(HuggingFaceOptions(), context).facts()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hiden_size": 3}, "model.config.hiden_size: .*did you mean hidden_size"),
-        ({"model_type": "qwen33"}, "knows no 'qwen33'"),
-        ({"model_type": None}, "model_type: missing"),
-        ({"hidden_size": "x"}, "model.config: .*hidden_size"),
-        ({"model_type": "vit"}, "model"),
-    ],
-)
-def test_a_bad_config_is_refused(tmp_path, config, change, message):
-    model = make(tmp_path, {**({} if change.get("model_type") == "vit" else config), **change})
-    with pytest.raises(ConfigError, match=message):
-        build(model)
+def test_a_bad_config_is_refused(subtests, tmp_path, config):
+    for number, (change, message) in enumerate(
+        [
+            ({"hiden_size": 3}, "model.config.hiden_size: .*did you mean hidden_size"),
+            ({"model_type": "qwen33"}, "knows no 'qwen33'"),
+            ({"model_type": None}, "model_type: missing"),
+            ({"hidden_size": "x"}, "model.config: .*hidden_size"),
+            ({"model_type": "vit"}, "model"),
+        ]
+    ):
+        with subtests.test(change=change, message=message):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            model = make(folder, {**({} if change.get("model_type") == "vit" else config), **change})
+            with pytest.raises(ConfigError, match=message):
+                build(model)
 
 
 def test_neither_path_nor_config(tmp_path):
@@ -287,23 +295,26 @@ class TwoProcesses:
         return self.at if axis == "pp" else 0
 
 
-@pytest.mark.parametrize("multiple", [1, 8])
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_stages_one_after_the_other_give_what_the_whole_model_gives(tmp_path, config, is_tied, multiple):
-    model = make(tmp_path, {**config, "tie_word_embeddings": is_tied})
-    module = build(model)
-    payloads = [tokens_payload([1, 2, 3], [4, 5]), tokens_payload([6], [7, 8, 9, 10])]
-    (batch,) = model.pack(payloads, budget=32, multiple=multiple)
-    first, last = (cut(module, Layout(mesh=TwoProcesses(place)))[0] for place in (0, 1))
+def test_stages_one_after_the_other_give_what_the_whole_model_gives(subtests, tmp_path, config):
+    for multiple in [1, 8]:
+        for number, is_tied in enumerate([True, False]):
+            with subtests.test(multiple=multiple, is_tied=is_tied):
+                folder = tmp_path / f"{multiple}-{number}"
+                folder.mkdir()
+                model = make(folder, {**config, "tie_word_embeddings": is_tied})
+                module = build(model)
+                payloads = [tokens_payload([1, 2, 3], [4, 5]), tokens_payload([6], [7, 8, 9, 10])]
+                (batch,) = model.pack(payloads, budget=32, multiple=multiple)
+                first, last = (cut(module, Layout(mesh=TwoProcesses(place)))[0] for place in (0, 1))
 
-    assert model.stages(module) == [module]
-    passed = model.advance(first, batch, None)
-    assert passed.shape == (batch.num_units, 16)
-    assert not passed._is_view()
-    decided = model.conclude(last, batch, passed, temperature=0.7, with_entropy=True)
-    expected = model.decide(module, batch, temperature=0.7, with_entropy=True)
-    assert decided.logprobs_N.equal(expected.logprobs_N)
-    assert decided.entropy_N.equal(expected.entropy_N)
+                assert model.stages(module) == [module]
+                passed = model.advance(first, batch, None)
+                assert passed.shape == (batch.num_units, 16)
+                assert not passed._is_view()
+                decided = model.conclude(last, batch, passed, temperature=0.7, with_entropy=True)
+                expected = model.decide(module, batch, temperature=0.7, with_entropy=True)
+                assert decided.logprobs_N.equal(expected.logprobs_N)
+                assert decided.entropy_N.equal(expected.entropy_N)
 
 
 def test_positions_of_several_rotary_axes_go_with_the_row(tmp_path, config):

@@ -86,17 +86,15 @@ def test_plain_text_stays_as_it_is(model):
     assert model.encode_observation(Prompt(text="4+4?"), [1], "") == []
 
 
-@pytest.mark.parametrize(
-    ("template", "why"),
-    [
+def test_a_template_that_takes_no_such_turns_is_a_data_error(subtests, model):
+    for template, why in [
         ("{{ raise_exception('one turn only') }}", "one turn only"),
         ("{{ messages[-1].content }}", "leaves out the model's turn"),
-    ],
-)
-def test_a_template_that_takes_no_such_turns_is_a_data_error(model, template, why):
-    model.tokenizer.chat_template = template
-    with pytest.raises(DataError, match=why):
-        after(model, "8")
+    ]:
+        with subtests.test(template=template, why=why):
+            model.tokenizer.chat_template = template
+            with pytest.raises(DataError, match=why):
+                after(model, "8")
 
 
 SPELLING = "<|im_end|>\n<|im_start|>assistant\n#### 8<eos>"

@@ -115,11 +115,12 @@ def test_only_what_was_decided_is_a_decision_and_all_of_it_is_read():
     assert batch.inputs["decisions"].tolist() == [1, 2, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    ("decided", "message"),
-    [(np.ones(2, np.bool_), r"`decided` is bool \[2\] of a completion \[3\]"), (np.ones(3, np.int32), "is int32")],
-)
-def test_what_does_not_say_it_of_each_unit_is_refused(decided, message):
-    payload = tokens_payload([1], [2, 3, 4])
-    with pytest.raises(DataError, match=message):
-        pack([attrs.evolve(payload, arrays={**payload.arrays, "decided": array_of(decided)})], budget=16)
+def test_what_does_not_say_it_of_each_unit_is_refused(subtests):
+    for decided, message in [
+        (np.ones(2, np.bool_), r"`decided` is bool \[2\] of a completion \[3\]"),
+        (np.ones(3, np.int32), "is int32"),
+    ]:
+        with subtests.test(decided=decided, message=message):
+            payload = tokens_payload([1], [2, 3, 4])
+            with pytest.raises(DataError, match=message):
+                pack([attrs.evolve(payload, arrays={**payload.arrays, "decided": array_of(decided)})], budget=16)

@@ -40,11 +40,12 @@ def refusal(make, config, sizes):
     return None
 
 
-@pytest.mark.parametrize(("make", "sizes"), [(Scaled, {"dp_shard": 2}), (Mixing, {"pp": 2})])
-def test_a_spread_model_is_refused_by_all_processes_alike(config, make, sizes):
-    told = run_world(2, refusal, make, config, sizes)
-    assert told[0] == told[1]
-    assert "packed logits differ from its own forward" in told[0]
+def test_a_spread_model_is_refused_by_all_processes_alike(subtests, config):
+    for make, sizes in [(Scaled, {"dp_shard": 2}), (Mixing, {"pp": 2})]:
+        with subtests.test(make=make, sizes=sizes):
+            told = run_world(2, refusal, make, config, sizes)
+            assert told[0] == told[1]
+            assert "packed logits differ from its own forward" in told[0]
 
 
 def test_a_spread_model_that_packs_is_built(config):
@@ -75,9 +76,12 @@ def tried(make, config, tmp_path):
     return small
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "deepseek_v3"])
-def test_a_large_model_is_checked_on_a_small_one_with_every_kind_of_layer(tmp_path, model_type):
-    check_large(tmp_path, model_type)
+def test_a_large_model_is_checked_on_a_small_one_with_every_kind_of_layer(subtests, tmp_path):
+    for number, model_type in enumerate(["gpt_oss", "deepseek_v3"]):
+        with subtests.test(model_type=model_type):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            check_large(folder, model_type)
 
 
 def check_large(tmp_path, model_type):

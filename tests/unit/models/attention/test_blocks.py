@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -23,40 +22,41 @@ def drawn(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-@pytest.mark.parametrize("kernel", [None, "full"])
-def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(monkeypatch, kernel):
-    for has_sinks in [False, True]:
-        for window, cap in [(None, None), (4, None), (None, 0.5), (9, 0.5)]:
-            for fewest in [16, 1]:
-                monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": 100})
-                monkeypatch.setattr(blocks, "FEWEST_QUERIES", fewest)
-                if kernel is not None:
-                    monkeypatch.setattr(blocks, "kernel_of", lambda _: kernel)
-                query, both = drawn(2, 5, 4, 8, seed=0), drawn(2, 12, 2, 11, seed=1)
-                sinks = drawn(4, seed=2) if has_sinks else None
-                mask = torch.ones(5, 12, dtype=torch.bool).tril(7)
-                mask = mask if window is None else mask.triu(7 - window + 1)
-                output, lse = whole(query, both, mask, cap, sinks)
-                weight = drawn(*output.shape, seed=3).detach()
-                leaves = (query, both) if sinks is None else (query, both, sinks)
-                expected = torch.autograd.grad((output * weight).sum(), leaves)
+def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(subtests, monkeypatch):
+    for kernel in [None, "full"]:
+        with subtests.test(kernel=kernel):
+            for has_sinks in [False, True]:
+                for window, cap in [(None, None), (4, None), (None, 0.5), (9, 0.5)]:
+                    for fewest in [16, 1]:
+                        monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": 100})
+                        monkeypatch.setattr(blocks, "FEWEST_QUERIES", fewest)
+                        if kernel is not None:
+                            monkeypatch.setattr(blocks, "kernel_of", lambda _, kernel=kernel: kernel)
+                        query, both = drawn(2, 5, 4, 8, seed=0), drawn(2, 12, 2, 11, seed=1)
+                        sinks = drawn(4, seed=2) if has_sinks else None
+                        mask = torch.ones(5, 12, dtype=torch.bool).tril(7)
+                        mask = mask if window is None else mask.triu(7 - window + 1)
+                        output, lse = whole(query, both, mask, cap, sinks)
+                        weight = drawn(*output.shape, seed=3).detach()
+                        leaves = (query, both) if sinks is None else (query, both, sinks)
+                        expected = torch.autograd.grad((output * weight).sum(), leaves)
 
-                with torch.no_grad():
-                    options = {"query_BQHD": query, "scale": 0.3, "window": window, "cap": cap}
-                    own = Block(both_BFKE=both[:, 7:], num_behind=0, **options)
-                    earlier = Block(both_BFKE=both[:, :7], num_behind=7, **options)
-                    merged = Merged.of(block_forward(own)).with_block(block_forward(earlier)).with_sinks(sinks)
-                    torch.testing.assert_close(merged.lse_BQH, lse, atol=1e-5, rtol=1e-5)
-                    torch.testing.assert_close(merged.output_BQHD, output, atol=1e-5, rtol=1e-5)
-                    result = (weight, output, lse)
-                    gradients = [block_backward(block, *result) for block in (earlier, own)]
-                    sinks_gradient = sinks_backward(sinks, *result)
-                torch.testing.assert_close(gradients[0][0] + gradients[1][0], expected[0], atol=1e-5, rtol=1e-5)
-                torch.testing.assert_close(
-                    torch.cat((gradients[0][1], gradients[1][1]), dim=1), expected[1], atol=1e-5, rtol=1e-5
-                )
-                if has_sinks:
-                    torch.testing.assert_close(sinks_gradient, expected[2], atol=1e-5, rtol=1e-5)
+                        with torch.no_grad():
+                            options = {"query_BQHD": query, "scale": 0.3, "window": window, "cap": cap}
+                            own = Block(both_BFKE=both[:, 7:], num_behind=0, **options)
+                            earlier = Block(both_BFKE=both[:, :7], num_behind=7, **options)
+                            merged = Merged.of(block_forward(own)).with_block(block_forward(earlier)).with_sinks(sinks)
+                            torch.testing.assert_close(merged.lse_BQH, lse, atol=1e-5, rtol=1e-5)
+                            torch.testing.assert_close(merged.output_BQHD, output, atol=1e-5, rtol=1e-5)
+                            result = (weight, output, lse)
+                            gradients = [block_backward(block, *result) for block in (earlier, own)]
+                            sinks_gradient = sinks_backward(sinks, *result)
+                        torch.testing.assert_close(gradients[0][0] + gradients[1][0], expected[0], atol=1e-5, rtol=1e-5)
+                        torch.testing.assert_close(
+                            torch.cat((gradients[0][1], gradients[1][1]), dim=1), expected[1], atol=1e-5, rtol=1e-5
+                        )
+                        if has_sinks:
+                            torch.testing.assert_close(sinks_gradient, expected[2], atol=1e-5, rtol=1e-5)
 
 
 def test_flash_kernels_take_what_is_seen_whole_or_causal():
@@ -102,12 +102,13 @@ def test_of_a_window_only_keys_that_are_seen_are_scored(monkeypatch):
     assert sum(len(queries) * len(keys) for queries, keys in block.pieces()) < 1000 * 20
 
 
-@pytest.mark.parametrize("kernel", ["cpu", "full"])
-def test_a_block_without_queries_gives_no_gradient(monkeypatch, kernel):
-    monkeypatch.setattr(blocks, "kernel_of", lambda _: kernel)
-    block = Block(query_BQHD=torch.ones(1, 0, 4, 8), both_BFKE=torch.ones(1, 3, 2, 11), num_behind=3, scale=1.0)
-    output, lse = block_forward(block)
-    assert (output.shape, lse.shape) == ((1, 0, 4, 3), (1, 0, 4))
-    query_grad, both_grad = block_backward(block, output, output, lse)
-    assert query_grad.shape == (1, 0, 4, 8)
-    assert both_grad.equal(torch.zeros(1, 3, 2, 11))
+def test_a_block_without_queries_gives_no_gradient(subtests, monkeypatch):
+    for kernel in ["cpu", "full"]:
+        with subtests.test(kernel=kernel):
+            monkeypatch.setattr(blocks, "kernel_of", lambda _, kernel=kernel: kernel)
+            block = Block(query_BQHD=torch.ones(1, 0, 4, 8), both_BFKE=torch.ones(1, 3, 2, 11), num_behind=3, scale=1.0)
+            output, lse = block_forward(block)
+            assert (output.shape, lse.shape) == ((1, 0, 4, 3), (1, 0, 4))
+            query_grad, both_grad = block_backward(block, output, output, lse)
+            assert query_grad.shape == (1, 0, 4, 8)
+            assert both_grad.equal(torch.zeros(1, 3, 2, 11))

@@ -125,9 +125,10 @@ def on_one(model):
     return evaluate(Case(model=model, method="auto"), 1)
 
 
-@pytest.mark.parametrize("case", CASES[2], ids=str)
-def test_slices_of_a_row_give_what_the_row_gives(case):
-    check_slices(2, case)
+def test_slices_of_a_row_give_what_the_row_gives(subtests):
+    for case in CASES[2]:
+        with subtests.test(case=case):
+            check_slices(2, case)
 
 
 def check_slices(size, case):
@@ -152,20 +153,18 @@ class Sizes:
         return self.sizes.get(axis, 1)
 
 
-@pytest.mark.parametrize(
-    ("model", "method", "sizes", "message"),
-    [
+def test_what_a_method_does_not_compute_is_refused_before_work_starts(subtests):
+    for model, method, sizes, message in [
         ("three heads", "ulysses", {"cp": 2}, "2 does not divide the 3 attention heads"),
         ("qwen3", "ulysses", {"cp": 4, "tp": 2}, "4 does not divide the 2 attention heads"),
-    ],
-)
-def test_what_a_method_does_not_compute_is_refused_before_work_starts(model, method, sizes, message):
-    plugin = HuggingFaceModel(
-        HuggingFaceOptions(), ModelContext(path=None, config=CONFIGS[model], assets=Path("nowhere"))
-    )
-    module = torch.nn.Module()
-    module.config = plugin.config
-    with pytest.raises(ConfigError, match=message):
-        install(module, Layout(mesh=Sizes(**sizes), context=method))
-    install(module, Layout(mesh=Sizes(**sizes), context="auto"))
-    install(module, Layout(mesh=Sizes(), context=method))
+    ]:
+        with subtests.test(model=model, method=method, sizes=sizes, message=message):
+            plugin = HuggingFaceModel(
+                HuggingFaceOptions(), ModelContext(path=None, config=CONFIGS[model], assets=Path("nowhere"))
+            )
+            module = torch.nn.Module()
+            module.config = plugin.config
+            with pytest.raises(ConfigError, match=message):
+                install(module, Layout(mesh=Sizes(**sizes), context=method))
+            install(module, Layout(mesh=Sizes(**sizes), context="auto"))
+            install(module, Layout(mesh=Sizes(), context=method))

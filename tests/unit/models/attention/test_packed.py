@@ -69,19 +69,20 @@ def test_long_documents_in_pieces_of_a_window_are_the_dense_ones(monkeypatch):
                     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("window", "key_heads"), [(None, 2), (3, 4)])
-def test_kernels_of_accelerators_get_no_mask_with_shared_heads(monkeypatch, window, key_heads):
-    found = []
+def test_kernels_of_accelerators_get_no_mask_with_shared_heads(subtests, monkeypatch):
+    for window, key_heads in [(None, 2), (3, 4)]:
+        with subtests.test(window=window, key_heads=key_heads):
+            found = []
 
-    def kernel(query, key, value, **options):
-        found.append((key.shape[1], value.shape[1], options["attn_mask"] is None))
-        return torch.empty_like(query)
+            def kernel(query, key, value, found=found, **options):
+                found.append((key.shape[1], value.shape[1], options["attn_mask"] is None))
+                return torch.empty_like(query)
 
-    monkeypatch.setattr(scores.F, "scaled_dot_product_attention", kernel)
-    packing = Packing.of([9], torch.device("meta"))
-    parts = [part.to("meta") for part in qkv(9)]
-    packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
-    assert found == [(key_heads, key_heads, window is None)]
+            monkeypatch.setattr(scores.F, "scaled_dot_product_attention", kernel)
+            packing = Packing.of([9], torch.device("meta"))
+            parts = [part.to("meta") for part in qkv(9)]
+            packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+            assert found == [(key_heads, key_heads, window is None)]
 
 
 def test_bf16():

@@ -3,7 +3,6 @@
 import functools
 
 import attrs
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -120,14 +119,13 @@ def on_slices(method, piece_scores):
     return run_world(SIZE, member, method, piece_scores)
 
 
-@pytest.mark.parametrize(
-    ("method", "piece_scores"), [("ring", 1 << 20), ("ring", 200), ("gather", 1 << 20), ("ulysses", 200)]
-)
-def test_slices_in_float64_give_what_a_dense_softmax_gives(method, piece_scores):
-    for label, lengths in LENGTHS.items():
-        for name in SCORINGS:
-            output, gradients = dense(tuple(lengths), name)
-            parts = [each[label, name] for each in on_slices(method, piece_scores)]
-            torch.testing.assert_close(torch.cat([part[0] for part in parts]), output, atol=1e-12, rtol=1e-12)
-            for mine, theirs in zip(parts[0][1], gradients, strict=True):
-                torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)
+def test_slices_in_float64_give_what_a_dense_softmax_gives(subtests):
+    for method, piece_scores in [("ring", 1 << 20), ("ring", 200), ("gather", 1 << 20), ("ulysses", 200)]:
+        with subtests.test(method=method, piece_scores=piece_scores):
+            for label, lengths in LENGTHS.items():
+                for name in SCORINGS:
+                    output, gradients = dense(tuple(lengths), name)
+                    parts = [each[label, name] for each in on_slices(method, piece_scores)]
+                    torch.testing.assert_close(torch.cat([part[0] for part in parts]), output, atol=1e-12, rtol=1e-12)
+                    for mine, theirs in zip(parts[0][1], gradients, strict=True):
+                        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)

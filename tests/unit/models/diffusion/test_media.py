@@ -34,13 +34,16 @@ def video(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_stored_frames_are_read_as_they_are(tmp_path, inline):
-    frames = film()
-    np.save(tmp_path / "film.npy", frames)
-    data = base64.b64encode((tmp_path / "film.npy").read_bytes()).decode()
-    location = f"data:application/x-npy;base64,{data}" if inline else f"file:{tmp_path}/film.npy"
-    assert read_film(location, WIDE, most=4).frames.numpy().tolist() == frames[:4].tolist()
+def test_stored_frames_are_read_as_they_are(subtests, tmp_path):
+    for number, inline in enumerate([False, True]):
+        with subtests.test(inline=inline):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            frames = film()
+            np.save(folder / "film.npy", frames)
+            data = base64.b64encode((folder / "film.npy").read_bytes()).decode()
+            location = f"data:application/x-npy;base64,{data}" if inline else f"file:{folder}/film.npy"
+            assert read_film(location, WIDE, most=4).frames.numpy().tolist() == frames[:4].tolist()
 
 
 def test_an_image_is_a_video_of_one_frame(tmp_path):
@@ -84,27 +87,29 @@ def test_a_short_video_gives_what_it_has(video):
     assert len(read_film(str(video), WIDE, most=40, fps=24.0).frames) == 12
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda folder: str(folder / "none.mp4"), "no such file"),
-        (lambda folder: "s3://bucket/clip.mp4", "nothing is fetched while training"),
-        (lambda folder: "data:video/mp4,abc", "a data URL is in base64"),
-        (lambda folder: "data:video/mp4;base64,a=b", "no base64"),
-        (lambda folder: written(folder, b"not a video at all"), "no readable video"),
-        (lambda folder: written(folder, b"\x93NUMPY broken"), "no readable .npy"),
-        (lambda folder: written(folder, b"\x89PNG broken"), "no readable image"),
-        (lambda folder: stored(folder, film().astype(np.float32)), "frames are uint8"),
-        (lambda folder: stored(folder, np.zeros((1, 300, 300, 3), np.uint8)), "300 x 300 are more than"),
-        (lambda folder: written(folder, bytes(1 << 21)), "2,097,152 bytes are more than the 1,048,576"),
-        (lambda folder: str(emptied(folder)), "a folder of 0 images"),
-    ],
-)
-def test_what_cannot_be_read_is_named(tmp_path, make, said):
-    location = make(tmp_path)
-    with pytest.raises(DataError, match=said) as told:
-        read_film(location, WIDE)
-    assert location[:40] in str(told.value)
+def test_what_cannot_be_read_is_named(subtests, tmp_path):
+    for number, (make, said) in enumerate(
+        [
+            (lambda folder: str(folder / "none.mp4"), "no such file"),
+            (lambda folder: "s3://bucket/clip.mp4", "nothing is fetched while training"),
+            (lambda folder: "data:video/mp4,abc", "a data URL is in base64"),
+            (lambda folder: "data:video/mp4;base64,a=b", "no base64"),
+            (lambda folder: written(folder, b"not a video at all"), "no readable video"),
+            (lambda folder: written(folder, b"\x93NUMPY broken"), "no readable .npy"),
+            (lambda folder: written(folder, b"\x89PNG broken"), "no readable image"),
+            (lambda folder: stored(folder, film().astype(np.float32)), "frames are uint8"),
+            (lambda folder: stored(folder, np.zeros((1, 300, 300, 3), np.uint8)), "300 x 300 are more than"),
+            (lambda folder: written(folder, bytes(1 << 21)), "2,097,152 bytes are more than the 1,048,576"),
+            (lambda folder: str(emptied(folder)), "a folder of 0 images"),
+        ]
+    ):
+        with subtests.test(make=make, said=said):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            location = make(folder)
+            with pytest.raises(DataError, match=said) as told:
+                read_film(location, WIDE)
+            assert location[:40] in str(told.value)
 
 
 def changing(folder, *sizes):
@@ -131,16 +136,19 @@ def test_a_video_that_changes_size_is_refused_before_its_frames_are_turned_to_pi
         read_film(location, Limits(num_bytes=1 << 20, num_pixels=64 * 48), most=8, fps=25.0)
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_an_npy_header_that_claims_more_than_is_there_is_refused(tmp_path, inline):
-    held = io.BytesIO()
-    claimed = {"descr": "|u1", "fortran_order": False, "shape": (1, 10**7, 10**7, 3)}
-    np.lib.format.write_array_header_1_0(held, claimed)
-    location = written(tmp_path, held.getvalue())
-    if inline:
-        location = f"data:application/x-npy;base64,{base64.b64encode(held.getvalue()).decode()}"
-    with pytest.raises(DataError, match=r"no readable \.npy file: .* with 0 bytes instead of 300000000000000"):
-        read_film(location, WIDE)
+def test_an_npy_header_that_claims_more_than_is_there_is_refused(subtests, tmp_path):
+    for number, inline in enumerate([False, True]):
+        with subtests.test(inline=inline):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            held = io.BytesIO()
+            claimed = {"descr": "|u1", "fortran_order": False, "shape": (1, 10**7, 10**7, 3)}
+            np.lib.format.write_array_header_1_0(held, claimed)
+            location = written(folder, held.getvalue())
+            if inline:
+                location = f"data:application/x-npy;base64,{base64.b64encode(held.getvalue()).decode()}"
+            with pytest.raises(DataError, match=r"no readable \.npy file: .* with 0 bytes instead of 300000000000000"):
+                read_film(location, WIDE)
 
 
 def test_a_large_image_is_not_decoded(tmp_path, monkeypatch):

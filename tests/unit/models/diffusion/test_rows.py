@@ -24,23 +24,25 @@ def model(tmp_path):
     return Rows(options, ModelContext(path=None, config={}, assets=tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("shape", "reason"),
-    [
-        ((3, 8, 8, 3), "3 frames at .* are fewer than the 4"),
-        ((4, 4, 20, 3), "scaled by 2, are more than the 100 pixels"),
-        (None, "film.npy"),
-    ],
-)
-def test_vetting_refuses_what_cannot_be_learned(model, tmp_path, shape, reason):
-    film = tmp_path / "film.npy"
-    if shape is not None:
-        np.save(film, np.zeros(shape, np.uint8))
-    with pytest.raises(DataError, match=reason) as vetted:
-        model.vet(Prompt(text="red", demonstration=str(film)))
-    with pytest.raises(DataError) as read:
-        model.rows.read_pixels(str(film), 4)
-    assert str(vetted.value) == str(read.value)
+def test_vetting_refuses_what_cannot_be_learned(subtests, model, tmp_path):
+    for number, (shape, reason) in enumerate(
+        [
+            ((3, 8, 8, 3), "3 frames at .* are fewer than the 4"),
+            ((4, 4, 20, 3), "scaled by 2, are more than the 100 pixels"),
+            (None, "film.npy"),
+        ]
+    ):
+        with subtests.test(shape=shape, reason=reason):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            film = folder / "film.npy"
+            if shape is not None:
+                np.save(film, np.zeros(shape, np.uint8))
+            with pytest.raises(DataError, match=reason) as vetted:
+                model.vet(Prompt(text="red", demonstration=str(film)))
+            with pytest.raises(DataError) as read:
+                model.rows.read_pixels(str(film), 4)
+            assert str(vetted.value) == str(read.value)
 
 
 def test_vetting_passes_what_fits_and_what_shows_nothing(model, tmp_path):

@@ -32,13 +32,14 @@ def ask(known, velocity, **asked):
     )
 
 
-@pytest.mark.parametrize("given", [(), (0,), (0, 2)])
-def test_a_transition_has_the_density_of_what_is_decided(given):
-    known, velocity = decisions(given=given), torch.randn(2, *SHAPE)
-    free = [frame for frame in range(3) if frame not in given]
-    mean = 0.9 * known.latents_N[0] - 0.3 * velocity[0]
-    expected = torch.distributions.Normal(mean, 0.5).log_prob(known.targets_N[0])[:, free].mean()
-    torch.testing.assert_close(ask(known, velocity).logprobs_N[0], expected)
+def test_a_transition_has_the_density_of_what_is_decided(subtests):
+    for given in [(), (0,), (0, 2)]:
+        with subtests.test(given=given):
+            known, velocity = decisions(given=given), torch.randn(2, *SHAPE)
+            free = [frame for frame in range(3) if frame not in given]
+            mean = 0.9 * known.latents_N[0] - 0.3 * velocity[0]
+            expected = torch.distributions.Normal(mean, 0.5).log_prob(known.targets_N[0])[:, free].mean()
+            torch.testing.assert_close(ask(known, velocity).logprobs_N[0], expected)
 
 
 def test_a_regression_is_its_squared_error():
@@ -55,15 +56,16 @@ def test_the_entropy_is_that_of_one_dim():
     assert found.tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", ["forward-kl", "reverse-kl"])
-def test_the_divergence_is_that_of_normals(kind):
-    known, ours, theirs = decisions(), torch.randn(2, *SHAPE), torch.randn(2, *SHAPE)
-    other = ask(known, theirs, prediction_for=Divergence(kind=kind)).prediction
-    found = ask(known, ours, comparison=Divergence(kind=kind), other=other).divergence_N
-    for index, (b, std) in enumerate(((-0.3, 0.5), (1.0, math.sqrt(0.5)))):
-        p = torch.distributions.Normal(b * ours[index], std)
-        q = torch.distributions.Normal(b * theirs[index], std)
-        torch.testing.assert_close(found[index], torch.distributions.kl_divergence(p, q).mean())
+def test_the_divergence_is_that_of_normals(subtests):
+    for kind in ["forward-kl", "reverse-kl"]:
+        with subtests.test(kind=kind):
+            known, ours, theirs = decisions(), torch.randn(2, *SHAPE), torch.randn(2, *SHAPE)
+            other = ask(known, theirs, prediction_for=Divergence(kind=kind)).prediction
+            found = ask(known, ours, comparison=Divergence(kind=kind), other=other).divergence_N
+            for index, (b, std) in enumerate(((-0.3, 0.5), (1.0, math.sqrt(0.5)))):
+                p = torch.distributions.Normal(b * ours[index], std)
+                q = torch.distributions.Normal(b * theirs[index], std)
+                torch.testing.assert_close(found[index], torch.distributions.kl_divergence(p, q).mean())
 
 
 def test_the_divergence_is_what_sampling_finds():

@@ -22,30 +22,34 @@ def test_too_many_words_are_refused():
         table_embedding("one two three", 2, 16)
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [{"text": torch.ones(3, 16), "other": torch.ones(1)}, {"any": torch.ones(1, 3, 16, dtype=torch.bfloat16)}],
-)
-def test_a_file_is_read(tmp_path, tensors):
-    save_file(tensors, tmp_path / "text.safetensors")
-    found = file_embedding(str(tmp_path / "text.safetensors"), 4, 16)
-    assert found.dtype == torch.float32
-    assert found.tolist() == torch.ones(3, 16).tolist()
+def test_a_file_is_read(subtests, tmp_path):
+    for number, tensors in enumerate(
+        [{"text": torch.ones(3, 16), "other": torch.ones(1)}, {"any": torch.ones(1, 3, 16, dtype=torch.bfloat16)}]
+    ):
+        with subtests.test(tensors=tensors):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            save_file(tensors, folder / "text.safetensors")
+            found = file_embedding(str(folder / "text.safetensors"), 4, 16)
+            assert found.dtype == torch.float32
+            assert found.tolist() == torch.ones(3, 16).tolist()
 
 
-@pytest.mark.parametrize(
-    ("tensors", "said"),
-    [
-        ({"text": torch.ones(3, 8)}, r"shape \[3, 8\]; the model takes \[tokens, 16\]"),
-        ({"text": torch.ones(5, 16)}, "5 tokens are more than the 4"),
-        ({"a": torch.ones(3, 16), "b": torch.ones(3, 16)}, "tensors a, b; there is one"),
-        ({"text": torch.full((3, 16), torch.nan)}, "not finite"),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused(tmp_path, tensors, said):
-    save_file(tensors, tmp_path / "text.safetensors")
-    with pytest.raises(DataError, match=said):
-        file_embedding(str(tmp_path / "text.safetensors"), 4, 16)
+def test_a_file_that_does_not_fit_is_refused(subtests, tmp_path):
+    for number, (tensors, said) in enumerate(
+        [
+            ({"text": torch.ones(3, 8)}, r"shape \[3, 8\]; the model takes \[tokens, 16\]"),
+            ({"text": torch.ones(5, 16)}, "5 tokens are more than the 4"),
+            ({"a": torch.ones(3, 16), "b": torch.ones(3, 16)}, "tensors a, b; there is one"),
+            ({"text": torch.full((3, 16), torch.nan)}, "not finite"),
+        ]
+    ):
+        with subtests.test(tensors=tensors, said=said):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            save_file(tensors, folder / "text.safetensors")
+            with pytest.raises(DataError, match=said):
+                file_embedding(str(folder / "text.safetensors"), 4, 16)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

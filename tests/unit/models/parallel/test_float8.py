@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -64,19 +63,22 @@ def layer_with(weight, *, bias=False):
     return linear
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-def test_the_three_products(scaling):
-    hidden, weight, grad = operands()
-    linear = layer_with(weight)
-    compute_in_float8(linear, scaling)
-    entered = hidden[None].clone().requires_grad_()
-    result = linear(entered)
-    result.backward(grad[None])
-    found = result[0], entered.grad[0], linear.weight.grad
-    exact = {"result": hidden @ weight.T, "hidden": grad @ weight, "weight": grad.T @ hidden}
-    for name, one, expected in zip(("result", "hidden", "weight"), found, reference(scaling, *operands()), strict=True):
-        assert (one.double() - expected).abs().max() <= 1e-5 * expected.abs().max(), name
-        assert (one - exact[name]).norm() > 1e-3 * exact[name].norm(), name
+def test_the_three_products(subtests):
+    for scaling in ["tensorwise", "rowwise"]:
+        with subtests.test(scaling=scaling):
+            hidden, weight, grad = operands()
+            linear = layer_with(weight)
+            compute_in_float8(linear, scaling)
+            entered = hidden[None].clone().requires_grad_()
+            result = linear(entered)
+            result.backward(grad[None])
+            found = result[0], entered.grad[0], linear.weight.grad
+            exact = {"result": hidden @ weight.T, "hidden": grad @ weight, "weight": grad.T @ hidden}
+            for name, one, expected in zip(
+                ("result", "hidden", "weight"), found, reference(scaling, *operands()), strict=True
+            ):
+                assert (one.double() - expected).abs().max() <= 1e-5 * expected.abs().max(), name
+                assert (one - exact[name]).norm() > 1e-3 * exact[name].norm(), name
 
 
 def test_scales_of_a_row_keep_small_rows():
@@ -108,22 +110,24 @@ def test_a_bias_and_autocast():
     assert linear(hidden).dtype == torch.float32
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_what_is_not_finite_stays_so(scaling, bad):
-    linear = layer_with(torch.randn(OUTPUTS, INPUTS))
-    compute_in_float8(linear, scaling)
-    hidden = torch.randn(4, INPUTS)
-    hidden[2, 7] = bad
-    assert not linear(hidden)[2].isfinite().any()
+def test_what_is_not_finite_stays_so(subtests):
+    for scaling in ["tensorwise", "rowwise"]:
+        for bad in [float("inf"), float("nan")]:
+            with subtests.test(scaling=scaling, bad=bad):
+                linear = layer_with(torch.randn(OUTPUTS, INPUTS))
+                compute_in_float8(linear, scaling)
+                hidden = torch.randn(4, INPUTS)
+                hidden[2, 7] = bad
+                assert not linear(hidden)[2].isfinite().any()
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-def test_zeros_and_no_rows(scaling):
-    linear = layer_with(torch.zeros(OUTPUTS, INPUTS))
-    compute_in_float8(linear, scaling)
-    assert torch.equal(linear(torch.zeros(3, INPUTS)), torch.zeros(3, OUTPUTS))
-    assert linear(torch.zeros(0, INPUTS)).shape == (0, OUTPUTS)
+def test_zeros_and_no_rows(subtests):
+    for scaling in ["tensorwise", "rowwise"]:
+        with subtests.test(scaling=scaling):
+            linear = layer_with(torch.zeros(OUTPUTS, INPUTS))
+            compute_in_float8(linear, scaling)
+            assert torch.equal(linear(torch.zeros(3, INPUTS)), torch.zeros(3, OUTPUTS))
+            assert linear(torch.zeros(0, INPUTS)).shape == (0, OUTPUTS)
 
 
 def test_a_frozen_weight_gets_no_gradient():
@@ -153,12 +157,15 @@ def split_one(style, scaling):
     return result.detach(), entered.grad, linear.weight.grad.to_local()
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-def test_tensor_parallel_layers_have_the_scales_of_whole_ones(scaling):
-    expected = reference(scaling, *operands())
-    styles = {"colwise": (1, None, 0), "rowwise": (None, 1, 1)}
-    parts = run_world(2, split, list(styles), scaling)
-    for (style, dims), *pair in zip(styles.items(), *parts, strict=True):
-        for name, dim, one, two, whole in zip(("result", "hidden", "weight"), dims, *pair, expected, strict=True):
-            found = one if dim is None else torch.cat([one, two], dim)
-            assert (found.double() - whole).abs().max() <= 1e-5 * whole.abs().max(), (style, name)
+def test_tensor_parallel_layers_have_the_scales_of_whole_ones(subtests):
+    for scaling in ["tensorwise", "rowwise"]:
+        with subtests.test(scaling=scaling):
+            expected = reference(scaling, *operands())
+            styles = {"colwise": (1, None, 0), "rowwise": (None, 1, 1)}
+            parts = run_world(2, split, list(styles), scaling)
+            for (style, dims), *pair in zip(styles.items(), *parts, strict=True):
+                for name, dim, one, two, whole in zip(
+                    ("result", "hidden", "weight"), dims, *pair, expected, strict=True
+                ):
+                    found = one if dim is None else torch.cat([one, two], dim)
+                    assert (found.double() - whole).abs().max() <= 1e-5 * whole.abs().max(), (style, name)

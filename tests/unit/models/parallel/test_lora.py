@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 import peft
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -58,50 +57,54 @@ def logits(module):
         return module(input_ids=TOKENS, use_cache=False).logits
 
 
-@pytest.mark.parametrize("modules", [MODULES, ("all-linear",)])
-def test_forward_and_gradients_are_those_of_peft(modules):
-    _, ours = build("qwen3", modules)
-    change(ours)
-    target = "all-linear" if modules == ("all-linear",) else list(modules)
-    config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=target, lora_dropout=0.0, task_type="CAUSAL_LM")
-    theirs = peft.get_peft_model(below("qwen3"), config)
-    values = {f"base_model.model.{name}": p.detach() for name, p in ours.named_parameters() if is_adapter(name)}
-    loaded = peft.set_peft_model_state_dict(theirs, values)
-    assert not loaded.unexpected_keys
-    assert not [key for key in loaded.missing_keys if "lora" in key]
-    expected = theirs(input_ids=TOKENS, use_cache=False).logits
-    found = ours(input_ids=TOKENS, use_cache=False).logits
-    assert not torch.allclose(found, logits(below("qwen3")), atol=1e-3)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    for result in (found, expected):
-        result.square().mean().backward()
-    gradients = {
-        name.removeprefix("base_model.model.").replace(".default", ""): p.grad
-        for name, p in theirs.named_parameters()
-        if p.requires_grad
-    }
-    trained = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
-    assert trained.keys() == gradients.keys()
-    for name, grad in gradients.items():
-        torch.testing.assert_close(trained[name], grad, atol=1e-6, rtol=1e-4)
+def test_forward_and_gradients_are_those_of_peft(subtests):
+    for modules in [MODULES, ("all-linear",)]:
+        with subtests.test(modules=modules):
+            _, ours = build("qwen3", modules)
+            change(ours)
+            target = "all-linear" if modules == ("all-linear",) else list(modules)
+            config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=target, lora_dropout=0.0, task_type="CAUSAL_LM")
+            theirs = peft.get_peft_model(below("qwen3"), config)
+            values = {f"base_model.model.{name}": p.detach() for name, p in ours.named_parameters() if is_adapter(name)}
+            loaded = peft.set_peft_model_state_dict(theirs, values)
+            assert not loaded.unexpected_keys
+            assert not [key for key in loaded.missing_keys if "lora" in key]
+            expected = theirs(input_ids=TOKENS, use_cache=False).logits
+            found = ours(input_ids=TOKENS, use_cache=False).logits
+            assert not torch.allclose(found, logits(below("qwen3")), atol=1e-3)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+            for result in (found, expected):
+                result.square().mean().backward()
+            gradients = {
+                name.removeprefix("base_model.model.").replace(".default", ""): p.grad
+                for name, p in theirs.named_parameters()
+                if p.requires_grad
+            }
+            trained = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
+            assert trained.keys() == gradients.keys()
+            for name, grad in gradients.items():
+                torch.testing.assert_close(trained[name], grad, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "deepseek-v3"])
-def test_an_export_is_read_by_transformers_and_by_peft(name, tmp_path):
-    modules = ("q_proj", "o_proj")
-    model, module = build(name, modules)
-    change(module)
-    model.export(module, tmp_path / "merged")
-    assert len({path.stat().st_mode for path in (tmp_path / "merged").rglob("*.*")}) == 1
-    expected = logits(module)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-    torch.testing.assert_close(logits(merged), expected, atol=1e-5, rtol=1e-5)
-    base = below(name)
-    base.save_pretrained(tmp_path / "base")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
-    adapted = peft.PeftModel.from_pretrained(plain, tmp_path / "merged" / "adapter").eval()
-    torch.testing.assert_close(logits(adapted), expected, atol=1e-5, rtol=1e-5)
-    assert len(peft.get_peft_model_state_dict(adapted)) == 2 * len(list(adapters_of(module)))
+def test_an_export_is_read_by_transformers_and_by_peft(subtests, tmp_path):
+    for number, name in enumerate(["qwen3-tied", "deepseek-v3"]):
+        with subtests.test(name=name):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            modules = ("q_proj", "o_proj")
+            model, module = build(name, modules)
+            change(module)
+            model.export(module, folder / "merged")
+            assert len({path.stat().st_mode for path in (folder / "merged").rglob("*.*")}) == 1
+            expected = logits(module)
+            merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32).eval()
+            torch.testing.assert_close(logits(merged), expected, atol=1e-5, rtol=1e-5)
+            base = below(name)
+            base.save_pretrained(folder / "base")
+            plain = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32).eval()
+            adapted = peft.PeftModel.from_pretrained(plain, folder / "merged" / "adapter").eval()
+            torch.testing.assert_close(logits(adapted), expected, atol=1e-5, rtol=1e-5)
+            assert len(peft.get_peft_model_state_dict(adapted)) == 2 * len(list(adapters_of(module)))
 
 
 def test_what_peft_takes_for_experts_is_said(tmp_path, caplog):

@@ -45,19 +45,17 @@ def check(found, loss=1e-6, gradient=1e-5):
         assert each.error < gradient, each.worst
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes", "options", "changes"),
-    [
+def test_gradients_of_two_micro_batches_are_those_of_one_process(subtests):
+    for kind, sizes, options, changes in [
         ("llama", HSDP, {}, TIED),
         ("llama", TP, {}, {}),
         ("qwen3", BOTH, {"reshard_after_forward": False, "recompute": "selective"}, {"attention_bias": True}),
         ("apertus", TP, {}, {}),
         ("qwen3_moe", {**BOTH, "ep": 4}, {}, {}),
         ("deepseek_v3", TP, WHOLE_SEQUENCE, TIED),
-    ],
-)
-def test_gradients_of_two_micro_batches_are_those_of_one_process(kind, sizes, options, changes):
-    check(outcomes(kind, sizes, options, changes))
+    ]:
+        with subtests.test(kind=kind, sizes=sizes, options=options, changes=changes):
+            check(outcomes(kind, sizes, options, changes))
 
 
 KEPT_WHOLE = {
@@ -67,9 +65,10 @@ KEPT_WHOLE = {
 }
 
 
-@pytest.mark.parametrize(("kind", "options"), [("qwen3", {}), ("deepseek_v3", WHOLE_SEQUENCE)])
-def test_a_block_that_a_plugin_keeps_whole_is_whole_with_all_that_is_in_it(kind, options):
-    check_kept_whole(kind, options)
+def test_a_block_that_a_plugin_keeps_whole_is_whole_with_all_that_is_in_it(subtests):
+    for kind, options in [("qwen3", {}), ("deepseek_v3", WHOLE_SEQUENCE)]:
+        with subtests.test(kind=kind, options=options):
+            check_kept_whole(kind, options)
 
 
 def check_kept_whole(kind, options):
@@ -83,11 +82,12 @@ def check_kept_whole(kind, options):
     assert all(found[0].local[name] == shapes[name] for name in kept)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE_SEQUENCE])
-def test_fewer_key_value_heads_than_processes(options):
-    found = outcomes("qwen3", {"tp": 4}, options)
-    check(found)
-    assert found[0].local["model.layers.0.self_attn.k_proj.weight"] == (16, 32)
+def test_fewer_key_value_heads_than_processes(subtests):
+    for options in [{}, WHOLE_SEQUENCE]:
+        with subtests.test(options=options):
+            found = outcomes("qwen3", {"tp": 4}, options)
+            check(found)
+            assert found[0].local["model.layers.0.self_attn.k_proj.weight"] == (16, 32)
 
 
 UNEVEN = {
@@ -98,9 +98,10 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize(("kind", "changes"), [("llama", {}), ("qwen3", TIED)])
-def test_a_vocabulary_that_tp_does_not_divide_is_split_unevenly(kind, changes):
-    check_uneven_vocabulary(kind, changes)
+def test_a_vocabulary_that_tp_does_not_divide_is_split_unevenly(subtests):
+    for kind, changes in [("llama", {}), ("qwen3", TIED)]:
+        with subtests.test(kind=kind, changes=changes):
+            check_uneven_vocabulary(kind, changes)
 
 
 def check_uneven_vocabulary(kind, changes):

@@ -113,17 +113,19 @@ def test_a_sampled_placeholder_is_a_token_as_any_other(tmp_path):
     torch.testing.assert_close(again[changed.sequences.index(1)], found[batch.sequences.index(1)], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("gemma3", "images of this model need more than causal attention"),
-        ("paligemma", "attention to later units: not supported"),
-    ],
-)
-def test_images_that_attend_both_ways_are_refused_before_anything_is_trained(tmp_path, name, reason):
-    model = generic(checkpoint(tmp_path / name, name))
-    with pytest.raises(PluginIncompatibleError, match=reason):
-        model.encode(Prompt(text="Which?", media=(picture(20, 20),)))
+def test_images_that_attend_both_ways_are_refused_before_anything_is_trained(subtests, tmp_path):
+    for number, (name, reason) in enumerate(
+        [
+            ("gemma3", "images of this model need more than causal attention"),
+            ("paligemma", "attention to later units: not supported"),
+        ]
+    ):
+        with subtests.test(name=name, reason=reason):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            model = generic(checkpoint(folder / name, name))
+            with pytest.raises(PluginIncompatibleError, match=reason):
+                model.encode(Prompt(text="Which?", media=(picture(20, 20),)))
 
 
 def test_what_deeper_layers_add_is_tried_before_the_first_image(tmp_path, monkeypatch):
@@ -159,9 +161,8 @@ def llava(tmp_path_factory):
     return checkpoint(tmp_path_factory.mktemp("llava") / "llava", "llava")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
+def test_a_bad_row_is_told(subtests, llava):
+    for prompt, message in [
         (
             Prompt(text="<image> or <image>?", media=(picture(9, 9),)),
             "has the marks <image> <image>, and .* are <image>;",
@@ -170,11 +171,9 @@ def llava(tmp_path_factory):
         (Prompt(text="?", media=("https://a.org/b.png",)), "nothing is fetched while training"),
         (Prompt(text="?", media=("/nowhere.png",)), "no such file"),
         (Prompt(text="?", media=("data:image/png;base64,AAAA",)), "no readable image"),
-    ],
-)
-def test_a_bad_row_is_told(llava, prompt, message):
-    with pytest.raises(DataError, match=message):
-        generic(llava).encode(prompt)
+    ]:
+        with subtests.test(prompt=prompt, message=message), pytest.raises(DataError, match=message):
+            generic(llava).encode(prompt)
 
 
 def test_text_that_has_the_familys_placeholder_in_it_is_told(tmp_path):
@@ -193,35 +192,37 @@ def test_images_of_a_chat_without_marks_stand_before_the_first_turn_of_the_user(
     assert "<image>user" in model.tokenizer.decode(values(model.encode(Prompt(text=tuple(marked))), "prompt").tolist())
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_a_template_that_takes_strings_is_given_strings(subtests, llava):
+    for template in [
         "{% for turn in messages %}{{ turn.content }};{% endfor %}",
         "{% for turn in messages %}{{ turn['content'] + ';' }}{% endfor %}",
-    ],
-    ids=["writes lists as they are", "fails on lists"],
-)
-def test_a_template_that_takes_strings_is_given_strings(llava, template):
-    model = generic(llava, chat_template=template)
-    chat = (Message(role="user", content="a"), Message(role="assistant", content="b <image>"))
-    assert model.text.chat_text(Prompt(text=chat[:1])) == "a;"
-    shown = model.encode(Prompt(text=chat, media=(picture(20, 20),)))
-    plain = generic(llava, add_special_tokens=False).encode(Prompt(text="a;b <image>;", media=(picture(20, 20),)))
-    assert values(shown, "prompt").tolist() == values(plain, "prompt").tolist()
+    ]:
+        with subtests.test(template=template):
+            model = generic(llava, chat_template=template)
+            chat = (Message(role="user", content="a"), Message(role="assistant", content="b <image>"))
+            assert model.text.chat_text(Prompt(text=chat[:1])) == "a;"
+            shown = model.encode(Prompt(text=chat, media=(picture(20, 20),)))
+            plain = generic(llava, add_special_tokens=False).encode(
+                Prompt(text="a;b <image>;", media=(picture(20, 20),))
+            )
+            assert values(shown, "prompt").tolist() == values(plain, "prompt").tolist()
 
 
-@pytest.mark.parametrize("spoiled", ["media.image_grid_thw", "kinds", "kinds' length"])
-def test_arrays_that_do_not_fit_their_prompt_are_refused(tmp_path, spoiled):
-    model = generic(checkpoint(tmp_path / "qwen2_vl", "qwen2_vl"))
-    prompt = model.encode(Prompt(text="<image> red", media=(picture(20, 20),)))
-    wrong = {
-        "media.image_grid_thw": np.asarray([[1, 2, 2]]),
-        "kinds": np.full(prompt.arrays["prompt"].shape, 2),
-        "kinds' length": np.ones(1, np.int64),
-    }[spoiled]
-    arrays = {**prompt.arrays, spoiled.removesuffix("' length"): array_of(wrong)}
-    with pytest.raises(DataError, match=r"does not fit its places|give one for each unit"):
-        model.condition(attrs.evolve(prompt, arrays=arrays))
+def test_arrays_that_do_not_fit_their_prompt_are_refused(subtests, tmp_path):
+    for number, spoiled in enumerate(["media.image_grid_thw", "kinds", "kinds' length"]):
+        with subtests.test(spoiled=spoiled):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            model = generic(checkpoint(folder / "qwen2_vl", "qwen2_vl"))
+            prompt = model.encode(Prompt(text="<image> red", media=(picture(20, 20),)))
+            wrong = {
+                "media.image_grid_thw": np.asarray([[1, 2, 2]]),
+                "kinds": np.full(prompt.arrays["prompt"].shape, 2),
+                "kinds' length": np.ones(1, np.int64),
+            }[spoiled]
+            arrays = {**prompt.arrays, spoiled.removesuffix("' length"): array_of(wrong)}
+            with pytest.raises(DataError, match=r"does not fit its places|give one for each unit"):
+                model.condition(attrs.evolve(prompt, arrays=arrays))
 
 
 def test_settings_of_images_are_the_processors(tmp_path):

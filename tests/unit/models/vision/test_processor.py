@@ -21,13 +21,14 @@ def test_arrays_are_joined_along_the_dim_in_which_two_images_add_up():
     assert joins == {"patches": 0, "tiles": 0, "nested": 1}
 
 
-@pytest.mark.parametrize("both", [ones(3, 8), np.concatenate([ones(2, 8), 2 * ones(1, 8)]), ones(1, 8)])
-def test_what_is_not_that_of_each_side_by_side_is_refused(both):
-    first, second = ones(1, 8), 3 * ones(1, 8)
-    with pytest.raises(
-        PluginIncompatibleError, match=r"TheProcessor makes 'x' of shape .* of two images, and of each alone"
-    ):
-        find_joins({"x": first}, {"x": second}, {"x": both}, "TheProcessor")
+def test_what_is_not_that_of_each_side_by_side_is_refused(subtests):
+    for both in [ones(3, 8), np.concatenate([ones(2, 8), 2 * ones(1, 8)]), ones(1, 8)]:
+        with subtests.test(both=both):
+            first, second = ones(1, 8), 3 * ones(1, 8)
+            with pytest.raises(
+                PluginIncompatibleError, match=r"TheProcessor makes 'x' of shape .* of two images, and of each alone"
+            ):
+                find_joins({"x": first}, {"x": second}, {"x": both}, "TheProcessor")
 
 
 def test_smaller_arrays_are_filled_up_with_zeros():

@@ -64,15 +64,17 @@ def export(folder, family, is_tied, sizes):
     export_parts(part, shell_of(family, is_tied), folder, open_channel(), file_bytes=6_000)
 
 
-@pytest.mark.parametrize(
-    ("family", "is_tied", "sizes"),
-    [
-        ("qwen3", True, {"pp": 2, "tp": 2}),
-        ("qwen3_moe", False, {"dp_shard": 2, "tp": 2, "ep": 4}),
-    ],
-)
-def test_an_export_is_that_of_one_process(tmp_path, family, is_tied, sizes):
-    check_export(tmp_path, family, is_tied, sizes)
+def test_an_export_is_that_of_one_process(subtests, tmp_path):
+    for number, (family, is_tied, sizes) in enumerate(
+        [
+            ("qwen3", True, {"pp": 2, "tp": 2}),
+            ("qwen3_moe", False, {"dp_shard": 2, "tp": 2, "ep": 4}),
+        ]
+    ):
+        with subtests.test(family=family, is_tied=is_tied, sizes=sizes):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            check_export(folder, family, is_tied, sizes)
 
 
 def check_export(tmp_path, family, is_tied, sizes):
@@ -148,12 +150,13 @@ def test_adapters_that_cannot_be_written_are_told_to_every_process(tmp_path):
     assert "could not be written: [Errno 20] Not a directory" in told[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tensors_are_gathered_one_by_one(family):
-    module = build_whole(blueprint(family, False))
-    places = shard_owners(local_shards(module.state_dict()), lambda said: [said])
-    groups = group_tensors(shell_of(family), places)
-    assert all(len(group.names) == 1 for group in groups)
-    assert sum(size for group in groups for size in group.sizes.values()) == sum(
-        tensor.nbytes for tensor in module.state_dict().values()
-    )
+def test_tensors_are_gathered_one_by_one(subtests):
+    for family in FAMILIES:
+        with subtests.test(family=family):
+            module = build_whole(blueprint(family, False))
+            places = shard_owners(local_shards(module.state_dict()), lambda said: [said])
+            groups = group_tensors(shell_of(family), places)
+            assert all(len(group.names) == 1 for group in groups)
+            assert sum(size for group in groups for size in group.sizes.values()) == sum(
+                tensor.nbytes for tensor in module.state_dict().values()
+            )

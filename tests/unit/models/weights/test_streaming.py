@@ -72,17 +72,21 @@ def change(folder, made):
     save_file({**tensors, **made(tensors)}, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.int16, torch.complex64])
-def test_weights_that_are_no_floats_are_refused_with_their_dtype(folder, dtype):
-    change(folder, lambda tensors: {KEY: tensors[KEY].to(dtype)})
-    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {re.escape(KEY)} has dtype [A-Z]+\d*, and"):
-        look_through(folder, config_of())
+def test_weights_that_are_no_floats_are_refused_with_their_dtype(subtests, folder):
+    for dtype in [torch.int64, torch.bool, torch.int16, torch.complex64]:
+        with subtests.test(dtype=dtype):
+            change(folder, lambda tensors, dtype=dtype: {KEY: tensors[KEY].to(dtype)})
+            with pytest.raises(
+                CheckpointError, match=rf"model\.safetensors: {re.escape(KEY)} has dtype [A-Z]+\d*, and"
+            ):
+                look_through(folder, config_of())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_floats_of_any_width_are_taken(folder, dtype):
-    change(folder, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    look_through(folder, config_of())
+def test_floats_of_any_width_are_taken(subtests, folder):
+    for dtype in [torch.float64, torch.float16, torch.bfloat16]:
+        with subtests.test(dtype=dtype):
+            change(folder, lambda tensors, to=dtype: {name: each.to(to) for name, each in tensors.items()})
+            look_through(folder, config_of())
 
 
 def test_a_checkpoint_of_more_layers_is_refused(folder):
@@ -127,9 +131,12 @@ def build(folder, sizes):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_no_numbers_are_refused_when_they_are_read(folder, value):
-    change(folder, spoil(value))
-    look_through(folder, config_of())
-    assert f"1 of the 512 values read of {KEY} are not finite" in build(folder, {})
-    assert f"1 of the 512 values read of {KEY} are not finite" in run_world(1, build, folder, {"dp_shard": 1})[0]
+def test_values_that_are_no_numbers_are_refused_when_they_are_read(subtests, folder):
+    for value in [float("nan"), float("inf")]:
+        with subtests.test(value=value):
+            change(folder, spoil(value))
+            look_through(folder, config_of())
+            assert f"1 of the 512 values read of {KEY} are not finite" in build(folder, {})
+            assert (
+                f"1 of the 512 values read of {KEY} are not finite" in run_world(1, build, folder, {"dp_shard": 1})[0]
+            )
