@@ -177,7 +177,7 @@ def _unflatten(values: Iterable[Any], kind: type[Decided | Blended]) -> Decided 
 
 for _record in (Decided, Blended):
     # FSDP looks for tensors in what a forward returns.
-    register_pytree_node(_record, _flatten, _unflatten)  # type: ignore[arg-type]
+    register_pytree_node(_record, _flatten, _unflatten)
 
 
 def sliced(kl_target: KLTarget | None, own: Callable[[torch.Tensor], torch.Tensor]) -> KLTarget | None:
