@@ -40,11 +40,12 @@ from cosmos_core.plugins.distributions import (
     recorded_files,
 )
 from cosmos_core.testing.check.probe import Loaded
-from cosmos_core.testing.check.processes import load, run, run_pytest
+from cosmos_core.testing.check.processes import load, run_pytest
 from cosmos_core.testing.check.recorder import Outcome
 from cosmos_core.testing.check.subject import Subject
 from cosmos_core.testing.check.verdict import Check, Finding, Level, Verdict, faults, this_environment
 from cosmos_core.testing.check.wheel import astray
+from cosmos_core.testing.conformance.processes import run
 from cosmos_core.types import JSON
 
 IMPORT_BOUND_S: Final = 1.0
@@ -202,7 +203,7 @@ def _refused(wheel: Path) -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             yield Finding("not run", f'{name} is not installed; pip install "cosmos-core[testing]"')
             continue
-        code, said = run(module, [*arguments, str(wheel)], folder=wheel.parent, environment={}, timeout_s=_WHEEL_TOOL_S)
+        code, said = run(module, [*arguments, str(wheel)], folder=wheel.parent, timeout_s=_WHEEL_TOOL_S)
         if code:
             yield Finding("fault", f"{name} refuses it:\n{said.strip()}")
 

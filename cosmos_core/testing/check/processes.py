@@ -1,12 +1,8 @@
-"""A process of the check: what it printed is kept, what it leaves running ends with it."""
+"""Processes of the check, which import what it judges: the probe, and pytest with the recorder."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,49 +16,11 @@ from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.testing.check.probe import Loaded
 from cosmos_core.testing.check.recorder import Order, Outcome
+from cosmos_core.testing.conformance.processes import run
 
 T = TypeVar("T")
 _LONGEST_S: Final = 120.0
 _LAST_LINES: Final = 12
-
-
-def run(
-    module: str, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], timeout_s: float
-) -> tuple[int | None, str]:
-    """Run a module in a process of its own.
-
-    Args:
-        module: Its full name.
-        arguments: What it is given.
-        folder: Where it runs; modules there are not on its path.
-        environment: Variables to set beside those of this process.
-        timeout_s: Longest time that it may take.
-
-    Returns:
-        Its exit code (None if it had to be stopped), and what it wrote to standard output and error.
-    """
-    command = [sys.executable, "-P", "-u", "-m", module, *arguments]
-    # A file, because a pipe stays open for as long as any process that inherited it.
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        code = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
 
 
 def python_path(folder: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,15 +20,14 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Split
 from cosmos_core.protocols.dataset import Omission, Omitting, Paced
 from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault, json_problems
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if, json_problems
 from cosmos_core.testing.conformance.rows import (
-    PURE,
     SPLITS,
     Place,
     Rows,
     as_sent,
-    compare,
     content_of,
+    difference,
     places_by_position,
     read_elsewhere,
     read_row,
@@ -37,7 +35,11 @@ from cosmos_core.testing.conformance.rows import (
     spread,
     take_row,
 )
-from cosmos_core.types import JSON, Message, Prompt
+from cosmos_core.types import JSON, Prompt
+
+_NUM_THREADS = 4
+_NUM_READERS = 3
+_NUM_PROMPTS = (1, 10, 100_000)
 
 
 def size_problem(dataset: Dataset, split: Split) -> str:
@@ -84,26 +86,6 @@ def omission_problems(omissions: Any) -> Iterator[str]:
         yield f"{reason!r} is counted twice; add the rows up"
 
 
-def _type_problems(row: Any) -> Iterator[str]:
-    """Fields of a row that are not what `Prompt` says; nothing checks that when one is made."""
-    turns = row.text if isinstance(row.text, tuple) else ()
-    if not isinstance(row.text, str | tuple) or not all(isinstance(turn, Message) for turn in turns):
-        yield f"text is {row.text!r:.100}; give a str, or a tuple of cosmos_core.types.Message"
-    if row.text == ():
-        yield "text is a chat without turns; give one Message at least"
-    for turn in turns:
-        if not isinstance(turn.role, str) or not isinstance(turn.content, str):
-            yield f"text has the turn {turn!r:.100}; its role and content are str"
-    if not isinstance(row.demonstration, str | None):
-        yield f"demonstration is {row.demonstration!r:.100}; give a str, or None"
-    if not isinstance(row.rejected, str | None):
-        yield f"rejected is {row.rejected!r:.100}; give a str, or None"
-    if not isinstance(row.media, tuple) or not all(isinstance(each, str) for each in row.media):
-        yield f"media is {row.media!r:.100}; give a tuple of paths or URLs, each a str"
-    if not isinstance(row.metadata, dict):
-        yield f"metadata is {row.metadata!r:.100}; give a dict"
-
-
 def _containers(row: Prompt) -> Iterator[tuple[str, Any]]:
     """(field, list or dict) of everything in a row that can change."""
     waiting: list[tuple[str, Any]] = [("metadata", row.metadata), ("reference", row.reference)]
@@ -114,9 +96,63 @@ def _containers(row: Prompt) -> Iterator[tuple[str, Any]]:
             waiting += [(name, item) for item in (value.values() if isinstance(value, dict) else value)]
 
 
-_NUM_THREADS = 4
-_NUM_READERS = 3
-_MANY_PROMPTS = 100_000
+def _row_problems(row: Prompt) -> Iterator[str]:
+    """Reasons why models, rewards and reports, which are in other processes, cannot take a row as it is."""
+    if row.text == ():
+        yield "text is a chat without turns; give one Message at least"
+    yield from json_problems(row.reference, "reference")
+    metadata = dict(row.metadata) if isinstance(row.metadata, Mapping) else row.metadata
+    yield from json_problems(metadata, "metadata")
+    task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
+    try:
+        received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
+    except (TypeError, ValueError, OverflowError, TransportError) as error:
+        yield f"it cannot be sent to a reward: {error}; give what cosmos_core.types.Prompt says"
+        return
+    for name in attrs.fields_dict(Prompt):
+        given, got = getattr(row, name), getattr(received, name)
+        if given != got:
+            yield f"{name} is {given!r:.100}, but a reward gets {got!r:.100}; give what cosmos_core.types.Prompt says"
+    for location in received.media:
+        if problem := location_problem(location):
+            yield f"media has {location!r:.100}, {problem}"
+
+
+def _settled(dataset: Dataset) -> dict[str, Any]:
+    """What planning asks for once: sizes, rows left out, and the windows of stages."""
+    found: dict[str, Any] = {f"size({split!r})": dataset.size(split) for split in SPLITS}
+    if isinstance(dataset, Omitting):
+        found |= {f"omitted({split!r})": dataset.omitted(split) for split in SPLITS}
+    if isinstance(dataset, Paced):
+        found |= {f"windows({number})": dataset.windows(number) for number in _NUM_PROMPTS}
+    return found
+
+
+def _undeclared(capabilities: DatasetCapabilities, rows: Rows) -> Iterator[str]:
+    """Differences between what rows have and what is declared."""
+    fields = {"demonstrations": "demonstration", "references": "reference", "preferences": "rejected"}
+    for what, field in fields.items():
+        found = [place for place, row in rows.items() if getattr(row, field) is not None]
+        declared = getattr(capabilities, what)
+        if declared and what != "preferences" and not any(split == "train" for split, _ in found):
+            yield (
+                f"it declares {what}, but none of the train rows that were read has one; "
+                f"give them, override the fixture `options`, or declare DatasetCapabilities({what}=False)"
+            )
+        if found and not declared:
+            split, index = found[0]
+            has = "a rejected completion" if field == "rejected" else f"a {field}"
+            yield f"row {index} of {split} has {has}, but they are not declared: DatasetCapabilities({what}=True)"
+
+
+def _unpaired(rows: Rows) -> Iterator[str]:
+    """Rejected completions without another one that is preferred to them."""
+    for (split, index), row in rows.items():
+        if row.rejected is not None and row.demonstration in (None, row.rejected):
+            yield (
+                f"row {index} of {split} has the rejected completion {row.rejected!r:.100} and the demonstration "
+                f"{row.demonstration!r:.100}; give both, and two that differ"
+            )
 
 
 def _expect_refusal(dataset: Dataset, place: Place, size: int) -> None:
@@ -149,6 +185,15 @@ def _generator_states(*, draw: bool = False) -> dict[str, Any]:
             torch.rand(())
         states["torch"] = torch.get_rng_state().tolist()
     return states
+
+
+def _differences_of_threads(dataset: Dataset, rows: Rows) -> Iterator[str]:
+    """Differences of rows that several threads read at once."""
+    places = list(rows)
+    turns = [places[start:] + places[:start] for start in range(0, len(places), len(places) // _NUM_THREADS or 1)]
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        for found in threads.map(lambda turn: read_rows(dataset, turn), turns):
+            yield difference(rows, found, "if several threads read at once", "guard what they share")
 
 
 class DatasetConformance(PluginConformance):
@@ -202,81 +247,46 @@ class DatasetConformance(PluginConformance):
             pytest.skip("its rows cannot be read; test_rows_are_prompts says why")
 
     def test_sizes_are_numbers(self, dataset: Dataset) -> None:
-        """Planning counts rows before anything is read; a split that does not exist has none."""
-        for split in SPLITS:
-            problem = size_problem(dataset, split)
-            if problem:
-                fault(problem)
-
-    def test_there_are_rows_to_train_on(self, sizes: dict[Split, int]) -> None:
-        """A run without any is refused."""
-        if sizes["train"] == 0:
+        """Planning counts rows before anything is read; a run without any to train on is refused."""
+        fault_if(size_problem(dataset, split) for split in SPLITS)
+        if dataset.size("train") == 0:
             fault("size('train') is 0; override the fixture `options` so that there are rows to test")
 
-    def test_sizes_stay(self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], rows: Rows) -> None:
-        """The order of a run is drawn from the size, in several processes and again after a restart."""
+    def test_what_planning_asks_is_settled_when_it_is_made(
+        self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], rows: Rows
+    ) -> None:
+        """Sizes, counts of rows left out and windows go into the plan, in several processes and after a restart."""
+        first = _settled(dataset)
+        for name, value in first.items():
+            if name.startswith("omitted"):
+                fault_if(f"{name}: {problem}" for problem in omission_problems(value))
+            if name.startswith("windows") and (problem := window_problem(value, sizes["train"])):
+                fault(f"{name}: {problem}")
         read_rows(dataset, rows)
-        other: Dataset = make()
-        for split, size in sizes.items():
-            seen = {"after rows were read": dataset.size(split), "of another instance": other.size(split)}
-            for when, again in seen.items():
-                if again != size:
-                    fault(f"size({split!r}) is {size} at first and {again} {when}; settle it when the dataset is made")
+        for when, again in {"after rows were read": dataset, "of another instance": make()}.items():
+            for name, value in _settled(again).items():
+                if value != first[name]:
+                    seen = f"{first[name]!r:.100} at first and {value!r:.100} {when}"
+                    fault(f"{name} is {seen}; settle it when the dataset is made")
 
-    def test_rows_are_prompts(self, dataset: Dataset, places: list[Place]) -> None:
-        """Models, rewards and reports take them as they are."""
+    def test_rows_are_prompts_that_can_be_sent(self, dataset: Dataset, places: list[Place]) -> None:
+        """Models, rewards and reports take them as they are, in other processes and folders."""
         for (split, index), row in read_rows(dataset, places).items():
-            for problem in _type_problems(row):
-                fault(f"row {index} of {split}: {problem}")
+            fault_if(f"row {index} of {split}: {problem}" for problem in _row_problems(row))
 
-    def test_references_and_metadata_are_plain_json(self, rows: Rows) -> None:
-        """Rewards run in other processes."""
-        for (split, index), row in rows.items():
-            metadata = dict(row.metadata)
-            for problem in (*json_problems(row.reference, "reference"), *json_problems(metadata, "metadata")):
-                fault(f"row {index} of {split}: {problem}")
-
-    def test_what_rows_show_can_be_found(self, rows: Rows) -> None:
-        """A model reads it in another process, in a folder of its own."""
-        for (split, index), row in rows.items():
-            for location in row.media:
-                if problem := location_problem(location):
-                    fault(f"row {index} of {split}: media has {location!r:.100}, {problem}")
-
-    def test_a_row_reaches_a_reward_unchanged(self, rows: Rows) -> None:
-        """A row that cannot be sent to a worker cannot be scored."""
-        for (split, index), row in rows.items():
-            task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
-            try:
-                received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
-            except (TypeError, ValueError, OverflowError, TransportError) as error:
-                fault(
-                    f"row {index} of {split} cannot be sent to a reward: {error}; keep to text, numbers, lists, dicts"
-                )
-            if received != row:
-                fault(
-                    f"row {index} of {split} is {row!r:.200}, but a reward gets {received!r:.200}; keep to plain JSON"
-                )
-
-    def test_rows_differ(self, sizes: dict[Split, int], rows: Rows) -> None:
-        """A row is found by its number."""
+    def test_few_rows_come_twice(self, sizes: dict[Split, int], rows: Rows) -> None:
+        """A row is found by its number; a size that counts rows twice makes an epoch longer than the data."""
         for split, size in sizes.items():
-            indices = [index for where, index in rows if where == split]
-            if size > 1 and all(rows[split, index] == rows[split, indices[0]] for index in indices):
-                fault(f"all {len(indices)} rows of {split} that were read are the same; does row() use its index?")
-
-    def test_few_train_rows_come_twice(self, sizes: dict[Split, int], rows: Rows) -> None:
-        """A size that counts rows several times makes an epoch longer than the data."""
-        if self.repeats_rows:
-            pytest.skip("repeats_rows is set")
-        contents = [content_of(row) for (split, _), row in rows.items() if split == "train"]
-        repeated = len(contents) - len(set(contents))
-        if 2 * repeated > len(contents):
-            fault(
-                f"{repeated} of the {len(contents)} train rows that were read repeat an earlier one, and size('train') "
-                f"is {sizes['train']}; give a number to each row once, or set repeats_rows = True in the test class "
-                "if they are meant to come again"
-            )
+            contents = [content_of(row) for (where, _), row in rows.items() if where == split]
+            if size > 1 and len(set(contents)) == 1:
+                fault(f"all {len(contents)} rows of {split} that were read are the same; does row() use its index?")
+            repeated = len(contents) - len(set(contents))
+            if split == "train" and 2 * repeated > len(contents) and not self.repeats_rows:
+                fault(
+                    f"{repeated} of the {len(contents)} train rows that were read repeat an earlier one, and "
+                    f"size('train') is {size}; give a number to each row once, or set repeats_rows = True in the test "
+                    "class if they are meant to come again"
+                )
 
     def test_held_out_rows_are_no_train_rows(self, dataset: Dataset, sizes: dict[Split, int], rows: Rows) -> None:
         """A validation on what was trained on measures memory."""
@@ -297,96 +307,47 @@ class DatasetConformance(PluginConformance):
                 "test class if it is meant"
             )
 
-    def test_a_row_stays_as_it_was_read(self, dataset: Dataset, rows: Rows) -> None:
-        """A batch holds many rows at once."""
-        taken = {place: take_row(dataset, place) for place in rows}
-        for (split, index), row in taken.items():
-            if row != rows[split, index]:
-                fault(f"row {index} of {split} changed when others were read; make new lists and dicts for each row")
-
-    def test_rows_share_nothing_that_can_change(self, dataset: Dataset, rows: Rows) -> None:
-        """A note on one row must not appear on another."""
+    def test_rows_are_objects_of_their_own(self, dataset: Dataset, rows: Rows) -> None:
+        """A batch holds many rows at once, and a note on one of them must not appear on another."""
         taken = {place: take_row(dataset, place) for place in rows}
         owners: dict[int, Place] = {}
         for place, row in taken.items():
+            if row != rows[place]:
+                changed = f"row {place[1]} of {place[0]} changed when others were read"
+                fault(f"{changed}; make new lists and dicts for each row")
             for name, container in _containers(row):
                 owner = owners.setdefault(id(container), place)
                 if owner != place:
                     what = f"{type(container).__name__} in their {name}"
                     fault(f"row{owner} and row{place} hold the same {what}; make a new one for each row")
 
-    def test_preferences_are_declared(self, capabilities: DatasetCapabilities, rows: Rows) -> None:
-        """A rejected completion is nothing without the one preferred to it, and no use where nobody knows of it."""
-        found = [place for place, row in rows.items() if row.rejected is not None]
-        for split, index in found:
-            row = rows[split, index]
-            if row.demonstration is None or row.demonstration == row.rejected:
-                fault(
-                    f"row {index} of {split} has the rejected completion {row.rejected!r:.100} and the demonstration "
-                    f"{row.demonstration!r:.100}; give both, and two that differ"
-                )
-        if found and not capabilities.preferences:
-            split, index = found[0]
-            fault(
-                f"row {index} of {split} has a rejected completion, but they are not declared: "
-                "DatasetCapabilities(preferences=True)"
-            )
-
-    def test_rows_that_are_left_out_are_counted(self, dataset: Dataset, make: Callable[..., Any], rows: Rows) -> None:
-        """Nobody misses a row that nobody tells of; planning shows the counts."""
-        if not isinstance(dataset, Omitting):
-            pytest.skip("it leaves no rows out")
-        first = {split: dataset.omitted(split) for split in SPLITS}
-        for split, omissions in first.items():
-            for problem in omission_problems(omissions):
-                fault(f"omitted({split!r}): {problem}")
-        read_rows(dataset, rows)
-        other = make()
-        for split, omissions in first.items():
-            for when, again in (("after rows were read", dataset), ("of another instance", other)):
-                if again.omitted(split) != omissions:
-                    fault(
-                        f"omitted({split!r}) is {omissions!r:.100} at first and {again.omitted(split)!r:.100} {when}; "
-                        "settle it when the dataset is made"
-                    )
-
-    @pytest.mark.parametrize("what", ["demonstrations", "references"])
-    def test_rows_have_what_is_declared(self, capabilities: DatasetCapabilities, rows: Rows, what: str) -> None:
+    def test_rows_have_what_is_declared(self, capabilities: DatasetCapabilities, rows: Rows) -> None:
         """A recipe whose algorithm or reward needs it is refused, or accepted, by what is declared."""
-        field = what.removesuffix("s")
-        found = [place for place, row in rows.items() if getattr(row, field) is not None]
-        declared = getattr(capabilities, what)
-        if declared and not any(split == "train" for split, _ in found):
-            fault(
-                f"it declares {what}, but none of the train rows that were read has one; "
-                f"give them, override the fixture `options`, or declare DatasetCapabilities({what}=False)"
+        fault_if((*_unpaired(rows), *_undeclared(capabilities, rows)))
+
+    def test_a_row_is_the_same_whenever_it_is_read(
+        self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], context: DatasetContext, rows: Rows
+    ) -> None:
+        """Prompts are leased again, drawn in an order of the run, shared by replicas and read by threads."""
+        several = [make() for _ in range(_NUM_READERS)]
+        shared = {place: read_row(several[index % _NUM_READERS], place) for index, place in enumerate(rows)}
+        # Two epochs in the order of a run, or the first positions of it; a resumed run begins in the middle.
+        positions = range(min(2 * sizes["train"], self.num_rows))
+        order = places_by_position(positions, sizes["train"], context.seed)
+        middle = len(order) // 2
+        fault_if(
+            (
+                difference(rows, read_rows(dataset, rows), "at a second call"),
+                difference(rows, read_rows(make(), reversed(rows)), "if the rows are read backwards"),
+                difference(rows, shared, f"if {_NUM_READERS} readers share the rows"),
+                difference(
+                    read_rows(make(), order),
+                    read_rows(make(), order[middle:]),
+                    f"if a run resumes at position {middle}",
+                ),
+                *_differences_of_threads(dataset, rows),
             )
-        if found and not declared:
-            split, index = found[0]
-            fault(f"row {index} of {split} has a {field}, but they are not declared: DatasetCapabilities({what}=True)")
-
-    @pytest.fixture
-    def order(self, sizes: dict[Split, int], context: DatasetContext, rows: Rows) -> list[Place]:  # noqa: ARG002 - a condition
-        """Train rows in the order of a run, if they can be read: two epochs, or the first `num_rows` positions."""
-        size = sizes["train"]
-        num_positions = min(2 * size, self.num_rows)
-        return places_by_position(range(num_positions), size, context.seed)
-
-    def test_a_row_is_the_same_at_each_call(self, dataset: Dataset, rows: Rows) -> None:
-        """A prompt that is leased again is the same prompt."""
-        compare(rows, read_rows(dataset, rows), "at a second call")
-
-    def test_a_row_is_the_same_in_any_order(self, make: Callable[..., Any], rows: Rows) -> None:
-        """The run draws its rows in an order of its own."""
-        compare(rows, read_rows(make(), reversed(rows)), "if the rows are read backwards")
-
-    def test_threads_read_the_same_rows(self, dataset: Dataset, rows: Rows) -> None:
-        """A replica reads in several threads at once."""
-        places = list(rows)
-        turns = [places[start:] + places[:start] for start in range(0, len(places), len(places) // _NUM_THREADS or 1)]
-        with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            for found in threads.map(lambda turn: read_rows(dataset, turn), turns):
-                compare(rows, found, "if several threads read at once", "guard what they share")
+        )
 
     def test_another_process_reads_the_same_rows(
         self, options: Mapping[str, JSON], context: DatasetContext, rows: Rows
@@ -394,7 +355,7 @@ class DatasetConformance(PluginConformance):
         """The policy, the rollout replicas and a resumed run each make the dataset for themselves."""
         here = {place: as_sent(row) for place, row in rows.items()}
         there = read_elsewhere(self.plugin, options, context, list(rows))
-        compare(here, there, "in another process", "use no hash(), no order of a set, no clock")
+        fault_if([difference(here, there, "in another process", "use no hash(), no order of a set, no clock")])
 
     def test_the_rows_of_a_seed_are_its_own(
         self, plugins: PluginSet, options: Mapping[str, JSON], context: DatasetContext, dataset: Dataset, rows: Rows
@@ -407,8 +368,14 @@ class DatasetConformance(PluginConformance):
         for place in readable:
             for name, each in (("first", first), ("here", dataset), ("second", second)):
                 found[name][place] = read_row(each, place)
-        compare(rows, found["here"], "once a dataset of another seed is read too", "keep nothing in globals")
-        compare(found["first"], found["second"], f"from another instance of seed {other_context.seed}")
+        beside = "once a dataset of another seed is read too"
+        again = f"from another instance of seed {other_context.seed}"
+        fault_if(
+            (
+                difference(rows, found["here"], beside, "keep nothing in globals"),
+                difference(found["first"], found["second"], again),
+            )
+        )
 
     def test_it_leaves_the_random_generators_alone(self, dataset: Dataset, rows: Rows) -> None:
         """Others in the process draw from them; a dataset makes a generator of its own."""
@@ -427,39 +394,3 @@ class DatasetConformance(PluginConformance):
         for split, size in sizes.items():
             for index in (-1, -size - 1, size, size + 1000):
                 _expect_refusal(dataset, (split, index), size)
-
-    def test_a_resumed_run_reads_on_where_it_stopped(self, make: Callable[..., Any], order: list[Place]) -> None:
-        """It makes the dataset anew and begins in the middle."""
-        whole = read_rows(make(), order)
-        middle = len(order) // 2
-        compare(whole, read_rows(make(), order[middle:]), f"if a run resumes at position {middle}")
-
-    def test_its_pace_is_one_that_a_run_can_keep(
-        self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], rows: Rows
-    ) -> None:
-        """The plan asks once for the windows of a stage, and the run draws from them to the end."""
-        if not isinstance(dataset, Paced):
-            pytest.skip("all its rows are available at any time")
-        for num_prompts in (1, 10, _MANY_PROMPTS):
-            windows = dataset.windows(num_prompts)
-            if problem := window_problem(windows, sizes["train"]):
-                fault(f"windows({num_prompts}): {problem}")
-            read_rows(dataset, rows)
-            other: Any = make()
-            for when, again in (("after rows were read", dataset), ("of another instance", other)):
-                if again.windows(num_prompts) != windows:
-                    fault(f"windows({num_prompts}) are others {when}; {PURE}")
-
-    def test_readers_share_the_rows_between_them(self, make: Callable[..., Any], order: list[Place]) -> None:
-        """Each replica reads its part of the positions: together every row of them, none twice."""
-        one, several = make(), [make() for _ in range(_NUM_READERS)]
-        alone = Counter(content_of(read_row(one, place)) for place in order)
-        shared = Counter(
-            content_of(read_row(several[index % _NUM_READERS], place)) for index, place in enumerate(order)
-        )
-        for row in alone | shared:
-            if alone[row] != shared[row]:
-                fault(
-                    f"a row is read {alone[row]} times by one reader, and {shared[row]} times if {_NUM_READERS} "
-                    f"readers share the rows: {row:.200}; {PURE}"
-                )

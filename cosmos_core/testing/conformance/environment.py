@@ -2,74 +2,178 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import copy
+import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
+import attrs
 import pytest
 
-from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, EnvironmentConfig, ModelConfig, Recipe, RunConfig
-from cosmos_core.protocols import (
-    AlgorithmCapabilities,
-    DatasetCapabilities,
-    EngineCapabilities,
-    EnvironmentCapabilities,
-    EnvironmentContext,
-    Kind,
-    RewardCapabilities,
+from cosmos_core.config.schema import EnvironmentConfig
+from cosmos_core.protocols import Environment, EnvironmentCapabilities, EnvironmentContext, Kind
+from cosmos_core.rollout.episodes.messages import Answered, Opened, Reply
+from cosmos_core.rollout.episodes.pool import EnvironmentPool
+from cosmos_core.testing.conformance.planning import any_recipe, planned
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, check_pool
+from cosmos_core.types import JSON, Message, Prompt
+
+_QUESTION: Final = "What is 34 times 56?"
+_GARBLED: Final = (
+    "#### 1904",
+    "",
+    " \n\t\n",
+    "Ответ — 1904 ✅, 世界 🧮, e\u0301, \u200b٨",
+    '{"answer": [8, "\\boxed{8 \\frac{ $ ]}',
+    "\x00\x1b[31m8\x7f",
+    "9" * 5000,
+    "34*56=1904 and " * 1000,
 )
-from cosmos_core.testing.conformance.dialogues import (
-    Hosted,
-    Script,
-    Transcript,
-    WorkerRun,
-    host,
-    ordinary_scripts,
-    play_in_worker,
-    shown,
-)
-from cosmos_core.testing.conformance.planning import planned
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
-from cosmos_core.types import JSON, Prompt
+_TIMES: Final = 3
+_CHECK_S: Final = 0.2
+_BLOCKED_S: Final = 2.0
+_TICK_S: Final = 0.01
 
 
-def refusals(plugin: str, capabilities: EnvironmentCapabilities, *, weight: float) -> list[str]:
-    """Why planning refuses the environment with this weight."""
-    recipe = Recipe(
-        run=RunConfig(name="conformance", steps=1),
-        model=ModelConfig(config={}),
-        algorithm=AlgorithmConfig(plugin="any"),
-        dataset=DatasetConfig(plugin="any"),
-        environment=EnvironmentConfig(plugin=plugin, weight=weight),
+@attrs.frozen(kw_only=True)
+class Script:
+    """A row, and the model's turns, as far as the environment asks for them."""
+
+    prompt: Prompt
+    turns: tuple[str, ...]
+
+
+def ordinary_scripts(turns: Sequence[str]) -> tuple[Script, ...]:
+    """Dialogues of which each has one turn over and over, of rows of plain text and of a chat.
+
+    Args:
+        turns: Turns that mean something to the environment; garbled ones are added.
+    """
+    metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
+    plain = Prompt(text=_QUESTION, reference="1904", metadata=metadata)
+    chat = attrs.evolve(
+        plain, text=(Message(role="system", content="Be brief."), Message(role="user", content=_QUESTION))
     )
-    found = planned(
-        recipe,
-        algorithm=AlgorithmCapabilities(),
-        reward=RewardCapabilities(),
-        engine=EngineCapabilities(),
-        dataset=DatasetCapabilities(),
-        environment=capabilities,
-    )
+    plays = [*((plain, turn) for turn in (*turns, *_GARBLED)), (chat, _GARBLED[0])]
+    return tuple(Script(prompt=prompt, turns=(turn,) * _TIMES) for prompt, turn in plays)
+
+
+class _Table:
+    """Plays dialogues with the environments of a pool.
+
+    An answer says the first words, and of each turn (observation, role, done, reward).
+    """
+
+    def __init__(self, pool: EnvironmentPool, seed: int) -> None:
+        self._pool, self._seed = pool, seed
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+
+    def one_by_one(self, scripts: Sequence[Script]) -> list[Answer | None]:
+        found: list[Answer | None] = [None] * len(scripts)
+        for index, script in enumerate(scripts):
+            episode, answer = self._begin(script)
+            for turn in script.turns:
+                answer = self._go_on(episode, answer, turn)
+            self._pool.forget(episode)
+            found[index] = answer
+            # What hangs once may hang in every dialogue, and each would take its time.
+            if answer.timed_out:
+                break
+        return found
+
+    def in_turns(self, scripts: Sequence[Script]) -> list[Answer | None]:
+        begun = [self._begin(script) for script in scripts]
+        for place in range(max(len(script.turns) for script in scripts)):
+            begun = [
+                (episode, self._go_on(episode, answer, script.turns[place]))
+                for script, (episode, answer) in zip(scripts, begun, strict=True)
+            ]
+        return [answer for _, answer in begun]
+
+    def _begin(self, script: Script) -> tuple[int, Answer]:
+        return self._pool.open(script.prompt, self._seed, self._replies.put), self._reply(Answer())
+
+    def _go_on(self, episode: int, answer: Answer, turn: str) -> Answer:
+        is_done = len(answer.said) > 1 and answer.said[-1][2]
+        if answer.failure or is_done:
+            return answer
+        self._pool.act(episode, turn, self._replies.put)
+        return self._reply(answer)
+
+    def _reply(self, answer: Answer) -> Answer:
+        while True:
+            try:
+                reply = self._replies.get(timeout=_CHECK_S)
+                break
+            except queue.Empty:
+                check_pool(self._pool, "environment")
+        match reply:
+            case Opened():
+                return attrs.evolve(answer, said=(reply.words,))
+            case Answered():
+                turn = (reply.observation, reply.role, reply.done, reply.reward)
+                return attrs.evolve(answer, said=(*answer.said, turn))
+        return attrs.evolve(answer, failure=reply.detail or "it failed", timed_out=reply.timed_out)
+
+
+async def _side_effects(make: Callable[[], Environment], scripts: Sequence[Script], seed: int) -> list[str]:
+    """Play dialogues one after the other, on one event loop as in a worker, and tell of what they did to others."""
+    changed, pauses = [], dict[str, float]()
+    for script in scripts:
+        what = EnvironmentConformance.shown(script)
+        prompt, measured = copy.deepcopy(script.prompt), [0.0]
+        beating = asyncio.ensure_future(_beat(measured))
+        await asyncio.sleep(0)
+        await _play(make(), attrs.evolve(script, prompt=prompt), seed)
+        beating.cancel()
+        await asyncio.wait({beating})
+        pauses[what] = max(measured)
+        if prompt != script.prompt:
+            changed.append(f"{what} changed its row; work on a copy")
+    blocked = [
+        f"{what} held up the event loop, and all other dialogues of the worker, for {pause_s:.1f} s; put what blocks "
+        "into `await asyncio.to_thread(…)`"
+        for what, pause_s in pauses.items()
+        if pause_s > _BLOCKED_S
+    ]
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    names = sorted(getattr(task.get_coro(), "__qualname__", repr(task)) for task in others)
+    left = f"tasks go on after `close`: {', '.join(names[:3])}; cancel them and wait for their end"
+    return [*blocked, *([left] if names else ()), *changed]
+
+
+async def _beat(pauses: list[float]) -> None:
+    """Note how long it is between one turn on the event loop and the next, the one that goes on at the end included."""
+    last = time.monotonic()
+    while True:
+        try:
+            await asyncio.sleep(_TICK_S)
+        finally:
+            now = time.monotonic()
+            pauses.append(now - last)
+            last = now
+
+
+async def _play(environment: Environment, script: Script, seed: int) -> None:
+    await environment.reset(script.prompt, seed)
+    for turn in script.turns:
+        if (await environment.step(turn)).done:
+            break
+    await environment.close()
+
+
+def refusals(plugin: str, capabilities: EnvironmentCapabilities) -> list[str]:
+    """Why planning refuses to count the environment's rewards."""
+    recipe = any_recipe(environment=EnvironmentConfig(plugin=plugin, weight=1.0))
+    found = planned(recipe, environment=capabilities)
     return [problem for problem in found if problem.startswith("environment.")]
 
 
-class PlayInWorker(Protocol):
-    """Plays dialogues in a worker process."""
-
-    def __call__(self, scripts: Sequence[Script], *, hash_seed: str = "0", at_once: bool = False) -> WorkerRun:
-        """Play them in a worker with this `PYTHONHASHSEED`, one by one or in turns."""
-        ...
-
-
-_BLOCKED_S: Final = 2.0
-_SHOWN: Final = 3
-
-
-def _played(run: WorkerRun, scripts: Sequence[Script]) -> list[tuple[Script, Transcript]]:
-    pairs = zip(scripts, run.transcripts, strict=True)
-    return [(script, transcript) for script, transcript in pairs if transcript is not None]
-
-
-class EnvironmentConformance(PluginConformance):
+class EnvironmentConformance(WorkerConformance):
     """Tests that every environment must pass: an answer to whatever a model writes, in time, in the workers of a run.
 
     Set `plugin`, and what else the defaults do not do for.
@@ -84,7 +188,8 @@ class EnvironmentConformance(PluginConformance):
     """
 
     kind: ClassVar[Kind] = "environment"
-    timeout_s: ClassVar[float] = 10.0
+    inputs_failed: ClassVar[str] = "dialogues failed"
+    purity: ClassVar[str] = "draw from the seed that `reset` is given"
     turns: ClassVar[Sequence[str]] = ()
     examples: ClassVar[Sequence[tuple[Prompt, Sequence[str], Sequence[str | None]]]] = ()
 
@@ -99,163 +204,84 @@ class EnvironmentConformance(PluginConformance):
         return ordinary_scripts(self.turns)
 
     @pytest.fixture
-    def in_worker(self, options: Mapping[str, JSON], context: EnvironmentContext) -> PlayInWorker:
-        """Play dialogues in a worker, as a run does."""
+    def ordinary(self, scripts: Sequence[Script]) -> Sequence[Script]:
+        """The same, to be had in a worker."""
+        return scripts
+
+    @staticmethod
+    def shown(given: Script) -> str:
+        """A dialogue in a message."""
+        turn = given.turns[0] if given.turns else ""
+        text = turn if len(turn) <= 60 else f"{turn[:50]}… ({len(turn)} long)"
+        return f"the dialogue of {text!r}"
+
+    def answers(
+        self, options: Mapping[str, JSON], seed: int, inputs: Sequence[Script], *, at_once: bool
+    ) -> list[Answer | None]:
+        """What a worker says in dialogues, one after the other or in turns."""
         config = EnvironmentConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
+        with contextlib.closing(EnvironmentPool(config, seed=seed)) as pool:
+            pool.start()
+            table = _Table(pool, seed)
+            return table.in_turns(inputs) if at_once else table.one_by_one(inputs)
 
-        def play(scripts: Sequence[Script], *, hash_seed: str = "0", at_once: bool = False) -> WorkerRun:
-            return play_in_worker(config, scripts, hash_seed=hash_seed, seed=context.seed, at_once=at_once)
-
-        return play
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def worker_runs(cls) -> dict[str, WorkerRun]:
-        """Earlier runs of a worker, by what was played with which options."""
-        return {}
-
-    @pytest.fixture
-    def worker_run(
-        self,
-        worker_runs: dict[str, WorkerRun],
-        options: Mapping[str, JSON],
-        in_worker: PlayInWorker,
-        scripts: Sequence[Script],
-    ) -> WorkerRun:
-        """The results of a worker for the ordinary dialogues."""
-        key = repr((options, [shown(each) for each in scripts]))
-        if key not in worker_runs:
-            worker_runs[key] = in_worker(scripts)
-        return worker_runs[key]
-
-    @pytest.fixture
-    def sound_run(self, worker_run: WorkerRun) -> WorkerRun:
-        """The same, if every dialogue went its way."""
-        if not worker_run.is_sound:
-            pytest.skip("a worker failed at ordinary dialogues; the faults of other tests say how")
-        return worker_run
-
-    @pytest.fixture
-    def hosted(
+    def test_a_dialogue_disturbs_nothing_in_its_process(
         self,
         sound_run: WorkerRun,  # noqa: ARG002 - it has shown that the environment neither hangs nor ends this process
         make: Callable[..., Any],
         scripts: Sequence[Script],
         context: EnvironmentContext,
-    ) -> Hosted:
-        """Side effects of the ordinary dialogues in this process."""
-        return host(make, scripts, context.seed)
-
-    def test_every_ordinary_dialogue_goes_its_way(self, worker_run: WorkerRun, scripts: Sequence[Script]) -> None:
-        """A garbled turn gets an answer that says so, or ends the dialogue; raising is for what cannot go on."""
-        failed = [
-            f"{shown(script)}: {transcript.failed.detail}"
-            for script, transcript in _played(worker_run, scripts)
-            if transcript.failed is not None and not transcript.failed.timed_out
-        ]
-        if failed:
-            listed = "".join(f"\n  {each}" for each in failed[:_SHOWN])
-            fault(f"{len(failed)} of {len(scripts)} ordinary dialogues failed:{listed}")
-
-    def test_it_answers_in_time(self, worker_run: WorkerRun, scripts: Sequence[Script]) -> None:
-        """A run waits `timeout_s` of the recipe for an answer, then gives the sample up."""
-        for script, transcript in _played(worker_run, scripts):
-            if transcript.failed is not None and transcript.failed.timed_out:
-                fault(
-                    f"{shown(script)} got no answer within {self.timeout_s:g} s; be quicker, "
-                    "or set `timeout_s` of the test class to what recipes must give it"
-                )
-
-    def test_it_leaves_no_process_behind(self, worker_run: WorkerRun) -> None:
-        """A worker may be ended at any time, and what it started must not outlive it."""
-        if worker_run.leftovers:
-            listed = "".join(f"\n  {each}" for each in worker_run.leftovers[:_SHOWN])
-            fault(f"it starts processes that outlive the worker; end them in `close`:{listed}")
-
-    def test_it_never_blocks_the_event_loop(self, hosted: Hosted) -> None:
-        """All dialogues of a worker share it."""
-        if hosted.blocked_s > _BLOCKED_S:
-            fault(
-                f"{hosted.where} held up the event loop, and all other dialogues of the worker, for "
-                f"{hosted.blocked_s:.1f} s; put what blocks into `await asyncio.to_thread(…)`"
-            )
-
-    def test_nothing_goes_on_after_close(self, hosted: Hosted) -> None:
-        """A worker has thousands of dialogues in its life."""
-        if hosted.left:
-            fault(f"tasks go on after `close`: {', '.join(hosted.left[:_SHOWN])}; cancel them and wait for their end")
-
-    def test_it_changes_nothing_that_it_is_given(self, hosted: Hosted) -> None:
-        """Rewards and the other samples of the group see the same row."""
-        if hosted.changed:
-            fault(f"{hosted.changed[0]} changed its row; work on a copy")
+    ) -> None:
+        """All dialogues of a worker share its event loop, and those of a group their row."""
+        for problem in asyncio.run(_side_effects(make, scripts, context.seed)):
+            fault(problem)
 
     def test_dialogues_do_not_disturb_each_other(
-        self, sound_run: WorkerRun, scripts: Sequence[Script], request: pytest.FixtureRequest
+        self,
+        capabilities: EnvironmentCapabilities,
+        sound_run: WorkerRun,
+        scripts: Sequence[Script],
+        in_worker: Callable[..., WorkerRun],
     ) -> None:
         """A worker has many at once."""
-        self.needs_determinism(request)
-        both = request.getfixturevalue("in_worker")(scripts, at_once=True)
-        for script, alone, among in zip(scripts, sound_run.transcripts, both.transcripts, strict=True):
+        self.needs_determinism(capabilities)
+        for script, alone, among in zip(
+            scripts, sound_run.answers, in_worker(scripts, at_once=True).answers, strict=True
+        ):
             if alone is not None and among is not None and alone.said != among.said:
                 fault(
-                    f"{shown(script)} got {among.said!r:.200} among others, and {alone.said!r:.200} alone; keep the "
-                    "state of a dialogue in its own instance"
-                )
-
-    def needs_determinism(self, request: pytest.FixtureRequest) -> None:
-        """Skip the test unless the environment declares that its answers can be had again."""
-        if not request.getfixturevalue("capabilities").deterministic:
-            pytest.skip("not declared: deterministic")
-
-    def test_another_process_gives_the_same_answers(
-        self, sound_run: WorkerRun, scripts: Sequence[Script], in_worker: PlayInWorker, request: pytest.FixtureRequest
-    ) -> None:
-        """Each replica has workers of its own, and the samples of a group are to be comparable."""
-        self.needs_determinism(request)
-        other = in_worker(list(reversed(scripts)), hash_seed="1")
-        for script, one, two in zip(scripts, sound_run.transcripts, reversed(other.transcripts), strict=True):
-            if one is not None and two is not None and one.said != two.said:
-                fault(
-                    f"{shown(script)} got {one.said!r:.200} in one process and {two.said!r:.200} in another, after "
-                    "other dialogues and with another hash seed; draw from the seed that `reset` is given, or declare "
-                    "EnvironmentCapabilities(deterministic=False)"
+                    f"{self.shown(script)} got {among.said!r:.200} among others, and {alone.said!r:.200} alone; keep "
+                    "the state of a dialogue in its own instance"
                 )
 
     def test_rewards_are_declared(
         self, capabilities: EnvironmentCapabilities, sound_run: WorkerRun, scripts: Sequence[Script]
     ) -> None:
-        """Undeclared rewards are not counted."""
+        """Undeclared rewards are not counted, and a recipe that weighs them is refused before it starts."""
+        refused = refusals(self.plugin, capabilities)
         if capabilities.rewards:
+            if refused:
+                fault(f"it declares rewards, but planning refuses them: {refused[0]}")
             return
-        for script, transcript in zip(scripts, sound_run.transcripts, strict=True):
-            given = [each.reward for each in transcript.answers if each.reward] if transcript is not None else []
+        if not refused:
+            fault("planning counts rewards that are not declared: a fault of cosmos-core")
+        for script, answer in zip(scripts, sound_run.answers, strict=True):
+            given = [turn[3] for turn in answer.said[1:] if turn[3]] if answer is not None else []
             if given:
                 fault(
-                    f"{shown(script)} got a reward of {given[0]:g}, which no run would count; declare "
+                    f"{self.shown(script)} got a reward of {given[0]:g}, which no run would count; declare "
                     "EnvironmentCapabilities(rewards=True)"
                 )
 
-    def test_the_examples_get_their_answers(self, in_worker: PlayInWorker) -> None:
+    def test_the_examples_get_their_answers(self, in_worker: Callable[..., WorkerRun]) -> None:
         """Its documentation promises them."""
         if not self.examples:
             pytest.skip("not given: `examples`, dialogues with the observations that they must get")
         scripts = [Script(prompt=prompt, turns=tuple(turns)) for prompt, turns, _ in self.examples]
-        run = in_worker(scripts)
-        for script, transcript, (_, _, expected) in zip(scripts, run.transcripts, self.examples, strict=True):
-            if transcript is None or transcript.failed is not None:
-                why = "another example took too long" if transcript is None else str(transcript.failed)
-                fault(f"{shown(script)} has no answers: {why}")
-            found = [each.observation for each in transcript.answers]
+        for script, answer, (_, _, expected) in zip(scripts, in_worker(scripts).answers, self.examples, strict=True):
+            if answer is None or answer.failure:
+                why = "another example took too long" if answer is None else answer.failure
+                fault(f"{self.shown(script)} has no answers: {why}")
+            found = [turn[0] for turn in answer.said[1:]]
             if found != list(expected):
-                fault(f"{shown(script)} got {found!r:.300}, and `examples` says {list(expected)!r:.300}")
-
-    def test_planning_refuses_to_count_rewards_that_are_not_declared(
-        self, capabilities: EnvironmentCapabilities
-    ) -> None:
-        """A recipe that weighs them is refused before it starts."""
-        refused = refusals(self.plugin, capabilities, weight=1.0)
-        if capabilities.rewards and refused:
-            fault(f"it declares rewards, but planning refuses them: {refused[0]}")
-        if not capabilities.rewards and not refused:
-            fault("planning counts rewards that are not declared: a fault of cosmos-core")
+                fault(f"{self.shown(script)} got {found!r:.300}, and `examples` says {list(expected)!r:.300}")

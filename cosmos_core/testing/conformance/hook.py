@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import os
-import signal
+import json
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
 import attrs
-import msgspec
 import pytest
 
 from cosmos_core.errors import PluginBrokenError
@@ -25,13 +19,15 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
 from cosmos_core.run.hooks import make_in_time
 from cosmos_core.testing.conformance import story
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if
+from cosmos_core.testing.conformance.processes import run
 from cosmos_core.testing.conformance.story import HookSession, Surroundings
 from cosmos_core.types import JSON
 
 Open: TypeAlias = Callable[[RunInfo], HookSession]
 
 _START_S: Final = 60.0
+_LAST_LINES: Final = 5
 
 
 class HookConformance(PluginConformance):
@@ -60,7 +56,7 @@ class HookConformance(PluginConformance):
     @pytest.fixture(autouse=True)
     def restored(self) -> Iterator[None]:
         """Nothing that a hook changes in the process reaches another test."""
-        before = Surroundings.look()
+        before = Surroundings()
         yield
         before.restore()
 
@@ -114,48 +110,31 @@ class HookConformance(PluginConformance):
             )
         session.close()
 
-    def test_a_whole_run_is_followed(self, open_run: Open, context: RunInfo) -> None:
-        """It never breaks or blocks a run."""
-        calls = chain(story.beginning(), story.steps(1, 3), story.ending("finished"))
-        _follow(open_run(context), calls, "an ordinary run")
-
-    def test_a_resumed_run_is_followed(self, open_run: Open, context: RunInfo) -> None:
-        """It finds what it left behind in the first session, and steps that are told again."""
-        _follow(open_run(context), chain(story.beginning(), story.steps(1, 3), story.ending("stopped")), "a run")
-        resumed = attrs.evolve(context, resumed_from=2)
-        _follow(
-            open_run(resumed), chain(story.beginning(), story.steps(3, 5), story.ending("finished")), "its resumption"
-        )
-
-    def test_a_run_that_fails_at_once_is_followed(self, open_run: Open, context: RunInfo) -> None:
-        """Nothing may be taken for granted at the end: no step, no evaluation."""
-        begun = story.Call(hook="cosmos_run_started")
-        _follow(open_run(context), chain([begun], story.ending("failed", accuracy=None)), "a run that fails at once")
-
-    def test_odd_numbers_and_names_are_taken(self, open_run: Open, context: RunInfo) -> None:
-        """Metrics may be empty, not finite, or named in any language."""
-        calls = chain(story.beginning(), story.steps(1, 3), story.oddities(), story.ending("finished"))
-        _follow(open_run(context), calls, "a run with odd metrics (empty, nan, inf, unicode)")
-
-    def test_arguments_stay_as_they_are(self, open_run: Open, context: RunInfo) -> None:
-        """Other hooks are told with the same objects."""
-        calls = [*story.beginning(), *story.steps(1, 3), *story.ending("finished")]
-        before = copy.deepcopy((context.recipe, calls))
-        _follow(open_run(context), calls, "an ordinary run")
-        if context.recipe != before[0]:
+    def test_an_ordinary_run_is_followed_and_left_as_it_is(self, open_run: Open, context: RunInfo) -> None:
+        """It never breaks or blocks a run; what it is told, and its process, belong to other plugins too."""
+        calls = [*story.ordinary()]
+        recipe, kept, before = *copy.deepcopy((context.recipe, calls)), Surroundings()
+        _follow(open_run(context), "an ordinary run", calls)
+        fault_if(f"the hook {problem}" for problem in before.problems(self.own_variables))
+        if context.recipe != recipe:
             fault("the hook changed run.recipe; work on a copy")
-        for call, kept in zip(calls, before[1], strict=True):
-            changed = [name for name, value in call.arguments.items() if value != kept.arguments[name]]
+        for call, (_, arguments) in zip(calls, kept, strict=True):
+            changed = [name for name, value in call.arguments.items() if value != arguments[name]]
             if changed:
-                fault(f"{call.hook} changed its argument {', '.join(changed)}; work on a copy")
+                fault(f"cosmos_{call.event} changed its argument {', '.join(changed)}; work on a copy")
 
-    def test_the_process_stays_as_it_is(self, open_run: Open, context: RunInfo) -> None:
-        """Its directory, environment and logging belong to the run and to every other plugin."""
-        before = Surroundings.look()
-        calls = chain(story.beginning(), story.steps(1, 3), story.ending("finished"))
-        _follow(open_run(context), calls, "an ordinary run")
-        for problem in before.problems(Surroundings.look(), self.own_variables):
-            fault(f"the hook {problem}")
+    def test_rare_runs_are_followed(self, open_run: Open, context: RunInfo) -> None:
+        """One finds what it left behind; one has no step and no evaluation; one has metrics that are no numbers."""
+        run = attrs.evolve(context, directory=_folder(context.directory, "resumed"))
+        _follow(open_run(run), "a run", story.beginning(), story.steps(1, 3), story.ending("stopped"))
+        again = attrs.evolve(run, resumed_from=2)
+        _follow(open_run(again), "its resumption", story.beginning(), story.steps(3, 5), story.ending())
+        failing = attrs.evolve(context, directory=_folder(context.directory, "failing"))
+        begun = [story.Call("run_started", {})]
+        _follow(open_run(failing), "a run that fails at once", begun, story.ending("failed", accuracy=None))
+        odd = attrs.evolve(context, directory=_folder(context.directory, "odd"))
+        what = "a run with odd metrics (empty, nan, inf, unicode)"
+        _follow(open_run(odd), what, story.beginning(), story.steps(1, 3), story.oddities(), story.ending())
 
     def test_two_runs_in_one_process_do_not_mix(self, open_run: Open, tmp_path: Path) -> None:
         """Its memory belongs to the object of one run, never to the module."""
@@ -166,7 +145,7 @@ class HookConformance(PluginConformance):
             lambda _: story.beginning(),
             lambda accuracy: story.steps(1, 3, accuracy=accuracy),
             lambda accuracy: story.steps(4, 6, accuracy=accuracy),
-            lambda accuracy: story.ending("finished", accuracy=accuracy),
+            lambda accuracy: story.ending(accuracy=accuracy),
         )
         for act in acts:
             for name, session in sessions.items():
@@ -183,20 +162,24 @@ class HookConformance(PluginConformance):
         self, options: Mapping[str, JSON], context: RunInfo, tmp_path: Path
     ) -> None:
         """`cosmos run` must be able to end, with no process left behind."""
-        order = story.Order(
-            plugin=self.plugin,
-            options=options,
-            run_id=context.run_id,
-            name=context.name,
-            directory=str(context.directory),
-            recipe=context.recipe,
-            timeout_s=self.timeout_s,
-        )
-        left, took_s = _run_apart(order, tmp_path / "output.txt", self.timeout_s)
-        if left.processes:
-            fault(f"when the run was over, processes were left behind: {', '.join(left.processes)}; end them in time")
-        if took_s > self.timeout_s:
-            names = ", ".join(left.threads) or "none that Python knows"
+        about = {"run_id": context.run_id, "name": context.name, "directory": str(context.directory)}
+        order = {
+            "plugin": self.plugin,
+            "options": options,
+            "run": {**about, "recipe": context.recipe},
+            "timeout_s": self.timeout_s,
+        }
+        answer, limit_s = tmp_path / "left.json", _START_S + 10 * self.timeout_s
+        code, output = run(story.__name__, [json.dumps(order), str(answer)], timeout_s=limit_s)
+        if not answer.exists():
+            printed = " | ".join(output.splitlines()[-_LAST_LINES:])
+            fault(f"the run did not come to its end in a process of its own: {printed or 'no output'}")
+        left = json.loads(answer.read_text())
+        if left["processes"]:
+            names = ", ".join(left["processes"])
+            fault(f"when the run was over, processes were left behind: {names}; end them in time")
+        if code in (None, story.LATE):
+            names = ", ".join(left["threads"]) or "none that Python knows"
             fault(
                 f"the process did not end within {self.timeout_s:g} s after its run was over (threads that it waits "
                 f"for: {names}); make threads daemons, or end them in cosmos_run_ended"
@@ -223,8 +206,8 @@ def _tell(session: HookSession, calls: Iterable[story.Call], what: str) -> None:
         fault(f"in {what}: {session.problems[0]}")
 
 
-def _follow(session: HookSession, calls: Iterable[story.Call], what: str) -> None:
-    _tell(session, calls, what)
+def _follow(session: HookSession, what: str, *calls: Iterable[story.Call]) -> None:
+    _tell(session, chain(*calls), what)
     session.close()
     if session.problems:
         fault(f"at the end of {what}: {session.problems[0]}")
@@ -244,34 +227,3 @@ def _check_free_of(folder: Path, other: str, accuracy: float) -> None:
                 f"{path.relative_to(folder)} of the run {folder.name!r} tells of the run {other!r}; keep what is "
                 "remembered in the object that Provider.create makes, not in the module or the class"
             )
-
-
-def _run_apart(order: story.Order, output: Path, timeout_s: float) -> tuple[story.Left, float]:
-    """Run in a process of its own: what was left when the run was over, and the seconds from there to its end."""
-    command = [sys.executable, "-P", "-m", story.__name__, msgspec.json.encode(order).decode()]
-    with output.open("w+b") as file:
-        # Into a file: a process that is left behind would hold a pipe open.
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            left = _wait_left(process, output, _START_S + 10 * timeout_s)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout_s + 0.5)
-            return left, time.time() - left.ended_at
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_left(process: subprocess.Popen[Any], output: Path, timeout_s: float) -> story.Left:
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        has_ended = process.poll() is not None
-        for line in output.read_bytes().splitlines():
-            if line.startswith(b'{"ended_at"'):
-                return msgspec.json.decode(line, type=story.Left)
-        if has_ended:
-            break
-        time.sleep(0.02)
-    printed = output.read_text(errors="replace").splitlines()[-5:]
-    return fault(f"the run did not come to its end in a process of its own: {' | '.join(printed) or 'no output'}")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import attrs
 import pytest
 
+from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.protocols import (
     Exit,
@@ -25,7 +26,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.protocols.launcher import Submission, Submitting
 from cosmos_core.testing.conformance.launched import LAST_WORDS, VARIABLE
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if
 
 PROBE: Final = "cosmos_core.testing.conformance.launched"
 NAME: Final = "rollout-0"
@@ -55,14 +56,7 @@ def _is_bare(line: str, folder: str) -> bool:
 
 
 def _check_shell(plain: str, plain_folder: str, odd: str, odd_folder: str) -> None:
-    """Refuse a script of which a shell reads other words for a folder of an odd name than for one of a plain name.
-
-    Args:
-        plain: The script of a run with a plain name.
-        plain_folder: The folder of that run.
-        odd: The script of the same run with an odd name.
-        odd_folder: The folder of that one.
-    """
+    """Refuse a script in which a shell reads other words for an odd folder than in the same script for a plain one."""
     # In double quotes, $ and ` mean what they mean outside: those are no quotes for a name that has one.
     kinds = ("'\"", "'") if set(odd_folder) & set("$`") else ("'\"",)
     for quotes in kinds:
@@ -175,32 +169,29 @@ class LauncherConformance(PluginConformance):
         time.sleep(0.5)
         return path.exists() and path.read_text(encoding="utf-8") != before
 
-    def test_a_process_gets_its_command_line_and_environment(
+    def test_a_process_gets_its_words_and_its_end_is_told_once(
         self, launcher: Launcher, spec: Callable[..., ProcessSpec], tmp_path: Path
     ) -> None:
-        """Arguments and variables arrive as they are, whatever a shell would make of them."""
-        wanted = spec("exit:0")
+        """Words arrive as they are, whatever a shell would make of them, and the supervisor acts on each end once."""
+        wanted = spec(f"exit:{_CODE}")
         got = self.start(launcher, wanted, tmp_path)
-        if got["rest"] != list(wanted.arguments[-3:]):
-            fault(f"the process got the arguments {got['rest']}, and {list(wanted.arguments[-3:])} were told")
-        (variable,) = wanted.environment.values()
-        if got["variable"] != variable:
-            fault(f"the process got {got['variable']!r} in its environment, and {variable!r} was told")
-
-    def test_an_end_is_told_once_with_its_code(
-        self, launcher: Launcher, spec: Callable[..., ProcessSpec], tmp_path: Path
-    ) -> None:
-        """The supervisor acts on each end once: it restarts what was lost, and ends the run with what failed."""
-        self.start(launcher, spec(f"exit:{_CODE}"), tmp_path)
         end = self.ended(launcher)
-        if end.code != _CODE:
-            fault(f"the process ended with code {_CODE}, and exits() told {end.code}")
-        if LAST_WORDS not in end.error:
-            fault(f"the process's last words were {LAST_WORDS!r}, and exits() told {end.error!r}")
-        if again := launcher.exits():
-            fault(f"exits() told again of {[each.name for each in again]}; tell each end once")
-        if left := launcher.running():
-            fault(f"running() has {list(left)}, which have ended")
+        again, left = [each.name for each in launcher.exits()], list(launcher.running())
+        (variable,) = wanted.environment.values()
+        words = list(wanted.arguments[-3:])
+        checks = {
+            f"the process got the arguments {got['rest']}, and {words} were told": got["rest"] != words,
+            f"the process got {got['variable']!r} in its environment, and {variable!r} was told": (
+                got["variable"] != variable
+            ),
+            f"the process ended with code {_CODE}, and exits() told {end.code}": end.code != _CODE,
+            f"the process's last words were {LAST_WORDS!r}, and exits() told {end.error!r}": (
+                LAST_WORDS not in end.error
+            ),
+            f"exits() told again of {again}; tell each end once": again,
+            f"running() has {left}, which have ended": left,
+        }
+        fault_if(message for message, is_wrong in checks.items() if is_wrong)
 
     def test_what_runs_is_listed_and_a_killed_one_is_told(
         self, launcher: Launcher, spec: Callable[..., ProcessSpec], tmp_path: Path
@@ -259,8 +250,10 @@ class LauncherConformance(PluginConformance):
             fault(f"render() returned {rendered!r}, which is no Submission")
         return rendered
 
-    def test_elsewhere_it_says_where_it_starts_processes(self, make: Callable[..., Any]) -> None:
-        """`cosmos run` asks before anything is made: no run begins that could not start."""
+    def test_it_says_from_where_it_starts_or_submits(
+        self, make: Callable[..., Any], capabilities: LauncherCapabilities
+    ) -> None:
+        """No run begins that could not start; `cosmos launch` takes those that submit, `cosmos run` the others."""
         try:
             make().check()
         except ConfigError as error:
@@ -268,24 +261,18 @@ class LauncherConformance(PluginConformance):
                 fault("check() refused without a word; say from where processes can be started")
         except Exception as error:  # noqa: BLE001 - the plugin's, which is what is tested
             fault(f"check() raised {type(error).__name__}: {error}; refuse with a ConfigError")
-
-    def test_it_submits_what_it_declares(self, make: Callable[..., Any], capabilities: LauncherCapabilities) -> None:
-        """`cosmos launch` takes those that submit, `cosmos run` looks for GPUs on this machine for others."""
         if capabilities.submits != isinstance(make(), Submitting):
             has = "lacks" if capabilities.submits else "has"
             fault(f"it declares submits={capabilities.submits} and {has} render(), ready() and submit()")
 
-    def test_rendering_is_repeatable_and_changes_nothing(
+    def test_a_submission_is_repeatable_and_finds_the_run(
         self, submission: Submission, make: Callable[..., Any], context: LauncherContext
     ) -> None:
-        """The submission is what `--render-only` shows, and showing it leaves nothing behind."""
+        """It is what `--render-only` shows, which leaves nothing behind, and all that a run elsewhere has to go by."""
         if make().render() != submission:
             fault("render() gave another submission the second time; write what options and context say, alone")
         if context.directory.parent.exists():
             fault(f"render() wrote into {context.directory.parent}; the run's folder is made when it is submitted")
-
-    def test_a_submission_finds_the_run(self, submission: Submission, context: LauncherContext) -> None:
-        """A run elsewhere has nothing to go by but what was submitted."""
         if not submission.name or "/" in submission.name:
             fault(f"the submission's file is named {submission.name!r}; give a plain name, such as job.sh")
         if str(context.directory) not in submission.text:
@@ -295,8 +282,6 @@ class LauncherConformance(PluginConformance):
         self, submission: Submission, provider: Provider[Any], options: Any, context: LauncherContext
     ) -> None:
         """A run's name and folder are people's words: what a shell would make of them must not happen."""
-        from cosmos_core.config.structure import structure  # noqa: PLC0415 - only here
-
         given: Any = structure(options, provider.options, "launch.options")
         for name in _ODD_NAMES:
             odd = attrs.evolve(context, name=name, directory=context.directory.parent / name)

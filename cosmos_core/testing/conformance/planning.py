@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from cosmos_core.config.job import stages
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RunConfig
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
@@ -31,22 +31,30 @@ _FACTS: Final = ModelFacts(
 )
 
 
+def any_recipe(**parts: Any) -> Recipe:
+    """A recipe of one step with these parts."""
+    run, model = RunConfig(name="conformance", steps=1), ModelConfig(config={})
+    others = {"algorithm": AlgorithmConfig(plugin="any"), "dataset": DatasetConfig(plugin="any")}
+    return Recipe(**{"run": run, "model": model, **others, **parts})
+
+
 def planned(
     recipe: Recipe,
     *,
-    algorithm: AlgorithmCapabilities,
-    reward: RewardCapabilities,
-    engine: EngineCapabilities,
-    dataset: DatasetCapabilities,
+    algorithm: AlgorithmCapabilities | None = None,
+    reward: RewardCapabilities | None = None,
+    engine: EngineCapabilities | None = None,
+    dataset: DatasetCapabilities | None = None,
     environment: EnvironmentCapabilities | None = None,
 ) -> list[str]:
     """Problems of a recipe whose parts can do this; its model takes what the engine makes."""
+    engine = engine or EngineCapabilities()
     parts = Parts(
         model=ModelCapabilities(payload_kinds=engine.payload_kinds),
         facts=_FACTS,
-        dataset=dataset,
-        stages=[(stage, algorithm) for stage in stages(recipe)],
-        rewards=[reward for _ in recipe.reward],
+        dataset=dataset or DatasetCapabilities(),
+        stages=[(stage, algorithm or AlgorithmCapabilities()) for stage in stages(recipe)],
+        rewards=[reward or RewardCapabilities() for _ in recipe.reward],
         engine=engine,
         num_train_rows=10,
         num_heldout_rows=10,

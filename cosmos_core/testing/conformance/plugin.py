@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -18,36 +18,20 @@ from cosmos_core.protocols import Kind, Provider
 from cosmos_core.types import JSON
 
 _MUTABLE: Final = (list, dict, set, bytearray)
+_UNKNOWN_KEY: Final = "no_plugin_has_this_option"
 
 
 def option_faults(cls: type) -> Iterator[str]:
     """Everything that is wrong with an options class, each as a message for its author."""
-    yield from filter(None, (not_frozen(cls), undocumented(cls), shared_defaults(cls)))
-
-
-def not_frozen(cls: type) -> str:
-    """Name the classes that can be written to; empty if none can."""
-    loose = [each.__name__ for each in _classes(cls) if not _is_frozen(each)]
-    if not loose:
-        return ""
-    return f"{', '.join(loose)} is not frozen; declare it with @attrs.frozen(kw_only=True)"
-
-
-def undocumented(cls: type) -> str:
-    """Name the options that say nothing of themselves; empty if all do."""
-    silent = [name for name, field in fields(cls) if not field.metadata.get("help")]
-    if not silent:
-        return ""
-    return (
-        f"options without a help text: {', '.join(silent)}; declare them as "
-        "name: type = option(default, help='What it is for.')"
-    )
-
-
-def shared_defaults(cls: type) -> str:
-    """Name the options that share one mutable default between all instances; empty if none does."""
-    shared = [name for name, field in fields(cls) if isinstance(field.default, _MUTABLE)]
-    return f"options whose default is one object for all instances: {', '.join(shared)}; use factory=" if shared else ""
+    if loose := [each.__name__ for each in _classes(cls) if not _is_frozen(each)]:
+        yield f"{', '.join(loose)} is not frozen; declare it with @attrs.frozen(kw_only=True)"
+    if silent := [name for name, field in fields(cls) if not field.metadata.get("help")]:
+        yield (
+            f"options without a help text: {', '.join(silent)}; declare them as "
+            "name: type = option(default, help='What it is for.')"
+        )
+    if shared := [name for name, field in fields(cls) if isinstance(field.default, _MUTABLE)]:
+        yield f"options whose default is one object for all instances: {', '.join(shared)}; use factory="
 
 
 def _classes(cls: type) -> Iterator[type]:
@@ -72,12 +56,15 @@ def _is_frozen(cls: type) -> bool:
     return not own
 
 
-_UNKNOWN_KEY = "no_plugin_has_this_option"
-
-
 def fault(message: str) -> NoReturn:
     """Fail the test with a message for the plugin's author: what is wrong, the value seen, what to do."""
     pytest.fail(message, pytrace=False)
+
+
+def fault_if(problems: Iterable[str]) -> None:
+    """Fail the test with all of these messages that are not empty, if there are any."""
+    if found := [each for each in problems if each]:
+        fault("\n".join(found))
 
 
 class PluginConformance:
@@ -135,26 +122,11 @@ class PluginConformance:
         if record.status not in ("ok", "conflict"):
             fault(f"{record.kind} {record.name} of {record.distribution} is {record.status}: {record.problem}")
 
-    def test_it_can_be_made_twice(self, make: Callable[..., Any]) -> None:
-        """Every process makes an instance of its own from the same options."""
-        first, second = make(), make()
-        if first is second:
-            fault("Provider.create returned the same object twice; make a new instance at each call")
-
-    def test_options_are_frozen(self, provider: Provider[Any]) -> None:
-        """Nothing may rewrite what the recipe says."""
-        _fault_if(not_frozen(provider.options))
-
-    def test_every_option_documents_itself(self, provider: Provider[Any]) -> None:
-        """`cosmos plugins show` prints what each option is for."""
-        _fault_if(undocumented(provider.options))
-
-    def test_no_option_has_a_mutable_default(self, provider: Provider[Any]) -> None:
-        """A default that is shared between instances changes under their feet."""
-        _fault_if(shared_defaults(provider.options))
-
-    def test_no_option_is_dynamic_that_no_run_would_change(self, provider: Provider[Any]) -> None:
-        """`cosmos set` changes options of algorithms, and of nothing else."""
+    def test_its_options_are_frozen_and_documented(self, provider: Provider[Any]) -> None:
+        """Nothing may rewrite what the recipe says, and `cosmos plugins show` prints what each option is for."""
+        for problem in option_faults(provider.options):
+            fault(problem)
+        # `cosmos set` changes options of algorithms, and of nothing else.
         named = [name for name, field in fields(provider.options) if field.metadata.get("dynamic")]
         if named and self.kind != "algorithm":
             fault(f"options that are dynamic: {', '.join(named)}; those of algorithms can be, not of a {self.kind}")
@@ -164,10 +136,13 @@ class PluginConformance:
         with pytest.raises(ConfigError, match=_UNKNOWN_KEY):
             structure({**options, _UNKNOWN_KEY: 1}, provider.options, f"{self.kind}.options")
 
-    def test_making_it_changes_no_option(
-        self, provider: Provider[Any], options: Mapping[str, JSON], context: Any
+    def test_each_instance_is_made_of_the_options_alone(
+        self, make: Callable[..., Any], provider: Provider[Any], options: Mapping[str, JSON], context: Any
     ) -> None:
-        """Options are read, never written: the manifest would tell of others than were used."""
+        """Every process makes one of its own from the same options, which the manifest tells of."""
+        first, second = make(), make()
+        if first is second:
+            fault("Provider.create returned the same object twice; make a new instance at each call")
         given: Any = structure(options, provider.options, f"{self.kind}.options")
         before = attrs.asdict(given)
         provider.create(given, context)
@@ -176,13 +151,7 @@ class PluginConformance:
             fault(f"making an instance changed its options: {', '.join(changed)}; work on a copy")
 
 
-def _fault_if(problem: str) -> None:
-    if problem:
-        fault(problem)
-
-
 _INTEGERS: Final = range(-(2**63), 2**64)
-_ITERABLES: Final = (tuple, set, frozenset)
 
 
 def json_problems(value: Any, path: str) -> Iterator[str]:
@@ -202,8 +171,7 @@ def json_problems(value: Any, path: str) -> Iterator[str]:
                     yield f"{path} has the key {key!r}, a {type(key).__name__}; keys are text"
                 yield from json_problems(item, f"{path}[{key!r}]")
         case _:
-            problem = _scalar_problem(value)
-            if problem:
+            if problem := _scalar_problem(value):
                 yield f"{path} is {value!r:.100}, {problem}"
 
 
@@ -212,22 +180,15 @@ def _scalar_problem(value: Any) -> str:
         case bool() | None:
             return ""
         case str():
-            return "" if _is_encodable(value) else "text that UTF-8 cannot hold; replace half surrogate pairs"
+            is_text = value.encode(errors="ignore").decode() == value
+            return "" if is_text else "text that UTF-8 cannot hold; replace half surrogate pairs"
         case int():
             return "" if value in _INTEGERS else "more than 64 bits; write it as text"
         case float():
             return "" if math.isfinite(value) else "which JSON cannot hold; leave it out, or use None"
         case _:
-            wanted = "a list" if isinstance(value, _ITERABLES) else "text, numbers, lists and dicts"
+            wanted = "a list" if isinstance(value, tuple | set | frozenset) else "text, numbers, lists and dicts"
             return f"a {type(value).__name__}; use {wanted}"
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class OneThread(PluginConformance):

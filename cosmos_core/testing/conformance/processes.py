@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-import attrs
 import msgspec
 import psutil
 import pytest
@@ -21,6 +21,52 @@ from cosmos_core.testing.conformance.plugin import fault
 
 T = TypeVar("T")
 _TAIL: Final = 2000
+_MARK: Final = "COSMOS_CONFORMANCE_RUN"
+_LEAVE_S: Final = 3.0
+
+
+def run(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> tuple[int | None, str]:
+    """Run a module in a process of its own; what it leaves running ends with it.
+
+    Args:
+        module: Its full name.
+        arguments: What it is given.
+        timeout_s: Longest time that it may take.
+        environment: Variables to set beside those of this process.
+        folder: Where it runs, if not here; modules there are not on its path.
+
+    Returns:
+        Its exit code (None if it had to be stopped), and what it wrote to standard output and error.
+    """
+    command = [sys.executable, "-P", "-u", "-m", module, *arguments]
+    # A file, because a pipe stays open for as long as any process that inherited it.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 def ask(module: str, question: object, answer: type[T], *, timeout_s: float, late: str, failed: str) -> T:
@@ -34,64 +80,40 @@ def ask(module: str, question: object, answer: type[T], *, timeout_s: float, lat
         late: What to tell the author if it takes longer.
         failed: What to tell the author if it fails; the end of its errors is added.
     """
+    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    variables = {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         # Files, not streams: a plugin may print.
         asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"
         asked.write_bytes(msgspec.json.encode(question))
-        command = [sys.executable, "-P", "-m", module, str(asked), str(answered)]
-        variables = {**os.environ, "PYTHONHASHSEED": _another_hash_seed(), "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(
-                command, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired:
+        code, output = run(module, [str(asked), str(answered)], timeout_s=timeout_s, environment=variables)
+        if code is None:
             fault(late)
-        if done.returncode != 0 or not answered.exists():
-            fault(f"{failed}:\n{done.stderr.strip()[-_TAIL:]}")
+        if code or not answered.exists():
+            fault(f"{failed}:\n{output.strip()[-_TAIL:]}")
         return msgspec.json.decode(answered.read_bytes(), type=answer)
 
 
-def _another_hash_seed() -> str:
-    return "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-
-
-_MARK: Final = "COSMOS_CONFORMANCE_RUN"
-_LEAVE_S: Final = 3.0
-
-
-@attrs.define(kw_only=True, eq=False)
-class Marked:
-    """Workers that carry a mark.
-
-    Attributes:
-        leftovers: Command lines of what outlived them, once they are gone.
-    """
-
-    leftovers: tuple[str, ...] = ()
-
-
 @contextlib.contextmanager
-def marked(hash_seed: str) -> Iterator[Marked]:
+def marked(hash_seed: str) -> Iterator[list[str]]:
     """Mark the workers that are started within, and end what they leave behind.
 
     Args:
         hash_seed: `PYTHONHASHSEED` of the workers.
+
+    Returns:
+        Command lines of what outlived the workers, once they are gone.
     """
-    mark, found = uuid.uuid4().hex, Marked()
+    mark, leftovers = uuid.uuid4().hex, list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_MARK, mark)
         patch.setenv("PYTHONHASHSEED", hash_seed)
-        yield found
-    found.leftovers = tuple(_ended(mark))
-
-
-def _ended(mark: str) -> Iterator[str]:
+        yield leftovers
     _, alive = psutil.wait_procs([each for each in psutil.process_iter() if _carries(each, mark)], timeout=_LEAVE_S)
     for process in alive:
         with contextlib.suppress(psutil.Error):
-            name = " ".join(process.cmdline()) or process.name()
+            leftovers.append(" ".join(process.cmdline()) or process.name())
             process.kill()
-            yield name
 
 
 def _carries(process: psutil.Process, mark: str) -> bool:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-import random
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import attrs
 import pytest
 
-from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RewardConfig, RunConfig
+from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError, DataError
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     Completion,
-    DatasetCapabilities,
     EngineCapabilities,
     Kind,
     Reward,
@@ -27,42 +25,15 @@ from cosmos_core.protocols import (
     Score,
 )
 from cosmos_core.protocols.reward import Loading, Requiring, Vetting
-from cosmos_core.testing.conformance.planning import planned
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault, json_problems
-from cosmos_core.testing.conformance.scoring import (
-    Judged,
-    WorkerRun,
-    attempt,
-    cancel,
-    judge,
-    number,
-    ordinary_completions,
-    ordinary_pictures,
-    score_in_worker,
-    shown,
-)
-from cosmos_core.types import JSON, SampleStatus
+from cosmos_core.testing.conformance import scoring
+from cosmos_core.testing.conformance.planning import any_recipe, planned
+from cosmos_core.testing.conformance.plugin import fault, json_problems
+from cosmos_core.testing.conformance.scoring import Judged, judge, judge_all_sound, shown
+from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun
+from cosmos_core.types import JSON
 
-
-class ScoreInWorker(Protocol):
-    """Scores completions in a worker process."""
-
-    def __call__(self, completions: Sequence[Completion], *, hash_seed: str = "0") -> WorkerRun:
-        """Score them in a worker with this `PYTHONHASHSEED`."""
-        ...
-
-
-_SHOWN = 3
-
-
-def _is_another(value: Any, score: float) -> bool:
-    """True if it is a finite number, and not this score."""
-    return isinstance(value, numbers.Real) and math.isfinite(value) and not math.isclose(value, score, abs_tol=1e-6)
-
-
-def _listed(what: str, items: Sequence[str]) -> str:
-    more = f"\n  and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return f"{what}:" + "".join(f"\n  {item}" for item in items[:_SHOWN]) + more
+_UNDECLARED = "a_kind_that_is_not_declared"
+_TOLERANCE = 1e-6
 
 
 def refusals(plugin: str, capabilities: RewardCapabilities, made: AbstractSet[str]) -> list[str]:
@@ -70,48 +41,14 @@ def refusals(plugin: str, capabilities: RewardCapabilities, made: AbstractSet[st
 
     Payloads of kind `media` are what an engine of latents renders.
     """
-    recipe = Recipe(
-        run=RunConfig(name="conformance", steps=1),
-        model=ModelConfig(config={}),
-        algorithm=AlgorithmConfig(plugin="any"),
-        dataset=DatasetConfig(plugin="any"),
-        reward=(RewardConfig(plugin=plugin),),
-    )
     kinds = frozenset(kind if kind != "media" else "latents" for kind in made)
     found = planned(
-        recipe,
+        any_recipe(reward=(RewardConfig(plugin=plugin),)),
         algorithm=AlgorithmCapabilities(payload_kinds=kinds),
         reward=capabilities,
         engine=EngineCapabilities(payload_kinds=kinds, renders="media" in made),
-        dataset=DatasetCapabilities(),
     )
     return [problem for problem in found if f"reward {plugin!r}" in problem]
-
-
-_UNDECLARED = "a_kind_that_is_not_declared"
-_TOLERANCE = 1e-6
-
-
-def _needs_determinism(capabilities: RewardCapabilities) -> None:
-    if not capabilities.deterministic:
-        pytest.skip("not declared: deterministic")
-
-
-def _differs(completion: Completion, seen: Sequence[Any], where: str) -> str:
-    return (
-        f"{shown(completion)} scored {', '.join(map(str, seen))}: {where}; compute it from the completion alone "
-        "(no state, no hash(), no order of a set), or declare RewardCapabilities(deterministic=False)"
-    )
-
-
-def _refusal(reward: Reward, completion: Completion) -> Exception | None:
-    if not isinstance(reward, Vetting):
-        pytest.skip("not there: `vet`")
-    try:
-        reward.vet(completion.prompt)
-    except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
-        return error
-    return None
 
 
 def _told(reward: Any) -> str:
@@ -123,7 +60,17 @@ def _told(reward: Any) -> str:
     return told
 
 
-class RewardConformance(PluginConformance):
+def _fault_unless_raised(judged: Judged) -> None:
+    """Refuse a score of what cannot be scored, and an error that does not say why there is none."""
+    error = judged.outcome
+    if not isinstance(error, Exception):
+        what = f"{shown(judged.completion)} cannot be scored, but `score` returned {judged.value}"
+        fault(f"{what}; raise an error that says why")
+    if not str(error).strip():
+        fault(f"{shown(judged.completion)} raised {error!r} without a message; say why it cannot be scored")
+
+
+class RewardConformance(WorkerConformance):
     """Tests that every reward must pass: a number for whatever a model writes, in time, in the workers of a run.
 
     Set `plugin`, and what else the defaults do not do for.
@@ -140,7 +87,8 @@ class RewardConformance(PluginConformance):
     """
 
     kind: ClassVar[Kind] = "reward"
-    timeout_s: ClassVar[float] = 10.0
+    inputs_failed: ClassVar[str] = "completions got no score"
+    purity: ClassVar[str] = "compute it from the completion alone (no state, no hash(), no order of a set)"
     examples: ClassVar[Sequence[tuple[Completion, float]]] = ()
     unscorable: ClassVar[Sequence[Completion]] = ()
     reference_is_optional: ClassVar[bool] = False
@@ -160,50 +108,26 @@ class RewardConformance(PluginConformance):
                 f"it scores payloads of kind {kinds}, and the kit's own completions are text or pictures; "
                 "override the fixture `completions` with some that have payloads"
             )
-        return ordinary_completions() if "tokens" in capabilities.payload_kinds else ordinary_pictures()
+        is_text = "tokens" in capabilities.payload_kinds
+        return scoring.ordinary_completions() if is_text else scoring.ordinary_pictures()
 
     @pytest.fixture
-    def in_worker(self, options: Mapping[str, JSON], context: RewardContext) -> ScoreInWorker:
-        """Score completions in a worker, as a run does."""
+    def ordinary(self, completions: Sequence[Completion]) -> Sequence[Completion]:
+        """The same, to be scored in a worker."""
+        return completions
+
+    @staticmethod
+    def shown(given: Completion) -> str:
+        """A completion in a message."""
+        return shown(given)
+
+    def answers(
+        self, options: Mapping[str, JSON], seed: int, inputs: Sequence[Completion], *, at_once: bool
+    ) -> list[Answer | None]:
+        """Scores that a worker gives, which goes on with others while one waits."""
+        del at_once
         config = RewardConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
-
-        def score(completions: Sequence[Completion], *, hash_seed: str = "0") -> WorkerRun:
-            return score_in_worker(config, completions, hash_seed=hash_seed, seed=context.seed)
-
-        return score
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def worker_runs(cls) -> dict[str, WorkerRun]:
-        """Earlier runs of a worker, by what was scored with which options: scores may be dear."""
-        return {}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def judgements(cls) -> dict[str, list[Judged]]:
-        """Earlier scores in this process, likewise."""
-        return {}
-
-    @pytest.fixture
-    def key(self, options: Mapping[str, JSON], completions: Sequence[Completion]) -> str:
-        """The completions and options as a key."""
-        return repr((options, [shown(each) for each in completions]))
-
-    @pytest.fixture
-    def worker_run(
-        self, worker_runs: dict[str, WorkerRun], key: str, in_worker: ScoreInWorker, completions: Sequence[Completion]
-    ) -> WorkerRun:
-        """The results of a worker for the ordinary completions."""
-        if key not in worker_runs:
-            worker_runs[key] = in_worker(completions)
-        return worker_runs[key]
-
-    @pytest.fixture
-    def sound_run(self, worker_run: WorkerRun) -> WorkerRun:
-        """The same, if every completion got a score."""
-        if not worker_run.is_sound:
-            pytest.skip("a worker failed at ordinary completions; the faults of other tests say how")
-        return worker_run
+        return scoring.score_in_worker(config, inputs, seed)
 
     @pytest.fixture
     def reward(self, sound_run: WorkerRun, make: Callable[..., Any]) -> Reward:  # noqa: ARG002 - a condition
@@ -215,58 +139,60 @@ class RewardConformance(PluginConformance):
 
     @pytest.fixture
     def judged(
-        self, judgements: dict[str, list[Judged]], key: str, reward: Reward, completions: Sequence[Completion]
+        self, earlier: dict[object, Any], key: str, reward: Reward, completions: Sequence[Completion]
     ) -> list[Judged]:
         """Scores of the ordinary completions in this process."""
-        if key not in judgements:
-            judgements[key] = judge(
-                reward, [attrs.evolve(each, prompt=copy.deepcopy(each.prompt)) for each in completions]
-            )
-        return judgements[key]
+        place = ("judged", key)
+        if place not in earlier:
+            copies = [attrs.evolve(each, prompt=copy.deepcopy(each.prompt)) for each in completions]
+            earlier[place] = judge_all_sound(reward, copies)
+        found: list[Judged] = earlier[place]
+        return found
 
-    def test_every_ordinary_completion_gets_a_score(
-        self, worker_run: WorkerRun, completions: Sequence[Completion]
-    ) -> None:
-        """A wrong, empty or garbled answer is scored low; raising is for what cannot be judged at all."""
-        failed = [
-            f"{shown(completion)}: {outcome.detail}"
-            for completion, outcome in zip(completions, worker_run.outcomes, strict=True)
-            if outcome is not None and outcome.status is SampleStatus.REWARD_FAILED
-        ]
-        if failed:
-            fault(_listed(f"{len(failed)} of {len(completions)} ordinary completions got no score", failed))
-
-    def test_it_answers_in_time(self, worker_run: WorkerRun, completions: Sequence[Completion]) -> None:
-        """A run waits `timeout_s` of the recipe for a score, then ends the worker and drops the sample."""
-        for completion, outcome in zip(completions, worker_run.outcomes, strict=True):
-            if outcome is not None and outcome.status is SampleStatus.REWARD_TIMEOUT:
-                fault(
-                    f"{shown(completion)} got no score within {self.timeout_s:g} s; make `score` quicker, "
-                    "or set `timeout_s` of the test class to what recipes must give it"
-                )
-
-    def test_it_leaves_no_process_behind(self, worker_run: WorkerRun) -> None:
-        """A worker may be ended at any time, and what it started must not outlive it."""
-        if worker_run.leftovers:
-            fault(_listed("`score` starts processes that outlive the worker; wait for them", worker_run.leftovers))
+    def test_scoring_gives_a_number_and_changes_nothing(self, judged: list[Judged]) -> None:
+        """Statistics and advantages are computed from it; other rewards see the same prompt, reports the details."""
+        for each in judged:
+            value, what = each.value, shown(each.completion)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+                fault(f"{what} scored {value!r:.100}, a {type(value).__name__}; return a finite float or a Score")
+            if isinstance(each.outcome, Score):
+                for problem in json_problems(dict(each.outcome.details), "details"):
+                    fault(f"{what}: {problem}")
+            if each.changed:
+                fault(f"scoring changed the prompt, payload or media of {what}; work on a copy")
 
     def test_a_coroutine_can_be_cancelled(self, reward: Reward, judged: list[Judged]) -> None:
         """One that takes too long is cancelled, so that the worker can go on with the others."""
-        ending = next((cancel(reward, each.completion) for each in judged if each.awaited), None)
-        if ending is None:
+        awaited = [each.completion for each in judged if each.awaited]
+        if not awaited:
             pytest.skip("`score` is no coroutine")
-        if ending in ("goes on", "hangs"):
+        if scoring.goes_on_when_cancelled(reward, awaited[0]):
             fault("`score` goes on after it is cancelled; let asyncio.CancelledError through")
 
-    def test_what_cannot_be_scored_raises(self, reward: Reward) -> None:
-        """A made-up number would train the model on the mistake."""
-        self._needs_unscorable()
-        for completion in self.unscorable:
-            error = attempt(reward, completion)
-            if not isinstance(error, Exception):
-                fault(f"{shown(completion)} cannot be scored, but `score` returned; raise an error that says why")
-            if not str(error).strip():
-                fault(f"{shown(completion)} raised {error!r} without a message; say why it cannot be scored")
+    def test_what_cannot_be_scored_raises(
+        self, capabilities: RewardCapabilities, reward: Reward, completions: Sequence[Completion]
+    ) -> None:
+        """A made-up number would train the model on the mistake, or on a black picture where none was rendered."""
+        given = list(self.unscorable)
+        if "media" in capabilities.payload_kinds and completions[0].media is not None:
+            given.append(attrs.evolve(completions[0], payload=None, media=None))
+        if not given:
+            pytest.skip("not given: `unscorable`, completions for which `score` must raise")
+        for each in judge(reward, given):
+            _fault_unless_raised(each)
+
+    def test_a_failure_costs_its_own_sample_alone(
+        self, in_worker: Callable[..., WorkerRun], sound_run: WorkerRun, completions: Sequence[Completion]
+    ) -> None:
+        """The sample gets a status with the reward's message; those beside it get their scores."""
+        if not self.unscorable:
+            pytest.skip("not given: `unscorable`, completions for which `score` must raise")
+        *failed, beside = in_worker([*self.unscorable, completions[0]]).answers
+        for completion, answer in zip(self.unscorable, failed, strict=True):
+            if answer is None or not answer.failure or answer.timed_out:
+                fault(f"{shown(completion)} must end as reward_failed, and ended as {answer}")
+        if beside is None or beside.failure or sound_run.answers[0] is None:
+            fault(f"{shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
 
     def test_no_score_is_made_up_without_a_reference(self, capabilities: RewardCapabilities, reward: Reward) -> None:
         """A dataset whose rows lack the reference would train the model on whatever `score` falls back to."""
@@ -277,99 +203,33 @@ class RewardConformance(PluginConformance):
             pytest.skip("declared: a score may be another one without the reference")
         for completion, score in referring:
             bare = attrs.evolve(completion, prompt=attrs.evolve(completion.prompt, reference=None))
-            value = number(attempt(reward, bare))
-            if _is_another(value, score):
+            (found,) = judge(reward, [bare])
+            value = found.value
+            is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+            if is_number and not math.isclose(value, score, abs_tol=_TOLERANCE):
                 fault(
                     f"{shown(completion)} scores {score}, and {value} when its prompt has no reference: a number that "
                     "is made up; raise an error that says why and list such a completion in `unscorable`, or set "
                     "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
                 )
 
-    def test_what_was_not_rendered_raises(
-        self, capabilities: RewardCapabilities, reward: Reward, completions: Sequence[Completion]
-    ) -> None:
-        """An engine that renders nothing gives pictures no score, and certainly not that of a black one."""
-        if "media" not in capabilities.payload_kinds or completions[0].media is None:
-            pytest.skip("not declared: payloads of kind media, or not looked at")
-        bare = attrs.evolve(completions[0], payload=None, media=None)
-        error = attempt(reward, bare)
-        if not isinstance(error, Exception):
-            fault(f"{shown(bare)} has no frames, but `score` returned {number(error)}; raise an error that says so")
-        if not str(error).strip():
-            fault(f"{shown(bare)} has no frames, and raised {error!r} without a message; say so")
-
-    def test_a_failure_costs_its_own_sample_alone(
-        self, in_worker: ScoreInWorker, sound_run: WorkerRun, completions: Sequence[Completion]
-    ) -> None:
-        """The sample gets a status with the reward's message; those beside it get their scores."""
-        self._needs_unscorable()
-        run = in_worker([*self.unscorable, completions[0]])
-        for completion, outcome in zip(self.unscorable, run.outcomes, strict=False):
-            if outcome is None or outcome.status is not SampleStatus.REWARD_FAILED:
-                fault(f"{shown(completion)} must end as reward_failed, and ended as {outcome}")
-        beside, alone = run.outcomes[-1], sound_run.outcomes[0]
-        if beside is None or alone is None or beside.status is not SampleStatus.OK:
-            fault(f"{shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
-
-    def _needs_unscorable(self) -> None:
-        if not self.unscorable:
-            pytest.skip("not given: `unscorable`, completions for which `score` must raise")
-
-    def test_a_score_is_a_number(self, judged: list[Judged]) -> None:
-        """Statistics and advantages are computed from it."""
-        for each in judged:
-            value = each.value
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-                kind = type(value).__name__
-                fault(f"{shown(each.completion)} scored {value!r:.100}, a {kind}; return a finite float or a Score")
-
-    def test_details_are_plain_json(self, judged: list[Judged]) -> None:
-        """They are shown in other processes."""
-        for each in judged:
-            if isinstance(each.outcome, Score):
-                for problem in json_problems(dict(each.outcome.details), "details"):
-                    fault(f"{shown(each.completion)}: {problem}")
-
-    def test_it_changes_nothing_that_it_is_given(self, judged: list[Judged]) -> None:
-        """Other rewards and samples of the group see the same prompt."""
-        for each in judged:
-            if each.changed:
-                fault(f"scoring changed the prompt, payload or media of {shown(each.completion)}; work on a copy")
-
     def test_the_same_completion_gets_the_same_score(
         self, capabilities: RewardCapabilities, judged: list[Judged], reward: Reward, completions: Sequence[Completion]
     ) -> None:
         """Whatever was scored before it, and by whichever instance."""
-        _needs_determinism(capabilities)
-        again = judge(reward, [*completions, *reversed(completions)])
-        last = len(again) - 1
-        for index, completion in enumerate(completions):
-            seen = (judged[index].value, again[index].value, again[last - index].value)
+        self.needs_determinism(capabilities)
+        again = judge_all_sound(reward, [*completions, *reversed(completions)])
+        for first, second, third in zip(judged, again, reversed(again), strict=False):
+            seen = [each.value for each in (first, second, third)]
             if len(set(seen)) > 1:
-                fault(_differs(completion, seen, "by one instance, by another, and by that one again in another order"))
-
-    def test_another_process_gives_the_same_score(
-        self,
-        capabilities: RewardCapabilities,
-        sound_run: WorkerRun,
-        in_worker: ScoreInWorker,
-        completions: Sequence[Completion],
-    ) -> None:
-        """Each replica has workers of its own, and a score must not depend on which of them gave it."""
-        _needs_determinism(capabilities)
-        order = random.Random(0).sample(range(len(completions)), len(completions))  # noqa: S311 - no secret
-        run = in_worker([completions[index] for index in order], hash_seed="1")
-        for index, outcome in zip(order, run.outcomes, strict=True):
-            first = sound_run.outcomes[index]
-            seen = tuple(None if each is None else each.value for each in (first, outcome))
-            if len(set(seen)) > 1:
-                fault(_differs(completions[index], seen, "in one process, and in another with another hash seed"))
+                where = "by one instance, by another, and by that one again in another order"
+                self.fault_differing(first.completion, seen, where)
 
     def test_the_examples_get_their_scores(self, reward: Reward) -> None:
         """Its documentation promises them."""
         if not self.examples:
             pytest.skip("not given: `examples`, completions with the scores that they must get")
-        found = judge(reward, [completion for completion, _ in self.examples])
+        found = judge_all_sound(reward, [completion for completion, _ in self.examples])
         for each, (completion, expected) in zip(found, self.examples, strict=True):
             if not math.isclose(each.value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
                 fault(f"{shown(completion)} scored {each.value}, and `examples` says {expected}")
@@ -385,37 +245,34 @@ class RewardConformance(PluginConformance):
         if not refusals(self.plugin, capabilities, {_UNDECLARED}):
             fault(f"planning accepts it beside an engine of payloads {_UNDECLARED!r}: a fault of cosmos-core")
 
-    def test_what_it_scores_passes_its_vetting(self, reward: Reward, completions: Sequence[Completion]) -> None:
+    def test_its_vetting_says_what_its_scores_say(self, reward: Reward, completions: Sequence[Completion]) -> None:
         """Rows that it refuses count as unusable, and a run whose rows all are is not started."""
-        for completion in (*completions, *(each for each, _ in self.examples)):
-            error = _refusal(reward, completion)
-            if error is not None:
-                fault(f"`vet` refuses the prompt of {shown(completion)}, which gets a score: {error}")
+        if not isinstance(reward, Vetting):
+            pytest.skip("not there: `vet`")
+        scored = (*completions, *(each for each, _ in self.examples))
+        for completion in (*scored, *self.unscorable):
+            try:
+                reward.vet(completion.prompt)
+            except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
+                what = f"the prompt of {shown(completion)}"
+                if completion in scored:
+                    fault(f"`vet` refuses {what}, which gets a score: {error}")
+                if not isinstance(error, DataError) or not str(error).strip():
+                    fault(f"`vet` raised {type(error).__name__} ({error}) for {what}; raise a DataError saying why")
+                if not isinstance(judge(reward, [completion])[0].outcome, Exception):
+                    fault(f"`vet` refuses {what}, but `score` returned; let both say the same")
 
-    def test_what_its_vetting_refuses_cannot_be_scored(self, reward: Reward) -> None:
-        """A run goes by `score`; what planning says before it must be the same."""
-        for completion in self.unscorable:
-            error = _refusal(reward, completion)
-            if error is None:
-                continue
-            if not isinstance(error, DataError) or not str(error).strip():
-                kind = type(error).__name__
-                fault(
-                    f"`vet` raised {kind} ({error}) for the prompt of {shown(completion)}; raise a DataError saying why"
-                )
-            if not isinstance(attempt(reward, completion), Exception):
-                fault(f"`vet` refuses the prompt of {shown(completion)}, but `score` returned; let both say the same")
-
-    def test_it_lacks_nothing_where_it_scores(self, sound_run: WorkerRun, make: Callable[..., Any]) -> None:  # noqa: ARG002 - a condition
-        """No run starts where a reward lacks something."""
-        told = _told(make())
-        if told:
+    def test_it_says_what_is_absent(
+        self,
+        sound_run: WorkerRun,  # noqa: ARG002 - where it scores, nothing is absent
+        make: Callable[..., Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Planning must say first what would end the run, and nothing else."""
+        if told := _told(make()):
             fault(f"`absent` says {told!r}, where a worker has scored; return '' where nothing is absent")
-
-    def test_it_says_what_is_absent(self, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Planning must say first what would end the run."""
         if not self.variables:
-            pytest.skip("not given: `variables`, those of the environment that it needs")
+            return
         for name in self.variables:
             monkeypatch.delenv(name, raising=False)
         reward = make()

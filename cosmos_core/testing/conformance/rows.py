@@ -72,8 +72,8 @@ def content_of(row: Prompt) -> str:
     return repr((row.text, row.demonstration, row.rejected, row.reference, row.media))
 
 
-def compare(first: Mapping[Place, Prompt], second: Mapping[Place, Prompt], when: str, advice: str = PURE) -> None:
-    """Fault the first row that is another one the second time.
+def difference(first: Rows, second: Rows, when: str, advice: str = PURE) -> str:
+    """Tell of the first row that is another one the second time; empty if none is.
 
     Args:
         first: Rows as they must be.
@@ -87,7 +87,8 @@ def compare(first: Mapping[Place, Prompt], second: Mapping[Place, Prompt], when:
             names = [field.name for field in attrs.fields(Prompt)]
             name = next(name for name in names if getattr(row, name) != getattr(expected, name))
             values = f"{getattr(expected, name)!r:.100}, then {getattr(row, name)!r:.100}"
-            fault(f"row {index} of {split} is another one {when}: its {name} is {values}; {advice}")
+            return f"row {index} of {split} is another one {when}: its {name} is {values}; {advice}"
+    return ""
 
 
 _TIMEOUT_S: Final = 120.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import copy
 import functools
@@ -11,20 +10,19 @@ import inspect
 import queue
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Completion, Reward, Score
-from cosmos_core.rollout.rewards.messages import Outcome, Outcomes, WirePayload
+from cosmos_core.rollout.rewards.messages import Outcomes, WirePayload
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.testing.conformance.processes import marked
+from cosmos_core.testing.conformance.worker import Answer, check_pool
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
 _QUESTION: Final = "Ann has 7 apples, buys 5 more, then loses 4. How many apples now?"
@@ -79,8 +77,6 @@ def _own(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 
-Ending: TypeAlias = Literal["never waits", "ends", "goes on", "hangs"]
-
 _PATIENCE_S: Final = 5.0
 
 
@@ -90,7 +86,7 @@ class Judged:
 
     Attributes:
         completion: What was scored.
-        outcome: What `score` returned, or its coroutine.
+        outcome: What `score` returned, its coroutine returned, or either raised.
         awaited: Whether `score` returned a coroutine.
         changed: Whether the prompt, the payload or the media are others since.
     """
@@ -103,12 +99,7 @@ class Judged:
     @property
     def value(self) -> Any:
         """The number, or what was returned instead."""
-        return number(self.outcome)
-
-
-def number(outcome: Any) -> Any:
-    """The number of what `score` returned, or what was returned instead."""
-    return outcome.value if isinstance(outcome, Score) else outcome
+        return self.outcome.value if isinstance(self.outcome, Score) else self.outcome
 
 
 def judge(reward: Reward, completions: Sequence[Completion]) -> list[Judged]:
@@ -120,46 +111,25 @@ def judge(reward: Reward, completions: Sequence[Completion]) -> list[Judged]:
     return asyncio.run(judge_all())
 
 
-def attempt(reward: Reward, completion: Completion) -> Any:
-    """Score the completion and return the result, or the exception that it raises."""
-
-    async def score() -> Any:
-        try:
-            outcome: Any = reward.score(completion)
-            return await outcome if inspect.isawaitable(outcome) else outcome
-        except Exception as error:  # noqa: BLE001 - any exception says that there is no score
-            return error
-
-    return asyncio.run(score())
-
-
-def cancel(reward: Reward, completion: Completion) -> Ending:
-    """Begin to score, cancel at the first wait, and tell how that ends."""
-    answer: concurrent.futures.Future[Ending] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(asyncio.run(_cancel(reward, completion)))
-        except Exception as error:  # noqa: BLE001 - it is raised again in the thread that waits
-            answer.set_exception(error)
-
-    # A coroutine that cannot be cancelled would hold up a loop of this thread for ever.
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return answer.result(_PATIENCE_S)
-    except TimeoutError:
-        return "hangs"
+def judge_all_sound(reward: Reward, completions: Sequence[Completion]) -> list[Judged]:
+    """Score completions, each of which must get a score."""
+    found = judge(reward, completions)
+    for each in found:
+        if isinstance(each.outcome, Exception):
+            raised = f"{type(each.outcome).__name__}: {each.outcome}"
+            fault(f"{shown(each.completion)} must get a score, but scoring it raised {raised}")
+    return found
 
 
 async def _judge(reward: Reward, completion: Completion) -> Judged:
-    before = _contents(completion)
+    before, awaited = _contents(completion), False
     try:
         outcome: Any = reward.score(completion)
         awaited = inspect.isawaitable(outcome)
         if awaited:
             outcome = await outcome
-    except Exception as error:  # noqa: BLE001 - whatever it raises is told
-        fault(f"{shown(completion)} must get a score, but scoring it raised {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - any exception says that there is no score
+        outcome = error
     return Judged(completion=completion, outcome=outcome, awaited=awaited, changed=_contents(completion) != before)
 
 
@@ -168,16 +138,28 @@ def _contents(completion: Completion) -> Any:
     return copy.deepcopy((completion.prompt, completion.text, payloads))
 
 
-async def _cancel(reward: Reward, completion: Completion) -> Ending:
+def goes_on_when_cancelled(reward: Reward, completion: Completion) -> bool:
+    """Begin to score, cancel at the first wait, and tell whether it goes on all the same."""
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # A coroutine that cannot be cancelled would hold up a loop of this thread for ever.
+    run = threading.Thread(target=lambda: answers.put(asyncio.run(_goes_on(reward, completion))), daemon=True)
+    run.start()
+    try:
+        return answers.get(timeout=_PATIENCE_S)
+    except queue.Empty:
+        return True
+
+
+async def _goes_on(reward: Reward, completion: Completion) -> bool:
     outcome = reward.score(completion)
     if not inspect.isawaitable(outcome):
-        return "never waits"
+        return False
     task = asyncio.ensure_future(outcome)
     await asyncio.sleep(0)
     if not task.cancel():
-        return "never waits"
+        return False
     await asyncio.wait({task})
-    return "ends" if task.cancelled() or task.exception() is not None else "goes on"
+    return not task.cancelled() and task.exception() is None
 
 
 _HEIGHT, _WIDTH = 24, 40
@@ -223,65 +205,32 @@ def shown_as(frames: npt.NDArray[np.uint8], *, truncated: bool = False, chat: bo
 _CHECK_S: Final = 0.2
 
 
-@attrs.frozen(kw_only=True)
-class WorkerRun:
-    """The results of a worker for some completions.
-
-    Attributes:
-        outcomes: Of each completion, in order; None for those that were not waited for after a timeout.
-        leftovers: Command lines of the processes that outlived the worker.
-    """
-
-    outcomes: tuple[Outcome | None, ...]
-    leftovers: tuple[str, ...]
-
-    @property
-    def is_sound(self) -> bool:
-        """True if every completion got a score and nothing is left."""
-        return not self.leftovers and all(each is not None and each.value is not None for each in self.outcomes)
-
-
-def score_in_worker(reward: RewardConfig, completions: Sequence[Completion], *, hash_seed: str, seed: int) -> WorkerRun:
+def score_in_worker(reward: RewardConfig, completions: Sequence[Completion], seed: int) -> list[Answer | None]:
     """Score completions in a worker process, until all are scored or one takes too long.
 
     Args:
         reward: The reward as a recipe has it.
         completions: What to score.
-        hash_seed: `PYTHONHASHSEED` of the worker.
         seed: `run.seed`.
     """
-    with marked(hash_seed) as worker, contextlib.closing(RewardPool([reward], num_workers=1, seed=seed)) as pool:
-        pool.start()
-        found = dict(_outcomes(pool, completions))
-    outcomes = tuple(found.get(index) for index in range(len(completions)))
-    return WorkerRun(outcomes=outcomes, leftovers=worker.leftovers)
-
-
-def _outcomes(pool: RewardPool, completions: Sequence[Completion]) -> Iterator[tuple[int, Outcome]]:
-    """(index, outcome) as they come."""
     answers: queue.SimpleQueue[tuple[int, Outcomes]] = queue.SimpleQueue()
+    found: dict[int, Answer] = {}
 
     def answer(index: int, outcomes: Outcomes) -> None:
         answers.put((index, outcomes))
 
-    for index, completion in enumerate(completions):
-        pool.submit([completion], functools.partial(answer, index))
-    num_open = len(completions)
-    while num_open:
-        try:
-            index, ((outcome,),) = answers.get(timeout=_CHECK_S)
-        except queue.Empty:
-            _check(pool)
-            continue
-        num_open -= 1
-        yield index, outcome
+    with contextlib.closing(RewardPool([reward], num_workers=1, seed=seed)) as pool:
+        pool.start()
+        for index, completion in enumerate(completions):
+            pool.submit([completion], functools.partial(answer, index))
         # What hangs once may hang at every completion, and each would take its time.
-        if outcome.status is SampleStatus.REWARD_TIMEOUT:
-            return
-
-
-def _check(pool: RewardPool) -> None:
-    try:
-        pool.check()
-    except CosmosError as error:
-        fault(f"a worker process could not load the reward: {error}")
+        while len(found) < len(completions) and not any(each.timed_out for each in found.values()):
+            try:
+                index, ((outcome,),) = answers.get(timeout=_CHECK_S)
+            except queue.Empty:
+                check_pool(pool, "reward")
+                continue
+            failure = "" if outcome.value is not None else outcome.detail or outcome.status
+            timed_out = outcome.status is SampleStatus.REWARD_TIMEOUT
+            found[index] = Answer(said=(outcome.value,), failure=failure, timed_out=timed_out)
+    return [found.get(index) for index in range(len(completions))]

@@ -1,11 +1,12 @@
-"""Tells a hook of a made-up run as `cosmos run` does: `python -m cosmos_core.testing.conformance.story JSON`.
+"""Tells a hook of a made-up run as `cosmos run` does: `python -m cosmos_core.testing.conformance.story ORDER ANSWER`.
 
-The process prints one line of JSON when the run is over, and must then be able to end.
+The process writes to the file ANSWER what is left when the run is over, and must then be able to end.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 import os
@@ -16,10 +17,9 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import attrs
-import msgspec
 import pluggy
 import psutil
 
@@ -39,50 +39,42 @@ _RECIPE: Final[Mapping[str, JSON]] = {
 }
 
 
-@attrs.frozen(kw_only=True)
-class Call:
-    """One call of a lifecycle hook; `run` is added to its arguments."""
+class Call(NamedTuple):
+    """One call of a lifecycle hook, of which `cosmos_` and the argument `run` are left out."""
 
-    hook: str
-    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+    event: str
+    arguments: Mapping[str, Any]
 
 
-def run_info(directory: Path, name: str, *, resumed_from: int | None = None) -> RunInfo:
+def run_info(directory: Path, name: str) -> RunInfo:
     """A run with a complete recipe."""
     recipe = unstructure(structure(_RECIPE, Recipe))
     recipe["run"]["name"] = name
-    return RunInfo(run_id=f"{name}-1a2b", name=name, directory=directory, recipe=recipe, resumed_from=resumed_from)
+    return RunInfo(run_id=f"{name}-1a2b", name=name, directory=directory, recipe=recipe)
 
 
 def beginning() -> Iterator[Call]:
     """Up to the first weights."""
-    yield Call(hook="cosmos_run_started")
+    yield Call("run_started", {})
     for role in ("policy", "rollout"):
-        yield Call(hook="cosmos_replica_joined", arguments={"replica": f"{role}-0", "role": role})
-    yield Call(hook="cosmos_weights_published", arguments={"version": 0, "digest": "0f" * 16})
+        yield Call("replica_joined", {"replica": f"{role}-0", "role": role})
+    yield Call("weights_published", {"version": 0, "digest": "0f" * 16})
     yield _evaluated(0, 0.125)
 
 
 def steps(first: int, last: int, *, accuracy: float = 0.25) -> Iterator[Call]:
     """Some training steps, an evaluation and a checkpoint."""
     for step in range(first, last + 1):
-        metrics = {
-            "train/loss": 1.0 / step,
-            "train/lr": 1e-3,
-            "reward/mean": 0.5,
-            "batch/samples": 8,
-            "staleness/max": 1,
-        }
-        yield Call(hook="cosmos_step_finished", arguments={"step": step, "metrics": metrics})
-        yield Call(hook="cosmos_weights_published", arguments={"version": step, "digest": f"{step:032x}"})
+        metrics = {"train/loss": 1.0 / step, "train/lr": 1e-3, "reward/mean": 0.5}
+        yield Call("step_finished", {"step": step, "metrics": {**metrics, "batch/samples": 8, "staleness/max": 1}})
+        yield Call("weights_published", {"version": step, "digest": f"{step:032x}"})
     yield _evaluated(last, accuracy)
-    yield Call(hook="cosmos_checkpoint_saved", arguments={"step": last, "path": f"checkpoints/step-{last}"})
+    yield Call("checkpoint_saved", {"step": last, "path": f"checkpoints/step-{last}"})
 
 
-def ending(outcome: str, *, accuracy: float | None = 0.25) -> Iterator[Call]:
+def ending(outcome: str = "finished", *, accuracy: float | None = 0.25) -> Iterator[Call]:
     """The end of a run."""
-    left = {"replica": "rollout-0", "role": "rollout", "reason": "stopped"}
-    yield Call(hook="cosmos_replica_left", arguments=left)
+    yield Call("replica_left", {"replica": "rollout-0", "role": "rollout", "reason": "stopped"})
     summary: dict[str, JSON] = {
         "outcome": outcome,
         "reason": "" if outcome == "finished" else "the controller was lost",
@@ -92,7 +84,12 @@ def ending(outcome: str, *, accuracy: float | None = 0.25) -> Iterator[Call]:
         "evaluations": [] if accuracy is None else [{"step": 3, "accuracy": accuracy}],
         "samples": {"generated": 24, "dropped": {}},
     }
-    yield Call(hook="cosmos_run_ended", arguments={"outcome": outcome, "summary": summary})
+    yield Call("run_ended", {"outcome": outcome, "summary": summary})
+
+
+def ordinary() -> Iterator[Call]:
+    """A whole run."""
+    return chain(beginning(), steps(1, 3), ending())
 
 
 def oddities() -> Iterator[Call]:
@@ -103,25 +100,22 @@ def oddities() -> Iterator[Call]:
         ("algorithm.options.größe 大きさ", "a", "y" * 10_000),
         ("algorithm.options.dynamic_sampling", True, False),
     ):
-        yield Call(hook="cosmos_setting_changed", arguments={"step": 4, "key": key, "before": before, "after": after})
+        yield Call("setting_changed", {"step": 4, "key": key, "before": before, "after": after})
     rare = {"train/loss": math.nan, "train/gradient_norm": math.inf, "reward/mean": -math.inf, "train/steps": 2**60}
-    for step, metrics in enumerate(
-        ({}, rare, {"reward/größe — 大きさ 🙂": 1.0, "a b?#%'\"/..": 0.0}, {"x" * 400: 1e-300}), 4
-    ):
-        yield Call(hook="cosmos_step_finished", arguments={"step": step, "metrics": metrics})
-        yield Call(hook="cosmos_evaluation_finished", arguments={"step": step, "metrics": metrics})
-    yield Call(hook="cosmos_step_finished", arguments={"step": 10**12, "metrics": {"train/loss": 0.0}})
-    yield Call(hook="cosmos_replica_joined", arguments={"replica": "rollout-größe", "role": "rollout"})
-    yield Call(
-        hook="cosmos_replica_left",
-        arguments={"replica": "policy-0", "role": "policy", "reason": "lost: “keine Antwort”\n" + "y" * 10_000},
-    )
-    yield Call(hook="cosmos_checkpoint_saved", arguments={"step": 7, "path": "s3://bucket/a folder/ü/step-7"})
+    named = {"reward/größe — 大きさ 🙂": 1.0, "a b?#%'\"/..": 0.0}
+    for step, metrics in enumerate(({}, rare, named, {"x" * 400: 1e-300}), 4):
+        yield Call("step_finished", {"step": step, "metrics": metrics})
+        yield Call("evaluation_finished", {"step": step, "metrics": metrics})
+    yield Call("step_finished", {"step": 10**12, "metrics": {"train/loss": 0.0}})
+    yield Call("replica_joined", {"replica": "rollout-größe", "role": "rollout"})
+    reason = "lost: “keine Antwort”\n" + "y" * 10_000
+    yield Call("replica_left", {"replica": "policy-0", "role": "policy", "reason": reason})
+    yield Call("checkpoint_saved", {"step": 7, "path": "s3://bucket/a folder/ü/step-7"})
 
 
 def _evaluated(step: int, accuracy: float) -> Call:
     metrics = {"heldout/accuracy": accuracy, "heldout/unscored": 0, "heldout/reward": accuracy}
-    return Call(hook="cosmos_evaluation_finished", arguments={"step": step, "metrics": metrics})
+    return Call("evaluation_finished", {"step": step, "metrics": metrics})
 
 
 _POLL_S: Final = 0.005
@@ -161,7 +155,7 @@ class HookSession:
         """Tell what happens, and wait until the hook has taken it in; stops at the first problem."""
         for call in calls:
             self._told += 1
-            self._runner.notify(call.hook, run=self._run, **call.arguments)
+            self._runner.notify(f"cosmos_{call.event}", run=self._run, **call.arguments)
         answered, since = self._answered, time.monotonic()
         while self._answered < self._told and not self.problems:
             if answered != self._answered:
@@ -196,63 +190,72 @@ class HookSession:
         self.problems.append(f"{problem}{self._place}")
 
 
+@attrs.frozen
+class Surroundings:
+    """The process at one moment: what belongs to the run and to every plugin in it."""
+
+    directory: str = attrs.field(factory=os.getcwd)
+    # pytest keeps its own account in one variable.
+    environment: Mapping[str, str] = attrs.field(
+        factory=lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    )
+    disabled: int = attrs.field(factory=lambda: logging.root.manager.disable)
+    root_level: int = attrs.field(factory=lambda: logging.root.level)
+
+    def restore(self) -> None:
+        """Make the process what it was."""
+        os.chdir(self.directory)
+        for name in self._changed(Surroundings()):
+            os.environ.pop(name, None)
+            if name in self.environment:
+                os.environ[name] = self.environment[name]
+        logging.disable(self.disabled)
+        logging.root.setLevel(self.root_level)
+
+    def problems(self, allowed: Sequence[str]) -> Iterator[str]:
+        """Changes since then that should not be; variables that begin with one of `allowed` may change."""
+        now = Surroundings()
+        if now.directory != self.directory:
+            yield f"changed the working directory to {now.directory}; use absolute paths"
+        names = [name for name in self._changed(now) if not name.startswith(tuple(allowed))]
+        if names:
+            yield (
+                f"changed the environment variables {', '.join(names)}, which the run's processes inherit; give "
+                "settings to the library itself, or name the library's prefix in `own_variables` of the test class"
+            )
+        if now.disabled != self.disabled:
+            yield "called logging.disable, which silences the run; set the level of its own logger"
+        if now.root_level != self.root_level:
+            level = logging.getLevelName(now.root_level)
+            yield f"set the level of the root logger to {level}; set the level of its own logger"
+
+    def _changed(self, later: Surroundings) -> list[str]:
+        """Names of the variables that were set, changed or removed since."""
+        names = {*self.environment, *later.environment}
+        return sorted(name for name in names if self.environment.get(name) != later.environment.get(name))
+
+
+LATE: Final = 97
+"""Exit code of a process that did not end in time once its run was over."""
 _GONE_S: Final = 5.0
 
 
-@attrs.frozen(kw_only=True)
-class Order:
-    """The run that is asked for.
-
-    Attributes:
-        plugin: The hook's name in recipes.
-        options: Its options.
-        run_id: Of the run, like the following ones.
-        name: Name of the run.
-        directory: The run's folder.
-        recipe: The run's recipe.
-        timeout_s: Longest time for one call.
-    """
-
-    plugin: str
-    options: Mapping[str, JSON]
-    run_id: str
-    name: str
-    directory: str
-    recipe: Mapping[str, JSON]
-    timeout_s: float
-
-
-@attrs.frozen(kw_only=True)
-class Left:
-    """Threads and processes that were there when the run was over.
-
-    Attributes:
-        ended_at: Unix time.
-        threads: Names of threads that Python waits for at its end.
-        processes: Command lines of child processes.
-    """
-
-    ended_at: float
-    threads: list[str]
-    processes: list[str]
-
-
-def main(order: Order) -> None:
+def main(order: Mapping[str, Any], answer: Path) -> None:
     """Follow a run to its end and tell what is left."""
-    run = RunInfo(run_id=order.run_id, name=order.name, directory=Path(order.directory), recipe=order.recipe)
-    session = HookSession(order.plugin, order.options, run, timeout_s=order.timeout_s)
-    session.tell(chain(beginning(), steps(1, 3), ending("finished")))
+    run = RunInfo(**{**order["run"], "directory": Path(order["run"]["directory"])})
+    session = HookSession(order["plugin"], order["options"], run, timeout_s=order["timeout_s"])
+    session.tell(ordinary())
     session.close()
-    left = Left(ended_at=time.time(), threads=_threads(), processes=_processes())
-    sys.stdout.write(f"\n{msgspec.json.encode(left).decode()}\n")
-    sys.stdout.flush()
-
-
-def _threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    # Python waits for these at its end.
+    threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    answer.write_text(json.dumps({"threads": threads, "processes": _processes()}))
+    timer = threading.Timer(order["timeout_s"], os._exit, (LATE,))
+    timer.daemon = True
+    timer.start()
 
 
 def _processes() -> list[str]:
+    """Command lines of child processes that do not end."""
     end = time.monotonic() + _GONE_S
     while (children := psutil.Process().children(recursive=True)) and time.monotonic() < end:
         psutil.wait_procs(children, timeout=0.1)
@@ -260,66 +263,4 @@ def _processes() -> list[str]:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Order))
-
-
-# pytest keeps its own account there.
-_IGNORED = "PYTEST_CURRENT_TEST"
-
-
-@attrs.frozen(kw_only=True)
-class Surroundings:
-    """The process at one moment.
-
-    Attributes:
-        directory: The working directory.
-        environment: Environment variables.
-        disabled: The level up to which `logging.disable` silences every logger.
-        root_level: The level of the root logger.
-    """
-
-    directory: str
-    environment: Mapping[str, str]
-    disabled: int
-    root_level: int
-
-    @classmethod
-    def look(cls) -> Surroundings:
-        """The process at this moment."""
-        return cls(
-            directory=os.getcwd(),  # noqa: PTH109 - kept as text, to be compared and shown
-            environment={name: value for name, value in os.environ.items() if name != _IGNORED},
-            disabled=logging.root.manager.disable,
-            root_level=logging.root.level,
-        )
-
-    def restore(self) -> None:
-        """Make the process what it was."""
-        os.chdir(self.directory)
-        for name in self.environment_changed(Surroundings.look()):
-            os.environ.pop(name, None)
-            if name in self.environment:
-                os.environ[name] = self.environment[name]
-        logging.disable(self.disabled)
-        logging.root.setLevel(self.root_level)
-
-    def environment_changed(self, later: Surroundings) -> list[str]:
-        """Names of the variables that were set, changed or removed since."""
-        names = {*self.environment, *later.environment}
-        return sorted(name for name in names if self.environment.get(name) != later.environment.get(name))
-
-    def problems(self, later: Surroundings, allowed: Sequence[str]) -> Iterator[str]:
-        """Changes since then that should not be; variables that begin with one of `allowed` may change."""
-        if later.directory != self.directory:
-            yield f"changed the working directory to {later.directory}; use absolute paths"
-        names = [name for name in self.environment_changed(later) if not name.startswith(tuple(allowed))]
-        if names:
-            yield (
-                f"changed the environment variables {', '.join(names)}, which the run's processes inherit; give "
-                "settings to the library itself, or name the library's prefix in `own_variables` of the test class"
-            )
-        if later.disabled != self.disabled:
-            yield "called logging.disable, which silences the run; set the level of its own logger"
-        if later.root_level != self.root_level:
-            level = logging.getLevelName(later.root_level)
-            yield f"set the level of the root logger to {level}; set the level of its own logger"
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

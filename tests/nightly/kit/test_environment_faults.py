@@ -55,76 +55,76 @@ GOOD = {
 PLANTED = {
     "raises": (
         environment("return Turn(observation=str(int(text)))"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "ordinary dialogues failed:",
         "the dialogue of '#### 1904': ValueError: invalid literal for int()",
     ),
     "cannot-begin": (
         environment(reset=("return prompt.text + '!'",)),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "1 of 9 ordinary dialogues failed:",
         "TypeError: can only concatenate tuple",
     ),
     "says-nothing": (
         environment("return Turn()"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "step: it returned no observation, and the dialogue is not done",
     ),
     "says-numbers": (
         environment("return Turn(observation=7)"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "step: the observation is no text but 7",
     ),
     "speaks-for-the-model": (
         environment("return Turn(observation='#### 8', role='assistant')"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "step: the role is 'assistant'; name whose turn the observation is, such as 'user' or 'tool', not the model",
     ),
     "pays-with-nan": (
         environment("return Turn(observation='.', reward=float('nan'))", capabilities="rewards=True"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "step: the reward is no finite number but nan",
     ),
     "awaits-what-was-cancelled": (
         environment("task = asyncio.ensure_future(asyncio.sleep(9))", "task.cancel()", "await task"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "the dialogue of '#### 1904': CancelledError: ",
     ),
     "ends-the-process": (
         environment("return Turn(done=True) if text else os._exit(3)"),
-        "test_every_ordinary_dialogue_goes_its_way",
+        "test_every_ordinary_input_is_answered_in_time",
         "the process of this episode ended while it had its turn (exit code 3)",
     ),
     "hangs": (
         environment("while not text:", "    time.sleep(0.01)", "return Turn(done=True)"),
-        "test_it_answers_in_time",
+        "test_every_ordinary_input_is_answered_in_time",
         "the dialogue of '' got no answer within 1 s",
     ),
     "waits-for-ever": (
         environment("await asyncio.sleep(0 if text else 1000)", "return Turn(done=True)"),
-        "test_it_answers_in_time",
+        "test_every_ordinary_input_is_answered_in_time",
         "the dialogue of '' got no answer within 1 s",
     ),
     "leaves-a-process": (
         environment("return Turn(done=True)", reset=("subprocess.Popen(['sleep', '63'])",)),
-        "test_it_leaves_no_process_behind",
-        "it starts processes that outlive the worker; end them in `close`:\n  sleep 63",
+        "test_every_ordinary_input_is_answered_in_time",
+        "it starts processes that outlive the worker; wait for their end:\n  sleep 63",
     ),
     "blocks": (
         environment("time.sleep(0 if text else 3)", "return Turn(done=True)"),
-        "test_it_never_blocks_the_event_loop",
+        "test_a_dialogue_disturbs_nothing_in_its_process",
         "the dialogue of '' held up the event loop, and all other dialogues of the worker, for 3.",
     ),
     "leaves-a-task": (
         environment(reset=("asyncio.ensure_future(self.idle())",)).replace(
             "    async def step", "    async def idle(self):\n        await asyncio.sleep(1000)\n\n    async def step"
         ),
-        "test_nothing_goes_on_after_close",
+        "test_a_dialogue_disturbs_nothing_in_its_process",
         "tasks go on after `close`: Environment.idle",
     ),
     "changes-the-row": (
         environment(reset=("prompt.metadata['tags'].append('played')",)),
-        "test_it_changes_nothing_that_it_is_given",
+        "test_a_dialogue_disturbs_nothing_in_its_process",
         "the dialogue of '#### 1904' changed its row; work on a copy",
     ),
     "shares-its-state": (

@@ -86,7 +86,7 @@ PLANTED = {
         """,
     ),
     "raises-on-nan": Fault(
-        "test_odd_numbers_and_names_are_taken",
+        "test_rare_runs_are_followed",
         "raised ValueError in cosmos_step_finished: cannot convert float NaN to integer",
         """
         class Wrong(Best):
@@ -96,7 +96,7 @@ PLANTED = {
         """,
     ),
     "wants-an-evaluation": Fault(
-        "test_a_run_that_fails_at_once_is_followed",
+        "test_rare_runs_are_followed",
         "raised ZeroDivisionError in cosmos_run_ended",
         """
         class Wrong(Best):
@@ -106,7 +106,7 @@ PLANTED = {
         """,
     ),
     "cannot-resume": Fault(
-        "test_a_resumed_run_is_followed",
+        "test_rare_runs_are_followed",
         "in its resumption: hook 'cannot-resume' raised FileExistsError in cosmos_run_started",
         """
         class Wrong(Best):
@@ -116,7 +116,7 @@ PLANTED = {
         """,
     ),
     "blocks": Fault(
-        "test_a_whole_run_is_followed",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "cosmos_weights_published has not returned after 0.5 s",
         """
         class Wrong(Best):
@@ -127,7 +127,7 @@ PLANTED = {
         settings="timeout_s = 0.5",
     ),
     "ends-its-thread": Fault(
-        "test_a_whole_run_is_followed",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "hook 'ends-its-thread' raised SystemExit in cosmos_step_finished: 1",
         """
         class Wrong(Best):
@@ -137,7 +137,7 @@ PLANTED = {
         """,
     ),
     "blocks-when-made": Fault(
-        "test_a_whole_run_is_followed",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "hook 'blocks-when-made' was not made within 0.5 s; do slow work in cosmos_run_started",
         """
         class Wrong(Best):
@@ -147,7 +147,7 @@ PLANTED = {
         settings="timeout_s = 0.5",
     ),
     "blocks-when-made-again": Fault(
-        "test_it_can_be_made_twice",
+        "test_each_instance_is_made_of_the_options_alone",
         "hook 'blocks-when-made-again' was not made within 0.5 s",
         """
         class Wrong(Best):
@@ -158,18 +158,8 @@ PLANTED = {
         """,
         settings="timeout_s = 0.5",
     ),
-    "blocks-for-its-options": Fault(
-        "test_making_it_changes_no_option",
-        "hook 'blocks-for-its-options' was not made within 0.5 s",
-        """
-        class Wrong(Best):
-            def __init__(self, options, run):
-                threading.Event().wait()
-        """,
-        settings="timeout_s = 0.5",
-    ),
     "ends-the-process-when-made": Fault(
-        "test_a_whole_run_is_followed",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "hook 'ends-the-process-when-made' could not be made: SystemExit: no account",
         """
         class Wrong(Best):
@@ -178,7 +168,7 @@ PLANTED = {
         """,
     ),
     "changes-directory": Fault(
-        "test_the_process_stays_as_it_is",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "the hook changed the working directory to /; use absolute paths",
         """
         class Wrong(Best):
@@ -188,7 +178,7 @@ PLANTED = {
         """,
     ),
     "changes-environment": Fault(
-        "test_the_process_stays_as_it_is",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "the hook changed the environment variables HTTP_PROXY, which the run's processes inherit",
         """
         class Wrong(Best):
@@ -200,7 +190,7 @@ PLANTED = {
         settings="own_variables = ('TRACKER_',)",
     ),
     "silences-logging": Fault(
-        "test_the_process_stays_as_it_is",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "the hook called logging.disable, which silences the run",
         """
         class Wrong(Best):
@@ -210,7 +200,7 @@ PLANTED = {
         """,
     ),
     "logs-everything": Fault(
-        "test_the_process_stays_as_it_is",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "the hook set the level of the root logger to DEBUG; set the level of its own logger",
         """
         class Wrong(Best):
@@ -220,7 +210,7 @@ PLANTED = {
         """,
     ),
     "changes-arguments": Fault(
-        "test_arguments_stay_as_they_are",
+        "test_an_ordinary_run_is_followed_and_left_as_it_is",
         "cosmos_step_finished changed its argument metrics; work on a copy",
         """
         class Wrong(Best):

@@ -30,8 +30,11 @@ INCOMPLETE = {
         "@pytest.fixture\ndef options(self):\n    pytest.skip('no network')",
         "skipped by the project's tests: no network",
     ),
-    "overridden": ("def test_it_can_be_made_twice(self): ...", "Test4 overrides it, so that the kit's own did not run"),
-    "hidden": ("test_it_can_be_made_twice = None", "left out by the project's tests; inherit the whole class"),
+    "overridden": (
+        "def test_an_unknown_option_is_refused(self): ...",
+        "Test4 overrides it, so that the kit's own did not run",
+    ),
+    "hidden": ("test_an_unknown_option_is_refused = None", "left out by the project's tests; inherit the whole class"),
 }
 
 
@@ -51,7 +54,7 @@ def test_nothing_is_left_of_a_kit_that_ran(outcomes):
 
 @pytest.mark.parametrize("name", INCOMPLETE)
 def test_what_is_left_of_a_kit_is_named(outcomes, name):
-    test = "test_it_can_be_made_twice"
+    test = "test_an_unknown_option_is_refused"
     assert INCOMPLETE[name][1] in left(outcomes[name])[test]
 
 
@@ -128,7 +131,7 @@ def test_what_a_conftest_leaves_out_is_left(run):
         "def pytest_collection_modifyitems(items):\n    items[:] = [each for each in items if 'score' in each.name]\n"
     )
     outcomes = run({"tests/conftest.py": conftest, "tests/test_mine.py": KIT})
-    assert "left out by the project's tests" in left(outcomes)["test_options_are_frozen"]
+    assert "left out by the project's tests" in left(outcomes)["test_its_options_are_frozen_and_documented"]
 
 
 def test_a_part_of_the_kit_is_not_the_kit(run):

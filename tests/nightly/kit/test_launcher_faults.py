@@ -113,27 +113,27 @@ PLANTED = {
             start="self.processes[spec.name] = subprocess.Popen("
             "' '.join(self.command(spec)[:-2]), shell=True, env=environment, stdout=output)"
         ),
-        "test_a_process_gets_its_command_line_and_environment",
+        "test_a_process_gets_its_words_and_its_end_is_told_once",
         "the process got the arguments ['a', 'b'], and ['a b', '', ",
     ),
     "forgets-the-environment": (
         launcher(start="self.processes[spec.name] = subprocess.Popen(self.command(spec), stdout=output)"),
-        "test_a_process_gets_its_command_line_and_environment",
+        "test_a_process_gets_its_words_and_its_end_is_told_once",
         "the process got '' in its environment, and 'two words; $HOME' was told",
     ),
     "tells-twice": (
         launcher(told="pass"),
-        "test_an_end_is_told_once_with_its_code",
+        "test_a_process_gets_its_words_and_its_end_is_told_once",
         "exits() told again of ['rollout-0']",
     ),
     "hides-codes": (
         launcher(code="0"),
-        "test_an_end_is_told_once_with_its_code",
+        "test_a_process_gets_its_words_and_its_end_is_told_once",
         "the process ended with code 7, and exits() told 0",
     ),
     "keeps-no-output": (
         launcher(start=DEFAULTS["start"].replace("stdout=output", "stdout=subprocess.DEVNULL")),
-        "test_an_end_is_told_once_with_its_code",
+        "test_a_process_gets_its_words_and_its_end_is_told_once",
         "the process's last words were 'the probe was told to end so', and exits() told ''",
     ),
     "kills-none": (
@@ -158,27 +158,27 @@ PLANTED = {
     ),
     "fails-to-check": (
         launcher(check="raise OSError('no cluster')"),
-        "test_elsewhere_it_says_where_it_starts_processes",
+        "test_it_says_from_where_it_starts_or_submits",
         "check() raised OSError: no cluster; refuse with a ConfigError",
     ),
     "submits-in-secret": (
         submitting(capabilities="", check="pass"),
-        "test_it_submits_what_it_declares",
+        "test_it_says_from_where_it_starts_or_submits",
         "it declares submits=False and has render(), ready() and submit()",
     ),
     "draws-lots": (
         submitting(text="f'{self.context.directory} {random.random()}'"),
-        "test_rendering_is_repeatable_and_changes_nothing",
+        "test_a_submission_is_repeatable_and_finds_the_run",
         "render() gave another submission the second time",
     ),
     "writes": (
         submitting(render="self.context.logs.mkdir(parents=True, exist_ok=True)"),
-        "test_rendering_is_repeatable_and_changes_nothing",
+        "test_a_submission_is_repeatable_and_finds_the_run",
         "the run's folder is made when it is submitted",
     ),
     "forgets-the-run": (
         submitting(text="'run it'"),
-        "test_a_submission_finds_the_run",
+        "test_a_submission_is_repeatable_and_finds_the_run",
         "the submission does not mention the run's folder",
     ),
     "quotes-nothing": (

@@ -30,22 +30,22 @@ def reward(options=GOOD, init="self.options = options", create="Reward"):
 PLANTED = {
     "mutable-default": (
         reward("@attrs.frozen(kw_only=True)\nclass Options:\n    words: list[str] = option([], help='Words.')"),
-        "test_no_option_has_a_mutable_default",
+        "test_its_options_are_frozen_and_documented",
         "options whose default is one object for all instances: words; use factory=",
     ),
     "undocumented": (
         reward("@attrs.frozen(kw_only=True)\nclass Options:\n    length: int = 3"),
-        "test_every_option_documents_itself",
+        "test_its_options_are_frozen_and_documented",
         "options without a help text: length",
     ),
     "not-frozen": (
         reward("@attrs.define(kw_only=True)\nclass Options:\n    length: int = option(3, help='How long.')"),
-        "test_options_are_frozen",
+        "test_its_options_are_frozen_and_documented",
         "Options is not frozen",
     ),
     "rewritten": (
         reward(init="object.__setattr__(options, 'length', 4)"),
-        "test_making_it_changes_no_option",
+        "test_each_instance_is_made_of_the_options_alone",
         "making an instance changed its options: length",
     ),
     "misspelt-hook": (
@@ -55,7 +55,7 @@ PLANTED = {
     ),
     "singleton": (
         reward(create="lambda options, context, made=Reward(None, None): made"),
-        "test_it_can_be_made_twice",
+        "test_each_instance_is_made_of_the_options_alone",
         "the same object twice",
     ),
 }

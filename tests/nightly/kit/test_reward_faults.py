@@ -118,42 +118,42 @@ GOOD = {
 PLANTED = {
     "raises": (
         reward("int(completion.text)", "return value"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "13 of 13 ordinary completions got no score",
         "the completion 'The answer is 8.' (reference '8'): ValueError: invalid literal for int()",
     ),
     "nan": (
         reward("return value / len(completion.text) if completion.text else math.nan"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "1 of 13 ordinary completions got no score",
         "the completion '' (reference '8'): the score is not finite: nan",
     ),
     "fails-where-others-speak": (
         reward("(only,) = completion.turns", "return value"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "1 of 13 ordinary completions got no score",
         "the completion 'calc: 7+5-4=8\\n#### 9' (reference '8'): ValueError: too many values",
     ),
     "none": (
         reward("if completion.truncated:", "    return None", "return value"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "3 of 13 ordinary completions got no score",
         "the score is no number but None",
     ),
     "ends-the-process": (
         reward("return value if completion.text else os._exit(3)"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "the reward ended its process (exit code 3)",
     ),
     "hangs": (
         reward("while not completion.text:", "    time.sleep(0.01)", "return value"),
-        "test_it_answers_in_time",
-        "the completion '' (reference '8') got no score within 1 s",
+        "test_every_ordinary_input_is_answered_in_time",
+        "the completion '' (reference '8') got no answer within 1 s",
     ),
     "leaves-a-process": (
         reward("subprocess.Popen(['sleep', '61'])", "return value"),
-        "test_it_leaves_no_process_behind",
-        "`score` starts processes that outlive the worker; wait for them:\n  sleep 61",
+        "test_every_ordinary_input_is_answered_in_time",
+        "it starts processes that outlive the worker; wait for their end:\n  sleep 61",
     ),
     "cannot-be-cancelled": (
         reward(
@@ -170,17 +170,17 @@ PLANTED = {
     ),
     "bool": (
         reward("return bool(value)"),
-        "test_a_score_is_a_number",
+        "test_scoring_gives_a_number_and_changes_nothing",
         "scored False, a bool; return a finite float or a Score",
     ),
     "odd-details": (
         reward("return Score(value=value, details={'parts': (1, {2})})"),
-        "test_details_are_plain_json",
+        "test_scoring_gives_a_number_and_changes_nothing",
         "details['parts'] is (1, {2}), a tuple; use a list",
     ),
     "changes-the-prompt": (
         reward("(completion.prompt.metadata.get('tags') or []).append('scored')", "return value"),
-        "test_it_changes_nothing_that_it_is_given",
+        "test_scoring_gives_a_number_and_changes_nothing",
         "scoring changed the prompt, payload or media of the completion '7+5=12\\n12-4=8\\n#### 8'",
     ),
     "paints": (
@@ -194,7 +194,7 @@ PLANTED = {
             capabilities=PICTURES,
             exact="\n",
         ),
-        "test_it_changes_nothing_that_it_is_given",
+        "test_scoring_gives_a_number_and_changes_nothing",
         "scoring changed the prompt, payload or media of the completion '' (reference None, frames [4, 24, 40, 3])",
     ),
     "sees-what-is-not-there": (
@@ -204,13 +204,13 @@ PLANTED = {
             capabilities=PICTURES,
             exact="\n",
         ),
-        "test_what_was_not_rendered_raises",
-        "has no frames, but `score` returned 1.0; raise an error that says so",
+        "test_what_cannot_be_scored_raises",
+        "cannot be scored, but `score` returned 1.0; raise an error that says why",
     ),
     "sees-nothing-and-says-nothing": (
         reward("assert completion.media", "return 1.0", capabilities=PICTURES, exact="\n"),
-        "test_what_was_not_rendered_raises",
-        "has no frames, and raised AssertionError() without a message; say so",
+        "test_what_cannot_be_scored_raises",
+        "raised AssertionError() without a message; say why it cannot be scored",
     ),
     "random": (
         reward("return random.random()", exact="\n"),
@@ -220,11 +220,11 @@ PLANTED = {
     "remembers": (
         reward("self.seen += 1", "return float(self.seen)", exact="\n"),
         "test_the_same_completion_gets_the_same_score",
-        "scored 1.0, 1.0, 26.0: by one instance, by another, and by that one again in another order",
+        "got 1.0 and 1.0 and 26.0: by one instance, by another, and by that one again in another order",
     ),
     "hash": (
         reward("return float(hash(completion.text) % 1000)", exact="\n"),
-        "test_another_process_gives_the_same_score",
+        "test_another_process_gives_the_same_answers",
         "in one process, and in another with another hash seed",
     ),
     "wrong-example": (
@@ -268,28 +268,28 @@ PLANTED = {
     ),
     "vets-too-much": (
         reward("return value") + VETS.format(condition="True", error="DataError"),
-        "test_what_it_scores_passes_its_vetting",
+        "test_its_vetting_says_what_its_scores_say",
         "`vet` refuses the prompt of the completion '7+5=12\\n12-4=8\\n#### 8' (reference '8'), which gets a score: no",
     ),
     "vets-with-another-error": (
         reward("return value") + VETS.format(condition="prompt.reference is None", error="KeyError"),
-        "test_what_its_vetting_refuses_cannot_be_scored",
+        "test_its_vetting_says_what_its_scores_say",
         "`vet` raised KeyError ('no reference') for the prompt of the completion '8' (reference None); raise a Data",
     ),
     "scores-what-it-refused": (
         reward("return float(completion.text == '8')", exact="\n")
         + VETS.format(condition="prompt.reference is None", error="DataError"),
-        "test_what_its_vetting_refuses_cannot_be_scored",
+        "test_its_vetting_says_what_its_scores_say",
         "`vet` refuses the prompt of the completion '8' (reference None), but `score` returned; let both say the same",
     ),
     "lacks-what-is-there": (
         reward("return value") + REQUIRES.format(absent="'REWARD_KEY is not set'", without=REFUSES),
-        "test_it_lacks_nothing_where_it_scores",
+        "test_it_says_what_is_absent",
         "`absent` says 'REWARD_KEY is not set', where a worker has scored",
     ),
     "tells-no-text": (
         reward("return value") + REQUIRES.format(absent="None", without=REFUSES),
-        "test_it_lacks_nothing_where_it_scores",
+        "test_it_says_what_is_absent",
         "`absent` returned None; return a str, empty where nothing is absent",
     ),
     "lacks-nothing": (
@@ -309,12 +309,12 @@ PLANTED = {
     ),
     "cannot-load": (
         reward("return value") + LOADS.replace("self.unit = 1.0", "raise OSError('no such weights')"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "could not load: OSError: no such weights",
     ),
     "latents-only": (
         reward("return value", capabilities="payload_kinds=frozenset({'latents'})"),
-        "test_every_ordinary_completion_gets_a_score",
+        "test_every_ordinary_input_is_answered_in_time",
         "override the fixture `completions` with some that have payloads",
     ),
     "scores-nothing": (

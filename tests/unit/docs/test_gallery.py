@@ -62,7 +62,7 @@ def test_every_first_party_plugin_is_in_the_gallery(text):
         assert f"$ pip install {KNOWN.get((entry.kind, entry.name), '')}" in text
 
 
-def test_every_option_has_its_exact_type_and_default(text):
+def test_every_option_has_its_exact_type_bounds_and_default(text):
     for entry in ENTRIES:
         section = text.partition(f"## {entry.kind.capitalize()}s\n")[2]
         section = section.partition(f"### `{entry.name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
@@ -79,8 +79,5 @@ def test_every_option_has_its_exact_type_and_default(text):
             assert default == whole or (default.endswith("…`") and whole.startswith(default[:-2]))
             said = " ".join(field.metadata["help"].split()).replace("|", "\\|")
             assert help_text == (f"{said} Dynamic." if field.metadata.get("dynamic") else said)
-
-
-def test_bounds_are_told(text):
     assert "| `dual_clip` | a number, > 1 | `none` |" in text
     assert "| `stops` | a number, ≥ 0, ≤ 1 | `0.3` |" in text

@@ -70,7 +70,7 @@ def test_errors_results_and_defaults_are_told():
     assert "| `token-mean` | Sum over decisions / number of decisions. |" in kinds.reference("algorithm")
 
 
-def test_a_long_declaration_is_broken_over_lines():
+def test_tables_and_declarations_are_laid_out_to_be_read():
     async def later(waiting: "int" = 3) -> "None": ...
 
     def long(self, *, first_argument: "dict[str, list[int]]", second_argument: "dict[str, int]") -> "list[int]": ...
@@ -84,9 +84,6 @@ def test_a_long_declaration_is_broken_over_lines():
         "    second_argument: dict[str, int],",
         ") -> list[int]",
     ]
-
-
-def test_a_column_without_content_is_left_out():
     assert markdown.table(("a", "b", "c"), [("1", "", "x | y"), ("2", "", "")]).splitlines() == [
         "| a | c |",
         "| --- | --- |",

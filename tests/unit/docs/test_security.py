@@ -69,7 +69,7 @@ def test_data_never_becomes_code():
     assert found == ALLOWED
 
 
-def test_each_way_is_noticed():
+def test_each_way_is_noticed_and_what_only_looks_like_it_is_let_be():
     for code, sin in [
         ("import pickle", "import pickle"),
         ("from yaml import load", "import yaml"),
@@ -82,8 +82,5 @@ def test_each_way_is_noticed():
         ("AutoModel.from_pretrained(path, trust_remote_code=True)", "trust in what is loaded"),
     ]:
         assert list(sins(ast.parse(code))) == [sin]
-
-
-def test_what_only_looks_like_it_is_let_be():
     for code in ["module.eval()", "torch.load(file, weights_only=True)", "re.compile(text)", '[sys.executable, "-P"]']:
         assert list(sins(ast.parse(code))) == []

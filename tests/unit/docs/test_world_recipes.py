@@ -27,7 +27,16 @@ REST = {
 }
 
 
-def test_a_block_is_what_its_plugins_take():
+def test_every_recipe_that_the_page_names_is_there():
+    text = PAGES[0].read_text()
+    named = set(re.findall(r"`([\w.-]+\.toml)`", text)) | set(re.findall(r"recipes/wfm/([\w.-]+\.toml)", text))
+    there = {path.name for path in (ROOT / "recipes" / "wfm").glob("*.toml")}
+    assert len(named) > 8
+    assert named <= there
+
+
+def test_a_block_of_each_page_is_what_its_plugins_take():
+    assert {name.rpartition("-")[0] for name in BLOCKS} == {"docs", *ALGORITHMS}
     for block in BLOCKS.values():
         model = {"plugin": "wan", **block.get("model", {})}
         recipe = recipe_from({**REST, **block, "model": model if "path" in model else {**model, "config": {}}})
@@ -41,15 +50,3 @@ def test_a_block_is_what_its_plugins_take():
         ]
         for kind, name, options in tables:
             structure(options, plugins.provider(kind, name).options, f"{kind}.options")
-
-
-def test_every_recipe_that_the_page_names_is_there():
-    text = PAGES[0].read_text()
-    named = set(re.findall(r"`([\w.-]+\.toml)`", text)) | set(re.findall(r"recipes/wfm/([\w.-]+\.toml)", text))
-    there = {path.name for path in (ROOT / "recipes" / "wfm").glob("*.toml")}
-    assert len(named) > 8
-    assert named <= there
-
-
-def test_every_page_has_a_block():
-    assert {name.rpartition("-")[0] for name in BLOCKS} == {"docs", *ALGORITHMS}

@@ -16,7 +16,4 @@ def test_every_item_of_the_protocols_has_a_meaning():
         empty = [each.name for each in declared(record()) if not each.meaning]
         assert not empty
         assert len(declared(record())) == len(attrs.fields(record))
-
-
-def test_a_hook_declares_nothing():
     assert declared(None) == []

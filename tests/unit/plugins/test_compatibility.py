@@ -59,11 +59,8 @@ def test_an_upper_bound_ends_before_the_next_release_that_may_break(monkeypatch)
             assert found.endswith(f",<{following}'")
 
 
-def test_a_requirement_without_a_meaning_is_malformed():
+def test_a_requirement_without_a_meaning_is_malformed_and_a_version_that_is_none_does_not_do():
     for line in ["???", "acme; os_name ~= '1'", "acme; colour == 'red'"]:
         assert malformed_requirement(["attrs", line]) == f"its metadata has a malformed requirement, {line!r}"
         assert not unmet_requirements([line], {})
-
-
-def test_an_installed_version_that_is_none_does_not_do():
     assert "numpy>=1 is required, abc is installed" in unmet_requirements(["NumPy>=1"], {"numpy": "abc"}).lower()

@@ -20,16 +20,13 @@ def test_a_record_says_all_that_metadata_knows_and_imports_nothing(make_distribu
     assert not found("short", "model")
 
 
-def test_two_distributions_with_one_name_conflict(make_distribution):
+def test_names_that_conflict_are_told_and_those_of_two_kinds_do_not(make_distribution):
     for name in ("acme-a", "acme-b"):
         module = name.replace("-", "_")
         make_distribution(name, entries={"reward/short": module}, modules={f"{module}.py": ""})
     records = found("short")
     assert [record.status for record in records] == ["conflict", "conflict"]
     assert "acme-a 1.0 and by acme-b 1.0" in records[0].problem
-
-
-def test_one_name_of_two_kinds_is_no_conflict(make_distribution):
     make_distribution("acme-a", entries={"reward/x1": "acme_a"}, modules={"acme_a.py": ""})
     make_distribution("acme-b", entries={"dataset/x1": "acme_b"}, modules={"acme_b.py": ""})
     assert [(record.kind, record.status) for record in found("x1")] == [("reward", "ok"), ("dataset", "ok")]
@@ -42,11 +39,18 @@ def test_one_distribution_may_not_give_one_name_to_two_kinds(make_distribution):
     assert "gives the name 'x1' to a reward and to a dataset plugin; rename one" in records[0].problem
 
 
-def test_a_misspelt_group_is_shown_with_the_right_one(make_distribution):
+def test_a_misspelt_group_is_shown_with_the_right_one_and_takes_no_name(make_distribution):
     make_distribution("acme-a", entries="[cosmos_core.reward]\nshort = acme_a\n", modules={"acme_a.py": BOMB})
     (record,) = found("short", "reward")
     assert record.status == "invalid"
     assert 'unknown to the core; write [project.entry-points."cosmos_core.rewards"]' in record.problem
+    for group in ["cosmos_core.reward", "cosmos.rewards"]:
+        make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+        make_distribution("acme-b", entries=f"[{group}]\nshort = acme_b\n", modules={"acme_b.py": ""})
+        assert [(record.distribution, record.status) for record in found("short")] == [
+            ("acme-a", "ok"),
+            ("acme-b", "invalid"),
+        ]
 
 
 def test_a_name_that_no_plugin_may_have_is_shown_with_a_better_one(make_distribution):
@@ -66,16 +70,6 @@ def test_a_group_that_others_may_have_is_theirs_unless_they_require_the_core(mak
     assert [(record.distribution, record.status) for record in found("short")] == [("acme-b", "invalid")]
 
 
-def test_what_breaks_a_rule_takes_no_name_from_a_plugin_that_keeps_it(make_distribution):
-    for group in ["cosmos_core.reward", "cosmos.rewards"]:
-        make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
-        make_distribution("acme-b", entries=f"[{group}]\nshort = acme_b\n", modules={"acme_b.py": ""})
-        assert [(record.distribution, record.status) for record in found("short")] == [
-            ("acme-a", "ok"),
-            ("acme-b", "invalid"),
-        ]
-
-
 def test_a_distribution_found_twice_counts_once(make_distribution, tmp_path, monkeypatch):
     make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
     monkeypatch.syspath_prepend(str(tmp_path / "site-acme-a" / ".." / "site-acme-a"))
@@ -92,7 +86,7 @@ def test_a_plugin_for_another_release_is_incompatible(make_distribution):
     assert record.problem.endswith("; pip install -U cosmos-core")
 
 
-def test_what_must_fail_to_import_is_seen_without_importing(make_distribution):
+def test_requirements_and_modules_are_judged_without_importing(make_distribution):
     for entry, modules, requires, problem in [
         ("acme_gone", {}, (), "module acme_gone does not exist"),
         ("acme_p.gone", {"acme_p/__init__.py": BOMB}, (), "module acme_p.gone does not exist"),
@@ -107,15 +101,9 @@ def test_what_must_fail_to_import_is_seen_without_importing(make_distribution):
         (record,) = found("short")
         assert record.status == "broken"
         assert problem in record.problem
-
-
-def test_a_nested_module_is_found_without_importing_its_package(make_distribution):
     modules = {"acme_p/__init__.py": BOMB, "acme_p/deep/__init__.py": BOMB, "acme_p/deep/er.py": BOMB}
     make_distribution("acme-a", entries={"reward/short": "acme_p.deep.er:target"}, modules=modules)
     assert found("short")[0].status == "ok"
-
-
-def test_requirements_of_an_extra_count_where_the_entry_point_asks_for_it(make_distribution):
     for extras in ["", " [big]"]:
         make_distribution(
             "acme-a",
@@ -126,15 +114,12 @@ def test_requirements_of_an_extra_count_where_the_entry_point_asks_for_it(make_d
         assert found("short")[0].status == ("broken" if extras else "ok")
 
 
-def test_rubbish_of_others_hides_nothing(make_distribution, tmp_path):
+def test_what_cannot_be_read_of_others_hides_nothing(make_distribution, tmp_path):
     folder = make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
     make_distribution("acme-b", entries="[other]\nno equals sign\n[cosmos_core.rewards]\nlonely\n# cosmos_core.\n")
     (folder / "interrupted-1.0.dist-info").mkdir()
     assert found("short")[0].status == "ok"
     assert found("lonely")[0].status == "broken"
-
-
-def test_metadata_of_others_that_is_not_utf_8_hides_nothing(make_distribution):
     for file in ["METADATA", "entry_points.txt"]:
         make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
         folder = make_distribution("acme-b", entries={"reward/other": "acme_b"}, modules={"acme_b.py": ""})

@@ -24,9 +24,6 @@ def test_a_source_is_what_the_metadata_says(dist, tmp_path):
     found = source(dist("Summary: Short.", "Project-URL: Docs, https://d", "Project-URL: Repository, https://r"))
     assert (found.summary, found.home_page, found.licence) == ("Short.", "https://r", "")
     assert (found.location, found.editable) == (tmp_path / "site-acme-a", None)
-
-
-def test_each_way_to_say_a_licence(dist):
     for line in ["License-Expression: MIT", "License: MIT", "Classifier: License :: OSI Approved :: MIT"]:
         assert licence(dist(line)) == "MIT"
 
@@ -73,12 +70,9 @@ def test_the_record_names_what_lies_among_the_packages_of_all_others(dist):
         assert recorded(dist(), record) == files
 
 
-def test_a_name_that_no_installer_writes_is_refused(dist):
+def test_a_record_that_no_installer_writes_is_refused(dist):
     for name in [b"", b".", b"..", b"acme/a\0b.py", b"/etc/passwd", b"acme/../../x.py", b"../acme/../x"]:
         with pytest.raises(PluginBrokenError, match=r"acme-a: its RECORD names a file .*; reinstall it"):
             recorded(dist(), name + b",,\n")
-
-
-def test_a_record_that_is_no_table_is_refused(dist):
     with pytest.raises(PluginBrokenError, match="acme-a: its RECORD cannot be read: field larger"):
         recorded(dist(), b"x" * 200_000)

@@ -18,14 +18,11 @@ def test_a_distribution_is_what_the_standard_library_makes_of_it(info):
     assert [each.name for each in distributions([str(info.parent)])] == ["acme-a"]
 
 
-def test_metadata_that_is_not_utf_8_can_be_read(info):
+def test_a_file_that_is_not_utf_8_or_missing_breaks_nothing(info):
     with (info / "METADATA").open("ab") as file:
         file.write(b"Author: Ren\xe9\r\nRequires-Dist: numpy\n")
     assert distribution("acme-a").metadata["Author"] == "Ren\ufffd"
     assert distribution("acme-a").requires == ["cosmos-core>=0.1", "numpy"]
-
-
-def test_a_file_that_cannot_be_read_is_as_good_as_missing(info):
     (info / "entry_points.txt").unlink()
     (info / "entry_points.txt").symlink_to("entry_points.txt")
     assert distribution("acme-a").read_text("entry_points.txt") is None

@@ -33,29 +33,20 @@ def test_the_root_is_what_a_project_has_for_itself(folder):
         found = find_root(module)
         assert exists(module)
         assert (found.name, found.path) == (PurePosixPath(root), folder / root)
+    assert find_root("acme_p.gone").path == folder / "acme_p"
 
 
-def test_a_namespace_is_found_in_each_of_its_folders(folder, make_distribution):
+def test_a_root_is_found_in_each_folder_of_a_namespace_and_in_others(folder, make_distribution):
     other = make_distribution("acme-b", entries={}, modules={"acme_n/long/__init__.py": BOMB})
     assert find_root("acme_n.long").path == other / "acme_n/long"
     assert find_root("acme_n.short").path == folder / "acme_n/short"
-
-
-def test_other_folders_can_be_looked_in(folder, make_distribution):
     make_distribution("acme-b", entries={}, modules={"acme_p/__init__.py": BOMB})
     assert find_root("acme_p", [str(folder)]).path == folder / "acme_p"
     assert find_root("acme_p", [str(folder / "acme_n")]) is None
 
 
-def test_what_is_missing_does_not_exist(folder):
+def test_what_is_missing_or_has_no_file(folder):
     for module in ["acme_gone", "acme_p.gone", "acme_m.inside", "acme_p..deep", ".acme_p", ""]:
         assert not exists(module)
-
-
-def test_what_has_no_file_has_no_root(folder):
     for module in ["acme_gone", "acme_n", "sys"]:
         assert find_root(module) is None
-
-
-def test_the_root_of_a_missing_module_is_the_package_that_it_should_be_in(folder):
-    assert find_root("acme_p.gone").path == folder / "acme_p"

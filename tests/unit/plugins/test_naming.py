@@ -1,13 +1,10 @@
 from cosmos_core.plugins.discovery import is_valid, nearest_valid
 
 
-def test_a_name_is_words_joined_by_hyphens():
+def test_a_name_is_words_joined_by_hyphens_and_any_other_has_a_nearest():
     for name in ["a", "math", "dr-grpo", "qwen3", "x-1"]:
         assert is_valid(name)
         assert nearest_valid(name) == name
-
-
-def test_any_other_is_refused_with_the_nearest():
     for name, nearest in [
         ("My Mine", "my-mine"),
         ("a:b", "a-b"),
@@ -18,7 +15,4 @@ def test_any_other_is_refused_with_the_nearest():
     ]:
         assert not is_valid(name)
         assert nearest_valid(name) == nearest
-
-
-def test_a_name_ends_where_it_ends():
     assert not is_valid("math\n")

@@ -10,12 +10,9 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import DatasetContext
 
 
-def test_parts_are_named_at_every_level():
+def test_parts_are_named_at_every_level_by_tables_with_a_plugin():
     inner = {"plugin": "b", "options": {"part": {"plugin": "c"}}}
     assert list(named_parts({"part": {"plugin": "a"}, "parts": [inner, {"plugin": "a"}]})) == ["a", "b", "c", "a"]
-
-
-def test_what_names_no_part_is_left_to_the_plugins_own_options():
     for options in [{}, {"part": "a"}, {"parts": 3}, {"parts": [{"plugin": 4}, "x"]}]:
         assert list(named_parts(options)) == []
 
@@ -31,15 +28,12 @@ def test_a_part_is_made_with_the_same_context_and_joins_the_plugins():
     assert len(plugins.records) == 2
 
 
-def test_errors_of_a_part_have_the_path_of_its_options():
+def test_errors_of_a_part_have_the_whole_path_of_its_options():
     context = dataset_context(PluginSet(), 0, Path())
     with pytest.raises(ConfigError, match=r"dataset\.options\.parts\.1\.options\.train_row: unknown option"):
         context.make("arithmetic", {"train_row": 5}, "parts.1.options")
     with pytest.raises(PluginNotFoundError, match="arithmetics"):
         context.make("arithmetics", {}, "part.options")
-
-
-def test_errors_of_a_part_of_a_part_have_the_whole_path():
     context = dataset_context(PluginSet(), 0, Path())
     parts = [{"plugin": "arithmetic", "options": {"train_row": 5}}]
     whole = r"dataset\.options\.parts\.1\.options\.parts\.0\.options"

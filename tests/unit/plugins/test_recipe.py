@@ -107,13 +107,10 @@ def test_a_recipe_names_its_plugins_once_each():
     assert selections(recipe_from(RECIPE), ("environment",)) == ()
 
 
-def test_the_model_gets_what_the_recipe_says(plugins, tmp_path):
+def test_the_model_gets_what_the_recipe_says_and_the_folder_beside_it(plugins, tmp_path):
     options, context = load_model(make_job(tmp_path), plugins)
     assert (options.x, context.path, context.config) == (1, "weights", None)
     assert context.assets == tmp_path / "run" / "assets"
-
-
-def test_a_model_folder_beside_the_recipe_is_found(plugins, tmp_path):
     (tmp_path / "weights").mkdir()
     _, context = load_model(make_job(tmp_path), plugins)
     assert context.path == str(tmp_path / "weights")
@@ -144,9 +141,12 @@ def test_a_model_in_a_store_is_copied_once_it_is_whole(plugins, tmp_path, monkey
     files.store.clear()
 
 
-def test_the_dataset_gets_seed_and_folder(plugins, tmp_path):
+def test_the_dataset_and_the_rewards_get_what_the_recipe_says(plugins, tmp_path):
     options, context = load_dataset(make_job(tmp_path), plugins)
     assert (options.x, context.seed, context.directory) == (3, 5, tmp_path)
+    (first, one), (second, other) = load_rewards(make_job(tmp_path), plugins)
+    assert (first.x, one.name, one.seed) == (4, "r", 5)
+    assert (second.x, other.name) == (0, "q")
 
 
 def test_each_stage_gets_an_algorithm_of_its_own(plugins, tmp_path):
@@ -163,12 +163,6 @@ def test_each_stage_gets_an_algorithm_of_its_own(plugins, tmp_path):
     assert load_algorithm(averaging, plugins, main)[1].generates_average
 
 
-def test_rewards_come_in_the_recipes_order(plugins, tmp_path):
-    (first, one), (second, other) = load_rewards(make_job(tmp_path), plugins)
-    assert (first.x, one.name, one.seed) == (4, "r", 5)
-    assert (second.x, other.name) == (0, "q")
-
-
 def test_a_wrong_option_is_named_by_its_path_in_the_recipe(plugins, tmp_path):
     for changes, load, path in [
         ({"model": {**RECIPE["model"], "options": {"y": 1}}}, load_model, "model.options.y"),
@@ -177,9 +171,6 @@ def test_a_wrong_option_is_named_by_its_path_in_the_recipe(plugins, tmp_path):
     ]:
         with pytest.raises(ConfigError, match=f"^{path}: unknown option"):
             load(make_job(tmp_path, **changes), plugins)
-
-
-def test_a_wrong_option_of_a_stage_names_the_stages_table(plugins, tmp_path):
     job = make_job(
         tmp_path,
         warmup={"plugin": "s", "steps": 1, "options": {"y": 1}},

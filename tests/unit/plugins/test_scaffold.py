@@ -57,13 +57,11 @@ def test_the_names_of_a_package():
     assert names.group == "cosmos_core.engines"
     assert (names.plugin_class, names.options_class) == ("SlowOneEngine", "SlowOneOptions")
 
-
-def test_a_class_is_not_called_after_its_kind_twice_nor_like_the_protocol():
     assert Names.of("reward", "my-reward").plugin_class == "MyReward"
     assert Names.of("reward", "reward").plugin_class == "RewardReward"
 
 
-def test_what_cannot_be_a_name_is_refused_with_one_that_can():
+def test_a_name_that_cannot_be_is_refused():
     for name, nearest in [
         ("My_Reward", "my-reward"),
         ("myReward", "my-reward"),
@@ -80,9 +78,6 @@ def test_what_cannot_be_a_name_is_refused_with_one_that_can():
             Names.of("reward", name)
         assert str(caught.value).endswith(f"such as {nearest}")
         Names.of("reward", nearest)
-
-
-def test_other_names_that_are_refused():
     for kind, name, message in [
         ("rewards", "x", r"'rewards' is no kind of plugin; did you mean reward\? \(kinds: model, algorithm, reward"),
         ("metric", "x", r"'metric' is no kind of plugin \(kinds: model"),
@@ -143,6 +138,7 @@ def test_the_files_of_a_package(made):
             assert not text.endswith("\n\n"), name
             if path.suffix == ".py":
                 assert ast.get_docstring(ast.parse(text)), name
+    assert (made["reward"] / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_metadata(made):
@@ -157,37 +153,27 @@ def test_the_metadata(made):
         assert project["description"] == f"The {kind} sample for cosmos-core."
 
 
-def test_author_and_description_are_written_as_they_are(tmp_path):
+def test_author_and_description_are_written_as_they_are_or_refused(tmp_path):
     author, description = 'Ann "A." Lœ\\', "Rewards 'short' answers: 100 %."
     folder = new_package("reward", "sample", into=tmp_path, author=author, description=description)
     project = metadata(folder)["project"]
     assert project["authors"] == [{"name": author}]
     assert project["description"] == description
     assert description in (folder / "README.md").read_text()
-
-
-def test_two_lines_are_refused(tmp_path):
     for option in ["author", "description"]:
         with pytest.raises(ConfigError, match=f"--{option} 'a\\\\nb': write it as one line"):
             new_package("reward", "sample", into=tmp_path, **{option: "a\nb"})
-
-
-def test_a_description_that_pypi_refuses_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--description has 513 characters, and PyPI takes at most 512; shorten it"):
         new_package("reward", "sample", into=tmp_path, description="x" * 513)
     folder = new_package("reward", "sample", into=tmp_path, description="x" * 512)
     assert metadata(folder)["project"]["description"] == "x" * 512
 
 
-def test_the_licence_is_the_projects_own(made):
-    assert (made["reward"] / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-
-
 def workflow(folder, name):
     return yaml.safe_load((folder / ".github/workflows" / name).read_text())
 
 
-def test_publishing_needs_no_token(made):
+def test_its_workflows_publish_what_passes_without_a_token(made):
     publishing = workflow(made["reward"], "publish.yml")
     publish = publishing["jobs"]["publish"]
     assert publish["permissions"] == {"id-token": "write"}
@@ -196,8 +182,6 @@ def test_publishing_needs_no_token(made):
     assert publishing["permissions"] == {"contents": "read"}
     assert "secrets." not in json.dumps(publishing)
 
-
-def test_only_what_passes_the_tests_is_published(made):
     testing, publishing = (workflow(made["reward"], name) for name in ("test.yml", "publish.yml"))
     jobs = publishing["jobs"]
     assert jobs["test"] == {"uses": "./.github/workflows/test.yml"}
@@ -293,7 +277,7 @@ def test_mypy_has_nothing_to_say(made):
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path):
+def test_where_it_cannot_be_written_is_told(tmp_path, monkeypatch):
     target = tmp_path / "cosmos-reward-sample"
     target.mkdir()
     with pytest.raises(ConfigError, match="exists and is left as it is; remove it, or choose another name or --into"):
@@ -303,15 +287,11 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="exists"):
         new_package("reward", "sample", into=tmp_path)
 
-
-def test_into_must_be_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for into in (tmp_path / "missing", tmp_path / "file"):
         with pytest.raises(ConfigError, match=f"--into {into}: there is no such folder"):
             new_package("reward", "sample", into=into)
 
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
@@ -320,22 +300,22 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
         new_package("reward", "sample", into=tmp_path)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_whoever_interrupts_it_finds_nothing_half_made(tmp_path, monkeypatch, error):
-    written = []
+def test_whoever_interrupts_it_finds_nothing_half_made(tmp_path, monkeypatch):
     write = Path.write_text
+    for error in [KeyboardInterrupt, OSError]:
+        written = []
 
-    def interrupt(path, *args, **keywords):
-        written.append(path)
-        if len(written) == 5:
-            raise error
-        return write(path, *args, **keywords)
+        def interrupt(path, *args, written=written, error=error, **keywords):
+            written.append(path)
+            if len(written) == 5:
+                raise error
+            return write(path, *args, **keywords)
 
-    monkeypatch.setattr(Path, "write_text", interrupt)
-    with pytest.raises((KeyboardInterrupt, ConfigError)):
-        new_package("reward", "sample", into=tmp_path)
-    assert len(written) == 5
-    assert list(tmp_path.iterdir()) == []
+        monkeypatch.setattr(Path, "write_text", interrupt)
+        with pytest.raises((KeyboardInterrupt, ConfigError)):
+            new_package("reward", "sample", into=tmp_path)
+        assert len(written) == 5
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_may_be_read_like_any_other(tmp_path):

@@ -58,7 +58,7 @@ def load_short() -> PluginSet:
     return PluginSet.load([("reward", "short")])
 
 
-def test_a_selected_plugin_is_imported_registered_and_made(make_reward):
+def test_a_selected_plugin_is_imported_registered_and_made(make_reward, make_distribution):
     make_reward()
     plugins = PluginSet.load([("reward", "short"), ("reward", "short")])
     reward = plugins.create("reward", "short", {"length": 4}, CONTEXT, "reward.0.options")
@@ -66,34 +66,22 @@ def test_a_selected_plugin_is_imported_registered_and_made(make_reward):
     assert [name for name, _ in plugins.manager.list_name_plugin()] == ["reward:short"]
     assert [record.distribution for record in plugins] == ["acme-a"]
     assert plugins.provider("reward", "short").capabilities == RewardCapabilities()
-
-
-def test_undeclared_capabilities_are_the_defaults(make_reward):
-    make_reward(REWARD.replace(", capabilities=RewardCapabilities()", ""))
-    assert load_short().provider("reward", "short").capabilities == RewardCapabilities()
-
-
-def test_what_is_not_selected_is_not_imported(make_reward, make_distribution):
     make_reward()
     make_distribution("acme-b", entries={"reward/bad": "acme_b"}, modules={"acme_b.py": "raise RuntimeError('no')"})
     load_short()
     assert "acme_b" not in sys.modules
-
-
-def test_each_set_has_a_manager_of_its_own(make_reward):
     make_reward()
     assert load_short().manager is not load_short().manager
+    make_reward(REWARD.replace(", capabilities=RewardCapabilities()", ""))
+    assert load_short().provider("reward", "short").capabilities == RewardCapabilities()
 
 
-def test_wrong_options_are_config_errors_at_their_path(make_reward):
+def test_wrong_options_are_errors_at_their_path(make_reward):
     make_reward()
     with pytest.raises(ConfigError, match=r"^reward\.0\.options\.lenght: unknown option; did you mean length\?$"):
         load_short().create("reward", "short", {"lenght": 1}, CONTEXT, "reward.0.options")
     with pytest.raises(ConfigError, match=r"^reward\.options\.length: expected an integer"):
         load_short().create("reward", "short", {"length": "4"}, CONTEXT)
-
-
-def test_what_a_plugin_says_of_an_option_is_at_its_path(make_reward):
     make_reward()
     plugins = load_short()
     with pytest.raises(ConfigError, match=r"^reward\.0\.options\.length: 12 is a dozen$"):
@@ -116,6 +104,12 @@ def test_an_unknown_name_is_met_with_the_nearest(make_reward):
     make_reward()
     with pytest.raises(PluginNotFoundError, match=r"no reward plugin named 'shrot' is installed; did you mean short\?"):
         PluginSet.load([("reward", "shrot")])
+    make_reward()
+    with pytest.raises(PluginNotFoundError, match="a reward plugin has that name"):
+        PluginSet.load([("dataset", "short")])
+    make_reward()
+    with pytest.raises(PluginNotFoundError, match="by acme-z; it is installed by acme-a"):
+        PluginSet.load([("reward", "acme-z:short")])
 
 
 def test_a_known_name_is_met_with_its_install_line(monkeypatch):
@@ -124,12 +118,6 @@ def test_a_known_name_is_met_with_its_install_line(monkeypatch):
         PluginSet.load([("algorithm", "dapo")])
     with pytest.raises(PluginNotFoundError, match=r"did you mean .*grpo.*pip install cosmos-algorithm-grpo"):
         PluginSet.load([("algorithm", "gpro")])
-
-
-def test_a_name_of_another_kind_is_told(make_reward):
-    make_reward()
-    with pytest.raises(PluginNotFoundError, match="a reward plugin has that name"):
-        PluginSet.load([("dataset", "short")])
 
 
 def test_a_name_like_no_other_is_met_with_the_line_for_the_usual_name(make_reward):
@@ -167,19 +155,10 @@ def test_what_breaks_a_rule_is_no_rival_and_is_refused_where_it_is_meant(make_re
         PluginSet.load([("reward", "acme-b:short")])
 
 
-def test_a_distribution_that_does_not_provide_the_name(make_reward):
-    make_reward()
-    with pytest.raises(PluginNotFoundError, match="by acme-z; it is installed by acme-a"):
-        PluginSet.load([("reward", "acme-z:short")])
-
-
-def test_an_incompatible_plugin_is_refused_before_import(make_reward):
+def test_a_plugin_of_another_release_or_protocol_is_refused(make_reward):
     make_reward("raise RuntimeError('imported')", requires=("cosmos-core<0.1",))
     with pytest.raises(PluginIncompatibleError, match=r"requires cosmos-core<0\.1"):
         load_short()
-
-
-def test_a_plugin_of_another_protocol_version_is_refused(make_reward):
     for protocol, message in [
         (2, r"version 2 of the reward protocol.*speaks 1; it needs a newer cosmos-core: pip install -U cosmos-core$"),
         (0, r"version 0 of the reward .* it needs a newer release of the plugin: pip install -U acme-a$"),
@@ -357,9 +336,6 @@ def test_a_hook_is_judged_by_its_class_before_it_is_made(make_distribution):
         plugins = PluginSet.load([("hook", "tell")])
         with pytest.raises(PluginBrokenError, match=message):
             plugins.check_hook("tell")
-
-
-def test_a_good_hook_passes_by_its_class(make_distribution):
     source = JUDGED.format(method="cosmos_run_started(self, run)")
     make_distribution("acme-a", entries={"hook/tell": "acme_a"}, modules={"acme_a.py": source})
     PluginSet.load([("hook", "tell")]).check_hook("tell")

@@ -55,16 +55,12 @@ def left_out(test, message="left out"):
 GOOD, BROKEN = outcome("test_a"), outcome("test_module", "SyntaxError", plugin="")
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "status", "findings"),
-    [
+def test_the_kit_is_judged_by_what_came_of_its_tests(judge):
+    alike = [outcome("test_a", "no engine"), outcome("test_b", "no engine"), outcome("test_c", "wrong")]
+    for outcomes, status, findings in [
         ([GOOD], "ok", []),
         # What tests say alike is one fault.
-        (
-            [outcome("test_a", "no engine"), outcome("test_b", "no engine"), outcome("test_c", "wrong")],
-            "FAULT",
-            ["test_a and 1 more: no engine", "test_c: wrong"],
-        ),
+        (alike, "FAULT", ["test_a and 1 more: no engine", "test_c: wrong"]),
         # What is left out makes the check incomplete.
         (
             [GOOD, left_out("test_b"), left_out("test_c"), left_out("test_d", "skipped")],
@@ -75,10 +71,8 @@ GOOD, BROKEN = outcome("test_a"), outcome("test_module", "SyntaxError", plugin="
         ([BROKEN], "FAULT", ["test_module: SyntaxError"]),
         ([GOOD, BROKEN], "warning", ["test_module: SyntaxError"]),
         ([GOOD, left_out("test_b"), BROKEN], "FAULT", ["test_module: SyntaxError", "test_b: left out"]),
-    ],
-)
-def test_the_kit_is_judged_by_what_came_of_its_tests(judge, outcomes, status, findings):
-    assert judge("kit", outcomes=outcomes)[::2] == (status, findings)
+    ]:
+        assert judge("kit", outcomes=outcomes)[::2] == (status, findings)
 
 
 def test_what_the_options_told_is_not_told_by_the_kit(judge):
