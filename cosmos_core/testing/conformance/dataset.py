@@ -256,7 +256,7 @@ class DatasetConformance(PluginConformance):
         self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], rows: Rows
     ) -> None:
         """Sizes, counts of rows left out and windows go into the plan, in several processes and after a restart."""
-        first = _settled(dataset)
+        first = _settled(dataset) | {f"size({split!r})": size for split, size in sizes.items()}
         for name, value in first.items():
             if name.startswith("omitted"):
                 fault_if(f"{name}: {problem}" for problem in omission_problems(value))

@@ -164,8 +164,8 @@ def test_author_and_description_are_written_as_they_are_or_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"--{option} 'a\\\\nb': write it as one line"):
             new_package("reward", "sample", into=tmp_path, **{option: "a\nb"})
     with pytest.raises(ConfigError, match="--description has 513 characters, and PyPI takes at most 512; shorten it"):
-        new_package("reward", "sample", into=tmp_path, description="x" * 513)
-    folder = new_package("reward", "sample", into=tmp_path, description="x" * 512)
+        new_package("reward", "long", into=tmp_path, description="x" * 513)
+    folder = new_package("reward", "long", into=tmp_path, description="x" * 512)
     assert metadata(folder)["project"]["description"] == "x" * 512
 
 
@@ -286,6 +286,7 @@ def test_where_it_cannot_be_written_is_told(tmp_path, monkeypatch):
     target.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="exists"):
         new_package("reward", "sample", into=tmp_path)
+    target.unlink()
 
     (tmp_path / "file").write_text("")
     for into in (tmp_path / "missing", tmp_path / "file"):
