@@ -12,8 +12,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.models.attention.packed import attend_packed
 from cosmos_core.models.facts import make_shell
+from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.float8 import check_float8
-from cosmos_core.models.parallel.lora import AdaptedWeights, Start, check_lora, draw_adapters
+from cosmos_core.models.parallel.lora import AdaptedWeights, check_adapted, draw_adapters
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
@@ -104,14 +105,15 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
         parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
     materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
     weights: Weights = streamed if streamed is not None else Drawn(draw(blueprint))
-    fill(stages, AdaptedWeights(below=weights, start=Start(seed=blueprint.seed)))
+    fill(stages, AdaptedWeights(below=weights, seed=blueprint.seed))
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
 
 
 def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
     check_float8(module, layout, blueprint.device)
     if layout.lora is not None:
-        check_lora(module, layout.lora)
+        anatomy = Anatomy.of(module)
+        check_adapted(() if anatomy is None else anatomy.layers, type(module).__name__, layout.lora)
 
 
 def draw(blueprint: Blueprint) -> PreTrainedModel:

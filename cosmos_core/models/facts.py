@@ -21,13 +21,7 @@ from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.parallel.forwards import own_parameters
 from cosmos_core.models.parallel.parallelize import shared_heads
-from cosmos_core.models.parallel.plan import (
-    KEYS_AND_VALUES,
-    QUERIES,
-    ParallelPlan,
-    plan_for,
-    split_names,
-)
+from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, plan_for, split_names
 from cosmos_core.models.parallel.stages import obstacle
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.protocols import ModelFacts

@@ -32,7 +32,7 @@ from cosmos_core.models.encoding import GENERATION_FILE, Chat, HuggingFaceOption
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of, within
-from cosmos_core.models.parallel.stages import Stages
+from cosmos_core.models.parallel.stages import stages_of
 from cosmos_core.models.tiny_model import check_tiny_model
 from cosmos_core.models.tokenizer import build_tokenizer, tokenizer_defaults
 from cosmos_core.models.tokens import tokens_payload, values
@@ -260,7 +260,7 @@ class HuggingFaceModel:
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""
-        return list(module.stages) if isinstance(module, Stages) else [module]
+        return stages_of(module)
 
     def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
         """Hidden states [U, D] of this process's slice of the row, as the next stage receives them."""

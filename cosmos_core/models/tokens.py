@@ -14,15 +14,14 @@ from cosmos_core.types import Array, Payload
 KIND: Final = "tokens"
 
 
-def token_array(ids: Sequence[int] | npt.NDArray[np.int32]) -> Array:
-    """Token ids as an int32 [len] array."""
-    data = np.ascontiguousarray(ids, dtype=np.int32)
-    return Array(dtype="int32", shape=data.shape, data=data.tobytes())
-
-
 def array_of(data: npt.NDArray[np.generic]) -> Array:
     """An array as payloads hold it."""
     return Array(dtype=str(data.dtype), shape=data.shape, data=np.ascontiguousarray(data).tobytes())
+
+
+def token_array(ids: Sequence[int] | npt.NDArray[np.int32]) -> Array:
+    """Token ids as an int32 [len] array."""
+    return array_of(np.asarray(ids, dtype=np.int32))
 
 
 def tokens_payload(prompt: Sequence[int], completion: Sequence[int] | None = None) -> Payload:

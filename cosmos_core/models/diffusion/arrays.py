@@ -11,19 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
+import attrs
 import numpy as np
 import torch
 
 from cosmos_core.errors import DataError
+from cosmos_core.models import tokens
 from cosmos_core.types import Array, Payload
 
 KIND: Final = "latents"
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """A tensor as payloads hold it: contiguous, on the CPU."""
-    plain = tensor.detach().to("cpu").contiguous()
-    return Array(dtype=str(plain.dtype).removeprefix("torch."), shape=tuple(plain.shape), data=plain.numpy().tobytes())
+    """A tensor as payloads hold it."""
+    return tokens.array_of(tensor.detach().to("cpu").numpy())
 
 
 def payload_of(tensors: Mapping[str, torch.Tensor]) -> Payload:
@@ -33,9 +34,7 @@ def payload_of(tensors: Mapping[str, torch.Tensor]) -> Payload:
 
 def with_tensors(payload: Payload, tensors: Mapping[str, torch.Tensor]) -> Payload:
     """The payload with more arrays, or others in their place."""
-    return Payload(
-        kind=payload.kind, arrays={**payload.arrays, **{name: array_of(each) for name, each in tensors.items()}}
-    )
+    return attrs.evolve(payload, arrays={**payload.arrays, **payload_of(tensors).arrays})
 
 
 def has(payload: Payload, name: str) -> bool:

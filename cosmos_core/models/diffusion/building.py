@@ -23,7 +23,6 @@ from cosmos_core.models.parallel.anatomy import widths
 from cosmos_core.models.parallel.forwards import root
 from cosmos_core.models.parallel.lora import (
     AdaptedWeights,
-    Start,
     add_adapters,
     check_adapted,
     draw_adapters,
@@ -102,7 +101,7 @@ def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
     if layout is not None:
         lay_out(shell, blueprint, layout)
     _materialise(shell, blueprint, offload=layout is not None and layout.cpu_offload)
-    fill([shell], AdaptedWeights(below=weights, start=Start(seed=blueprint.seed)))
+    fill([shell], AdaptedWeights(below=weights, seed=blueprint.seed))
     return shell
 
 

@@ -6,13 +6,11 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from cosmos_core.config.problems import suggestion
@@ -20,8 +18,9 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.adapters import published_state
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
+from cosmos_core.models.weights import streaming
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, led, share_files, write_gathered
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS, Stored, first_line, stored_tensors
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, Stored, first_line, require_folder, stored_tensors
 from cosmos_core.weights.shards import LocalShard
 
 TRANSFORMER: Final = "transformer"
@@ -34,7 +33,6 @@ STEM: Final = "diffusion_pytorch_model"
 _DESCRIPTIONS: Final = ("*.json", "*.txt", "*.model", "*.jinja")
 """Patterns of configs and tokenizers."""
 
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _OWN_KEYS: Final = ("_class_name", "_diffusers_version", "_name_or_path")
 
 
@@ -45,12 +43,8 @@ def folder_of(path: str, revision: str | None) -> Path:
         CheckpointError: It cannot be fetched.
         ConfigError: It is no folder, and cannot be a name on the hub.
     """
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise ConfigError(f"model.path: no folder {path!r}")
-    return _snapshot(path, revision, _DESCRIPTIONS)
+    require_folder(path)
+    return Path(path) if Path(path).is_dir() else streaming.fetched(path, _DESCRIPTIONS, revision)
 
 
 def fetched(path: str, revision: str | None, part: str | None) -> Path:
@@ -63,15 +57,8 @@ def fetched(path: str, revision: str | None, part: str | None) -> Path:
     folder = folder_of(path, revision)
     if not Path(path).is_dir():
         wanted = [*_DESCRIPTIONS, "*.safetensors"]
-        folder = _snapshot(path, revision, wanted if part is None else [f"{part}/{each}" for each in wanted])
+        folder = streaming.fetched(path, wanted if part is None else [f"{part}/{each}" for each in wanted], revision)
     return folder if part is None else folder / part
-
-
-def _snapshot(path: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
-    except LIBRARY_ERRORS as error:
-        raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error
 
 
 def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
@@ -142,22 +129,23 @@ class StreamedTransformer:
 
     def __init__(self, folder: Path, module: torch.nn.Module) -> None:
         self.path: str | None = str(folder)
-        self._stored: Final = stored_tensors(folder, stem=STEM)
+        stored = stored_tensors(folder, stem=STEM)
+        self._files: Final = streaming.TensorFiles(stored)
         wanted = module.state_dict()
-        missing = [name for name in wanted if name not in self._stored]
+        missing = [name for name in wanted if name not in stored]
         if missing:
             raise CheckpointError(
                 f"model.path: {folder} lacks {len(missing)} of the {len(wanted)} tensors of {type(module).__name__}, "
-                f"the first is {missing[0]}; it holds {len(self._stored)}"
+                f"the first is {missing[0]}; it holds {len(stored)}"
             )
-        strays = [name for name in self._stored if name not in wanted and not _is_ignored(name, module)]
+        strays = [name for name in stored if name not in wanted and not _is_ignored(name, module)]
         if strays:
             raise CheckpointError(
                 f"model.path: {folder} holds {strays[0]}, which {type(module).__name__} has no use for; is its config "
                 "of another model?"
             )
         for name, tensor in wanted.items():
-            _check(name, self._stored[name], tuple(tensor.shape), type(module).__name__)
+            _check(name, stored[name], tuple(tensor.shape), type(module).__name__)
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies.
@@ -165,22 +153,11 @@ class StreamedTransformer:
         Raises:
             CheckpointError: The file cannot be read.
         """
-        stored = self._stored[name]
-        try:
-            # Opened anew each time: what was read of a mapped file stays in memory as long as it is open.
-            with safe_open(stored.file, framework="pt") as file:
-                part: torch.Tensor = file.get_slice(name)[share.index] if stored.shape else file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
-        return part
+        return self._files.read(name, share.index)
 
 
 def _check(name: str, stored: Stored, wanted: tuple[int, ...], model: str) -> None:
-    if stored.dtype not in _FLOATS:
-        raise CheckpointError(
-            f"{stored.file}: {name} has dtype {stored.dtype}, and weights are one of {', '.join(sorted(_FLOATS))}; "
-            "convert the checkpoint"
-        )
+    stored.check_float(name)
     if stored.shape != wanted:
         raise CheckpointError(
             f"{stored.file}: {name} has shape {stored.shape}, and {model} needs {wanted}; is the config of another "

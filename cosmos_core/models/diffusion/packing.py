@@ -26,18 +26,7 @@ from cosmos_core.types import Payload
 CONDITION: Final = "condition."
 """Of names of inputs that condition, [S, ...] each; the rest are of decisions, [N, ...]."""
 _OF_DECISIONS: Final = frozenset(
-    {
-        "guidance",
-        "logprobs",
-        "noise_seed",
-        "offsets",
-        "places",
-        "sample",
-        "states",
-        "steps",
-        "times",
-        "versions",
-    }
+    {"guidance", "logprobs", "noise_seed", "offsets", "places", "sample", "states", "steps", "times", "versions"}
 )
 """Arrays of a payload that its conditioning does not depend on (see `cosmos_core.types.Payload`)."""
 

@@ -48,23 +48,15 @@ _LOG: Final = logging.getLogger(__name__)
 ALL_LINEAR: Final = "all-linear"
 
 
-def check_lora(module: PreTrainedModel, lora: Lora) -> None:
-    """Refuse what names no layer, and say what is adapted.
-
-    Raises:
-        ConfigError: A name is of no linear layer of the decoder's layers.
-    """
-    anatomy = Anatomy.of(module)
-    check_adapted(() if anatomy is None else anatomy.layers, type(module).__name__, lora)
-
-
 def check_adapted(layers: Iterable[nn.Module], model: str, lora: Lora) -> None:
     """Refuse what names no layer, and say what is adapted.
 
     Raises:
         ConfigError: A name is of no linear layer of these.
     """
-    linear = [(name, child) for layer in layers for name, child in layer.named_modules() if _is_linear(child)]
+    linear = [
+        (name, child) for layer in layers for name, child in layer.named_modules() if isinstance(child, nn.Linear)
+    ]
     names = {name.rpartition(".")[2] for name, _ in linear}
     for wanted in lora.modules:
         if wanted != ALL_LINEAR and wanted not in names:
@@ -121,35 +113,17 @@ def add_adapters(module: PreTrainedModel, adapted: Mapping[str, nn.Linear], layo
 @torch.no_grad()
 def draw_adapters(module: nn.Module, seed: int) -> None:
     """Give the adapters of a module that one process holds the values that training starts from."""
-    start = Start(seed=seed)
     for name, parameter in module.named_parameters():
         if is_adapter(name):
-            parameter.copy_(start.read(name, local_shard(parameter)))
-
-
-@attrs.frozen(kw_only=True)
-class Start:
-    """The values that adapters start from: the same in every layout, each from a seed of its own."""
-
-    seed: int
-
-    def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of an adapter's matrix where a share lies, float32 on the CPU."""
-        shape = share.shape
-        if UP in name.split("."):
-            return torch.zeros(shape)[share.index]
-        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        bound = 1.0 / math.sqrt(shape[1])
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)[share.index]
+            parameter.copy_(_start(seed, name, local_shard(parameter)))
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class AdaptedWeights:
-    """A model's weights, and the start of its adapters (see `streaming.Weights`)."""
+    """A model's weights, and the values from which its adapters start (see `streaming.Weights`)."""
 
     below: Weights
-    start: Start
+    seed: int
 
     @property
     def path(self) -> str | None:
@@ -158,7 +132,17 @@ class AdaptedWeights:
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies."""
-        return self.start.read(name, share) if is_adapter(name) else self.below.read(name, share)
+        return _start(self.seed, name, share) if is_adapter(name) else self.below.read(name, share)
+
+
+def _start(seed: int, name: str, share: LocalShard) -> torch.Tensor:
+    """The part of an adapter's matrix where a share lies, float32 on the CPU: each matrix has a seed of its own."""
+    if UP in name.split("."):
+        return torch.zeros(share.shape)[share.index]
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    bound = 1.0 / math.sqrt(share.shape[1])
+    return torch.empty(share.shape).uniform_(-bound, bound, generator=generator)[share.index]
 
 
 def _with_adapter(linear: nn.Linear, scale: float, inner: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
@@ -185,10 +169,6 @@ def _split(linear: nn.Linear, name: str, applied: Applied) -> None:
 def _locally(module: nn.Module, inner: Callable[..., Any], hidden: torch.Tensor) -> Any:
     with substituted(module, {key: local(value) for key, value in own_parameters(module).items()}):
         return inner(hidden)
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
 
 
 def _is_chosen(name: str, lora: Lora) -> bool:

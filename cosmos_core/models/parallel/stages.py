@@ -91,10 +91,7 @@ def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
     num_stages = mesh.size("pp") * layout.stages_per_rank
     spans = layer_spans(module.config.get_text_config().num_hidden_layers, num_stages)
     indices = stage_indices(
-        size=mesh.size("pp"),
-        place=mesh.place("pp"),
-        per_process=layout.stages_per_rank,
-        is_v_shaped=layout.is_v_shaped,
+        size=mesh.size("pp"), place=mesh.place("pp"), per_process=layout.stages_per_rank, is_v_shaped=layout.is_v_shaped
     )
     if reason := obstacle(module):
         raise PluginIncompatibleError(

@@ -15,12 +15,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PretrainedConfig, PreTrainedTokenizerBase
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.huggingface import HuggingFaceModel

@@ -75,12 +75,7 @@ def _equal(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) ->
 
 REQUIRED: Final = ("processor_config.json", "preprocessor_config.json")
 """Of these a checkpoint with a processor of images has one at least."""
-FILES: Final = (
-    *REQUIRED,
-    "video_preprocessor_config.json",
-    "chat_template.json",
-    "chat_template.jinja",
-)
+FILES: Final = (*REQUIRED, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
 """What a checkpoint may have of a processor, besides its tokenizer."""
 
 _NAMING: Final = (*REQUIRED, "tokenizer_config.json")

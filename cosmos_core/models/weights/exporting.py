@@ -267,11 +267,7 @@ def _files_of(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def _write_files(
-    directory: Path,
-    files: Sequence[Sequence[str]],
-    tensors: Iterator[tuple[str, torch.Tensor]],
-    *,
-    stem: str = "model",
+    directory: Path, files: Sequence[Sequence[str]], tensors: Iterator[tuple[str, torch.Tensor]], *, stem: str = "model"
 ) -> None:
     """Write each file as soon as all of its tensors are there."""
     waiting: dict[str, torch.Tensor] = {}

@@ -23,6 +23,7 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.attention.packed import PACKED
 
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
@@ -41,6 +42,18 @@ class Stored:
     file: Path
     shape: tuple[int, ...]
     dtype: str
+
+    def check_float(self, name: str) -> None:
+        """Refuse what is no weight.
+
+        Raises:
+            CheckpointError: It holds no floats.
+        """
+        if self.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self.file}: {name} has dtype {self.dtype}, and weights are one of {', '.join(sorted(_FLOATS))}; "
+                "convert the checkpoint"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -206,7 +219,7 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
     Raises:
         ConfigError: There is no usable config, or the weights are quantised.
     """
-    _require_folder(path)
+    require_folder(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LIBRARY_ERRORS as error:
@@ -253,7 +266,7 @@ def load_pretrained(
     Raises:
         CheckpointError: Files are missing or damaged, or tensors are missing or have other shapes.
     """
-    _require_folder(path)
+    require_folder(path)
     if Path(path).is_dir():
         # transformers' own words for a missing or truncated file name neither the file nor the sizes.
         stored_tensors(Path(path))
@@ -262,11 +275,7 @@ def load_pretrained(
     transformers_logging.set_verbosity_error()
     try:
         module, loaded = auto_class.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=PACKED,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
+            path, dtype=dtype, attn_implementation=PACKED, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     except LIBRARY_ERRORS as error:
         raise CheckpointError(f"model.path: cannot load {path!r}: {first_line(error)}") from error
@@ -297,8 +306,12 @@ def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
     )
 
 
-def _require_folder(path: str) -> None:
-    """A path that cannot be a hub name must exist, rather than be looked up on the network."""
+def require_folder(path: str) -> None:
+    """Refuse a path that cannot be a name on the hub and does not exist, rather than look it up on the network.
+
+    Raises:
+        ConfigError: It is such a one.
+    """
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).is_dir():
         raise ConfigError(f"model.path: no folder {path!r}")

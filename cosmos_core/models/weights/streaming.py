@@ -25,7 +25,14 @@ from transformers.core_model_loading import (
 )
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS, absence, first_line, holds_weights, stored_tensors
+from cosmos_core.models.weights.loading import (
+    LIBRARY_ERRORS,
+    Stored,
+    absence,
+    first_line,
+    holds_weights,
+    stored_tensors,
+)
 from cosmos_core.weights.shards import LocalShard
 
 CONVERSION_ERRORS: Final = (*LIBRARY_ERRORS, SkipParameters)
@@ -117,8 +124,6 @@ def recipes(module: PreTrainedModel, names: Sequence[str]) -> list[Recipe]:
 _SCALED: Final = ("F8_", "F4", "F6_", "I8", "U8", "I32")
 """Dtypes of values that mean nothing without scales."""
 
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-
 _LAYER: Final = re.compile(r"(.*\blayers)\.(\d+)\..+")
 
 _MAPPED_VALUES: Final = 1 << 22
@@ -151,6 +156,41 @@ class Drawn:
         return part
 
 
+class TensorFiles:
+    """Tensors in safetensors files, read one after another.
+
+    Args:
+        stored: The tensors, by name.
+    """
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        self._stored: Final = stored
+        self._open: tuple[Path, Any] | None = None
+        self._num_mapped = 0
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+        """A tensor, or a part of it; valid until the next call.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
+        stored = self._stored[name]
+        try:
+            file = self._file(stored.file, _num_values(stored.shape, index))
+            part: torch.Tensor = file.get_slice(name)[index] if stored.shape and index else file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
+        return part
+
+    def _file(self, path: Path, num_values: int) -> Any:
+        """The file, open: its header is read each time that it is opened, and a file may hold a thousand tensors."""
+        self._num_mapped += num_values
+        if self._open is None or self._open[0] != path or self._num_mapped > _MAPPED_VALUES:
+            self._open = None
+            self._open, self._num_mapped = (path, safe_open(path, framework="pt")), num_values
+        return self._open[1]
+
+
 class Streamed:
     """Weights of a checkpoint, looked through before anything is read.
 
@@ -163,8 +203,7 @@ class Streamed:
         self._module = module
         self._stored = stored_tensors(folder_of(path))
         self._recipes: dict[str, Recipe] = {}
-        self._open: tuple[Path, Any] | None = None
-        self._num_mapped = 0
+        self._files: Final = TensorFiles(self._stored)
         wanted = module.state_dict()
         for recipe in recipes(module, list(self._stored)):
             for name, made in recipe.make(module, self._outline).items():
@@ -183,29 +222,12 @@ class Streamed:
         """
         recipe = self._recipes[name]
         if recipe.converter is None:
-            return self._read(recipe.sources[0][0], share.index)
+            return self._files.read(recipe.sources[0][0], share.index)
         if recipe.num_merged != share.shape[0]:
-            return recipe.make(self._module, self._read)[name][share.index]
+            return recipe.make(self._module, self._files.read)[name][share.index]
         rows, *others = share.index
-        some = recipe.only(rows.start, rows.stop).make(self._module, self._read)
+        some = recipe.only(rows.start, rows.stop).make(self._module, self._files.read)
         return some[name][(slice(None), *others)]
-
-    def _read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        stored = self._stored[name]
-        try:
-            file = self._file(stored.file, _num_values(stored.shape, index))
-            part: torch.Tensor = file.get_slice(name)[index] if stored.shape and index else file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{stored.file}: {name} cannot be read: {first_line(error)}") from error
-        return part
-
-    def _file(self, path: Path, num_values: int) -> Any:
-        """The file, open: its header is read each time that it is opened, and a file may hold a thousand tensors."""
-        self._num_mapped += num_values
-        if self._open is None or self._open[0] != path or self._num_mapped > _MAPPED_VALUES:
-            self._open = None
-            self._open, self._num_mapped = (path, safe_open(path, framework="pt")), num_values
-        return self._open[1]
 
     def _outline(self, name: str) -> torch.Tensor:
         stored = self._stored[name]
@@ -218,12 +240,7 @@ class Streamed:
     def _check(self, name: str, found: tuple[int, ...], tensor: torch.Tensor, recipe: Recipe) -> None:
         wanted = tuple(tensor.shape)
         for source, _ in recipe.sources if tensor.is_floating_point() else ():
-            stored = self._stored[source]
-            if stored.dtype not in _FLOATS:
-                raise CheckpointError(
-                    f"{stored.file}: {source} has dtype {stored.dtype}, and weights are one of "
-                    f"{', '.join(sorted(_FLOATS))}; convert the checkpoint"
-                )
+            self._stored[source].check_float(source)
         if found != wanted:
             source = recipe.sources[0][0]
             raise CheckpointError(
@@ -299,9 +316,16 @@ def folder_of(path: str) -> Path:
     Raises:
         CheckpointError: It cannot be fetched.
     """
-    if Path(path).is_dir():
-        return Path(path)
+    return Path(path) if Path(path).is_dir() else fetched(path, ["*.safetensors", "*.json"])
+
+
+def fetched(path: str, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """Some files of a checkpoint on the hub.
+
+    Raises:
+        CheckpointError: They cannot be fetched.
+    """
     try:
-        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
     except LIBRARY_ERRORS as error:
         raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error

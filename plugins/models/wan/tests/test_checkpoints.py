@@ -213,7 +213,7 @@ def test_of_a_checkpoint_on_the_hub_planning_fetches_no_weights(make, folder, tm
                 (tmp_path / "hub" / place).write_bytes(path.read_bytes())
         return str(tmp_path / "hub")
 
-    monkeypatch.setattr("cosmos_core.models.diffusion.checkpoint.snapshot_download", fetch)
+    monkeypatch.setattr("cosmos_core.models.weights.streaming.snapshot_download", fetch)
     model = make(path="some/name", revision="tag", **SIZE)
     assert model.facts().num_parameters > 20_000
     assert not list((tmp_path / "hub").rglob("*.safetensors"))
