@@ -115,6 +115,20 @@ def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
     assert [lease.position for lease in it.leases()] == [0, 1]
 
 
+def test_payloads_of_a_lost_holder_are_missing_though_the_step_misses_others(run):
+    it = run(rollout_replicas=2, prompts=2)
+    it.start(rollouts=2)
+    (first, *_), (second, *_) = it.leases("r0"), it.leases("r1")
+    it.finish("r0", first)
+    it.finish("r1", second)
+    assert [group.lease for group in it.directive("p0").train.groups] == [first.lease, second.lease]
+    it.lose("r1")
+    fail(it, missing=(first.lease,), reason="payloads are gone")
+    ledger = it.state.ledger
+    assert not ledger.finished
+    assert {first.position, second.position} <= {*ledger.queued, *ledger.in_flight}
+
+
 def test_a_step_that_fails_is_repeated_by_a_new_generation_and_not_for_ever(run):
     it = run(prompts=2)
     it.start()
