@@ -165,11 +165,3 @@ def test_show_takes_kind_and_distribution_and_names_the_nearest(run, short, make
     with pytest.raises(ConfigError, match="reward and of a dataset plugin; say which with --kind"):
         run("show", "short")
     assert "reward short" in run("show", "short", "--kind", "reward")
-
-
-def test_importing_the_commands_imports_nothing_heavy():
-    code = (
-        "import sys; import cosmos_core.cli.plugins; heavy = ('torch', 'rich', 'cattrs', 'packaging', 'zmq'); "
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

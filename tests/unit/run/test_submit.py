@@ -124,14 +124,12 @@ def earlier(recipe, slurm, console, tmp_path):
     return tmp_path / "runs" / "arithmetic"
 
 
-def test_what_is_rendered_is_what_would_be_submitted(recipe, earlier, console):
+def test_a_run_is_replaced_once_another_is_submitted(recipe, earlier, console, tmp_path):
+    # What is rendered is what would be submitted.
     with pytest.raises(ConfigError, match=r"run\.name: the run .* exists"):
         launch_recipe(recipe(), RECIPE, console, render_only=True)
     launch_recipe(recipe(), RECIPE, console, render_only=True, overwrite=True)
     assert (earlier / "work").exists()
-
-
-def test_a_run_is_replaced_once_another_is_submitted(recipe, earlier, console, tmp_path):
     launch_recipe(recipe(), RECIPE, console, overwrite=True)
     assert "The earlier run is kept in" in shown(console, tmp_path)
     assert (earlier / "job.json").exists()

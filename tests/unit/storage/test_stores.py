@@ -64,7 +64,8 @@ def check_half_of_them_are_refused_without_telling_which(monkeypatch, there, lac
     assert "tell-nobody" not in str(caught.value)
 
 
-def test_failures_say_what_to_do():
+def test_errors_of_stores_are_told_apart():
+    # Failures say what to do.
     class NoCredentialsError(Exception):
         pass
 
@@ -74,9 +75,6 @@ def test_failures_say_what_to_do():
     assert reason_of(ImportError("Install s3fs")) == "Install s3fs; for s3:// install cosmos-core[s3]"
     assert reason_of(OSError("first\nsecond")) == "first"
     assert reason_of(ValueError()) == "ValueError"
-
-
-def test_errors_of_stores_are_told_apart():
     # Errors of botocore are failures.
     exceptions = pytest.importorskip("botocore.exceptions")
     unreachable = exceptions.EndpointConnectionError(endpoint_url="http://here")

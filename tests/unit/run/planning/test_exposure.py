@@ -69,9 +69,7 @@ def test_keys_are_needed_where_others_reach_the_run(tmp_path):
     assert "sync.transport" not in exposure(job)
     open_weights = attrs.evolve(job.recipe, sync=SyncConfig(transport="gloo"))
     assert "weights (sync.transport 'gloo')" in exposure(attrs.evolve(job, recipe=open_weights))
-
-
-def test_keys_are_to_be_there_and_whole(tmp_path):
+    # Keys are to be there and whole.
     job = make_job(tmp_path, bind="10.0.0.5", keys="keys")
     with pytest.raises(ConfigError, match=r"control\.keys: .*controller\.key: no such key; .*cosmos keys new"):
         check_keys(job)
