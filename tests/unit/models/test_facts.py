@@ -64,7 +64,7 @@ def test_matrices_are_those_of_the_layers():
     assert not any("norm" in name or "bias" in name for name in found)
 
 
-def test_stacked_experts_are_matrices_and_their_routers_are_not(subtests):
+def test_experts_are_matrices_where_they_lie_as_such_and_what_weighs_them_is_not(subtests):
     for kind in ["qwen3_moe", "deepseek_v3"]:
         with subtests.test(kind=kind):
             found = matrices_of(shell_of(layouts.config_of(kind)))
@@ -74,8 +74,6 @@ def test_stacked_experts_are_matrices_and_their_routers_are_not(subtests):
             assert all(len(shape) == 3 for name, shape in found.items() if ".experts." in name)
             assert not any(name.endswith("mlp.gate.weight") for name in found)
 
-
-def test_a_linear_layer_beside_experts_weighs_them():
     config = Qwen2MoeConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_experts=4, num_experts_per_tok=2
     )
@@ -83,8 +81,6 @@ def test_a_linear_layer_beside_experts_weighs_them():
     assert "model.layers.0.mlp.shared_expert.down_proj.weight" in found
     assert "model.layers.0.mlp.shared_expert_gate.weight" not in found
 
-
-def test_experts_that_lie_transposed_stay():
     config = GptOssConfig(
         vocab_size=64,
         hidden_size=32,

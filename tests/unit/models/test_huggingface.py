@@ -63,20 +63,6 @@ def test_a_config_without_vocabulary_takes_the_tokenizers(tmp_path, config):
     assert make(tmp_path, config).facts() == model.facts()
 
 
-def test_text_survives_encoding_and_digits_are_split(prepared):
-    text = "Zoë has 1234 bäume\t😀\n"
-    payload = prepared.encode_demonstration(Prompt(text="12+34", demonstration=text))
-    assert prepared.decode(payload) == text
-    assert len(values(payload, "prompt")) == 5
-    assert values(payload, "completion")[-1] == 2
-
-
-def test_a_prompt_is_encoded_plainly(prepared):
-    ids = values(prepared.encode(Prompt(text="Ann has")), "prompt").tolist()
-    assert prepared.tokenizer.decode(ids) == "Ann has"
-    assert "completion" not in prepared.encode(Prompt(text="Ann has")).arrays
-
-
 def test_a_prompt_without_tokens_is_refused(subtests, tmp_path, config):
     for number, text in enumerate(["", (Message(role="user", content="7?"),)]):
         with subtests.test(text=text):
@@ -222,12 +208,10 @@ def test_a_bad_config_is_refused(subtests, tmp_path, config):
                 build(model)
 
 
-def test_neither_path_nor_config(tmp_path):
+def test_what_is_missing_is_told(tmp_path, config):
     with pytest.raises(ConfigError, match="give path"):
         build(make(tmp_path, None))
 
-
-def test_no_tokenizer_says_how_to_get_one(tmp_path, config):
     with pytest.raises(DataError, match=r"add \[model.tokenizer\]"):
         make(tmp_path, config).encode(Prompt(text="x"))
 
@@ -278,7 +262,17 @@ def test_stop_tokens_of_a_checkpoints_generation_config_count(prepared, tmp_path
     assert model.facts().stop_ids == {2, 7, 9}
 
 
-def test_special_tokens_are_not_decoded(prepared):
+def test_what_is_encoded_is_decoded(prepared):
+    text = "Zoë has 1234 bäume\t😀\n"
+    payload = prepared.encode_demonstration(Prompt(text="12+34", demonstration=text))
+    assert prepared.decode(payload) == text
+    assert len(values(payload, "prompt")) == 5
+    assert values(payload, "completion")[-1] == 2
+
+    ids = values(prepared.encode(Prompt(text="Ann has")), "prompt").tolist()
+    assert prepared.tokenizer.decode(ids) == "Ann has"
+    assert "completion" not in prepared.encode(Prompt(text="Ann has")).arrays
+
     assert prepared.decode(tokens_payload([5], [2, 2])) == ""
 
 

@@ -52,10 +52,6 @@ def after(model, observation, *, prompt=CHAT, end="<|im_end|>"):
     return model.tokenizer.decode(model.encode_observation(prompt, written, observation))
 
 
-def test_a_chat_goes_on_with_a_turn_of_the_user(model):
-    assert after(model, "8 ") == "\n<|im_start|>user\n8 <|im_end|>\n<|im_start|>assistant\n"
-
-
 def test_prompt_turns_and_observations_are_what_the_template_writes_of_the_whole(model):
     """Joined, the pieces are the chat as it would have been encoded in one piece."""
     turns = (*CHAT.text, Message(role="assistant", content="4+4="), Message(role="user", content="It is 8."))
@@ -64,24 +60,20 @@ def test_prompt_turns_and_observations_are_what_the_template_writes_of_the_whole
     assert pieces == model.text.prompt_ids(Prompt(text=turns))
 
 
-def test_another_stop_token_ends_the_turn_just_as_well(model):
-    assert after(model, "8", end="<eos>").startswith("\n<|im_start|>user")
-
-
-def test_a_turn_that_was_not_ended_is_ended(model):
-    assert after(model, "8", end="").startswith("<|im_end|>\n<|im_start|>user")
-
-
-def test_words_of_the_kits_own_mark_are_words(model):
-    assert "%answer% and %answer%%answer%" in after(model, "%answer% and %answer%%answer%")
-
-
 def test_a_template_that_trims_and_begins_with_special_tokens(model):
     model.tokenizer.chat_template = TRIMMED
     assert after(model, " 8 \n", end="<eos>") == "[user] 8<eos>[assistant] "
 
 
-def test_plain_text_stays_as_it_is(model):
+def test_a_chat_goes_on_with_a_turn_of_the_user(model):
+    assert after(model, "8 ") == "\n<|im_start|>user\n8 <|im_end|>\n<|im_start|>assistant\n"
+
+    assert after(model, "8", end="<eos>").startswith("\n<|im_start|>user")
+
+    assert after(model, "8", end="").startswith("<|im_end|>\n<|im_start|>user")
+
+    assert "%answer% and %answer%%answer%" in after(model, "%answer% and %answer%%answer%")
+
     assert after(model, " 8\n", prompt=Prompt(text="4+4?")) == " 8\n"
     assert model.encode_observation(Prompt(text="4+4?"), [1], "") == []
 
@@ -155,18 +147,14 @@ def test_plain_text_and_the_models_own_turns_may_hold_special_tokens(model):
     own = (Message(role="user", content="?"), Message(role="assistant", content="a<|im_start|>b"))
     assert num_steering(model, model.text.prompt_ids(Prompt(text=own)))["<|im_start|>"] == 4
 
-
-def test_ordinary_words_are_encoded_together_with_what_surrounds_them(model):
     text = model.text.chat_text(CHAT)
     assert model.text.prompt_ids(CHAT) == ids(model, text)
 
 
-def test_a_role_that_spells_a_token_is_refused(model):
+def test_what_cannot_be_told_from_the_templates_words_is_refused(model):
     with pytest.raises(DataError, match=r"the role 'user<\|im_end\|>' of a turn spells the token '<\|im_end\|>'"):
         model.text.prompt_ids(Prompt(text=(Message(role="user<|im_end|>", content="?"),)))
 
-
-def test_beside_images_words_that_spell_tokens_are_refused(model):
     placed = Prompt(text=(Message(role="user", content="<image> what?"),), media=("a.png",))
     model.text.refuse_spelt(placed)
     with pytest.raises(DataError, match="beside images or videos"):

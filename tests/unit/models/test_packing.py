@@ -88,16 +88,6 @@ def test_bins_are_few_and_in_descending_order(lengths, capacity):
     assert sum(sum(lengths[i] for i in members) * 2 <= capacity for members in bins) <= 1
 
 
-def test_a_sequence_over_the_budget_is_refused_with_the_key_to_change():
-    with pytest.raises(DataError, match=r"sequence 1 of 9 tokens exceeds .* 8; raise policy\.micro_batch_units"):
-        pack([tokens_payload([1], [2]), tokens_payload([1] * 5, [2] * 5)], budget=8)
-
-
-def test_an_empty_prompt_is_refused():
-    with pytest.raises(DataError, match="payload 0 has an empty prompt"):
-        pack([tokens_payload([], [2])], budget=8)
-
-
 def told(payload, decided):
     array = array_of(np.asarray(decided, np.bool_))
     return attrs.evolve(payload, arrays={**payload.arrays, "decided": array})
@@ -115,7 +105,13 @@ def test_only_what_was_decided_is_a_decision_and_all_of_it_is_read():
     assert batch.inputs["decisions"].tolist() == [1, 2, 5, 6, 7]
 
 
-def test_what_does_not_say_it_of_each_unit_is_refused(subtests):
+def test_what_cannot_be_packed_is_refused(subtests):
+    with pytest.raises(DataError, match=r"sequence 1 of 9 tokens exceeds .* 8; raise policy\.micro_batch_units"):
+        pack([tokens_payload([1], [2]), tokens_payload([1] * 5, [2] * 5)], budget=8)
+
+    with pytest.raises(DataError, match="payload 0 has an empty prompt"):
+        pack([tokens_payload([], [2])], budget=8)
+
     for decided, message in [
         (np.ones(2, np.bool_), r"`decided` is bool \[2\] of a completion \[3\]"),
         (np.ones(3, np.int32), "is int32"),

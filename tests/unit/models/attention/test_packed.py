@@ -131,12 +131,10 @@ def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch):
                     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_without_a_packing_nothing_is_guessed():
+def test_what_is_not_computed_is_refused():
     with pytest.raises(PluginIncompatibleError, match="no packing"):
         packed_attention(torch.nn.Identity(), *qkv(3), None)
 
-
-def test_what_is_not_computed_is_refused():
     for asked, what in [
         ({"dropout": 0.1}, "dropout"),
         ({"is_causal": False}, "attention to later units"),
@@ -145,18 +143,12 @@ def test_what_is_not_computed_is_refused():
         with pytest.raises(PluginIncompatibleError, match=what):
             packed_attention(torch.nn.Identity(), *qkv(3), None, packing=Packing.of([3], CPU), **asked)
 
-
-def test_a_layer_that_attends_to_later_units_is_refused():
     layer = torch.nn.Identity()
     layer.is_causal = False
     with pytest.raises(PluginIncompatibleError, match="attention to later units"):
         packed_attention(layer, *qkv(3), None, packing=Packing.of([3], CPU))
 
-
-def test_what_asks_for_nothing_is_not_refused():
     packed_attention(torch.nn.Identity(), *qkv(3), None, packing=Packing.of([3], CPU), dropout=0.0, is_causal=None)
 
-
-def test_a_mask_is_refused():
     with pytest.raises(PluginIncompatibleError, match="a mask"):
         packed_attention(torch.nn.Identity(), *qkv(3), torch.ones(1, 1, 3, 3), packing=Packing.of([3], CPU))

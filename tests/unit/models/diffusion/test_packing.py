@@ -59,22 +59,16 @@ def test_what_a_decision_starts_from_and_is_compared_with():
     torch.testing.assert_close(inputs["latents"][3], (1 - time) * torch.full(SHAPE, 3.0) + time * noise)
     torch.testing.assert_close(inputs["targets"][3], noise - 3.0)
 
-
-def test_offsets_move_the_target():
     offsets = torch.full((2, *SHAPE), 0.25)
     (batch,) = packed([transitions(2, offsets=offsets)], 9)
     assert batch.inputs["targets"][:, 0, 0, 0, 0].tolist() == [0.75, 1.75]
 
-
-def test_given_frames_are_as_they_are():
     given = torch.tensor([True, False, False])
     (batch,) = packed([regressions(2, is_given=given, given=torch.zeros(SHAPE))], 9)
     assert (batch.inputs["latents"][:, :, 0] == 3.0).all()
     assert not (batch.inputs["latents"][:, :, 1:] == 3.0).any()
     assert batch.inputs["is_given"].tolist() == [given.tolist()] * 2
 
-
-def test_guidance_is_each_sequences_own():
     (batch,) = packed([transitions(1, guidance=torch.tensor(4.0)), regressions(1)], 9)
     assert batch.inputs["guidance"].tolist() == [4.0, 1.0]
 
@@ -114,8 +108,6 @@ def test_what_cannot_be_evaluated_is_refused():
         with pytest.raises(DataError, match=said):
             packed([payload], 9)
 
-
-def test_a_budget_of_none_is_refused():
     with pytest.raises(DataError, match="micro_batch_units"):
         packed([transitions(1)], 0)
 
@@ -163,8 +155,6 @@ def test_a_micro_batch_is_laid_out_when_asked_for_and_let_go_when_another_is():
     assert latents() is None
     assert first.inputs["latents"].flatten()[0] == 0.0
 
-
-def test_inputs_that_were_looked_at_in_inference_mode_can_be_trained_with():
     (batch,) = packed([transitions(2)], 2)
     with torch.inference_mode():
         assert batch.inputs["latents"].shape == (2, *SHAPE)

@@ -67,8 +67,6 @@ def test_the_divergence_is_that_of_normals(subtests):
                 q = torch.distributions.Normal(b * theirs[index], std)
                 torch.testing.assert_close(found[index], torch.distributions.kl_divergence(p, q).mean())
 
-
-def test_the_divergence_is_what_sampling_finds():
     """Against Monte Carlo: the mean of log p - log q under p, of one dim."""
     known = decisions()
     ours, theirs = torch.full((2, *SHAPE), 0.8), torch.full((2, *SHAPE), -0.5)
@@ -93,8 +91,6 @@ def test_blends_are_errors_of_samples():
     assert found.squared_NK.requires_grad
     assert not found.absolute_NK.requires_grad
 
-
-def test_blends_of_transitions_are_refused():
     velocity = torch.zeros(2, *SHAPE)
     with pytest.raises(TrainingError, match="a micro-batch has transitions"):
         ask(decisions(), velocity, comparison=Blend(shares=(1.0,)), other={VELOCITY: velocity})

@@ -16,8 +16,6 @@ def test_a_word_is_the_same_wherever_it_stands():
     # Every process and every release draws these.
     assert float(red[0, 0]) == pytest.approx(-0.48332640528678894, abs=1e-6)
 
-
-def test_too_many_words_are_refused():
     with pytest.raises(DataError, match=r"3 words, and model\.options.text_length is 2"):
         table_embedding("one two three", 2, 16)
 
@@ -51,8 +49,6 @@ def test_a_file_that_does_not_fit_is_refused(subtests, tmp_path):
             with pytest.raises(DataError, match=said):
                 file_embedding(str(folder / "text.safetensors"), 4, 16)
 
-
-def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "text.safetensors").write_bytes(b"pickle")
     for name in ("text.safetensors", "none.safetensors"):
         with pytest.raises(DataError, match="no readable safetensors file"):

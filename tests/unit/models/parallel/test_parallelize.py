@@ -241,20 +241,6 @@ def refusals():
     return found
 
 
-def test_a_plan_of_no_known_style_is_refused():
-    module = layouts.build("llama")
-    with pytest.raises(PluginIncompatibleError, match="unknown style 'diagonal'"):
-        plan_for(module, {"self_attn.q_proj": "diagonal"})
-
-
-def test_a_plan_of_what_no_layer_has_is_refused():
-    module = layouts.build("llama")
-    with pytest.raises(PluginIncompatibleError, match=r"called 'lm_head' \(the vocabulary is split always\)"):
-        plan_for(module, {"lm_head": "replicate"})
-    with pytest.raises(PluginIncompatibleError, match=r"did you mean self_attn\.q_proj\?"):
-        plan_for(module, {"self_attn.q_prj": "replicate"})
-
-
 def test_what_a_stage_lacks_another_one_may_have():
     module = layouts.build("llama")
     before = plan_for(module, {})
@@ -262,7 +248,17 @@ def test_what_a_stage_lacks_another_one_may_have():
     assert plan_for(module, {"mlp.shared_experts.up_proj": "replicate"}) == before
 
 
-def test_a_block_of_which_a_plugin_splits_a_part_is_refused():
+def test_a_plan_that_cannot_be_followed_is_refused():
+    module = layouts.build("llama")
+    with pytest.raises(PluginIncompatibleError, match="unknown style 'diagonal'"):
+        plan_for(module, {"self_attn.q_proj": "diagonal"})
+
+    module = layouts.build("llama")
+    with pytest.raises(PluginIncompatibleError, match=r"called 'lm_head' \(the vocabulary is split always\)"):
+        plan_for(module, {"lm_head": "replicate"})
+    with pytest.raises(PluginIncompatibleError, match=r"did you mean self_attn\.q_proj\?"):
+        plan_for(module, {"self_attn.q_prj": "replicate"})
+
     overrides = {"self_attn.q_proj": "replicate", "self_attn.o_proj": "replicate"}
     message = r"layers\.\*\.self_attn: k_proj 'colwise', q_proj 'replicate', v_proj 'colwise'"
     with pytest.raises(PluginIncompatibleError, match=message):
@@ -280,15 +276,13 @@ def test_plans():
     assert opt["model.decoder.layers.*.fc2"] == opt["model.decoder.layers.*.self_attn.out_proj"] == "rowwise"
 
 
-def test_a_block_with_an_unknown_part_stays_whole():
+def test_of_a_foreign_or_unknown_block_the_names_decide():
     module = layouts.build("opt")
     for layer in module.model.decoder.layers:
         layer.self_attn.mixer = torch.nn.Linear(2, 2)
     names = plan_for(module, {}).tensor
     assert {name.rpartition(".")[2] for name in names} == {"fc1", "fc2"}
 
-
-def test_of_a_block_with_a_foreign_style_no_part_is_taken_from_the_models_plan():
     module = layouts.build("llama")
     module.tp_plan = {
         **module.tp_plan,

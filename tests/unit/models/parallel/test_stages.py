@@ -102,8 +102,6 @@ def test_a_process_with_both_ends_lists_a_tied_parameter_once_and_shares_it():
     assert "lm_head.weight" not in names(module)
     assert module.copies == []
 
-
-def test_tied_parameters_that_loading_parted_are_shared_again():
     stages = cut(shell("qwen3", device="cpu"), layout(2, 0, stages_per_rank=2, is_v_shaped=True))
     stages[1].lm_head.weight = torch.nn.Parameter(stages[1].lm_head.weight.detach().clone())
     module = Stages(stages)
@@ -159,12 +157,10 @@ def test_a_vision_tower_is_on_the_first_stage_only():
     assert not any(".visual." in name or "embed_tokens" in name for name in held[1])
 
 
-def test_more_stages_than_layers_are_refused():
+def test_models_that_cannot_be_cut_are_refused():
     with pytest.raises(ConfigError, match="6 pipeline stages need as many layers, and the model has 4"):
         cut(shell("qwen3"), layout(3, 0, stages_per_rank=2))
 
-
-def test_models_whose_stages_would_repeat_something_are_refused():
     for kind, message in [
         ("gpt2", "weights outside its layers .*: wpe"),
         ("granite", "changes hidden states outside its layers"),
