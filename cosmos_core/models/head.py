@@ -176,7 +176,6 @@ def _unflatten(values: Iterable[Any], kind: type[Decided | Blended]) -> Decided 
 
 
 for _record in (Decided, Blended):
-    # FSDP looks for tensors in what a forward returns.
     register_pytree_node(_record, _flatten, _unflatten)
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -282,8 +282,9 @@ class HuggingFaceModel:
     ) -> Decided:
         """Run the last stage (see `decide`)."""
         row = self._row(stage, batch)
+        specs: list[TreeSpec] = []
 
-        def body() -> Decided:
+        def body() -> tuple[Any, ...]:
             hidden_ND = self.hidden(stage, row, received).index_select(0, row.decisions_n)
             decided = head.evaluate(
                 lambda each_ND: self.logits(stage, each_ND),
@@ -295,9 +296,13 @@ class HuggingFaceModel:
                 prediction_for=None if prediction_for is None else head.divergence_of(prediction_for),
                 kl_target=head.sliced(kl_target, row.own),
             )
-            return attrs.evolve(decided, features_ND=hidden_ND if with_features else None)
+            leaves, spec = tree_flatten(attrs.evolve(decided, features_ND=hidden_ND if with_features else None))
+            specs[:] = [spec]
+            # FSDP finds tensors in plain containers only.
+            return tuple(leaves)
 
-        whole: Decided = tree_map_only(torch.Tensor, row.whole, within(stage, body))
+        leaves = within(stage, body)
+        whole: Decided = tree_unflatten([None if each is None else row.whole(each) for each in leaves], specs[0])
         return whole
 
     def hidden(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None = None) -> torch.Tensor:
