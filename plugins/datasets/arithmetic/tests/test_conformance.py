@@ -5,6 +5,7 @@ import pytest
 from cosmos_core.testing import DatasetConformance
 
 
+@pytest.mark.nightly
 class TestArithmetic(DatasetConformance):
     plugin = "arithmetic"
 

@@ -6,6 +6,7 @@ import pytest
 from cosmos_core.testing import DatasetConformance
 
 
+@pytest.mark.nightly
 class TestFolder(DatasetConformance):
     plugin = "world-folder"
     num_rows = 6
