@@ -1,5 +1,6 @@
 """Tiny models on a mesh, against one process: losses and gradients."""
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,16 +17,16 @@ from transformers import (
 )
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.models import head
-from cosmos_core.models.parallel.forwards import within
+from cosmos_core.models import PACKED, HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.policy.mesh.mesh import form_mesh
-from cosmos_core.protocols import Layout
+from cosmos_core.protocols import Layout, ModelContext
 
 VOCABULARY = 64
 TEMPERATURE = 0.7
 ROWS, UNITS, MICRO_BATCHES = 4, 16, 2
+MODEL = HuggingFaceModel(HuggingFaceOptions(), ModelContext(path=None, config=None, assets=Path("nowhere")))
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -76,7 +77,7 @@ def config_of(kind: str, **changes: Any):
 
 def build(kind: str, **changes: Any):
     torch.manual_seed(0)
-    module = AutoModelForCausalLM.from_config(config_of(kind, **changes), attn_implementation="sdpa")
+    module = AutoModelForCausalLM.from_config(config_of(kind, **changes), attn_implementation=PACKED)
     with torch.no_grad():
         for parameter in module.parameters():
             # Norms of ones and biases of zeros would hide which part of them a process has.
@@ -91,22 +92,12 @@ def tokens() -> torch.Tensor:
 
 def loss_of(module, tokens_BU: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The share of these rows in the mean of minus the log-probability over all rows, and their sum of entropies."""
-
-    def body() -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = module.base_model(input_ids=tokens_BU, use_cache=False).last_hidden_state
-        decided = head.evaluate(
-            lambda each: head.plain_logits(module, each),
-            hidden[:, :-1].flatten(0, 1),
-            tokens_BU[:, 1:].flatten(),
-            vocabulary=head.vocabulary_of(module),
-            temperature=TEMPERATURE,
-            with_entropy=True,
-        )
-        return decided.logprobs_N, decided.entropy_N
-
-    logprobs_N, entropy_N = within(module, body)
-    assert not entropy_N.requires_grad
-    return -logprobs_N.float().sum() / (ROWS * (UNITS - 1)), entropy_N.float().sum()
+    (batch,) = MODEL.pack(
+        [tokens_payload(row[:1], row[1:]) for row in tokens_BU.tolist()], budget=ROWS * UNITS, multiple=UNITS
+    )
+    decided = MODEL.decide(module, batch, temperature=TEMPERATURE, with_entropy=True)
+    assert not decided.entropy_N.requires_grad
+    return -decided.logprobs_N.float().sum() / (ROWS * (UNITS - 1)), decided.entropy_N.float().sum()
 
 
 def train(module, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

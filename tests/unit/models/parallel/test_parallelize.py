@@ -195,6 +195,7 @@ def test_a_part_that_one_process_does_not_call_gets_the_gradient_of_the_other():
 def train_with_a_tower():
     mesh = form_mesh(MeshConfig(dp_shard=2), "cpu")
     module = layouts.build("llama")
+    module.set_attn_implementation("sdpa")
     module.model = Tower(module.model)
     module.get_decoder = lambda: module.model.language_model
     module.get_input_embeddings = lambda: module.model.language_model.embed_tokens
