@@ -46,6 +46,9 @@ _IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "for two greedy samples": {"temperature": 0.0, "num_samples": 2},
 }
 
+_DRAWS: Final = 512
+_STANDARD_ERRORS: Final = 5.0
+
 
 class GenerationTests(EngineSetting):
     """Tests of generated completions."""
@@ -275,30 +278,7 @@ class GenerationTests(EngineSetting):
         if self.tensor_parallel > 1 and max(sizes.values()) >= whole:
             fault(f"ranks hold {sizes} elements of a model of {whole}; split it, so that none holds all of it")
 
-
-def _needs_seeds(capabilities: EngineCapabilities) -> None:
-    if not capabilities.seeded:
-        pytest.skip("not declared: seeded")
-
-
-def _kept(probs: list[float], *, top_k: int = 0, top_p: float = 1.0) -> set[int]:
-    """Tokens that a cut leaves: the k likeliest, or the fewest whose mass reaches p."""
-    kept: set[int] = set()
-    mass = 0.0
-    for token in sorted(range(len(probs)), key=lambda token: -probs[token]):
-        if (top_k and len(kept) == top_k) or mass >= top_p:
-            break
-        kept.add(token)
-        mass += probs[token]
-    return kept
-
-
-_DRAWS: Final = 512
-_STANDARD_ERRORS: Final = 5.0
-
-
-class DrawTests(EngineSetting):
-    """Tests of how units are drawn."""
+    # -- how units are drawn, and what planning is told ---------------------------------------------------------------
 
     def test_draws_follow_the_distribution(
         self, start: Start, pricer: Pricer, prompts: list[Payload], capabilities: EngineCapabilities
@@ -367,10 +347,6 @@ class DrawTests(EngineSetting):
                     "the argmax"
                 )
 
-
-class PreflightTests(EngineSetting):
-    """Planning asks it, with what the recipe says."""
-
     @pytest.fixture
     def planned(self, context: EngineContext, prompts: list[Payload]) -> PlannedRun:
         """A run such as these tests generate for."""
@@ -404,3 +380,20 @@ class PreflightTests(EngineSetting):
                 fault(f"preflight() said {told}, and of the same run {again}; it must depend on what it is given alone")
             if said := [*told.problems, *([told.absent] if told.absent else [])]:
                 fault(f"preflight() refuses a run such as these tests generate for: {said[0]}")
+
+
+def _needs_seeds(capabilities: EngineCapabilities) -> None:
+    if not capabilities.seeded:
+        pytest.skip("not declared: seeded")
+
+
+def _kept(probs: list[float], *, top_k: int = 0, top_p: float = 1.0) -> set[int]:
+    """Tokens that a cut leaves: the k likeliest, or the fewest whose mass reaches p."""
+    kept: set[int] = set()
+    mass = 0.0
+    for token in sorted(range(len(probs)), key=lambda token: -probs[token]):
+        if (top_k and len(kept) == top_k) or mass >= top_p:
+            break
+        kept.add(token)
+        mass += probs[token]
+    return kept

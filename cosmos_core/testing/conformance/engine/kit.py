@@ -10,7 +10,7 @@ import torch
 
 from cosmos_core.protocols import CachePolicy, EngineCapabilities, EngineContext, FinishReason, Generated, Model
 from cosmos_core.protocols.model import Record
-from cosmos_core.testing.conformance.engine.generation import DrawTests, GenerationTests, PreflightTests
+from cosmos_core.testing.conformance.engine.generation import GenerationTests
 from cosmos_core.testing.conformance.engine.requests import CrowdTests, FlightTests
 from cosmos_core.testing.conformance.engine.subject import EngineSetting, Pricer, Start, needs_tokens, recorded_of, twin
 from cosmos_core.testing.conformance.engine.updates import QuantisingTests, UpdateTests
@@ -148,9 +148,7 @@ class RecordingTests(EngineSetting):
             )
 
 
-class EngineConformance(
-    GenerationTests, DrawTests, FlightTests, UpdateTests, CrowdTests, QuantisingTests, RecordingTests, PreflightTests
-):
+class EngineConformance(GenerationTests, FlightTests, UpdateTests, CrowdTests, QuantisingTests, RecordingTests):
     """Tests that every engine must pass: inherit it and set `plugin`.
 
     The engine generates with a tiny Hugging Face model from random weights on the CPU, and the trainer's own
