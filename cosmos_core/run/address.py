@@ -28,7 +28,6 @@ class Announced:
 
     Attributes:
         address: Where it listens.
-        pid: Its process.
         host: The machine of that process (`replica.host.host_id`).
     """
 
@@ -98,11 +97,8 @@ _POLL_S: Final = 0.1
 def find_address(job: Job) -> str | None:
     """Address of the controller that serves a run now; None if there is none, or none that answers here.
 
-    One on this machine is there while its process is. One on another machine is asked, which takes a few seconds if
-    it does not answer.
-
-    Raises:
-        TransportError: It refuses whoever asks.
+    One on this machine is there while its process is. One on another machine is asked, which takes a few seconds if it
+    does not answer. A TransportError if it refuses whoever asks.
     """
     found = announced(job)
     if found is None or found.is_gone or (found.is_elsewhere and not _answers(found.address, job)):

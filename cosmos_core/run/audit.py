@@ -23,11 +23,7 @@ from cosmos_core.transport.keys import person_key
 
 
 def audit_run(directory: Path) -> Audit:
-    """Audit the journal of a run, as far as it has come.
-
-    Raises:
-        CosmosError: It is no run, or its journal cannot be read, or lost entries.
-    """
+    """Audit the journal of a run, as far as it has come."""
     job = load_job(directory)
     address = find_address(job)
     if address is not None:

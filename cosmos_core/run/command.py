@@ -64,14 +64,7 @@ def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> Non
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
-    """Make a new run and see it through.
-
-    Returns:
-        Its outcome: `finished`, `stopped` or `failed`.
-
-    Raises:
-        CosmosError: The recipe cannot run, or its processes could not be started.
-    """
+    """Make a new run and see it through; its outcome: `finished`, `stopped` or `failed`."""
     began = time.monotonic()
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
@@ -98,9 +91,6 @@ def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = 
 
     Returns:
         Its outcome; a run that has finished stays as it is, unless it gets more steps.
-
-    Raises:
-        CosmosError: It is no run, or it cannot go on.
     """
     began = time.monotonic()
     with folder.held(directory):
@@ -182,17 +172,10 @@ def _check_own(url: str) -> None:
 
 
 def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
-    """Where a run goes on: at the newest complete checkpoint that its journal knows.
+    """Where a run goes on by its journal, which the follower takes in; and steps of newer checkpoints, passed over.
 
-    Others may be there: of steps that a recovered journal has lost, or that were undone before they were on record.
-
-    The follower takes in the journal.
-
-    Returns:
-        Where, and the steps of newer checkpoints, which are passed over.
-
-    Raises:
-        JournalError: The journal cannot be read, lost entries, or none of the checkpoints that it knows is there.
+    That is at the newest complete checkpoint that the journal knows. Others may be there: of steps that a recovered
+    journal has lost, or that were undone before they were on record. A JournalError if none that it knows is there.
     """
     if job.journal.exists():
         follower.fold(entries(job.journal))

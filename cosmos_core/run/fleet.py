@@ -21,12 +21,9 @@ CONTROLLER: Final = "controller"
 
 
 def controller_spec(job: Job, *, resume_step: int | None, port: int | None = None) -> ProcessSpec:
-    """The controller.
+    """The controller, which listens at `port` if given, not at `control.port`.
 
-    Args:
-        job: The run.
-        resume_step: Step of the checkpoint to go on from; None for a new run, and for one that its journal goes on.
-        port: Where to listen instead of `control.port`.
+    `resume_step` is of the checkpoint to go on from; None for a new run, and for one that its journal goes on.
     """
     resumed = () if resume_step is None else ("--resume-step", str(resume_step))
     listening = () if port is None else ("--port", str(port))
@@ -109,7 +106,6 @@ class Member:
     """A replica as it was started last.
 
     Attributes:
-        name: The replica's.
         specs: Its processes, the leader's first.
         incarnation: The leader's, as the controller knows it.
         running: Names of the processes that have not ended.
@@ -118,7 +114,6 @@ class Member:
         first: How the process ended that ended first of its own accord, or for a reason from outside; if none did,
             that ended first. None while all run.
         given_up: Why the controller has given it up, if it was killed for that.
-        ended_at: When that was.
     """
 
     name: str
@@ -159,11 +154,7 @@ class Fleet:
         return [*self._members.values()]
 
     def start(self, member: Member) -> None:
-        """Start a replica, once more if it has ended: in new processes, which its earlier ones cannot be taken for.
-
-        Raises:
-            ReplicaError: The system refused.
-        """
+        """Start a replica, once more if it has ended: in new processes, which its earlier ones cannot be taken for."""
         session = secrets.token_hex(8)
         member.has_joined, member.first, member.given_up = False, None, ""
         member.killed.clear()
@@ -191,11 +182,7 @@ class Fleet:
             member.first = ended
 
     def look(self, state: State) -> list[Member]:
-        """Note who has joined.
-
-        Returns:
-            Replicas that the controller has given up and that run all the same.
-        """
+        """Note who has joined; replicas that the controller has given up and that run all the same."""
         given_up = []
         for member in self._members.values():
             present = state.replicas.get(member.name)

@@ -64,16 +64,9 @@ def check_free(directory: Path, *, overwrite: bool) -> None:
 
 
 def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Make the run's folder: job, resolved recipe, manifest and assets.
+    """Make the run's folder, `job.directory`: job, resolved recipe, manifest and assets (a folder that may not exist).
 
-    Args:
-        job: The planned job; its `directory` is where the folder is made.
-        assets: Folder whose content becomes `job.assets`; may not exist.
-        manifest: Goes into `manifest.json`.
-        overwrite: Whether to replace a run that is there.
-
-    Raises:
-        ConfigError: See `check_free`; or the folder could not be written.
+    A run that is there is replaced if `overwrite`; see `check_free`.
     """
     check_free(job.directory, overwrite=overwrite)
     try:
@@ -102,8 +95,7 @@ def save(job: Job) -> None:
 def held(directory: Path) -> Iterator[None]:
     """Keep other sessions of a run out while this one lasts; the lock ends with the process, however that ends.
 
-    Raises:
-        ConfigError: It is no run, another session has it, or it cannot be written to.
+    A ConfigError says if it is no run, another session has it, or it cannot be written to.
     """
     if not is_run(directory):
         raise ConfigError(f"{directory}: not the folder of a run (it has no {_MARK})")
@@ -150,8 +142,6 @@ class Ended:
     """The end of a session, as its summary says.
 
     Attributes:
-        outcome: `finished`, `stopped` or `failed`.
-        steps: Done in all.
         wall_s: Seconds of all sessions.
         reason: Why, if there is more to say.
     """
@@ -163,11 +153,7 @@ class Ended:
 
 
 def read_summary(directory: Path) -> Ended | None:
-    """The end of a run's last session; None if it has not ended (yet).
-
-    Raises:
-        ConfigError: The summary is damaged, or was changed by hand to what it cannot be.
-    """
+    """The end of a run's last session; None if it has not ended (yet); a ConfigError if it is damaged."""
     path = directory / SUMMARY
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -60,13 +60,9 @@ class Follower:
     """Folds journal entries.
 
     Attributes:
-        state: The run's state; None before the first entry.
-        timeline: When it came to that.
         evaluations: Finished evaluations of the effective timeline, in order.
         marks: Cumulative units about once a second.
         loads: Weight loads of rollout replicas.
-        has_ended: Whether the controller has ended the run.
-        num_resumed: How often the run has been resumed.
         last_sequence: Sequence number of the newest entry; 0 before any.
     """
 
@@ -96,12 +92,7 @@ class Follower:
         return self.timeline.sessions
 
     def fold(self, entries: Iterable[tuple[int, float, Event]], notify: Notify = ignore) -> None:
-        """Apply entries (sequence, unix time, event), in order; those that were applied before are passed over.
-
-        Raises:
-            JournalError: The entries do not begin with the opening of a run.
-            TransportError: An entry is malformed.
-        """
+        """Apply entries (sequence, unix time, event), in order; those that were applied before are passed over."""
         for sequence, time, event in entries:
             if sequence > self.last_sequence:
                 self._apply(sequence, time, event, notify)

@@ -113,12 +113,7 @@ _MAKE_S: Final = 60.0
 
 
 def make_in_time(name: str, make: Callable[[], T], timeout_s: float) -> T:
-    """Make the hook `name`, or refuse it: a hook that blocks when it is made must not hold up the run's start.
-
-    Raises:
-        PluginBrokenError: It takes longer than `timeout_s`, or raises what would end the process.
-        Exception: What `make` raises.
-    """
+    """Make the hook `name`, or refuse it: a hook that blocks when it is made must not hold up the run's start."""
     made: Future[T] = Future()
 
     def run() -> None:
@@ -146,12 +141,7 @@ class RunHooks(HookRunner):
     def __init__(
         self, job: Job, plugins: PluginSet, *, resumed_from: int | None, report: Callable[[str], None]
     ) -> None:
-        """Make each hook's instance and start its thread.
-
-        Raises:
-            ConfigError: An option of a hook is wrong.
-            PluginError: A hook could not be made, or not in time.
-        """
+        """Make each hook's instance and start its thread."""
         self._info = RunInfo(
             run_id=job.run_id,
             name=job.recipe.run.name,

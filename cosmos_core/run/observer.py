@@ -28,13 +28,7 @@ _RENEW_BATCHES: Final = 10  # and sends so many more ahead
 
 
 class Connection:
-    """A connection to the controller; nothing needs to listen at its address yet.
-
-    Args:
-        name: Of its kind.
-        address: `tcp://HOST:PORT` of the controller.
-        key: Of whoever speaks; None only for a controller without keys, as tests have.
-    """
+    """A connection to the controller; nothing needs to listen at `tcp://HOST:PORT` yet. Only tests have no key."""
 
     def __init__(self, name: str, address: str, key: Key | None) -> None:
         self._context: Final = zmq.Context()
@@ -54,9 +48,7 @@ class Observer(Connection):
     """Receives the journal in order, without gaps or repeats.
 
     Attributes:
-        last_sequence: Newest entry that was received.
         gauges: The newest gauges of each process.
-        num_gauges: How often gauges came.
         newest: Number of the journal's newest entry, as the controller told it last; -1 before it did.
         refusal: Why the controller does not take this observer in for now; empty if it does. It is asked again.
         answers: Why each request that was answered was refused, by its `ident`; empty where it was taken in.
@@ -80,11 +72,7 @@ class Observer(Connection):
         self.answers: Final[dict[str, str]] = {}
 
     def poll(self, timeout_s: float) -> list[tuple[int, float, Event]]:
-        """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some.
-
-        Raises:
-            TransportError: The controller refuses this observer for good, or sent something that is not a message.
-        """
+        """New journal entries (sequence, unix time, event), in order; waits at most `timeout_s` for some."""
         self._watch()
         fresh: list[tuple[int, float, Event]] = []
         if self._socket.poll(int(timeout_s * 1000)):
@@ -169,10 +157,6 @@ def so_far(
     """The journal of a run that goes on, up to now: (sequence, unix time, event), in order.
 
     `gauges` is filled with the newest gauges of each process, if there are any.
-
-    Raises:
-        TransportError: The controller does not answer, has no room for one more who watches, or sent something that
-            is not a message.
     """
     observer = Observer(address, run_id, key)
     deadline = time.monotonic() + _ANSWER_S

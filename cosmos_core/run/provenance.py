@@ -22,25 +22,14 @@ FILE: Final = "manifest.json"
 
 
 def made_with(plugins: Iterable[PluginRecord]) -> dict[str, Any]:
-    """The manifest of a session: its plugins, and facts about this machine.
-
-    Raises:
-        PluginBrokenError: A plugin's files cannot be read.
-    """
+    """The manifest of a session: its plugins, and facts about this machine."""
     return {"plugins": manifest(plugins), **_machine()}
 
 
 def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequence[str] = ()) -> list[str]:
-    """Add a session to a run's manifest.
+    """Add a session and its `changes` of the recipe, in words, to a run's manifest.
 
-    `changes` are those of the recipe, in words.
-
-    Returns:
-        How it differs from the session before, in words; empty if the same code goes on with the same recipe.
-
-    Raises:
-        ConfigError: The manifest is missing or damaged.
-        PluginBrokenError: A plugin's files cannot be read.
+    Returns how it differs from the session before, in words; empty if the same code goes on with the same recipe.
     """
     session = {**made_with(plugins), "changes": list(changes)}
     recorded, differences = _compared(directory, session)
@@ -50,12 +39,7 @@ def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequ
 
 
 def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
-    """Differences of this machine's installation from that of a run's newest session, in words; empty if none.
-
-    Raises:
-        ConfigError: The manifest is missing or damaged.
-        PluginBrokenError: A plugin's files cannot be read.
-    """
+    """Differences of this machine's installation from that of a run's newest session, in words; empty if none."""
     return _compared(directory, made_with(plugins))[1]
 
 

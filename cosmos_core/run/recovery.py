@@ -34,8 +34,6 @@ class Recovery:
     Attributes:
         damage: What was wrong with the journal.
         aside: Where it is kept now; None if there was none.
-        step: The step that the run goes on from.
-        checkpoint: Its checkpoint.
     """
 
     damage: str
@@ -47,8 +45,7 @@ class Recovery:
 def damage(job: Job) -> str:
     """The damage that keeps a run from going on with its journal; empty if there is none.
 
-    Raises:
-        JournalError: It can be neither read nor called damaged: another process has it open, or its disk fails.
+    A JournalError if that cannot be told.
     """
     try:
         state: State | None = None
@@ -64,9 +61,6 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
     """Put a new journal in the place of a damaged one, which goes on from a checkpoint.
 
     The checkpoint is that of `step`; if None the newest that is complete and has a snapshot.
-
-    Raises:
-        CosmosError: It is no run, it goes on, its journal is fine, or no checkpoint of it has a snapshot.
     """
     with folder.held(directory):
         job = load_job(directory)

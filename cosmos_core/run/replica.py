@@ -49,15 +49,9 @@ class NewReplica:
 
 
 def find_run(controller: str | None, run: Path | None, runs: Path = RUNS) -> tuple[Path, str]:
-    """The folder of a run and the address of its controller, of which one may be left out.
+    """The folder of a run and the address of its controller, `tcp://HOST:PORT`, of which one may be left out.
 
-    Args:
-        controller: `tcp://HOST:PORT`; None for the address that the run's folder tells.
-        run: The run's folder; None for the one in `runs` whose controller listens at that address.
-        runs: Folder of runs.
-
-    Raises:
-        ConfigError: What is given does not tell the other.
+    The folder is then the one in `runs` whose controller listens at that address; the address is that the folder tells.
     """
     if run is not None:
         told = _told_address(run)
@@ -105,11 +99,7 @@ def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpo
 
 
 def _told_address(run: Path) -> str:
-    """The address that a run's controller wrote last; empty if there is none.
-
-    Raises:
-        ConfigError: The folder is no run's.
-    """
+    """The address that a run's controller wrote last; empty if there is none."""
     found = announced(load_job(run))
     return "" if found is None else found.address
 
@@ -173,12 +163,7 @@ class _Session:
         self._shown_at = time.monotonic()
 
     def check(self) -> None:
-        """Hear from the controller, and find the run going on and the name free.
-
-        Raises:
-            ReplicaError: The run cannot be joined.
-            TransportError: The controller refuses whoever asks.
-        """
+        """Hear from the controller, and find the run going on and the name free."""
         where, name = self._new.address, self._new.name
         deadline = time.monotonic() + _ANSWER_S
         while self._observer.num_gauges < 1 or self._follower.state is None:

@@ -73,12 +73,7 @@ class ControllerClient(Connection):
         super().__init__("asker", address, key)
 
     def settable(self) -> Settable:
-        """The settings that can change in the run, as they are now.
-
-        Raises:
-            ReplicaError: The controller does not answer.
-            TransportError: It refuses whoever asks.
-        """
+        """The settings that can change in the run, as they are now."""
         return self._exchange(Inquire(run_id=self._run_id), lambda said: said if isinstance(said, Settable) else None)
 
     def ask(self, request: Request) -> str:
@@ -121,11 +116,7 @@ RUNS: Final = Path("runs")
 
 
 def only_run(folder: Path = RUNS) -> Path:
-    """The folder of the one run that goes on in `folder`; runs that cannot be read are passed over.
-
-    Raises:
-        ReplicaError: There is none, or several.
-    """
+    """The folder of the one run that goes on in `folder`; runs that cannot be read are passed over."""
     found, unreadable = [], []
     for directory in (each.parent for each in sorted(folder.glob("*/job.json"))):
         try:
@@ -164,10 +155,5 @@ def ask(directory: Path, request: Request) -> None:
 
 
 def controller_client(directory: Path, job: Job) -> ControllerClient:
-    """A connection to the controller of a run, for who may ask it for something.
-
-    Raises:
-        ConfigError: There is no key in its folder with which this user may.
-        ReplicaError: The run does not go on.
-    """
+    """A connection to the controller of a run, for who may ask it for something."""
     return ControllerClient(address_of(directory, job), job.run_id, person_key(job.keys, may_ask=True))

@@ -110,19 +110,9 @@ class RestartPolicy:
             self.fleet.give_up(member, state.fenced[member.incarnation])
 
     def decide(self, member: Member, state: State, now: float, *, may_restart: bool = True) -> Decision | None:
-        """See to a replica that has ended.
+        """See to a replica that has ended, one of `Fleet.gone`; `may_restart`: one that was killed is still wanted.
 
-        Args:
-            member: One of `Fleet.gone`.
-            state: The run's.
-            now: Seconds of any monotonic clock.
-            may_restart: Whether one that was killed is still wanted.
-
-        Returns:
-            What became of it; None while the controller may still say that it was told to end.
-
-        Raises:
-            ReplicaError: The system refused to start it again.
+        Returns what became of it; None while the controller may still say that it was told to end.
         """
         name, words = member.name, ending_of(member)
         if name in state.departed:

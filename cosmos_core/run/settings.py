@@ -30,9 +30,6 @@ class Changed:
     """A key that has another value now.
 
     Attributes:
-        key: The key.
-        before: Its value until then.
-        after: Its value from then on.
         step: The first step that goes by it.
         waits: Whether that is the first one of a stage that has not begun.
     """
@@ -45,15 +42,9 @@ class Changed:
 
 
 def change_settings(directory: Path, overrides: Sequence[str]) -> tuple[Changed, ...]:
-    """Change dynamic keys of a run that goes on. Its controller is asked what holds now, however long the run is.
+    """Change dynamic keys of a run that goes on; what changed, nothing where the values were these already.
 
-    Returns:
-        What changed; nothing where the values were these already.
-
-    Raises:
-        ConfigError: A key is no dynamic one, or a value is refused, by its bounds or by the algorithm.
-        ReplicaError: The run does not go on, does not answer, or refuses.
-        CosmosError: It is no run.
+    Its controller is asked what holds now, however long the run is.
     """
     job = load_job(directory)
     with closing(controller_client(directory, job)) as controller:

@@ -29,11 +29,7 @@ INTERRUPTED: Final = "interrupted"
 
 
 def ended(job: Job, state: State) -> tuple[str, str]:
-    """Outcome and reason of a run without a controller; no outcome if its last session came to none.
-
-    Raises:
-        ConfigError: The summary of that session is damaged.
-    """
+    """Outcome and reason of a run without a controller; no outcome if its last session came to none."""
     if not state.outcome and (summary := folder.read_summary(job.directory)) is not None:
         # The supervisor ended it, after the controller.
         return summary.outcome, summary.reason
@@ -46,12 +42,7 @@ def interrupted(job: Job) -> str:
 
 
 def look(directory: Path) -> Iterator[str]:
-    """Lines about a run, for people.
-
-    Raises:
-        CosmosError: It is no run, its controller is there and does not answer, or its journal cannot be read, or
-            lost entries.
-    """
+    """Lines about a run, for people."""
     job = load_job(directory)
     follower, gauges = Follower(), dict[str, dict[str, float]]()
     address = find_address(job)

@@ -37,10 +37,6 @@ def launch_recipe(
     """Make a new run's folder, where the launcher's machines see it, and submit the run.
 
     With `render_only`, print what would be submitted, and leave nothing behind.
-
-    Raises:
-        CosmosError: The recipe cannot run, the run that it replaces goes on, the launcher submits nothing, or what it
-            submits to refused.
     """
     recipe = reachable(recipe)
     directory = Path(recipe.run.output_dir) / recipe.run.name
@@ -84,11 +80,7 @@ def launch_recipe(
 def launch_again(
     directory: Path, launcher: str, overrides: list[str], console: Console, *, render_only: bool = False
 ) -> None:
-    """Submit a run that is there: it goes on where it stopped.
-
-    Raises:
-        CosmosError: It is no run, its launcher cannot take it, or what it submits to refused.
-    """
+    """Submit a run that is there: it goes on where it stopped."""
     from cosmos_core.run.planning.changes import changed  # noqa: PLC0415 - only here
 
     job = load_job(directory)
@@ -116,12 +108,7 @@ def reachable(recipe: Recipe) -> Recipe:
 
 
 def option_overrides(launcher: str, arguments: list[str]) -> list[str]:
-    """`--gpus-per-node 8` or `--gpus-per-node=8`, of a launcher's own options, as overrides of `launch.options`.
-
-    Raises:
-        ConfigError: An argument is no option, or has no value.
-        PluginError: There is no such launcher.
-    """
+    """`--gpus-per-node 8` or `--gpus-per-node=8`, of a launcher's own options, as overrides of `launch.options`."""
     options: type[Any] = PluginSet.load([("launcher", launcher)]).provider("launcher", launcher).options
     are_words = {field.name: field.type in ("str", "str | None", str, str | None) for field in attrs.fields(options)}
     data: dict[str, Any] = {}

@@ -53,13 +53,7 @@ def with_cause(reason: str, failure: Exit) -> str:
 class Reservation:
     """A port that is bound and not listened on: the kernel gives it to nobody, and who asks for it by number has it.
 
-    Port 0 takes a free one.
-
-    Attributes:
-        port: The port.
-
-    Raises:
-        TransportError: It cannot be had.
+    Port 0 takes a free one. A TransportError says that it cannot be had.
     """
 
     def __init__(self, bind: str, port: int) -> None:
@@ -138,11 +132,7 @@ class Supervisor:
         return self._gauges
 
     def run(self, start: Start) -> Ending:
-        """Run to the end. Whatever happens, no process of the run is left when this returns or raises.
-
-        Raises:
-            CosmosError: A process could not be started, or the controller could not be followed.
-        """
+        """Run to the end. Whatever happens, no process of the run is left when this returns or raises."""
         self._resumed = self._follower.num_resumed + (start.step is not None)
         self._first_step = start.step or 0
         control = self._job.recipe.control

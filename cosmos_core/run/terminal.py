@@ -15,14 +15,9 @@ _ROLES: Final[tuple[Role, ...]] = ("policy", "rollout")
 class TerminalLog:
     """Says what happens in a session and its supervisor does not say itself.
 
-    How the replicas that the supervisor started are lost, it says itself: with their errors, and with what comes next.
-    That one has left as it was asked to is the controller's word: its process may end when the run is over.
-
-    Args:
-        job: The run.
-        say: Told the news.
-        is_own: Whether the supervisor has started a replica of a name, and sees to it.
-        earlier: What an earlier session came to, which has told of it; None before any.
+    How the replicas that the supervisor started (`is_own`) are lost, it says itself: with their errors, and with what
+    comes next. That one has left as it was asked to is the controller's word: its process may end when the run is over.
+    The state that an earlier session came to is `earlier`: that session has told of it.
     """
 
     def __init__(

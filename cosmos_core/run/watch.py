@@ -51,11 +51,7 @@ class Watcher:
         return self._follower.has_ended
 
     def fold(self, found: Iterable[tuple[int, float, Event]]) -> None:
-        """Take in journal entries, in order; those that were taken in before are passed over.
-
-        Raises:
-            JournalError: They do not begin with the opening of a run.
-        """
+        """Take in journal entries, in order; those that were taken in before are passed over."""
         entry = None
         for entry in found:
             if entry[0] <= self._follower.last_sequence:
@@ -71,12 +67,7 @@ class Watcher:
             self._feed.catch_up(self._follower.state, entry[1])
 
     def follow(self) -> Iterator[Snapshot | None]:
-        """Snapshots a few times a second until the run has ended; None while there is nothing to see yet.
-
-        Raises:
-            TransportError: The controller sent something that is not a message.
-            JournalError: The journal cannot be read, or lost entries.
-        """
+        """Snapshots a few times a second until the run has ended; None while there is nothing to see yet."""
         self._read_journal()
         gone_at = time.monotonic()
         while not self.has_ended:
@@ -135,11 +126,7 @@ class Watcher:
         return self._follower.state is None or is_elsewhere or folder.is_held(self._job.directory)
 
     def _read_journal(self) -> JournalError | None:
-        """Take in what no controller tells any more; why it could not be read (one that starts has it locked).
-
-        Raises:
-            DamagedJournalError: It cannot be read by anyone, or lost entries.
-        """
+        """Take in what no controller tells any more; why it could not be read (one that starts has it locked)."""
         if self.has_ended or self._address() is not None:
             return None
         try:
@@ -181,14 +168,7 @@ class Watcher:
 
 
 def watch(directory: Path, console: Console) -> str:
-    """Show a run until it has ended.
-
-    Returns:
-        Its outcome; empty if it came to none.
-
-    Raises:
-        CosmosError: It is no run, or it cannot be followed.
-    """
+    """Show a run until it has ended; its outcome, empty if it came to none."""
     job = load_job(directory)
     watcher = Watcher(job)
     shown = _on_screen(watcher, console) if _is_screen(console) else _in_lines(watcher, console)

@@ -46,11 +46,9 @@ class Tally:
 
     Attributes:
         label: What the prompts have in common.
-        num_prompts: How many there are.
         num_unscored: Those without a score.
         mean: Mean score; None if nothing was scored and unscored prompts do not count.
         low: Lower end of the 95 % confidence interval of the mean.
-        high: Its upper end.
     """
 
     label: str
@@ -62,13 +60,7 @@ class Tally:
 
 
 def tally(label: str, scores: Sequence[float | None], *, unscored: float | None = 0.0) -> Tally:
-    """Sum up the scores of one prompt or more; None stands for a prompt without one.
-
-    Args:
-        label: What the prompts have in common.
-        scores: One of each prompt.
-        unscored: What a prompt without a score counts as; None where it does not count.
-    """
+    """Sum up the scores of some prompts; one without a score (None) counts as `unscored`, or not if that is None."""
     counted = (unscored if score is None else score for score in scores)
     values = [value for value in counted if value is not None]
     mean = math.fsum(values) / len(values) if values else None
@@ -167,11 +159,7 @@ def check_place(path: Path | None) -> None:
 
 
 def write(evaluated: Evaluated, path: Path, by: str | None) -> None:
-    """Write the figures as JSON; the score is under its name, `accuracy` or `reward`.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write the figures as JSON; the score is under its name, `accuracy` or `reward`."""
     said = {score_name(evaluated.unit): evaluated.score, **unstructure(evaluated), "by": by}
     del said["score"]
     try:
@@ -191,12 +179,7 @@ def play(
     *,
     seed: int,
 ) -> list[EpisodeResult]:
-    """Play one dialogue of each held-out row, as an evaluation of a run does.
-
-    Raises:
-        ConfigError: The model takes no observations.
-        CosmosError: The environment cannot be loaded, or the engine failed.
-    """
+    """Play one dialogue of each held-out row, as an evaluation of a run does."""
     if not isinstance(served.model, Conversing):
         raise ConfigError("environment: the model plugin has no encode_observation; remove [environment]")
     capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
@@ -251,9 +234,6 @@ def evaluate_model(
         trust_remote_code: Whether code inside an exported model may run. A run or a recipe that is named says so
             itself; a run that is found beside the model does not count.
         by: Key of the prompts' metadata to group by; None for no groups.
-
-    Raises:
-        CosmosError: There is nothing to evaluate with, or something failed.
     """
     check_folder(source)
     is_run = (source / "job.json").is_file()

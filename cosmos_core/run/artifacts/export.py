@@ -110,11 +110,6 @@ def choose_step(job: Job, step: str) -> int:
     `best` and `latest` are of what the run came to: a checkpoint that its journal does not know, or whose step was
     undone since, is passed over, as when the run goes on. A number takes any, and `latest` does where there is no
     journal that can be read.
-
-    Raises:
-        ConfigError: `step` is neither.
-        CheckpointError: There is no such checkpoint, or one of them is damaged.
-        JournalError: The journal cannot be read, and which checkpoint was the best is in it.
     """
     steps = completed(job.checkpoints)
     if not steps:
@@ -137,9 +132,6 @@ def load_weights(module: torch.nn.Module, path: str, *, is_average: bool = False
     """Overwrite a module's weights with those of a checkpoint.
 
     With `is_average` it takes the average of the weights, as far as there is one.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged, or of another model.
     """
     averaged = averaged_tensors(module) if is_average else {}
     tensors = {

@@ -46,12 +46,7 @@ class Served:
     context_length: int
 
     def complete(self, payloads: Sequence[Payload], sampling: Sampling, seeds: Sequence[int]) -> list[list[Generated]]:
-        """Complete each prompt `sampling.num_samples` times, no further than the model's context.
-
-        Raises:
-            ConfigError: A prompt fills the context.
-            EngineError: The engine failed.
-        """
+        """Complete each prompt `sampling.num_samples` times, no further than the model's context."""
         requests = []
         for index, (payload, seed) in enumerate(zip(payloads, seeds, strict=True)):
             room = self.room(payload)
@@ -88,18 +83,9 @@ def check_folder(directory: Path) -> None:
 
 @contextmanager
 def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads: int = 1) -> Iterator[Served]:
-    """Serve the exported model in `directory`, in fp32 so that it says what `from_pretrained` would.
+    """Serve an exported model (a Hugging Face folder), in fp32 so that it says what `from_pretrained` would.
 
-    Args:
-        directory: A Hugging Face folder.
-        config: Plugin and options of the model; where it comes from is replaced by `directory`.
-        engine: The engine and its options.
-        threads: CPU threads.
-
-    Raises:
-        ConfigError: The folder holds no model, or an option is wrong.
-        PluginError: A plugin failed.
-        EngineError: The engine cannot serve this model.
+    `config` has the plugin and options of the model; where it comes from is replaced by `directory`.
     """
     check_folder(directory)
     if not any((directory / mark).is_file() for mark in MARKS):

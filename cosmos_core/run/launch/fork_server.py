@@ -90,11 +90,7 @@ def prepare(threads: int) -> bool:
 
 
 def start(spec: ProcessSpec, output: Path) -> Child:
-    """Start `python -P -m` as a fork, in a session of its own.
-
-    Raises:
-        ReplicaError: The fork server, or the process, could not be started.
-    """
+    """Start `python -P -m` as a fork, in a session of its own; a ReplicaError if it cannot be."""
     environment = {**os.environ, **spec.environment}
     process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
     try:

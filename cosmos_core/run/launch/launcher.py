@@ -49,12 +49,7 @@ def capabilities_of(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
 
 
 def make_launcher(recipe: Recipe, directory: Path, plugins: PluginSet, *, uses_rollouts: bool) -> Launcher:
-    """The launcher that a recipe asks for.
-
-    Raises:
-        ConfigError: One of its options is wrong.
-        PluginError: The plugin failed.
-    """
+    """The launcher that a recipe asks for."""
     context = LauncherContext(
         name=recipe.run.name,
         directory=directory,

@@ -95,12 +95,7 @@ def by_command(command: Callable[[ProcessSpec], list[str]] = python_command) -> 
 
 
 class LocalLauncher:
-    """Starts processes on this machine.
-
-    Args:
-        logs: Output goes to `<logs>/<name>.log`.
-        begin: How a process is started.
-    """
+    """Starts processes on this machine by `begin`; their output goes to `<logs>/<name>.log`."""
 
     def __init__(self, logs: Path, begin: Begin | None = None) -> None:
         self._logs: Final = logs
@@ -174,12 +169,9 @@ def _signal_session(process: Process, number: signal.Signals) -> None:
 
 
 def last_error(logs: Path, name: str, written: Mapping[str, int] | None = None) -> str:
-    """The last error that a process logged, else the end of its output; empty if it said nothing.
+    """The last error that a process logged in the folder `logs`, else the end of its output; empty if it said nothing.
 
-    Args:
-        logs: Folder of the logs.
-        name: The process's.
-        written: Bytes of its `.jsonl` and its `.log` that others of its name had written before it began.
+    `written` are the bytes of its `.jsonl` and its `.log` that others of its name had written before it began.
     """
     skip = written or {}
     for line in reversed(_tail(logs / f"{name}.jsonl", skip.get(".jsonl", 0)).splitlines()):

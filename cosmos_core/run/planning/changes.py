@@ -36,11 +36,7 @@ class Change:
 
 
 def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Change]]:
-    """A run's recipe with `--set KEY=VALUE` applied, and what differs.
-
-    Raises:
-        ConfigError: An override is malformed, makes no recipe, or changes what a run that goes on must keep.
-    """
+    """A run's recipe with `--set KEY=VALUE` applied, and what differs."""
     data = unstructure(recipe)
     override_all(data, overrides)
     new = recipe_from(data)

@@ -149,12 +149,9 @@ def machine_memory() -> int:
 
 
 def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] = ()) -> str:
-    """The largest of a replica's processes and, unless its device is the CPU, which GPUs hold it with a tenth free.
+    """The largest of a replica's processes and, unless `device` is the CPU, which GPUs hold it with a tenth free.
 
-    Args:
-        ranks: The kinds of processes.
-        device: That they train or generate on.
-        uncounted: What comes on top, besides activations where they are not known: then none is said to hold it.
+    `uncounted` comes on top, besides activations where they are not known: then none is said to hold it.
     """
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())

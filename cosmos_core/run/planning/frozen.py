@@ -23,11 +23,7 @@ _COMPARED_ROWS = 16
 def frozen_facts(
     job: Job, plugins: PluginSet, model: Model, dataset: Dataset, num_rows: int
 ) -> Mapping[FrozenRole, FrozenFacts]:
-    """Load the frozen models, without weights, and compare how they encode some rows.
-
-    Raises:
-        CosmosError: A frozen model cannot be made.
-    """
+    """Load the frozen models, without weights, and compare how they encode some rows."""
     found: dict[FrozenRole, FrozenFacts] = {}
     for role in job.recipe.frozen:
         try:

@@ -37,14 +37,9 @@ class Measured:
     """Properties of some rows, spread over the train split.
 
     Attributes:
-        num_rows: Rows looked at.
-        num_demonstrations: Those with a demonstration.
-        num_preferences: Those with a demonstration and a rejected completion.
         shortest_prompt: Units of the shortest prompt.
         longest_prompt: Units of the longest prompt.
-        num_with_media: Those that show images or videos.
         num_heldout: First held-out rows looked at; none where nothing is evaluated.
-        num_heldout_demonstrations: Those with a demonstration.
         num_unusable: Of the rows looked at, those that the dataset or the model refuses.
         fault: Why the first of these is refused.
         num_too_long: Those whose prompt does not fit with a completion, or a demonstration; their lengths do count.
@@ -82,18 +77,10 @@ class Parts:
     """The capabilities of everything that a recipe selects.
 
     Attributes:
-        model: Of the model plugin.
-        facts: Of the model itself.
-        dataset: Of the dataset plugin.
         stages: Each stage with its algorithm's capabilities, in order.
-        rewards: Of each reward, in the recipe's order.
-        engine: Of the rollout engine; None if no rollout replica runs.
-        num_train_rows: Rows of the train split.
-        num_heldout_rows: Rows of the held-out split.
         measured: What some of the train rows are like.
         omitted: Rows that the dataset leaves out of each split, by reason.
         records: What the model's options ask the engine to record.
-        environment: Of the environment; None where the recipe has none.
         preflight: What the engine says of the run.
         converses: Whether the model goes on after what is not its own.
         consults: Of each stage whose algorithm consults frozen models, by index: which, and by which comparison.
@@ -217,11 +204,7 @@ def lacks_tokenizer(job: Job) -> bool:
 
 
 def texts(dataset: Dataset, num_rows: int) -> Iterator[str]:
-    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations.
-
-    Raises:
-        DataError: No row is usable; some bad ones are passed over, as in the run.
-    """
+    """Texts of the train split to make a tokenizer from: prompts as they read, and demonstrations."""
     num_read, fault = 0, ""
     for index in range(num_rows):
         try:

@@ -52,8 +52,6 @@ class Plan:
 
     Attributes:
         job: What every process of the run will read; its folder is not made yet.
-        plugins: The loaded plugins.
-        dataset: The dataset, for showing prompts.
         parts: What the plugins can do, and what was measured.
         assets: Folder with what was made locally; to be copied into the run's folder.
     """
@@ -132,12 +130,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
 
 
 def dynamic_options(plugins: PluginSet, stage: Stage) -> tuple[DynamicKey, ...]:
-    """The options of a stage's algorithm that may change while the run goes on.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginBrokenError: An option declares itself dynamic, and what it may become cannot be told.
-    """
+    """The options of a stage's algorithm that may change while the run goes on."""
     path = f"{stage.key}.options"
     options = plugins.provider("algorithm", stage.plugin).options
     try:
@@ -191,12 +184,7 @@ def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
 
 
 def check_hooks(recipe: Recipe, plugins: PluginSet) -> None:
-    """Refuse hooks, or options of theirs, with which a session could not begin.
-
-    Raises:
-        ConfigError: An option of a hook is wrong.
-        PluginError: A hook is none.
-    """
+    """Refuse hooks, or options of theirs, with which a session could not begin."""
     for name in recipe.tracking.hooks:
         options = recipe.tracking.options.get(name, {})
         structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")

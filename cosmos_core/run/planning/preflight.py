@@ -26,12 +26,7 @@ _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 def engine_preflight(
     recipe: Recipe, plugins: PluginSet, model: Model, facts: ModelFacts, *, shows_media: bool
 ) -> Preflight:
-    """Ask the engine.
-
-    Raises:
-        ConfigError: An option of the engine is wrong.
-        PluginError: The engine failed, or answered with something else.
-    """
+    """Ask the engine."""
     config = recipe.rollout
     provider = plugins.provider("engine", config.engine.plugin)
     ask: Callable[..., Any] | None = provider.preflight
@@ -79,20 +74,12 @@ def _samplings(recipe: Recipe) -> dict[str, Sampling]:
 
 
 def absent_of_rewards(recipe: Recipe, plugins: PluginSet, rewards: Sequence[Reward]) -> tuple[str, ...]:
-    """Ask the rewards; none where the launcher submits, since what those machines have is not known here.
-
-    Raises:
-        CosmosError: As of `absent_here`.
-    """
+    """Ask the rewards; none where the launcher submits, since what those machines have is not known here."""
     return () if capabilities_of(recipe, plugins).submits else absent_here(recipe.reward, rewards)
 
 
 def check_keys(job: Job) -> None:
-    """Refuse a run that nobody could connect to: its recipe names keys that are not there, damaged, or not secret.
-
-    Raises:
-        ConfigError: What is wrong with them.
-    """
+    """Refuse a run that nobody could connect to: its recipe names keys that are not there, damaged, or not secret."""
     if job.recipe.control.keys is None:
         return
     try:
@@ -124,9 +111,6 @@ def check_gpus(recipe: Recipe) -> None:
     """Refuse to start replicas whose processes would have to share a GPU, which NCCL cannot.
 
     A plan may be made where the GPUs are not; a run may not.
-
-    Raises:
-        ConfigError: This machine has GPUs, and fewer than a replica has processes.
     """
     found = len(visible_gpus())
     for pool, config in (("policy", recipe.policy), ("rollout", recipe.rollout)):
@@ -142,9 +126,6 @@ def check_present(parts: Parts) -> None:
     """Refuse to start processes that would find no weights, or an engine or a reward that cannot work here.
 
     A plan may be made where these are not; a run may not.
-
-    Raises:
-        ConfigError: The model's checkpoint has no weights here, or the engine or a reward lacks something.
     """
     models = (parts.facts, *(frozen.facts for frozen in parts.frozen.values()))
     told = (*(each.absent_weights for each in models), parts.preflight.absent, *parts.absent)
@@ -156,9 +137,6 @@ def check_exposed(recipe: Recipe, launcher: LauncherCapabilities) -> None:
     """Refuse to start processes that other machines can reach with keys that nobody has made on purpose.
 
     A run that is handed over has to be reached by its own machines: it uses the keys of its folder.
-
-    Raises:
-        ConfigError: The recipe's `control.bind` is open, its `control.keys` names none, and its processes start here.
     """
     control = recipe.control
     if control.keys is None and not launcher.submits and not is_loopback(control.bind):

@@ -76,16 +76,10 @@ def plot(
     changes: Sequence[float] = (),
     logarithmic: bool = False,
 ) -> str:
-    """Draw lines into one SVG element.
+    """Draw lines into one SVG element, whose ids derive from `name`, unique within the page; empty without any points.
 
-    Args:
-        name: Unique within the page; the SVG's ids are derived from it.
-        series: What to draw; series without points are left out. With none at all, the result is empty.
-        x_label: Of the horizontal axis.
-        y_label: Of the vertical axis, with its unit.
-        boundary: Where to draw a vertical line (the end of the warm-up).
-        changes: Where to draw fainter ones (settings that were changed).
-        logarithmic: Whether the vertical axis is (all values must be positive).
+    The axis labels have units. `boundary` (the end of the warm-up) is where a vertical line is drawn, `changes` (of
+    settings) where fainter ones are. All values must be positive if the vertical axis is `logarithmic`.
     """
     drawn = [line for line in series if line.points]
     if not drawn:
