@@ -329,7 +329,8 @@ def _check_kit(record: PluginRecord, loaded: Loaded, outcomes: Sequence[Outcome]
     if not theirs and not broken:
         return Check(_kit_of(record), "", faults([_missing_class(record)]))
     # What the check of the options has told already is not told again.
-    fresh = [each for each in theirs if each.message not in loaded.option_faults]
+    told = {*loaded.option_faults}
+    fresh = [each for each in theirs if not each.message or not told.issuperset(each.message.splitlines())]
     left = _alike("not run", (each for each in fresh if each.result == "not run"))
     failed = _alike("fault", (each for each in fresh if each.result == "failed"))
     # Where the kit is complete, what cannot be collected is another test.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
@@ -116,23 +117,31 @@ class PluginConformance:
 
         return create
 
-    def test_the_plugin_is_found_and_can_be_used(self, plugins: PluginSet) -> None:
-        """Its metadata names what exists, and its requirements are met."""
-        record = plugins.record(self.kind, self.plugin)
-        if record.status not in ("ok", "conflict"):
-            fault(f"{record.kind} {record.name} of {record.distribution} is {record.status}: {record.problem}")
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        """Sums in one order, the same on every machine of a kind; and tiny tensors are slower on many threads."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            yield
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
 
-    def test_its_options_are_frozen_and_documented(self, provider: Provider[Any]) -> None:
-        """Nothing may rewrite what the recipe says, and `cosmos plugins show` prints what each option is for."""
-        for problem in option_faults(provider.options):
-            fault(problem)
+    def test_it_is_found_and_its_options_teach(
+        self, plugins: PluginSet, provider: Provider[Any], options: Mapping[str, JSON]
+    ) -> None:
+        """Nothing rewrites or overlooks what a recipe says; `cosmos plugins show` tells what each option is for."""
+        record = plugins.record(self.kind, self.plugin)
+        problems = [*option_faults(provider.options)]
+        if record.status not in ("ok", "conflict"):
+            problems.append(f"{self.kind} {record.name} of {record.distribution} is {record.status}: {record.problem}")
         # `cosmos set` changes options of algorithms, and of nothing else.
         named = [name for name, field in fields(provider.options) if field.metadata.get("dynamic")]
         if named and self.kind != "algorithm":
-            fault(f"options that are dynamic: {', '.join(named)}; those of algorithms can be, not of a {self.kind}")
-
-    def test_an_unknown_option_is_refused(self, provider: Provider[Any], options: Mapping[str, JSON]) -> None:
-        """A misspelt key never goes unnoticed."""
+            problems.append(f"options that are dynamic: {', '.join(named)}; only those of algorithms can be")
+        fault_if(problems)
         with pytest.raises(ConfigError, match=_UNKNOWN_KEY):
             structure({**options, _UNKNOWN_KEY: 1}, provider.options, f"{self.kind}.options")
 
@@ -189,16 +198,3 @@ def _scalar_problem(value: Any) -> str:
         case _:
             wanted = "a list" if isinstance(value, tuple | set | frozenset) else "text, numbers, lists and dicts"
             return f"a {type(value).__name__}; use {wanted}"
-
-
-class OneThread(PluginConformance):
-    """Sums in one order, the same on every machine of a kind; and tiny tensors are slower on many threads."""
-
-    @pytest.fixture(autouse=True)
-    def _one_thread(self) -> Iterator[None]:
-        import torch  # noqa: PLC0415 - kits that compute nothing need none
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(before)

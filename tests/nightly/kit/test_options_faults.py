@@ -30,17 +30,17 @@ def reward(options=GOOD, init="self.options = options", create="Reward"):
 PLANTED = {
     "mutable-default": (
         reward("@attrs.frozen(kw_only=True)\nclass Options:\n    words: list[str] = option([], help='Words.')"),
-        "test_its_options_are_frozen_and_documented",
+        "test_it_is_found_and_its_options_teach",
         "options whose default is one object for all instances: words; use factory=",
     ),
     "undocumented": (
         reward("@attrs.frozen(kw_only=True)\nclass Options:\n    length: int = 3"),
-        "test_its_options_are_frozen_and_documented",
+        "test_it_is_found_and_its_options_teach",
         "options without a help text: length",
     ),
     "not-frozen": (
         reward("@attrs.define(kw_only=True)\nclass Options:\n    length: int = option(3, help='How long.')"),
-        "test_its_options_are_frozen_and_documented",
+        "test_it_is_found_and_its_options_teach",
         "Options is not frozen",
     ),
     "rewritten": (
@@ -50,7 +50,7 @@ PLANTED = {
     ),
     "misspelt-hook": (
         reward() + "\n@hookimpl\ndef cosmos_run_start(): ...\n",
-        "test_the_plugin_is_found_and_can_be_used",
+        "test_it_is_found_and_its_options_teach",
         "implements cosmos_run_start, which is no hook; did you mean cosmos_run_started?",
     ),
     "singleton": (

@@ -1,5 +1,6 @@
 """What importing a plugin does, asked in a process of its own."""
 
+import subprocess
 import time
 
 import psutil
@@ -7,7 +8,6 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.testing.check import processes
 from cosmos_core.testing.check.processes import load, python_path, run_pytest
 
 LASTING = "import subprocess, sys\nprocess = subprocess.Popen(['sleep', '1234'])\nprint('started', process.pid)\n"
@@ -23,6 +23,22 @@ def ask(tmp_path):
         return load(record, python_path(tmp_path))
 
     return answer
+
+
+@pytest.fixture
+def limit_passes_at(monkeypatch):
+    """Let the time limit of a process pass once a file is there, however long that takes."""
+    wait = subprocess.Popen.wait
+
+    def until(file):
+        def waiting(process, timeout=None):
+            while timeout is not None and not file.exists() and process.poll() is None:
+                time.sleep(0.02)
+            return wait(process, timeout and 0.01)
+
+        monkeypatch.setattr(subprocess.Popen, "wait", waiting)
+
+    return until
 
 
 def has_ended(pid):
@@ -43,12 +59,14 @@ def test_what_an_import_starts_and_prints_is_told_and_ended(ask):
     assert has_ended(int(line.split()[-1]))
 
 
-def test_an_import_that_does_not_end_is_told_and_ended(ask, monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "_LONGEST_S", 4.0)
-    file = tmp_path / "pid"
-    source = f"import os, pathlib, time\npathlib.Path({str(file)!r}).write_text(str(os.getpid()))\ntime.sleep(99)\n"
-    assert ask(source).unimported == "it did not end in 4 s; import nothing that waits or loops"
-    assert has_ended(int(file.read_text()))
+def test_an_import_that_does_not_end_is_told_and_ended(ask, limit_passes_at, tmp_path):
+    limit_passes_at(tmp_path / "pid")
+    draft, file = str(tmp_path / "draft"), str(tmp_path / "pid")
+    source = f"import os, pathlib, time\npathlib.Path({draft!r}).write_text(str(os.getpid()))\n"
+    assert ask(f"{source}os.rename({draft!r}, {file!r})\ntime.sleep(99)\n").unimported == (
+        "it did not end in 120 s; import nothing that waits or loops"
+    )
+    assert has_ended(int((tmp_path / "pid").read_text()))
 
 
 def test_an_import_that_ends_the_process_is_told(ask):
@@ -56,9 +74,11 @@ def test_an_import_that_ends_the_process_is_told(ask):
     assert ask(ending).unimported == "the process ended with exit code 3: bye"
 
 
-def test_tests_that_do_not_end_are_told_and_ended(tmp_path):
-    (tmp_path / "test_a.py").write_text(f"def test_a():\n    import time\n    time.sleep(99)\n{LASTING}")
-    with pytest.raises(PluginError, match=r"the kit did not end in 4 s; its last lines:") as error:
-        run_pytest(["-s"], folder=tmp_path, timeout_s=4.0)
+def test_tests_that_do_not_end_are_told_and_ended(limit_passes_at, tmp_path):
+    limit_passes_at(tmp_path / "begun")
+    begin = f"open({str(tmp_path / 'begun')!r}, 'w')"
+    (tmp_path / "test_a.py").write_text(f"{LASTING}\ndef test_a():\n    import time\n    {begin}\n    time.sleep(99)\n")
+    with pytest.raises(PluginError, match=r"the kit did not end in 9 s; its last lines:") as error:
+        run_pytest(["-s"], folder=tmp_path, timeout_s=9.0)
     (line,) = [line for line in str(error.value).splitlines() if line.startswith("started")]
     assert has_ended(int(line.split()[-1]))

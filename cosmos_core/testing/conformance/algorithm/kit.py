@@ -38,7 +38,7 @@ from cosmos_core.testing.conformance.algorithm.step import (
     price_all,
     price_demonstrations,
 )
-from cosmos_core.testing.conformance.plugin import OneThread, fault
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.types import JSON, Group
 
 _STRENGTHS: Final = {
@@ -48,7 +48,7 @@ _STRENGTHS: Final = {
 }
 
 
-class AlgorithmConformance(OneThread):
+class AlgorithmConformance(PluginConformance):
     """Tests that every algorithm must pass; no model and no engine is needed.
 
     Beside `plugin` and `options`, a test class may set or override:

@@ -37,7 +37,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.protocols.model import Record
 from cosmos_core.protocols.quantization import Format
-from cosmos_core.testing.conformance.plugin import OneThread, fault
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.types import JSON, Payload, Prompt
 from cosmos_core.weights import slices
 from cosmos_core.weights.quantization import dequantise, quantise
@@ -288,7 +288,7 @@ _TOKENIZER: Final[Mapping[str, JSON]] = {"build": "byte-bpe", "vocab_size": 270,
 _TEXTS: Final = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")
 
 
-class EngineSetting(OneThread):
+class EngineSetting(PluginConformance):
     """Fixtures and readings of the engine kit; see `EngineConformance` for what may be overridden."""
 
     kind: ClassVar[Kind] = "engine"

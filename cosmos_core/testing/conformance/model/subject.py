@@ -23,7 +23,7 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Decided, Kind, MicroBatch, Model, ModelContext, ModelFacts
 from cosmos_core.protocols.model import PipelinedModel
 from cosmos_core.protocols.world import Noising
-from cosmos_core.testing.conformance.plugin import OneThread, fault
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.types import JSON, Payload, Prompt
 from cosmos_core.weights.shards import canonical_tensors
 
@@ -218,7 +218,7 @@ SEED: Final = 0
 Reload: TypeAlias = Callable[[Path], Model]
 
 
-class ModelSetting(OneThread):
+class ModelSetting(PluginConformance):
     """The class variables, fixtures and methods that `ModelConformance` documents."""
 
     kind: ClassVar[Kind] = "model"
