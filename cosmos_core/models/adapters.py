@@ -28,14 +28,7 @@ _SCALE: Final = "_cosmos_adapter_scale"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Adapter:
-    """The two matrices beside a linear layer.
-
-    Attributes:
-        name: Of the layer, in the whole model.
-        scale: Of their product.
-        down_RI: A, a parameter.
-        up_OR: B, a parameter.
-    """
+    """The two matrices beside the linear layer called `name`, parameters; `scale` multiplies their product."""
 
     name: str
     scale: float

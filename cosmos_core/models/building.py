@@ -27,18 +27,7 @@ from cosmos_core.protocols import Layout
 
 @attrs.frozen(kw_only=True, eq=False)
 class Blueprint:
-    """A model that is to be built.
-
-    Attributes:
-        config: Of the model.
-        path: Checkpoint with its weights; None to draw them.
-        seed: Of weights that are drawn.
-        dtype: Of the parameters.
-        device: Where they are.
-        trust_remote_code: Whether code inside a checkpoint may run.
-        auto_class: The class of transformers that makes the model.
-        tensor_plan: The plugin's overrides of how `tp` splits it.
-    """
+    """A model that is to be built: with weights of the checkpoint at `path`, or where that is None with drawn ones."""
 
     config: PretrainedConfig
     path: str | None
@@ -51,12 +40,7 @@ class Blueprint:
 
 
 def build_whole(blueprint: Blueprint) -> PreTrainedModel:
-    """All of it in this process.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be used.
-        ConfigError: The config does not make a model.
-    """
+    """All of it in this process."""
     if blueprint.path is None:
         module = draw(blueprint)
     else:
@@ -71,11 +55,7 @@ def build_whole(blueprint: Blueprint) -> PreTrainedModel:
 
 
 def lay_out(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
-    """Apply to all of it in this process what a layout of one process may ask for.
-
-    Raises:
-        ConfigError: The layout does not fit it.
-    """
+    """Apply to all of it in this process what a layout of one process may ask for."""
     _check(module, blueprint, layout)
     parallelize(module, layout, plan_for(module, blueprint.tensor_plan))
     draw_adapters(module, blueprint.seed)
@@ -87,11 +67,6 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     Weights of a checkpoint are streamed into shards. Weights that are drawn are drawn whole, on the CPU, and what the
     process does not hold is dropped: transformers draws in an order of its own, module within module, of which a part
     alone cannot be had.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be used.
-        ConfigError: The config does not make a model, or the layout does not fit it.
-        PluginIncompatibleError: The model cannot be spread like this.
     """
     shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
     shell = shell.to(blueprint.dtype).eval()
@@ -117,11 +92,7 @@ def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> Non
 
 
 def draw(blueprint: Blueprint) -> PreTrainedModel:
-    """All of it with weights drawn from the seed, in float32 on the CPU.
-
-    Raises:
-        ConfigError: The config's values do not make a model.
-    """
+    """All of it with weights drawn from the seed, in float32 on the CPU."""
     module = loading.build_random(
         blueprint.config,
         seed=blueprint.seed,

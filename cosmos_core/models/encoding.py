@@ -41,13 +41,7 @@ class HuggingFaceOptions:
 
 @attrs.frozen(kw_only=True)
 class Chat:
-    """The chats of a family.
-
-    Attributes:
-        turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
-        stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
-        turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
-    """
+    """The chats of a family (see the attributes of `HuggingFaceModel`)."""
 
     turn_end: str | None
     stop_tokens: tuple[str, ...]
@@ -74,11 +68,7 @@ class TextEncoder:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer.
-
-        Raises:
-            DataError: There is none, or it cannot be read.
-        """
+        """The tokenizer."""
         if self._tokenizer is None:
             self._tokenizer = self._load()
         return self._tokenizer
@@ -121,11 +111,7 @@ class TextEncoder:
         return ids
 
     def demonstration_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt's demonstration, and what ends it.
-
-        Raises:
-            DataError: It has none.
-        """
+        """Token ids of a prompt's demonstration, and what ends it."""
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
         ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
@@ -136,9 +122,6 @@ class TextEncoder:
         """Plain text as it is; in a chat, the rest of the model's turn and a turn of `role`, by the template.
 
         Whatever the observation spells, it is words. A role that the template does not take is the user's.
-
-        Raises:
-            DataError: The template does not take such turns, or the observation cannot be encoded.
         """
         if isinstance(prompt.text, str):
             return self.words.ids(observation)
@@ -168,9 +151,6 @@ class TextEncoder:
         """Refuse a chat with images or videos in which others than the model spell steering tokens.
 
         Their placeholders are written into the words, and could not be told from what these spell.
-
-        Raises:
-            DataError: Someone does.
         """
         for turn in () if isinstance(prompt.text, str) else prompt.text:
             token = "" if turn.role == "assistant" else self.words.spells(MARK.sub("", turn.content))

@@ -33,11 +33,7 @@ _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivis
 
 
 def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
-    """The module on the meta device, in evaluation mode (no dropout): nothing is allocated.
-
-    Raises:
-        ConfigError: The config's values do not make a model.
-    """
+    """The module on the meta device, in evaluation mode (no dropout): nothing is allocated."""
     try:
         with torch.device("meta"):
             module: PreTrainedModel = auto_class.from_config(
@@ -55,14 +51,10 @@ def describe(
     absent: str,
     prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
 ) -> ModelFacts:
-    """The facts of a model.
+    """The facts of a model on the meta device, which is of no use afterwards.
 
-    Args:
-        shell: On the meta device; it is of no use afterwards.
-        overrides: The plugin's tensor parallel styles (see `plan_for`).
-        text: Knows the tokenizer.
-        absent: What is missing of a checkpoint; empty if nothing is.
-        prepare: Makes a forward of the shell over so many units.
+    `overrides` are the plugin's tensor parallel styles, `absent` says what is missing of a checkpoint, if anything is,
+    and `prepare` makes a forward of the shell over so many units.
     """
     config, tokenizer = shell.config.get_text_config(), text.tokenizer
     return ModelFacts(
@@ -95,12 +87,7 @@ def parts_and_kept(
     prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
     overrides: Mapping[str, str],
 ) -> tuple[ModelPart, ...]:
-    """The parts of a model, with what each keeps for its backward pass where that can be found.
-
-    Args:
-        module: On the meta device; it is of no use afterwards.
-        prepare: Makes a forward of it over so many units.
-        overrides: The plugin's tensor parallel styles (see `plan_for`).
+    """The parts of a model, with what each keeps for its backward pass where that can be found (see `describe`).
 
     Raises:
         ConfigError: The model's numbers do not fit together.

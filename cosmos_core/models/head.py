@@ -68,15 +68,8 @@ def evaluate(
 ) -> Decided:
     """Log-probability of each target, after the temperature, and what else is asked for.
 
-    Args:
-        logits: Gives [n, V] for [n, D].
-        hidden_ND: Hidden state at each decision.
-        targets_N: int64, the token taken.
-        vocabulary: The tokens that the logits are of.
-        temperature: Divides the logits.
-        with_entropy: Whether to give the entropy (detached).
-        prediction_for: The divergence for which to give the likeliest tokens.
-        kl_target: What to give the divergence from.
+    `logits` gives [n, V] for [n, D], of the tokens in `vocabulary`. The entropy is detached; for a divergence in
+    `prediction_for` the likeliest tokens are given, and for a `kl_target` the divergence from it.
     """
     theirs = {} if kl_target is None else kl_target.prediction
     num_tokens = total(vocabulary) if prediction_for is not None else 0
@@ -136,13 +129,9 @@ def divergence_of(comparison: Comparison) -> Divergence:
 def diverge(
     divergence: Divergence, logprobs_NK: torch.Tensor, theirs_NK: torch.Tensor, *, is_whole: bool
 ) -> torch.Tensor:
-    """The divergence at each decision, float32 [N].
+    """The divergence at each decision, float32 [N], of the policy's log-probabilities from a frozen model's.
 
-    Args:
-        divergence: Which.
-        logprobs_NK: The policy's log-probabilities of tokens; they carry the gradient.
-        theirs_NK: The frozen model's, of the same tokens.
-        is_whole: Whether these are all tokens; else what is left of each distribution counts as one more.
+    Where these are not of all tokens (`is_whole`), what is left of each distribution counts as one more.
     """
     ours, theirs = (logs if is_whole else _with_rest(logs) for logs in (logprobs_NK, theirs_NK))
     match divergence.kind:

@@ -98,11 +98,7 @@ class HuggingFaceModel:
 
     @property
     def config(self) -> PretrainedConfig:
-        """The Hugging Face config: of the checkpoint, else the recipe's, as resolved by `prepare`.
-
-        Raises:
-            ConfigError: There is none, it is unusable, or of another family.
-        """
+        """The Hugging Face config: of the checkpoint, else the recipe's, as resolved by `prepare`."""
         if self._config is None:
             config = self.find_config()
             if self.model_types is not None and config.model_type not in self.model_types:
@@ -136,11 +132,7 @@ class HuggingFaceModel:
         return self.context.trust_remote_code and not is_known
 
     def facts(self) -> ModelFacts:
-        """Describe the model without building weights; those of a checkpoint on this machine are looked through.
-
-        Raises:
-            CosmosError: The config makes no model, or the checkpoint is missing files, truncated or of another model.
-        """
+        """Describe the model without building weights; those of a checkpoint on this machine are looked through."""
         if self._facts is None:
             shell = self._shell()
             absent = absent_weights(self.context.path, shell)
@@ -151,9 +143,6 @@ class HuggingFaceModel:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
 
         A recipe's config without `vocab_size` or special token ids takes those of the tokenizer.
-
-        Raises:
-            ConfigError: `tokenizer` asks for what cannot be made, or the config has an unknown key.
         """
         assets = self.context.assets
         assets.mkdir(parents=True, exist_ok=True)
@@ -172,19 +161,11 @@ class HuggingFaceModel:
         return resolved
 
     def encode(self, prompt: Prompt) -> Payload:
-        """Text as it is, turns of a chat through the template, up to where the model answers.
-
-        Raises:
-            DataError: The prompt cannot be encoded.
-        """
+        """Text as it is, turns of a chat through the template, up to where the model answers."""
         return tokens_payload(self.text.prompt_ids(prompt))
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end).
-
-        Raises:
-            DataError: The prompt has no demonstration, or cannot be encoded.
-        """
+        """The prompt, its demonstration and the token that ends it (a chat's: the turn's end)."""
         completion = self.text.demonstration_ids(prompt)
         return tokens_payload(self.text.prompt_ids(prompt), completion)
 
@@ -222,11 +203,7 @@ class HuggingFaceModel:
         return module
 
     def verify(self, module: PreTrainedModel) -> None:
-        """Compare packed documents with transformers' own forward of each.
-
-        Raises:
-            PluginIncompatibleError: They differ.
-        """
+        """Compare packed documents with transformers' own forward of each."""
         verify_packing(module, self._packed_logits)
 
     def pack(
@@ -308,10 +285,7 @@ class HuggingFaceModel:
     def hidden(self, module: torch.nn.Module, row: Row, received: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [U, D] of this process's slice of the row: of a last stage, as they enter the output layer.
 
-        Args:
-            module: The model, or a stage of it.
-            row: What to evaluate.
-            received: Hidden states [U, D] of the stage before; None for a first stage.
+        `received` are those [U, D] of the stage before; None for a first stage.
         """
         entry = self.embed(module, row) if received is None else {"inputs_embeds": received[None]}
         output = self.backbone(module)(
@@ -325,14 +299,9 @@ class HuggingFaceModel:
         return hidden_UD
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:  # noqa: ARG002 - overrides need it
-        """Arguments of a first stage's backbone: `input_ids`, or `inputs_embeds` where more than text comes in.
+        """Keyword arguments of a first stage's backbone, for this process's slice only.
 
-        Args:
-            module: The model, or its first stage.
-            row: What to evaluate; media are among `row.inputs`, whole.
-
-        Returns:
-            Keyword arguments, for this process's slice only.
+        `input_ids`, or `inputs_embeds` where more than text comes in; media are among `row.inputs`, whole.
         """
         return {"input_ids": row.tokens_U[None]}
 

@@ -36,9 +36,6 @@ def fill_bins(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """First fit, longest first: indices of `lengths` in bins that sum to at most `capacity`.
 
     Deterministic; each bin is in descending order of length, so that equal lengths are neighbours.
-
-    Raises:
-        DataError: One length alone exceeds the capacity.
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -233,14 +230,7 @@ class Shared:
 
     @staticmethod
     def of(decisions_N: torch.Tensor, num_units: int, context: ContextSlice, device: torch.device) -> Shared:
-        """Count the decisions of each slice.
-
-        Args:
-            decisions_N: int64 [N] on the CPU, places in the row.
-            num_units: Of a slice.
-            context: This process's slice.
-            device: Of the result.
-        """
+        """Count the decisions, int64 [N] places in the row on the CPU, of each slice of so many units."""
         slices_N = torch.div(decisions_N, num_units, rounding_mode="floor")
         held_PN = slices_N == torch.arange(context.size)[:, None]
         most = int(held_PN.sum(1).max()) if len(decisions_N) else 0

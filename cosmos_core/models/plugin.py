@@ -32,11 +32,7 @@ def cosmos_model() -> Provider[Model]:
 
 
 def create(options: GenericOptions, context: ModelContext) -> HuggingFaceModel:
-    """The model of a recipe: one that sees, if its config has a tower beside the text.
-
-    Raises:
-        ConfigError: There are options of images for a model that sees none.
-    """
+    """The model of a recipe: one that sees, if its config has a tower beside the text."""
     if _sees(context):
         return GenericVisionModel(options, context)
     if options.image_options:

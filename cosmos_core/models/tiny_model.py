@@ -143,10 +143,6 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
     """Check a small model of the same make, drawn on the CPU, where the model itself is nowhere whole.
 
     If none can be made that transformers' own forward runs on, the model goes unchecked, and a warning says so.
-
-    Raises:
-        ConfigError: The config does not make a model.
-        PluginIncompatibleError: The model cannot be packed.
     """
     trust = blueprint.trust_remote_code
     shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=trust)
@@ -169,11 +165,7 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
 
 
 def check_tiny_model(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None]) -> None:
-    """Let the first process check a small model of the same make; every process of the mesh calls it.
-
-    Raises:
-        PluginIncompatibleError: The check failed; every process says so.
-    """
+    """Let the first process check a small model of the same make; every process of the mesh calls it."""
     channel = open_channel()
     failure: Exception | None = None
     if channel.is_leader:

@@ -31,10 +31,7 @@ _EMPTY: Final = 1
 def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE: any text can be encoded, and decodes to itself.
 
-    Args:
-        corpus: Texts to learn merges from.
-        vocab_size: Most entries, the 256 bytes and three special tokens included.
-        split_digits: Whether each digit stays a token of its own.
+    The vocabulary includes the 256 bytes and three special tokens; split digits stay tokens of their own.
     """
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
@@ -56,11 +53,7 @@ def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool
 
 
 def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """Make what `[model.tokenizer]` asks for.
-
-    Raises:
-        ConfigError: `settings["build"]` is unknown.
-    """
+    """Make what `[model.tokenizer]` asks for."""
     if settings["build"] != "byte-bpe":
         raise ConfigError(f"model.tokenizer.build: {settings['build']!r} is unknown; use 'byte-bpe'")
     return train_byte_bpe(corpus, vocab_size=settings["vocab_size"], split_digits=settings["split_digits"])
@@ -128,12 +121,7 @@ def _first_line(error: BaseException) -> str:
 
 @attrs.frozen(kw_only=True)
 class Guarded:
-    """Words in which marks stand for what spells steering tokens.
-
-    Attributes:
-        texts: The words, in the order given.
-        spelt: What each mark stands for.
-    """
+    """Words in which marks stand for what spells steering tokens, and what each mark stands for."""
 
     texts: tuple[str, ...]
     spelt: Mapping[str, str]
@@ -165,11 +153,7 @@ class Words:
         return found.group() if found else ""
 
     def ids(self, text: str) -> list[int]:
-        """Words alone.
-
-        Raises:
-            DataError: The tokenizer makes a steering token of them all the same.
-        """
+        """Words alone."""
         if not self.spells(text):
             return self._checked(text)
         guarded = self.guarded([text])
@@ -198,9 +182,6 @@ class Words:
         Args:
             text: What a template wrote of guarded words.
             spelt: What each mark stands for.
-
-        Raises:
-            DataError: What a mark stands for cannot be encoded as words.
         """
         if not spelt:
             return self._encoded(text)

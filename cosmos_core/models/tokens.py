@@ -63,9 +63,5 @@ def decided(payload: Payload) -> npt.NDArray[np.bool_]:
 
 
 def view(payload: Payload, name: str) -> npt.NDArray[np.generic]:
-    """A read-only view of the array `name`, in its shape.
-
-    Raises:
-        DataError: See `values`.
-    """
+    """A read-only view of the array `name`, in its shape."""
     return values(payload, name).reshape(payload.arrays[name].shape)

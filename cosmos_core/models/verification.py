@@ -43,11 +43,7 @@ def verify_packing(module: PreTrainedModel, packed_logits: PackedLogits) -> None
 
 
 def check_layers(module: PreTrainedModel) -> None:
-    """Refuse a model with layers that are known not to pack.
-
-    Raises:
-        PluginIncompatibleError: It has some.
-    """
+    """Refuse a model with layers that are known not to pack."""
     foreign = set(getattr(module.config.get_text_config(), "layer_types", None) or ()) - KNOWN_LAYERS
     if foreign:
         raise PluginIncompatibleError(
@@ -73,12 +69,7 @@ def _own_logits(module: PreTrainedModel, ids: torch.Tensor, lengths: Sequence[in
 
 
 def own_logits(module: PreTrainedModel, documents: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Logits [U, V] of transformers' own forward of each document alone.
-
-    Args:
-        module: The model, with packed attention.
-        documents: What its forward takes of each.
-    """
+    """Logits [U, V] of transformers' own forward of each document alone, given as the arguments of that."""
     # Of transformers' attention functions only this one computes soft caps and attention sinks.
     module.set_attn_implementation("eager")
     try:
@@ -88,16 +79,10 @@ def own_logits(module: PreTrainedModel, documents: Sequence[Mapping[str, Any]]) 
 
 
 def compare(module: PreTrainedModel, packed: torch.Tensor, alone: torch.Tensor, advice: str) -> None:
-    """Compare logits of packed documents with those of each alone.
-
-    Args:
-        module: What they are of.
-        packed: [U, V].
-        alone: The same.
-        advice: What to do if they differ.
+    """Compare logits [U, V] of packed documents with those of each alone.
 
     Raises:
-        PluginIncompatibleError: They differ.
+        PluginIncompatibleError: They differ; the message ends in the advice.
     """
     difference = (packed.float() - alone.float()).abs().max().item()
     scale = max(alone.float().abs().max().item(), 1.0)

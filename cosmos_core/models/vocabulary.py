@@ -51,11 +51,7 @@ def total(vocabulary: Vocabulary) -> int:
 
 
 class WholeRows:
-    """Rows that this process has whole.
-
-    Args:
-        logprobs_NV: float32.
-    """
+    """Rows that this process has whole, as log-probabilities in float32."""
 
     def __init__(self, logprobs_NV: torch.Tensor) -> None:
         self._logprobs_NV = logprobs_NV
@@ -80,13 +76,7 @@ class WholeRows:
 
 
 class SplitRows:
-    """Rows of which this process has a part.
-
-    Args:
-        logits_NV: float32, of its tokens.
-        vocabulary: Its tokens.
-        group: The processes.
-    """
+    """Rows of which this process has a part, as float32 logits of its tokens."""
 
     def __init__(self, logits_NV: torch.Tensor, vocabulary: Vocabulary, group: dist.ProcessGroup) -> None:
         highest_N = logits_NV.detach().amax(-1)

@@ -158,11 +158,7 @@ def block_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accumulated gradients of the queries [B, Q, H, D], and of keys and values side by side [B, F, K, E].
 
-    Args:
-        block: What the forward pass was given.
-        grad_BQHD: Gradient of the output of the whole softmax.
-        output_BQHD: That output.
-        lse_BQH: Its log-sum-exp, accumulated.
+    The output, its gradient and its log-sum-exp are those of the whole softmax.
     """
     if not block.query_BQHD.numel():
         accumulated = block.accumulated

@@ -42,12 +42,7 @@ WORTH: Final = 1.1
 
 @attrs.frozen(kw_only=True, eq=False)
 class Swap:
-    """The halves of slices that each process computes.
-
-    Attributes:
-        context: This process's slice.
-        sizes: Units of the first and of the second half of each slice.
-    """
+    """The halves of slices that each process computes; `sizes` counts the units of the halves of each slice."""
 
     context: ContextSlice
     sizes: tuple[int, int]
@@ -112,15 +107,7 @@ class Swap:
 
 
 def install(module: torch.nn.Module, layout: Layout) -> None:
-    """Check that attention of a module can be spread over `cp`; the attention itself is told by each row's packing.
-
-    Args:
-        module: A model of transformers.
-        layout: How it is spread.
-
-    Raises:
-        ConfigError: Heads do not divide, as the method needs.
-    """
+    """Check that attention of a module can be spread over `cp`; the attention itself is told by each row's packing."""
     size = layout.mesh.size("cp")
     if size == 1:
         return
@@ -137,11 +124,7 @@ def install(module: torch.nn.Module, layout: Layout) -> None:
 
 
 def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.Tensor:
-    """The output [U, H, D] of this process's slice.
-
-    Raises:
-        PluginIncompatibleError: The heads of the layer do not divide, as the method needs.
-    """
+    """The output [U, H, D] of this process's slice."""
     context = packing.context
     assert context is not None
     method = context.method

@@ -70,14 +70,7 @@ class Span:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ContextSlice:
-    """The part of a row that this process holds of those that share it: the `place`-th of `size` equal slices.
-
-    Attributes:
-        group: The processes that share the row.
-        place: This one's number.
-        size: Their number.
-        method: How attention reaches over the slices.
-    """
+    """The part of a row that this process holds of those that share it: the `place`-th of `size` equal slices."""
 
     group: dist.ProcessGroup
     place: int

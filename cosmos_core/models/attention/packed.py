@@ -48,23 +48,11 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each document.
+    """Causal attention within each document of the packing, called as transformers calls attention functions.
 
-    Args:
-        module: The attention layer.
-        query: [1, H, U, D].
-        key: [1, K, U, D].
-        value: [1, K, U, D].
-        attention_mask: Always None: the packing says it all.
-        scaling: Factor of the scores.
-        packing: The row's documents.
-        sliding_window: Units that a unit may look back, itself included.
-        softcap: Scores become softcap · tanh(score / softcap).
-        s_aux: [H], the score of each head's attention sink.
-        others: What transformers passes to every attention function.
-
-    Returns:
-        The output [1, U, H, D], and None for the weights.
+    Query [1, H, U, D], key and value [1, K, U, D]; `attention_mask` is always None. `sliding_window` is the number of
+    units that a unit may look back, itself included; scores become softcap · tanh(score / softcap); `s_aux` [H] are the
+    scores of attention sinks. Gives the output [1, U, H, D], and None for the weights.
 
     Raises:
         PluginIncompatibleError: The layer asks for what packed attention does not compute.

@@ -56,14 +56,7 @@ class Merged:
 def sinks_backward(
     sinks_H: torch.Tensor | None, grad_BQHD: torch.Tensor, output_BQHD: torch.Tensor, lse_BQH: torch.Tensor
 ) -> torch.Tensor | None:
-    """Gradient [H] of the sinks' scores.
-
-    Args:
-        sinks_H: The scores.
-        grad_BQHD: Gradient of the output of the whole softmax.
-        output_BQHD: That output.
-        lse_BQH: Its log-sum-exp, the sinks in it.
-    """
+    """Gradient [H] of the sinks' scores; output, its gradient and its log-sum-exp are those of the whole softmax."""
     if sinks_H is None:
         return None
     weights_BQH = (sinks_H.to(lse_BQH.dtype) - lse_BQH).exp()

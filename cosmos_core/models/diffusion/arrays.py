@@ -114,11 +114,7 @@ class Resident:
         return len(self._kept)
 
     def of(self, prompts: Sequence[Payload], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Conditions [S, ...] of some prompts.
-
-        Raises:
-            DataError: The arrays of a payload do not fit the model.
-        """
+        """Conditions [S, ...] of some prompts."""
         if self._at != (device, dtype):
             self._kept.clear()
             self._at = device, dtype

@@ -39,16 +39,7 @@ from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 
 @attrs.frozen(kw_only=True, eq=False)
 class Blueprint:
-    """A model that is to be built.
-
-    Attributes:
-        family: Makes its transformer.
-        config: Arguments of its class.
-        folder: Of the transformer's weights; None to draw them.
-        seed: Of weights that are drawn.
-        dtype: Of the parameters.
-        device: Where they are.
-    """
+    """A transformer that is to be built: with the weights in `folder`, or where that is None with drawn ones."""
 
     family: Family
     config: Mapping[str, Any]
@@ -59,34 +50,20 @@ class Blueprint:
 
 
 def make_shell(family: Family, config: Mapping[str, Any]) -> nn.Module:
-    """The transformer on the meta device, in evaluation mode: nothing is allocated.
-
-    Raises:
-        ConfigError: The config's values do not make a model.
-    """
+    """The transformer on the meta device, in evaluation mode: nothing is allocated."""
     with torch.device("meta"):
         return _made(family, config)
 
 
 def draw(blueprint: Blueprint) -> nn.Module:
-    """All of it with weights drawn from the seed, in float32 on the CPU.
-
-    Raises:
-        ConfigError: The config's values do not make a model.
-    """
+    """All of it with weights drawn from the seed, in float32 on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(blueprint.seed)
         return _made(blueprint.family, blueprint.config)
 
 
 def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
-    """All of it, or this process's part; every process of the mesh calls it.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be used.
-        ConfigError: The config does not make a model, or the layout does not fit it.
-        PluginIncompatibleError: A buffer is in no checkpoint, and the family does not compute it.
-    """
+    """All of it, or this process's part; every process of the mesh calls it."""
     is_drawn_here = blueprint.folder is None and (layout is None or layout.mesh.world_size == 1)
     if is_drawn_here:
         module = _cast(draw(blueprint), blueprint.dtype).to(blueprint.device)
@@ -106,11 +83,7 @@ def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
 
 
 def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
-    """Split a transformer's parameters and change its forwards, in place; the order is that of language models.
-
-    Raises:
-        ConfigError: The layout does not fit it.
-    """
+    """Split a transformer's parameters and change its forwards, in place; the order is that of language models."""
     if layout.float8 != "none":
         raise ConfigError("policy.float8.scaling: world models are not computed in 8 bits; set it to 'none'")
     if layout.cpu_offload and layout.mesh.world_size == 1:
@@ -186,19 +159,11 @@ def facts_of(
     uncounted: tuple[str, ...],
     forward: Callable[[int], None],
 ) -> ModelFacts:
-    """Describe a transformer.
+    """Describe a transformer on meta, which is of no use afterwards.
 
-    Args:
-        shell: On meta; it is of no use afterwards.
-        layers: Name of the list of its blocks.
-        heads: Attention heads of each.
-        hidden_size: Width between blocks.
-        num_tokens: Tokens of what the recipe has it generate.
-        latent_size: Values of its latents.
-        num_regressions: Decisions drawn of a demonstration.
-        absent: What is missing of a checkpoint; empty if nothing is.
-        uncounted: What its processes hold besides.
-        forward: Calls the shell for so many decisions.
+    `layers` is the name of the list of its blocks, `num_regressions` the number of decisions drawn of a demonstration;
+    `absent` says what is missing of a checkpoint, if anything is, and `uncounted` what its processes hold besides.
+    `forward` calls the shell for so many decisions.
     """
     architecture = type(shell).__name__
     whole = _parts(shell, layers)

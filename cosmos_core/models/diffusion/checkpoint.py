@@ -37,23 +37,13 @@ _OWN_KEYS: Final = ("_class_name", "_diffusers_version", "_name_or_path")
 
 
 def folder_of(path: str, revision: str | None) -> Path:
-    """The folder of a checkpoint; of one on the hub what describes it is fetched, and no weights.
-
-    Raises:
-        CheckpointError: It cannot be fetched.
-        ConfigError: It is no folder, and cannot be a name on the hub.
-    """
+    """The folder of a checkpoint; of one on the hub what describes it is fetched, and no weights."""
     require_folder(path)
     return Path(path) if Path(path).is_dir() else streaming.fetched(path, _DESCRIPTIONS, revision)
 
 
 def fetched(path: str, revision: str | None, part: str | None) -> Path:
-    """The folder of a part of a checkpoint, weights included; of all of it for None.
-
-    Raises:
-        CheckpointError: It cannot be fetched.
-        ConfigError: It is no folder, and cannot be a name on the hub.
-    """
+    """The folder of a part of a checkpoint, weights included; of all of it for None."""
     folder = folder_of(path, revision)
     if not Path(path).is_dir():
         wanted = [*_DESCRIPTIONS, "*.safetensors"]
@@ -77,11 +67,7 @@ def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """The config of a component.
-
-    Raises:
-        ConfigError: There is none, or it cannot be read.
-    """
+    """The config of a component."""
     path = folder / CONFIG
     try:
         found = json.loads(path.read_text())
@@ -93,12 +79,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 
 def check_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[str, Any]:
-    """The arguments with which a class of diffusers is made.
-
-    Args:
-        config: As a recipe or a checkpoint has it.
-        made: The class.
-        key: Of what is wrong, such as `model.config`.
+    """The arguments with which a class of diffusers is made, of a config that errors call `key`.
 
     Raises:
         ConfigError: It is of another class, or has an unknown key.
@@ -148,11 +129,7 @@ class StreamedTransformer:
             _check(name, stored[name], tuple(tensor.shape), type(module).__name__)
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies.
-
-        Raises:
-            CheckpointError: The file cannot be read.
-        """
+        """The part of a tensor where a share lies."""
         return self._files.read(name, share.index)
 
 
@@ -174,13 +151,10 @@ _WEIGHTS: Final = ".safetensors"
 
 
 def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
-    """Write it; every process that holds a part of the module calls it, and the first one writes.
+    """Write a transformer and its config, which names its class, into a folder of their own.
 
-    Args:
-        module: This process's part.
-        config: Of the transformer, with the name of its class.
-        directory: Where to.
-        source: The checkpoint whose other parts belong to it; None where there is none.
+    Every process that holds a part of the module calls it, and the first one writes. The other parts come from the
+    checkpoint at `source`, if there is one.
 
     Raises:
         CheckpointError: The first process failed, with whatever; all of them say so.

@@ -32,13 +32,7 @@ from cosmos_core.protocols import Layout
 
 @attrs.frozen(kw_only=True, eq=False)
 class TokenSlices:
-    """The slice of the tokens that each process of `cp` has.
-
-    Attributes:
-        group: The processes that share them.
-        place: This process's.
-        size: How many processes.
-    """
+    """The slice of the tokens that each process of `cp` has: this one's is the `place`-th of `size`."""
 
     group: dist.ProcessGroup
     place: int

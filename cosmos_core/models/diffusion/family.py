@@ -57,20 +57,12 @@ class Family(ABC):
 
     @property
     def transformer(self) -> type[nn.Module]:
-        """The class of the transformer.
-
-        Raises:
-            ConfigError: The diffusers that is installed has none of that name.
-        """
+        """The class of the transformer."""
         return _class_named(self.transformer_class)
 
     @property
     def autoencoder(self) -> type[nn.Module]:
-        """The class of the autoencoder.
-
-        Raises:
-            ConfigError: Likewise.
-        """
+        """The class of the autoencoder."""
         return _class_named(self.autoencoder_class)
 
     @property
@@ -149,11 +141,7 @@ class Family(ABC):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Arguments of the transformer's class.
-
-        Raises:
-            ConfigError: There are none, they are unusable, or of another class.
-        """
+        """Arguments of the transformer's class."""
         if self._config is None:
             if self.context.config is not None:
                 raw, key = self.context.config, "model.config"
@@ -167,12 +155,7 @@ class Family(ABC):
 
     @property
     def folder(self) -> Path:
-        """Of the checkpoint, with its configs and tokenizers; of one on the hub the weights may not be there yet.
-
-        Raises:
-            ConfigError: The recipe names none, or it is not there.
-            CheckpointError: It cannot be fetched.
-        """
+        """Of the checkpoint, with its configs and tokenizers; of one on the hub the weights may not be there yet."""
         if self._folder is None:
             if self.context.path is None:
                 raise ConfigError("model.path: the recipe names no checkpoint, so there are none of its other parts")
@@ -184,11 +167,7 @@ class Family(ABC):
         return self.context.path is not None and (self.folder / name).is_dir()
 
     def component(self, name: str | None) -> Path:
-        """Folder of a part of the checkpoint with its weights; of all parts for None.
-
-        Raises:
-            CheckpointError: It cannot be fetched.
-        """
+        """Folder of a part of the checkpoint with its weights; of all parts for None."""
         assert self.context.path is not None
         return checkpoint.fetched(self.context.path, self.options.revision, name)
 

@@ -40,16 +40,7 @@ def frames_of(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def fitted(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Frames scaled until they cover a size, and cut to it around their middle.
-
-    Args:
-        frames: uint8 [F, h, w, 3].
-        height: Of the result.
-        width: Of the result.
-
-    Returns:
-        uint8 [F, height, width, 3].
-    """
+    """Frames [F, h, w, 3] scaled until they cover a size, and cut to it around their middle, uint8."""
     if frames.shape[1:3] == (height, width):
         return frames
     scale = max(height / frames.shape[1], width / frames.shape[2])
@@ -71,12 +62,7 @@ _HEAD: Final = 16
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Limits of what is read.
-
-    Attributes:
-        num_bytes: Of a file.
-        num_pixels: Of a frame.
-    """
+    """Limits of what is read: bytes of a file, pixels of a frame."""
 
     num_bytes: int
     num_pixels: int

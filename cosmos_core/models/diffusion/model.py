@@ -51,19 +51,11 @@ class DiffusionModel(Family):
         self._negative_placed: torch.Tensor | None = None
 
     def encode(self, prompt: Prompt) -> Payload:
-        """The embedding of the caption, and what the family adds.
-
-        Raises:
-            DataError: The prompt cannot be encoded.
-        """
+        """The embedding of the caption, and what the family adds."""
         return payload_of({TEXT: self.rows.embedding(prompt), **self.condition(prompt)})
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The conditioning, and the demonstrated video as latents in `sample`; frames that are given are as given.
-
-        Raises:
-            DataError: The prompt has no demonstration, or it cannot be read, is too short, or is larger than a limit.
-        """
+        """The conditioning, and the demonstrated video as latents in `sample`; frames that are given are as given."""
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration: the location of a video to imitate")
         payload = self.encode(prompt)
@@ -76,11 +68,7 @@ class DiffusionModel(Family):
         return with_tensors(payload, {"sample": sample})
 
     def vet(self, prompt: Prompt) -> None:
-        """Read a row's demonstration as training does, but do not encode it (see `protocols.reward.Vetting`).
-
-        Raises:
-            DataError: It cannot be read, is too short, or is larger than a limit.
-        """
+        """Read a row's demonstration as training does, but do not encode it (see `protocols.reward.Vetting`)."""
         if prompt.demonstration is not None:
             self.rows.read_pixels(prompt.demonstration, self.options.num_frames)
 
@@ -111,11 +99,7 @@ class DiffusionModel(Family):
         return payload_of({TEXT: torch.zeros(1, self.text_width)})
 
     def latent_spec(self, prompt: Payload) -> LatentSpec:
-        """The latents to denoise.
-
-        Raises:
-            DataError: The arrays of the payload do not fit the model.
-        """
+        """The latents to denoise."""
         shape = self.shape
         if not has(prompt, GIVEN):
             return LatentSpec(shape=shape)
@@ -129,11 +113,7 @@ class DiffusionModel(Family):
         return self.rows.negative_text()
 
     def facts(self) -> ModelFacts:
-        """Describe the model without building weights; those of a checkpoint on this machine are looked through.
-
-        Raises:
-            CosmosError: The config makes no model, or the checkpoint is missing files, truncated or of another model.
-        """
+        """Describe the model without building weights; those of a checkpoint on this machine are looked through."""
         shell = building.make_shell(self, self.config)
         absent = ""
         if self.context.path is not None and Path(self.context.path).is_dir():
@@ -183,11 +163,7 @@ class DiffusionModel(Family):
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
     ) -> torch.nn.Module:
-        """Make the transformer, in evaluation mode.
-
-        Raises:
-            CosmosError: A checkpoint is missing, truncated or of another architecture, or the layout does not fit.
-        """
+        """Make the transformer, in evaluation mode."""
         blueprint = building.Blueprint(
             family=self,
             config=self.config,
@@ -207,11 +183,7 @@ class DiffusionModel(Family):
         multiple: int = 1,  # noqa: ARG002 - `cp` splits tokens of latents, not decisions
         is_uniform: bool = False,  # noqa: ARG002 - there are no pipelines
     ) -> list[MicroBatch]:
-        """Micro-batches of at most `budget` decisions, in order (see `packing.pack`); nothing is padded.
-
-        Raises:
-            DataError: A payload has no decisions that could be evaluated.
-        """
+        """Micro-batches of at most `budget` decisions, in order (see `packing.pack`); nothing is padded."""
         shapes = [self.latent_spec(payload).shape for payload in payloads]
         return packing.pack(payloads, shapes, self.conditioning, budget=budget, neutral_guidance=self.neutral_guidance)
 
@@ -272,20 +244,13 @@ class DiffusionModel(Family):
 
         Of a model from a config alone there is the transformer's folder, which its class loads, and an index that names
         nothing else.
-
-        Raises:
-            CheckpointError: It cannot be written; every process says so.
         """
         source = None if self.context.path is None else self.component(None)
         written = {"_class_name": self.transformer.__name__, "_diffusers_version": version("diffusers"), **self.config}
         export_transformer(module, written, directory, source)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:  # noqa: ARG002 - of the protocol
-        """Nothing can be made.
-
-        Raises:
-            ConfigError: Always: a world model has no tokenizer of its own.
-        """
+        """Refuse: a world model has no tokenizer of its own."""
         raise ConfigError("model.tokenizer: a world model takes its checkpoint's text encoder, or model.options.text")
 
     def velocity(

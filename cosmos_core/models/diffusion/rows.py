@@ -88,11 +88,7 @@ class RowReader:
         self._negative: torch.Tensor | None = None
 
     def read_pixels(self, location: str, num_frames: int, *, from_end: bool = False) -> torch.Tensor:
-        """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated.
-
-        Raises:
-            DataError: It cannot be read, is too short, or is larger than a limit.
-        """
+        """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated."""
         options = self._family.options
         limits = Limits(num_bytes=options.max_media_bytes, num_pixels=options.max_media_pixels)
         size = options.height, options.width
@@ -138,11 +134,7 @@ class RowReader:
         return end == "end"
 
     def num_given(self, prompt: Prompt) -> int:
-        """The number of frames that a row gives by its metadata; 0 if it does not say.
-
-        Raises:
-            DataError: It is no number of frames that the autoencoder takes.
-        """
+        """The number of frames that a row gives by its metadata; 0 if it does not say."""
         number, most = prompt.metadata.get(_NUM_GIVEN, 0), self._family.options.num_frames
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < most:
             raise DataError(
@@ -154,11 +146,7 @@ class RowReader:
         return number
 
     def embedding(self, prompt: Prompt) -> torch.Tensor:
-        """float32 [L, E], of a row's caption.
-
-        Raises:
-            DataError: It cannot be encoded.
-        """
+        """float32 [L, E], of a row's caption."""
         if not isinstance(prompt.text, str):
             raise DataError("the row's text is a chat, and a world model takes a caption: plain text")
         location = prompt.metadata.get(METADATA)
@@ -172,22 +160,14 @@ class RowReader:
         return self._family.encode_words(words)
 
     def filled(self, text_LE: torch.Tensor) -> torch.Tensor:
-        """An embedding with rows of zeros up to `text_length`.
-
-        Raises:
-            DataError: It is longer.
-        """
+        """An embedding with rows of zeros up to `text_length`."""
         length = self._family.options.text_length
         if len(text_LE) > length:
             raise DataError(f"a text of {len(text_LE)} tokens, and model.options.text_length is {length}")
         return nn.functional.pad(text_LE, (0, 0, 0, length - len(text_LE)))
 
     def negative_text(self) -> torch.Tensor:
-        """float32 [L, E], what guidance leads away from.
-
-        Raises:
-            DataError: It cannot be encoded.
-        """
+        """float32 [L, E], what guidance leads away from."""
         if self._negative is None:
             location = self._family.options.negative_embedding
             if location is not None:

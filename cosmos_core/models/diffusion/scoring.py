@@ -110,16 +110,10 @@ def decided_of(
     comparison: Comparison | None,
     other: Mapping[str, torch.Tensor] | None,
 ) -> Decided:
-    """Score decisions by their velocities.
+    """Score decisions by their velocities, float32 [N, C, T, H, W].
 
-    Args:
-        decisions: The decisions.
-        velocity_N: float32 [N, C, T, H, W].
-        with_entropy: Whether to give the entropy.
-        prediction_for: Whether to give the velocities, for a comparison with them: on the CPU, as those of a whole
-            step are kept, of which each is as large as a video's latents.
-        comparison: What to compare with those of another model,
-        other: and these.
+    With `prediction_for` the velocities are given, too: on the CPU, as those of a whole step are kept, of which each is
+    as large as a video's latents. `comparison` and `other` are what to compare with those of another model.
     """
     divergence_N, blended = None, None
     if comparison is not None:

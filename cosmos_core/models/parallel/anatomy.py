@@ -20,12 +20,7 @@ AFTER: Final = "head"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Anatomy:
-    """Where the layers of a model are.
-
-    Attributes:
-        name: Of the list of layers in the module.
-        layers: The layers.
-    """
+    """The layers of a model, and the name of their list in the module."""
 
     name: str
     layers: nn.ModuleList
@@ -61,14 +56,10 @@ def parts_of(
     is_expert: Callable[[str], bool],
     heads: Mapping[str, int],
 ) -> list[ModelPart]:
-    """The parts without what they keep.
+    """The parts of a module on the meta device, without what they keep.
 
-    Args:
-        module: On the meta device.
-        anatomy: Its layers.
-        is_split: Whether `tp` splits the parameter of a name.
-        is_expert: Whether the parameter of a name is of experts.
-        heads: For names of parameters that `tp` splits only if it divides their heads, the number of these.
+    `is_split` and `is_expert` are asked for names of parameters; `heads` counts the heads of those parameters that `tp`
+    splits only if it divides their number.
     """
     inside = f"{anatomy.name}."
     named = [pair for pair in module.named_parameters() if not pair[0].startswith(inside)]

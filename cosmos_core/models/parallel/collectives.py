@@ -59,11 +59,7 @@ def all_to_all(
 ) -> torch.Tensor:
     """Send a part of the first dimension to each process; the backward pass sends the gradients back.
 
-    Args:
-        tensor: Parts for the group's processes in their order, along dimension 0.
-        group: The processes.
-        receive: Rows from each process; None: equal parts.
-        send: Rows to each process; None: equal parts.
+    `receive` and `send` are the rows of each process, in their order; None: equal parts.
     """
     return tensor if group is None else _call(_AllToAll, tensor, group, receive, send)
 

@@ -59,14 +59,7 @@ def is_experts(module: nn.Module) -> bool:
 def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group: Group) -> None:
     """Keep this process's experts of a module, and send tokens to where theirs are.
 
-    Args:
-        module: The experts, on any device.
-        name: Its name, for errors.
-        axis: The `ep` axis.
-        tensor_group: The processes of `tp`, which hold the same tokens; None for one.
-
-    Raises:
-        ConfigError: The axis does not divide the experts.
+    The processes of `tensor_group` hold the same tokens; `name` is the module's, for errors.
     """
     count = _num_experts(module)
     if count % axis.size():

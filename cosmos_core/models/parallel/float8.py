@@ -56,9 +56,7 @@ class Quantised(NamedTuple):
 def compute_in_float8(linear: nn.Linear, scaling: Scaling) -> None:
     """Make a linear layer's forward and backward multiply 8-bit numbers; its parameters stay as they are.
 
-    Args:
-        linear: Any weight that it is called with is taken, so tensor parallel styles go round this.
-        scaling: Of every operand.
+    Any weight that it is called with is taken, so tensor parallel styles go round this.
     """
 
     def around(inner: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,13 +78,9 @@ def compute_in_float8(linear: nn.Linear, scaling: Scaling) -> None:
 def quantise(
     tensor_RK: torch.Tensor, dtype: torch.dtype, scaling: Scaling, group: dist.ProcessGroup | None = None
 ) -> Quantised:
-    """An operand in 8 bits; what is not finite makes what it touches not a number.
+    """An operand [R, K] in 8 bits; what is not finite makes what it touches not a number.
 
-    Args:
-        tensor_RK: The operand; a product sums over its last dimension.
-        dtype: The format.
-        scaling: One scale, or one a row.
-        group: Processes that hold the other parts of what a scale is for.
+    A product sums over the last dimension. `group` holds the other parts of what a scale is for.
     """
     size = tensor_RK.abs()
     largest = (size.amax(dim=1, keepdim=True) if scaling == "rowwise" else size.amax()).float()
@@ -99,14 +93,9 @@ def quantise(
 
 
 def multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> torch.Tensor:
-    """`left @ right.T`, summed in float32.
+    """`left @ right.T` of [M, K] and [N, K], summed in float32.
 
     A CPU multiplies the same 8-bit numbers as float32: its kernel for 8 bits is slower by orders of magnitude.
-
-    Args:
-        left: [M, K].
-        right: [N, K].
-        dtype: Of the result.
     """
     if left.values_RK.device.type == "cpu":
         with torch.autocast("cpu", enabled=False):
@@ -224,11 +213,7 @@ def install_float8(module: PreTrainedModel, layout: Layout) -> None:
 
 
 def check_float8(module: PreTrainedModel, layout: Layout, device: torch.device) -> None:
-    """Refuse what cannot be computed in 8 bits, before anything is built.
-
-    Raises:
-        ConfigError: The device has no such products, no layer is left, or what is to be skipped is not there.
-    """
+    """Refuse what cannot be computed in 8 bits, before anything is built."""
     if layout.float8 == "none":
         return
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY[layout.float8]:
@@ -257,13 +242,7 @@ def candidates(module: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
-    """Faults of `policy.float8.skip`: a part of no name, or of so many that no layer is left.
-
-    Args:
-        skip: Parts of names of layers that shall not compute in 8 bits.
-        names: Of the layers that can.
-        architecture: Of the model, for people.
-    """
+    """Faults of `policy.float8.skip`: a part of no name, or of so many that no layer is left."""
     known = {part for name in names for part in name.split(".") if not part.isdecimal()}
     for wanted in skip:
         if not any(wanted in name for name in names):

@@ -70,11 +70,8 @@ _LAYOUT: Final = "_cosmos_layout"
 def root(module: nn.Module, layout: Layout, beside: Sequence[nn.Module] = ()) -> None:
     """Let `within` run inside the module's forward; remember the layout.
 
-    Args:
-        module: The root.
-        layout: What it was parallelized with.
-        beside: Parts that some forwards do not call, such as a vision tower where there is no image. They get a
-            gradient of zeros then: processes reduce gradients together, so each has to have the same ones.
+    Parts `beside` are some that not every forward calls, such as a vision tower where there is no image. They get a
+    gradient of zeros then: processes reduce gradients together, so each has to have the same ones.
     """
 
     def around(inner: Callable[..., Any], *args: Any, evaluate: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -98,11 +95,9 @@ def layout_of(module: nn.Module) -> Layout | None:
 
 
 def within(module: nn.Module, body: Callable[[], Result]) -> Result:
-    """Call `body` inside the module's forward, so that the hooks round it apply.
+    """Call `body` inside the module's forward, so that the hooks round it apply; of a plain module this is `body()`.
 
-    Args:
-        module: A parallelized module, or a plain one, for which this is `body()`.
-        body: Gives a tree of tensors.
+    The body gives tensors in plain containers: FSDP finds no others.
     """
     if layout_of(module) is None:
         return body()

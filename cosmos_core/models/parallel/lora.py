@@ -49,11 +49,7 @@ ALL_LINEAR: Final = "all-linear"
 
 
 def check_adapted(layers: Iterable[nn.Module], model: str, lora: Lora) -> None:
-    """Refuse what names no layer, and say what is adapted.
-
-    Raises:
-        ConfigError: A name is of no linear layer of these.
-    """
+    """Refuse what names no layer, and say what is adapted."""
     linear = [
         (name, child) for layer in layers for name, child in layer.named_modules() if isinstance(child, nn.Linear)
     ]

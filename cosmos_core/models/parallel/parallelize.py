@@ -173,11 +173,7 @@ def _note_heads(layer: nn.Module, config: PretrainedConfig) -> None:
 
 
 def _localize_heads(layer: nn.Module, name: str, styles: Styles, config: PretrainedConfig, size: int) -> None:
-    """Tell attention modules how many heads they have here.
-
-    Raises:
-        ConfigError: `tp` does not divide the heads.
-    """
+    """Tell attention modules how many heads they have here."""
     for part, attention in layer.named_modules():
         children = dict(attention.named_children())
         if not any(key in QUERIES and styles[child] == "colwise" for key, child in children.items()):
@@ -248,15 +244,9 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _split_layers(layers: Sequence[nn.Module], gathered: Callable[[nn.Module], bool], group: dist.ProcessGroup) -> None:
-    """Hold a part of the sequence from before the first layer to after the last one.
+    """Hold a part of the sequence from before the first layer to after the last one; styles are applied already.
 
-    Args:
-        layers: The decoder layers that this process has, in order; tensor parallel styles are applied already.
-        gathered: Whether a child of a layer is tensor parallel throughout, with styles applied for a gathered block.
-        group: The processes of `tp`.
-
-    Raises:
-        PluginIncompatibleError: A layer mixes positions outside its blocks.
+    `gathered` tells whether a child of a layer is tensor parallel throughout.
     """
     for layer in layers:
         _split_children(layer, gathered, group)

@@ -41,12 +41,7 @@ SAVED: Final = frozenset(
 
 
 def recompute_layer(layer: nn.Module, what: Recompute) -> None:
-    """Make the layer's backward pass recompute its forward, with the same bits.
-
-    Args:
-        layer: A layer whose forward draws nothing random.
-        what: `full`: all of it; `selective`: all but matrix products and attention; `none`.
-    """
+    """Make the backward pass of a layer that draws nothing random recompute its forward, with the same bits."""
     if what == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}

@@ -29,12 +29,7 @@ def shard(
 ) -> None:
     """Shard a module: experts, each layer, the embedding, and the rest as one, which is gathered throughout.
 
-    Args:
-        root: The module whose forward is called.
-        layers: Its layers.
-        experts: Modules whose weights are spread over `ep`.
-        embedding: The embedding, if it shares no weights with another module.
-        layout: The processes and the precision.
+    The embedding is None where it shares weights with another module.
 
     Raises:
         ConfigError: Weights shall stay in CPU memory, and there is no accelerator.

@@ -209,13 +209,9 @@ def _canonical_names(module: nn.Module) -> dict[str, str]:
 
 
 def stage_indices(*, size: int, place: int, per_process: int, is_v_shaped: bool) -> tuple[int, ...]:
-    """The stages of one process, in the order of the model.
+    """The stages of the process at a place of the pipeline, in the order of the model.
 
-    Args:
-        size: Processes of the pipeline.
-        place: Place of the process among them.
-        per_process: Stages of each.
-        is_v_shaped: Whether the order of processes turns round after each pass, instead of starting anew.
+    V-shaped, the order of processes turns round after each pass, instead of starting anew.
     """
     return tuple(turn * size + (size - 1 - place if is_v_shaped and turn % 2 else place) for turn in range(per_process))
 
@@ -224,9 +220,6 @@ def layer_spans(num_layers: int, num_stages: int) -> list[range]:
     """The layers of each stage, as even as can be.
 
     What does not divide goes to stages in the middle first: the first has the embedding, the last the output layer.
-
-    Raises:
-        ConfigError: There are more stages than layers.
     """
     if num_layers < num_stages:
         raise ConfigError(
@@ -248,13 +241,8 @@ def leading_problems(
 ) -> Iterator[str]:
     """Why the first stage cannot add something to the results of leading layers, as some models do.
 
-    Args:
-        architecture: Of the model, for people.
-        num_leading: Layers to whose results it adds something (see `ModelFacts.num_leading_layers`).
-        num_layers: Layers of the model.
-        num_stages: Stages, at most as many as layers.
-        is_split: Whether the sequence is split over `tp` between layers: behind its last one a stage has all of it, so
-            that it needs one layer more.
+    Where the sequence is split over `tp` between layers, a stage has all of it behind its last one, so that it needs
+    one layer more.
     """
     if not num_leading:
         return

@@ -115,11 +115,7 @@ def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> None:
-    """Split a module's parameters over the axis, and make its forward right for them.
-
-    Raises:
-        ConfigError: The axis does not divide what it splits.
-    """
+    """Split a module's parameters over the axis, and make its forward right for them."""
     _APPLY[style](module, name, axis)
     module.__dict__[_APPLIED] = Applied(style=style, axis=axis)
 
@@ -136,13 +132,7 @@ def split_parameter(
 ) -> None:
     """Make a parameter a DTensor split along `dim`; one shared with another module is split once.
 
-    Args:
-        module: Holds the parameter.
-        key: Its name there.
-        name: The module's name, for errors.
-        dim: What is split.
-        mesh: The axis.
-        is_uneven: Whether the last part may be smaller, though not empty.
+    If `is_uneven`, the last part may be smaller, though not empty. `name` is the module's, for errors.
 
     Raises:
         ConfigError: The axis does not divide its size, or a process would have nothing.

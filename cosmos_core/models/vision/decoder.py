@@ -52,12 +52,7 @@ class DecoderInputs:
     deeper_KD: tuple[torch.Tensor, ...] = ()
 
     def part(self, bounds: tuple[int, int], sequence_group: dist.ProcessGroup | None) -> dict[str, Any]:
-        """Keyword arguments of the decoder for this process's slice.
-
-        Args:
-            bounds: Of the slice in the row.
-            sequence_group: The processes that split the slice between the decoder's layers, if any do.
-        """
+        """Keyword arguments of the decoder for this process's slice; `sequence_group` may split it between layers."""
         start, stop = bounds
         entered_UD = self.embeddings_RD[start:stop]
         if not self.deeper_KD:
@@ -112,11 +107,7 @@ def decoder_inputs(
 
 
 def per_unit(entry: Mapping[str, Any], name: str) -> dict[str, torch.Tensor]:
-    """The result of `DecoderInputs.part` for a row of U units, as [U, D] each: text adds nothing to deeper layers.
-
-    Raises:
-        PluginIncompatibleError: The decoder is given something else, too.
-    """
+    """The result of `DecoderInputs.part` for a row of U units, as [U, D] each: text adds nothing to deeper layers."""
     if foreign := entry.keys() - {EMBEDDINGS, _MASK, _DEEPER}:
         raise PluginIncompatibleError(
             f"{name} gives its backbone {', '.join(sorted(foreign))} besides embeddings: it must override per_unit and "

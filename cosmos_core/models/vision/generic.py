@@ -47,15 +47,7 @@ class GenericOptions(HuggingFaceOptions):
 
 
 class ProcessorTextEncoder(TextEncoder):
-    """Encodes texts with the chat template of a processor, which takes turns as lists of parts.
-
-    Args:
-        options: Of the recipe.
-        context: Where the tokenizer is.
-        chat: How the family writes chats.
-        load: Gives the tokenizer.
-        processor: Gives the checkpoint's processor; None where there is none.
-    """
+    """Encodes texts with the chat template of a processor, which takes turns as lists of parts."""
 
     def __init__(
         self,
@@ -120,20 +112,11 @@ class GenericVisionModel(VisionLanguageModel):
             self.__dict__.pop(name, None)
 
     def encode(self, prompt: Prompt) -> Payload:
-        """The prompt with placeholders for its images, and what the processor makes of those.
-
-        Raises:
-            DataError: The prompt cannot be encoded, or its media cannot be read.
-            PluginIncompatibleError: What the model sees cannot be packed.
-        """
+        """The prompt with placeholders for its images, and what the processor makes of those."""
         return self._encoded(prompt, None)
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """The same, with its demonstration (see `HuggingFaceModel.encode_demonstration`).
-
-        Raises:
-            CosmosError: See `encode`; and the prompt has no demonstration.
-        """
+        """The same, with its demonstration (see `HuggingFaceModel.encode_demonstration`)."""
         return self._encoded(prompt, self.text.demonstration_ids(prompt))
 
     def pack(
@@ -174,11 +157,7 @@ class GenericVisionModel(VisionLanguageModel):
 
     @cached_property
     def _processor(self) -> Processor | None:
-        """Of the checkpoint; None where there is none: text needs none.
-
-        Raises:
-            DataError: It cannot be read.
-        """
+        """Of the checkpoint; None where there is none: text needs none."""
         path = self._processor_path
         if path is None or not is_there(path):
             return None
@@ -187,12 +166,7 @@ class GenericVisionModel(VisionLanguageModel):
 
     @cached_property
     def _checked_processor(self) -> Processor:
-        """The processor, once a small model has shown that what it makes can be packed.
-
-        Raises:
-            ConfigError: There is none.
-            PluginIncompatibleError: It cannot.
-        """
+        """The processor, once a small model has shown that what it makes can be packed."""
         processor = self._processor
         if processor is None:
             raise ConfigError(

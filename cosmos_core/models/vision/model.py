@@ -66,11 +66,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return text
 
     def condition(self, prompt: Payload) -> Conditioning | None:
-        """Lay out a prompt that shows something (see `cosmos_core.protocols.vision.Conditioned`).
-
-        Raises:
-            DataError: The arrays of the payload do not fit its prompt, or are not of the family.
-        """
+        """Lay out a prompt that shows something (see `cosmos_core.protocols.vision.Conditioned`)."""
         more = prompt.arrays.keys() - {"prompt"}
         if foreign := sorted(name for name in more if not self.is_media(name)):
             raise DataError(f"{type(self).__name__} has no use for the prompt's {', '.join(foreign)}")
@@ -125,11 +121,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return config
 
     def resolved_config(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> PretrainedConfig:
-        """A recipe's config; what it leaves to the tokenizer stands in its `text_config`.
-
-        Raises:
-            ConfigError: It has an unknown key.
-        """
+        """A recipe's config; what it leaves to the tokenizer stands in its `text_config`."""
         _check_parts(config)
         ids = {name: made.convert_tokens_to_ids(token) for token, name in self.special_tokens.items() if name}
         text = {**tokenizer_defaults(made), **dict(config.get("text_config") or {})}

@@ -39,11 +39,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 def find_joins(first: Arrays, second: Arrays, both: Arrays, name: str) -> Mapping[str, int]:
     """The dim along which each array is joined; in the others, smaller ones are filled up with zeros at the end.
 
-    Args:
-        first: Of one image.
-        second: Of another, of another size.
-        both: Of a text with the first and then the second.
-        name: Of the processor, for errors.
+    They are told from the arrays of one image, of another of another size, and of both in one text.
 
     Raises:
         PluginIncompatibleError: An array of the two is not that of each, joined.
@@ -113,11 +109,7 @@ class Processor:
     def load(
         path: str, config: PretrainedConfig, settings: Mapping[str, JSON], *, trust_remote_code: bool
     ) -> Processor:
-        """The processor of a checkpoint.
-
-        Raises:
-            DataError: There is none, or it cannot be read.
-        """
+        """The processor of a checkpoint."""
         try:
             own = _load(path, config, trust_remote_code=trust_remote_code)
         except LIBRARY_ERRORS as error:
@@ -141,11 +133,7 @@ class Processor:
 
     @cached_property
     def joins(self) -> Mapping[str, int]:
-        """The dim along which each array is joined in a row.
-
-        Raises:
-            PluginIncompatibleError: One cannot be.
-        """
+        """The dim along which each array is joined in a row."""
         images = example_images()
         first, second, both = (
             self(self.image_token * len(shown), shown).arrays for shown in ([images[0]], [images[1]], images)
@@ -153,11 +141,7 @@ class Processor:
         return find_joins(first, second, both, type(self.own).__name__)
 
     def __call__(self, text: str, images: Sequence[Image.Image], *, add_special_tokens: bool = False) -> Processed:
-        """Process a text with its images.
-
-        Raises:
-            DataError: They do not fit together, or the processor fails.
-        """
+        """Process a text with its images."""
         found = text.count(self.image_token)
         if found != len(images):
             raise DataError(

@@ -55,15 +55,10 @@ class OwnPositions:
         return len(self.of(none, none))
 
     def of(self, tokens_U: torch.Tensor, kinds_U: torch.Tensor, **given: Any) -> torch.Tensor:
-        """int64 [A, U].
-
-        Args:
-            tokens_U: int64, the sequence.
-            kinds_U: int64, 0 for text, 1 for images, 2 for videos.
-            given: What the model takes of the images and videos; what it has no use for here is left out.
+        """Positions int64 [A, U] of a sequence; its kinds are 0 for text, 1 for images, 2 for videos.
 
         Raises:
-            DataError: These do not fit the kinds.
+            DataError: What the model is given of the images and videos does not fit the kinds.
         """
         known = {name: value for name, value in given.items() if name in self._takes}
         try:

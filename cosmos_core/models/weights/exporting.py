@@ -38,12 +38,7 @@ ADAPTER: Final = "adapter"
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """Tensors of the model that become tensors of the checkpoint together.
-
-    Attributes:
-        names: In the model.
-        sizes: Bytes of each tensor of the checkpoint, by its name there.
-    """
+    """Tensors of the model that become tensors of the checkpoint together; `sizes` are bytes, by the names there."""
 
     names: tuple[str, ...]
     sizes: Mapping[str, int]
@@ -54,12 +49,7 @@ def export_parts(
 ) -> None:
     """Write the weights and the config; every process of the mesh calls it, and the first one writes.
 
-    Args:
-        module: This process's part.
-        shell: The whole model, on meta: it knows the checkpoint's names.
-        directory: Where to.
-        channel: Between all processes.
-        file_bytes: Largest file.
+    The shell is the whole model, on meta: it knows the checkpoint's names.
 
     Raises:
         CheckpointError: The first process failed, with whatever; all of them say so.
@@ -84,18 +74,7 @@ def export_parts(
 def write_gathered(
     state: Mapping[str, torch.Tensor], directory: Path, channel: Channel, *, stem: str, file_bytes: int = FILE_BYTES
 ) -> None:
-    """Write tensors under their own names; every process of the mesh calls it, and the first one writes.
-
-    Args:
-        state: What this process holds of each.
-        directory: Where to.
-        channel: Between all processes.
-        stem: What the files are called after.
-        file_bytes: Largest file.
-
-    Raises:
-        CheckpointError: The first process failed, with whatever; all of them say so.
-    """
+    """Write tensors under their own names, into files called after `stem`; who writes is as in `export_parts`."""
     shares = local_shards(state)
     places = shard_owners(shares, channel.exchange)
     pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
@@ -137,11 +116,7 @@ def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: It
 
 
 def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
-    """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none.
-
-    Raises:
-        CheckpointError: The first process failed, with whatever; all of them say so.
-    """
+    """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none."""
     shares = local_shards({name: each for name, each in module.state_dict().items() if is_adapter(name)})
     places = shard_owners(shares, channel.exchange)
     pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())

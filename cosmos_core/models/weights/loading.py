@@ -31,24 +31,14 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 
 @attrs.frozen(kw_only=True)
 class Stored:
-    """A tensor in a file.
-
-    Attributes:
-        file: The file.
-        shape: Its shape.
-        dtype: The format's name of its dtype, such as `BF16`.
-    """
+    """A tensor in a file, with the format's name of its dtype, such as `BF16`."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
 
     def check_float(self, name: str) -> None:
-        """Refuse what is no weight.
-
-        Raises:
-            CheckpointError: It holds no floats.
-        """
+        """Refuse what is no weight."""
         if self.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{self.file}: {name} has dtype {self.dtype}, and weights are one of {', '.join(sorted(_FLOATS))}; "
@@ -238,11 +228,7 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
 def build_random(
     config: PretrainedConfig, *, seed: int, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """A model with weights drawn from `seed` in float32 on the CPU: the same bits on every machine and device.
-
-    Raises:
-        ConfigError: The config's values do not make a model.
-    """
+    """A model with weights drawn from `seed` in float32 on the CPU: the same bits on every machine and device."""
     # A model owns its config (its attention is set there), so two models never share one.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -292,11 +278,7 @@ def load_pretrained(
 
 
 def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
-    """Refuse weights of which some are no numbers: nothing could be learned, and no gradient would say why.
-
-    Raises:
-        CheckpointError: Some are infinite or not a number.
-    """
+    """Refuse weights of which some are no numbers: nothing could be learned, and no gradient would say why."""
     # Both are not a number if one value is; and nothing as large as the tensor is made to find out.
     if not values.numel() or torch.isfinite(torch.stack(torch.aminmax(values))).all():
         return
@@ -307,11 +289,7 @@ def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
 
 
 def require_folder(path: str) -> None:
-    """Refuse a path that cannot be a name on the hub and does not exist, rather than look it up on the network.
-
-    Raises:
-        ConfigError: It is such a one.
-    """
+    """Refuse a path that cannot be a name on the hub and does not exist, rather than look it up on the network."""
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).is_dir():
         raise ConfigError(f"model.path: no folder {path!r}")

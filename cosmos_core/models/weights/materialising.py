@@ -15,11 +15,7 @@ from cosmos_core.weights.shards import local_shard
 
 
 def materialise(stages: Sequence[PreTrainedModel], *, device: torch.device, offload: bool = False) -> None:
-    """Allocate what the stages hold, and compute the buffers that no checkpoint has.
-
-    Raises:
-        PluginIncompatibleError: A buffer is computed by the model's constructor alone.
-    """
+    """Allocate what the stages hold, and compute the buffers that no checkpoint has."""
     for stage in stages:
         shared = _occurrences(stage)
         place = torch.device("cpu") if offload else device
@@ -32,11 +28,7 @@ def materialise(stages: Sequence[PreTrainedModel], *, device: torch.device, offl
 
 @torch.no_grad()
 def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
-    """Give every tensor that the stages hold its values.
-
-    Raises:
-        CheckpointError: The weights cannot be read, or some are no numbers.
-    """
+    """Give every tensor that the stages hold its values."""
     for stage in stages:
         filled: set[int] = set()
         parameters = {id(parameter) for parameter in stage.parameters()}

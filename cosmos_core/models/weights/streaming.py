@@ -72,11 +72,7 @@ class Recipe:
         return attrs.evolve(self, sources=sources)
 
     def make(self, module: PreTrainedModel, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors of the model, by name.
-
-        Args:
-            module: The model, for its config.
-            read: Gives a tensor of the checkpoint.
+        """The tensors of the model, by name, of what `read` gives of the checkpoint.
 
         Raises:
             CheckpointError: The sources do not fit together.
@@ -96,12 +92,7 @@ class Recipe:
 
 
 def recipes(module: PreTrainedModel, names: Sequence[str]) -> list[Recipe]:
-    """The ways to make a model's tensors of a checkpoint's; what the model has no use for is left out.
-
-    Args:
-        module: The whole model; where its tensors are does not matter.
-        names: Names in the checkpoint.
-    """
+    """The ways to make a model's tensors of a checkpoint's names; what the model has no use for is left out."""
     mapping = get_model_conversion_mapping(module)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -157,11 +148,7 @@ class Drawn:
 
 
 class TensorFiles:
-    """Tensors in safetensors files, read one after another.
-
-    Args:
-        stored: The tensors, by name.
-    """
+    """Tensors in safetensors files, read one after another."""
 
     def __init__(self, stored: Mapping[str, Stored]) -> None:
         self._stored: Final = stored
@@ -169,11 +156,7 @@ class TensorFiles:
         self._num_mapped = 0
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        """A tensor, or a part of it; valid until the next call.
-
-        Raises:
-            CheckpointError: The file cannot be read.
-        """
+        """A tensor, or a part of it; valid until the next call."""
         stored = self._stored[name]
         try:
             file = self._file(stored.file, _num_values(stored.shape, index))
@@ -215,11 +198,7 @@ class Streamed:
         self._check_depth(path, module)
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies; it is valid until the next call.
-
-        Raises:
-            CheckpointError: The file cannot be read.
-        """
+        """The part of a tensor where a share lies; it is valid until the next call."""
         recipe = self._recipes[name]
         if recipe.converter is None:
             return self._files.read(recipe.sources[0][0], share.index)
@@ -294,10 +273,6 @@ def _num_values(shape: tuple[int, ...], index: tuple[slice, ...]) -> int:
 def absent_weights(path: str | None, module: PreTrainedModel) -> str:
     """Look through a checkpoint on this machine; of a folder with a config alone, what is missing; else empty.
 
-    Args:
-        path: Folder, name on the hub, or None.
-        module: The whole model, on meta.
-
     Raises:
         CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
     """
@@ -311,20 +286,12 @@ def absent_weights(path: str | None, module: PreTrainedModel) -> str:
 
 
 def folder_of(path: str) -> Path:
-    """The folder of a checkpoint, fetched from the hub if it is no folder.
-
-    Raises:
-        CheckpointError: It cannot be fetched.
-    """
+    """The folder of a checkpoint, fetched from the hub if it is no folder."""
     return Path(path) if Path(path).is_dir() else fetched(path, ["*.safetensors", "*.json"])
 
 
 def fetched(path: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """Some files of a checkpoint on the hub.
-
-    Raises:
-        CheckpointError: They cannot be fetched.
-    """
+    """Some files of a checkpoint on the hub."""
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
     except LIBRARY_ERRORS as error:
