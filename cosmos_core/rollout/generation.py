@@ -358,11 +358,7 @@ class LeaseRecipe:
 class LeaseRecipes:
     """Recipes and algorithms by the values that leases carry; those of the newest values are kept.
 
-    Called by several threads; whoever comes second makes the same once more.
-
-    Args:
-        recipe: As it was at first.
-        make: Makes the main stage's algorithm as a recipe has it.
+    Called by several threads; whoever comes second makes the same once more. `make` makes the main stage's algorithm.
     """
 
     def __init__(self, recipe: Recipe, make: Callable[[Recipe], Algorithm]) -> None:

@@ -40,16 +40,9 @@ class MediaWriter:
         self._has_failed = False
 
     def keep(self, version: int, row: int, media: Payload) -> str:
-        """Write the media of a held-out row.
+        """Write the media of a held-out row: `frames` uint8 [F, h, w, 3] and `fps`; gives where, from the run's folder.
 
-        Args:
-            version: Weights that made it.
-            row: Which row.
-            media: `frames` uint8 [F, h, w, 3] and `fps`.
-
-        Returns:
-            Where, from the run's folder; empty for rows that are not kept, and where the folder cannot be written to,
-            which is logged once.
+        Empty for rows that are not kept, and where the folder cannot be written to, which is logged once.
         """
         if row >= KEPT_ROWS:
             return ""
@@ -68,12 +61,7 @@ class MediaWriter:
 def write_media(media: Payload, path: Path) -> Path:
     """Write an image (PNG), or a video: MP4, or an animated WebP where PyAV is not installed or has no encoder.
 
-    Args:
-        media: `frames` uint8 [F, h, w, 3] and `fps`.
-        path: Where to, without a suffix; folders are made.
-
-    Returns:
-        `path` with the suffix.
+    The media are `frames` uint8 [F, h, w, 3] and `fps`; the suffix is added to the path, and folders are made.
 
     Raises:
         OSError: It cannot be written there.

@@ -39,11 +39,7 @@ class Copy:
             self._snapshot.write(piece, data)
 
     def serve(self, digests: Mapping[str, int]) -> str:
-        """Let others read it, now that it is loaded and attested; where, or empty.
-
-        Args:
-            digests: Digest of each tensor as published.
-        """
+        """Let others read it, now that it is loaded and attested; where, or empty."""
         if self._publisher is None or self._snapshot is None:
             return ""
         try:
@@ -90,10 +86,7 @@ class Relay:
     def copying(self, version: int, layout: EngineLayout, *, keep: bool) -> Iterator[Copy]:
         """Make a copy of a version while it is loaded; what is not served by the end is dropped.
 
-        Args:
-            version: Weight version.
-            layout: What each rank of the engine holds.
-            keep: Whether a copy is wanted. Where it cannot be made, the log says why, and others read elsewhere.
+        Where a copy that is wanted cannot be made, the log says why, and others read elsewhere.
         """
         copy = self._copy(version, layout) if keep else Copy()
         try:

@@ -63,12 +63,7 @@ def main(args: RoleArgs) -> None:
 
 
 def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
-    """The recipe's engine, not started.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: The plugin failed.
-    """
+    """The recipe's engine, not started."""
     config = job.recipe.rollout
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     context = EngineContext(

@@ -136,13 +136,11 @@ class WeightSync:
         self._thread.check()
 
     def aim(self, target: WeightTarget | None, relaying: Relaying = _ALONE, rollbacks: Sequence[int] = ()) -> None:
-        """Load this version next, unless it is loaded, and keep those that others read from here.
+        """Load this target next, unless it is loaded (None: nothing yet), and keep those that others read from here.
 
-        Args:
-            target: What to load; None: nothing yet.
-            relaying: This replica's place among those that pass weights on.
-            rollbacks: Steps that the run was taken back to: what was loaded of later ones is given up. The engine is
-                paused then until it has loaded something else.
+        What was loaded of steps later than one of the `rollbacks`, to which the run was taken back, is given up; the
+        engine is paused then until it has loaded something else. `relaying` is this replica's place among those that
+        pass weights on.
         """
         # Both at once: who takes a target takes the number of rollbacks that it was given with.
         with self._swapping, self._changed:

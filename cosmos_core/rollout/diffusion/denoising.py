@@ -39,16 +39,9 @@ class _Taken:
 
 
 def denoise(model: Denoising, module: torch.nn.Module, samples: Sequence[Trajectory], version: int) -> int:
-    """Take the next step of each sample; those of one shape and guidance share a forward.
+    """Take the next step of each sample, begun and not ended; those of one shape and guidance share a forward.
 
-    Args:
-        model: Gives velocities,
-        module: with these weights.
-        samples: Each has begun and not ended.
-        version: Of the weights.
-
-    Returns:
-        How many of the steps were decisions.
+    Gives how many of the steps were decisions.
 
     Raises:
         EngineError: A state or a log-probability is not finite.

@@ -134,11 +134,7 @@ class DiffusionEngine(ServedEngine[Trajectory]):
 
 
 def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> LatentSpec:
-    """The latents that a request asks for.
-
-    Raises:
-        EngineError: It cannot be; names the request, the value seen and what is allowed.
-    """
+    """The latents that a request asks for."""
     where, sampling = f"request {request.request_id!r}", request.sampling
     if request.prompt.kind != "latents":
         raise EngineError(f"{where}: its prompt is of kind {request.prompt.kind!r}; this engine takes 'latents'")
@@ -160,18 +156,7 @@ def check_request(request: Request, options: DiffusionOptions, model: Denoising)
 def finish_payload(
     model: Model, module: torch.nn.Module, sample: Trajectory, *, version: int, regressions: int
 ) -> None:
-    """Give a trajectory that is at t = 0 its payload.
-
-    Args:
-        model: The model.
-        module: Its weights.
-        sample: At its end.
-        version: Of the weights.
-        regressions: At how many points it is to be learned; 0 to learn its transitions.
-
-    Raises:
-        EngineError: The model refuses what it made itself.
-    """
+    """Give a trajectory that is at t = 0 its payload; it is learned at so many points, or for 0 by its transitions."""
     assert sample.state is not None
     made = {**sample.arrays(), "sample": array(sample.state)}
     payload = attrs.evolve(sample.parent.request.prompt, arrays=made)
@@ -196,17 +181,7 @@ def finish_payload(
 def logprobs_of(
     model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, budget: int
 ) -> list[torch.Tensor]:
-    """float32 log-probs [N] of the decisions of each payload, on the CPU.
-
-    Args:
-        model: The model.
-        module: Its weights.
-        payloads: With decisions of any kind.
-        budget: Most decisions of one forward.
-
-    Raises:
-        DataError: A payload does not fit the model.
-    """
+    """float32 log-probs [N] of the decisions of each payload, on the CPU, in forwards of at most `budget` decisions."""
     found: list[list[torch.Tensor]] = [[] for _ in payloads]
     for batch in model.pack(payloads, budget=budget):
         logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N.float().cpu()
@@ -216,16 +191,7 @@ def logprobs_of(
 
 
 def rendered(model: Denoising, sample: Trajectory, *, size: int) -> Payload:
-    """Render a trajectory that is at t = 0.
-
-    Args:
-        model: The model.
-        sample: At its end.
-        size: Most pixels of the longer side; 0 for as many as there are.
-
-    Raises:
-        EngineError: The model gives no frames.
-    """
+    """Render a trajectory that is at t = 0; its longer side has at most `size` pixels, or for 0 all of them."""
     assert sample.state is not None
     media = model.render(sample.state, sample.parent.request.prompt)
     frames = media.arrays.get("frames")

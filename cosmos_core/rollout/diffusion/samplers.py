@@ -98,10 +98,6 @@ def shifted(num_steps: int, shift: float) -> list[float]:
     """Evenly spaced from 1 to 1/n, then moved towards noise: t ← s t / (1 + (s - 1) t).
 
     Source: arXiv:2403.03206, equation 23.
-
-    Args:
-        num_steps: How many.
-        shift: s; 1 leaves them evenly spaced.
     """
     return _shift(np.linspace(1.0, 1.0 / num_steps, num_steps), shift)
 
@@ -134,11 +130,7 @@ def _shift(times: np.ndarray[tuple[int, ...], np.dtype[np.float64]], shift: floa
 
 @attrs.frozen(kw_only=True)
 class Euler:
-    """Euler's method on the flow's ODE, x' = x + v dt (source: arXiv:2209.03003; arXiv:2210.02747).
-
-    Attributes:
-        shift: Of the times.
-    """
+    """Euler's method on the flow's ODE, x' = x + v dt (source: arXiv:2209.03003; arXiv:2210.02747)."""
 
     shift: float
 

@@ -47,13 +47,7 @@ class Schedule:
 
 
 def make_schedule(options: DiffusionOptions, sampling: Sampling, seed: int) -> Schedule:
-    """Make the schedule that a request asks for.
-
-    Args:
-        options: Of the engine.
-        sampling: At temperature 0, an ODE is followed; at 1, the options say.
-        seed: Of the request, for where a window begins.
-    """
+    """Make the schedule that a request asks for: at temperature 0, an ODE is followed; at 1, the options say."""
     number = sampling.max_units
     if sampling.temperature == 0:
         return Schedule(
@@ -114,14 +108,7 @@ def sampler_of(name: SamplerName, options: DiffusionOptions) -> Sampler:
 
 
 def noise(seed: int, index: int, step: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Standard normal, float32, on the CPU.
-
-    Args:
-        seed: Of the request.
-        index: Of the sample.
-        step: That it follows; -1 for the first state.
-        shape: Its shape.
-    """
+    """Standard normal, float32, on the CPU, for a step of a request's sample; step -1 makes the first state."""
     return torch.from_numpy(_generator(seed, index, step).standard_normal(shape, dtype=np.float32))
 
 

@@ -166,14 +166,7 @@ class Trajectory:
 
 @attrs.define(eq=False)
 class DenoisingRequestState(RequestState[Trajectory]):
-    """A request for denoised samples in flight.
-
-    Attributes:
-        latent_spec: What is denoised.
-        schedule: How.
-        guidance: Of the velocities.
-        prefix: The sample at whose state the others begin, once it is there.
-    """
+    """A request for denoised samples in flight; `prefix` is where its samples part, once there."""
 
     latent_spec: LatentSpec
     schedule: Schedule
@@ -187,12 +180,7 @@ class DenoisingRequestState(RequestState[Trajectory]):
 
 @attrs.frozen(eq=False)
 class Prefix:
-    """Where the samples of a group part.
-
-    Attributes:
-        state: float32 [C, T, H, W].
-        history: By the sampler, likewise.
-    """
+    """The state, float32 [C, T, H, W], and the sampler's history where the samples of a group part."""
 
     state: torch.Tensor
     history: Sequence[torch.Tensor]
@@ -216,12 +204,7 @@ def _numpy_array(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> A
 
 
 class DenoisingQueue:
-    """Lets waiting samples in, in order of priority, then of arrival (`serving.SampleQueue`).
-
-    Attributes:
-        version: Of the weights.
-        running: Samples that denoise.
-    """
+    """Lets waiting samples in, in order of priority, then of arrival (`serving.SampleQueue`)."""
 
     def __init__(self, *, num_slots: int) -> None:
         self._num_slots = num_slots

@@ -47,16 +47,11 @@ class SlotCache:
         self._lay_out(0, 0, grows=True)
 
     def fit(self, num_units: int, num_used: int, *, longest: int) -> None:
-        """Make room in each slot.
+        """Make room in each slot, and keep what the first `num_used` hold.
 
         With nothing to keep, the capacity is what `num_units` needs and nothing else: it may decide how a product
-        rounds, and a batch must not come out differently for what an earlier one was like.
-
-        Args:
-            num_units: In the longest slot.
-            num_used: The first slots, what these hold is kept.
-            longest: Units that the longest slot may come to have: memory is asked for up to these, rounded up to a
-                step, and no more.
+        rounds, and a batch must not come out differently for what an earlier one was like. Else memory is asked for up
+        to `longest`, rounded up to a step.
         """
         capacity = -(-num_units // self._step) * self._step
         if capacity <= self.capacity <= (2 * capacity if num_used else capacity):
@@ -98,14 +93,7 @@ class SlotCache:
 
 
 class _Block:
-    """The keys or the values of a layer: memory, and a view [S, H, C, D] of its beginning for the capacity.
-
-    Args:
-        empty: Of its dtype, where it shall be.
-        num_slots: S.
-        num_heads: H.
-        dim: D.
-    """
+    """The keys or the values of a layer: memory, and a view [S, H, C, D] of its beginning for the capacity."""
 
     def __init__(self, empty: torch.Tensor, num_slots: int, num_heads: int, dim: int) -> None:
         self._num_slots = num_slots

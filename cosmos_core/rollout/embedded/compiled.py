@@ -26,9 +26,7 @@ _LEAST: Final = 2
 class CompiledForward:
     """The compiled form of a function that calls one module.
 
-    Args:
-        evaluate: Calls the module, whose structure never changes from here on; its weights may.
-        name: Of the module, for errors.
+    The module's structure never changes from here on; its weights may.
 
     Raises:
         EngineError: This release of torch cannot keep it apart from other modules of the class.
@@ -55,11 +53,7 @@ class CompiledForward:
         )
 
     def compile(self, tokens_N: torch.Tensor, positions_N: torch.Tensor) -> None:
-        """Compile, for any number of tokens and of rows; inside `interface.step_context`.
-
-        Raises:
-            EngineError: It cannot be compiled; says why, and what to do.
-        """
+        """Compile, for any number of tokens and of rows; inside `interface.step_context`."""
         inputs = tokens_N.clone(), positions_N.clone(), torch.arange(_LEAST, device=tokens_N.device)
         for each in inputs:
             torch._dynamo.mark_dynamic(each, 0)  # noqa: SLF001 - documented, and in no other place
@@ -105,15 +99,9 @@ _LIBRARY: Final = torch.library.Library("cosmos_embedded", "FRAGMENT")  # type: 
 def operator(
     schema: str, compute: Callable[..., torch.Tensor], like: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """Define an operator.
+    """Define an operator of a name and signature as torch writes them.
 
-    Args:
-        schema: Its name, arguments and result, as torch writes them.
-        compute: What it does, on any device.
-        like: Makes an empty tensor of the result's shape, dtype and strides: all that a compiler asks for.
-
-    Returns:
-        The operator.
+    `like` makes an empty tensor of the result's shape, dtype and strides: all that a compiler asks for.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]

@@ -182,11 +182,7 @@ class Recorder:
         return Recorder(model, module) if isinstance(model, Recording) and model.records() else None
 
     def keep(self, plan: Plan) -> None:
-        """Keep what the newest forward recorded, which was that of `plan`.
-
-        Raises:
-            EngineError: The model recorded something else than it said it would.
-        """
+        """Keep what the newest forward recorded, which was that of `plan`."""
         newest = self._newest()
         num_units = plan.num_decoding + len(plan.chunk_tokens)
         for record in self._records:

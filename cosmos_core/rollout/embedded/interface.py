@@ -73,9 +73,7 @@ _CURRENT: Final = _Current()
 def step_context(step: Step, *, is_doubled: bool = False) -> Iterator[None]:
     """Forwards of this thread mean `step` inside.
 
-    Args:
-        step: What they mean.
-        is_doubled: Whether its one unit is fed twice, to a compiled forward, which takes one for a constant.
+    If doubled, its one unit is fed twice, to a compiled forward, which takes one for a constant.
     """
     _CURRENT.step, _CURRENT.is_doubled = step, is_doubled
     try:

@@ -30,12 +30,9 @@ _COPIES: Final = WeakTensorKeyDictionary()
 
 
 class PackedMatrices:
-    """The packed matrices of a module's linear layers, which compute with them from now on.
+    """The packed matrices of linear layers, by name, which compute with them from now on.
 
     They take the memory of these matrices a second time.
-
-    Args:
-        layers: The linear layers, by name.
     """
 
     def __init__(self, layers: Mapping[str, torch.nn.Linear]) -> None:
@@ -61,11 +58,7 @@ class PackedMatrices:
             layer.forward = functools.partial(_forward, packed, layer.weight, layer.bias)  # type: ignore[method-assign]
 
     def check(self) -> None:
-        """Read the packed matrices back.
-
-        Raises:
-            AttestationError: One is not, bit by bit, its parameter.
-        """
+        """Read the packed matrices back."""
         for name, layer in self._layers.items():
             held = self._packed[name].to_dense()
             if not same_bits(held, layer.weight.detach()):

@@ -34,16 +34,7 @@ class Span:
 
 
 class Runner:
-    """Calls the module.
-
-    Args:
-        module: A Hugging Face causal language model.
-        device: Where it is.
-        prompts: Enters conditioned prompts; None for a model that has none.
-
-    Attributes:
-        compiled: The forward, compiled; None for the module as it is.
-    """
+    """Calls a Hugging Face causal language model, compiled or as it is; `prompts` enters conditioned ones."""
 
     compiled: CompiledForward | None = None
 
@@ -73,11 +64,7 @@ class Runner:
         return logits if kept_R is None or self._keeps_logits else logits[kept_R]
 
     def compile(self, tokens_N: torch.Tensor, positions_N: torch.Tensor) -> None:
-        """Compile the forward, with some tokens of a sequence at hand.
-
-        Raises:
-            EngineError: It cannot be compiled; says why, and what to do.
-        """
+        """Compile the forward, with some tokens of a sequence at hand."""
         compiled = CompiledForward(self._evaluate, type(self._module).__name__)
         if not is_single(tokens_N):
             with step_context(SlotStep.alone(len(tokens_N), tokens_N.device)):
@@ -130,15 +117,9 @@ class Runner:
         return logits if plan.logit_rows is None else logits[plan.logit_rows]
 
     def score(self, sequences: Sequence[ScoringInput], *, temperature: float, budget: int) -> list[torch.Tensor]:
-        """Log-probs of units given all before them, in forwards of about `budget` units.
+        """Log-probs, float32 [N] on the CPU, of units given all before them, in forwards of about `budget` units.
 
-        Args:
-            sequences: What to score.
-            temperature: Divides the logits.
-            budget: Units of one forward; a longer sequence has one of its own.
-
-        Returns:
-            float32 [N] of each sequence, on the CPU.
+        A longer sequence has a forward of its own.
         """
         scored: list[torch.Tensor] = []
         for batch in _batches(sequences, budget):
@@ -241,14 +222,7 @@ class ConditionedPrompts:
     def evaluate(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, spans: Sequence[Span], kept_R: torch.Tensor
     ) -> torch.Tensor:
-        """Logits [R, V] of a step with units of conditioned prompts.
-
-        Args:
-            tokens_N: Of all units.
-            positions_N: Of all units, as if each were text.
-            spans: One at least.
-            kept_R: The units whose logits are asked for.
-        """
+        """Logits [R, V] of a step with units of conditioned prompts; the positions are as if each unit were text."""
         device, axes = tokens_N.device, spans[0].conditioning.positions.shape[:-1]
         positions = positions_N.expand(*axes, -1).clone()
         for span in spans:

@@ -257,9 +257,7 @@ class _Draft:
     def admit(self, sequence: TokenSequence, holder: TokenSequence | None) -> TokenSequence | None:
         """Take a sequence in; returns it if its prompt is not done in this step.
 
-        Args:
-            sequence: WaitingQueue.
-            holder: A sample of its request that has the prompt in the cache since an earlier step.
+        The holder is a sample of its request that has the prompt in the cache since an earlier step.
         """
         size = len(sequence.tokens)
         leader = self._leaders.get(sequence.parent)

@@ -67,17 +67,9 @@ class AttentionProbe:
 def install_attention(
     module: torch.nn.Module, runner: Runner, *, context_length: int, verify: bool, compiles: bool = False
 ) -> dict[int, LayerShape]:
-    """Let a module attend through the engine.
+    """Let a Hugging Face module attend through the engine; gives what each layer caches of a unit.
 
-    Args:
-        module: A Hugging Face causal language model.
-        runner: Calls it.
-        context_length: Units of the longest sequence.
-        verify: Whether to compare decoding with the module's own forward.
-        compiles: Whether the runner is to compile the forward; then that is what is compared.
-
-    Returns:
-        What each layer caches of a unit.
+    What is compared with the module's own forward is the compiled one, if the runner is to compile it.
 
     Raises:
         EngineError: It cannot be served, or not be compiled; names the feature.

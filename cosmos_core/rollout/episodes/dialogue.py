@@ -91,15 +91,11 @@ class Dialogue:
         return extended(self.opening, self.tokens)
 
     def generated(self, reason: FinishReason, version: int) -> Generated:
-        """All of it as one completion.
+        """All of it as one completion; where nothing was generated, it is of the version given.
 
         What a model's forwards recorded of a unit is that of the first turn in which it went through one: the forward
         that priced the unit after it, if that is the model's own. Later turns recorded it anew, perhaps under other
         weights.
-
-        Args:
-            reason: Why it ended.
-            version: Of the weights, where nothing was generated.
         """
         recorded = {
             name: Array(

@@ -117,13 +117,10 @@ class Episodes:
     def begin(
         self, request: Request, prompt: Prompt, *, longest: int, done: Callable[[list[EpisodeResult]], None]
     ) -> None:
-        """Play all samples of a request.
+        """Play all samples of a request, whose `max_units` bounds the model's turns together.
 
-        Args:
-            request: What a single turn would be asked for; its `max_units` bounds the model's turns together.
-            prompt: The row that its prompt encodes.
-            longest: Units of a sample, prompt and observations included, that it may have.
-            done: Called once with all samples, unless the request is abandoned.
+        A sample has at most `longest` units, prompt and observations included. `done` is called once with all samples,
+        unless the request is abandoned.
         """
         number = request.sampling.num_samples
         samples = [_Sample(index=index, prompt=prompt) for index in range(number)]

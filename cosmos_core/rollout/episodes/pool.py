@@ -97,12 +97,7 @@ class EnvironmentProcess:
         self._line.put(frame(TO_WORKER.encode(Close(episode=episode))))
 
     def receive(self) -> Iterator[tuple[Answer, Reply] | Broken]:
-        """Yield each reply with whom to tell it.
-
-        Raises:
-            EOFError: The worker has ended.
-            TransportError: What it sent cannot be read.
-        """
+        """Yield each reply with whom to tell it."""
         for message in map(FROM_WORKER.decode, self._line.receive()):
             self._heard = time.monotonic()
             if isinstance(message, Ready):
@@ -156,10 +151,6 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
     """Worker processes for the environment of a recipe.
 
     Each `answer` is called on the pool's thread, must be quick, and is called once unless the episode is closed first.
-
-    Args:
-        environment: The recipe's environment.
-        seed: `run.seed`.
     """
 
     def __init__(self, environment: EnvironmentConfig, *, seed: int) -> None:

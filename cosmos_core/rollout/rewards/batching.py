@@ -21,10 +21,7 @@ class _Waiting(Generic[Item, Result]):
 class Batcher(Generic[Item, Result]):
     """Gathers single items into batches, for rewards whose `score` is a coroutine.
 
-    Args:
-        run: What is done with a batch; returns as many results, in the same order.
-        size: Most items of a batch.
-        wait_s: Seconds that the first item of a batch waits for others.
+    `run` returns as many results as items, in the same order; the first item of a batch waits `wait_s` for others.
     """
 
     def __init__(

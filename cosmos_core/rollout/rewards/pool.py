@@ -104,11 +104,7 @@ class RewardProcess:
         self._line.put(assignment.encoded)
 
     def receive(self) -> Iterator[tuple[Assignment | None, Any]]:
-        """Yield each message that came, with the assignment it settles.
-
-        Raises:
-            EOFError: The worker has ended.
-        """
+        """Yield each message that came, with the assignment it settles."""
         for message in map(FROM_WORKER.decode, self._line.receive()):
             if isinstance(message, Ready):
                 self.is_ready = True
@@ -175,13 +171,7 @@ class _Job:
 
 
 class RewardPool(WorkerPool[RewardProcess]):
-    """Worker processes for the rewards of a recipe.
-
-    Args:
-        rewards: The recipe's rewards.
-        num_workers: Processes.
-        seed: `run.seed`.
-    """
+    """Worker processes for the rewards of a recipe."""
 
     def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int) -> None:
         super().__init__(thread="rewards", worker="a reward worker", num_workers=num_workers)

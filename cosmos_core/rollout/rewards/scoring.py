@@ -55,14 +55,7 @@ def sample(
 ) -> Sample:
     """One sample of a group: the weighted sum of its rewards, or none of it if any of them, or generation, failed.
 
-    Where a reward is below its gate, the sum is of those with a gate alone.
-
-    Args:
-        index: Place in the group.
-        played: The completion.
-        outcomes: Of each reward; not looked at where generation failed.
-        rewards: The recipe's rewards.
-        environment: The recipe's environment, whose own reward is one more.
+    Where a reward is below its gate, the sum is of those with a gate alone. The environment's own reward is one more.
     """
     if not played.status.is_scored:
         return _sample(index, played, status=played.status, reward=None, rewards={}, detail=played.detail)
@@ -119,13 +112,7 @@ def _sample(
 
 
 def report(scored: Sample, text: str | None, media: str = "") -> SampleReport:
-    """A sample as the controller is told of it.
-
-    Args:
-        scored: The sample.
-        text: Of the completion, which is cut; None if nobody will look at this sample.
-        media: Where its image or video was kept.
-    """
+    """A sample as the controller is told of it; its text is cut, and None if nobody will look at this sample."""
     return SampleReport(
         index=scored.index,
         status=scored.status.value,
@@ -184,10 +171,6 @@ def _num_prompt_units(played: EpisodeResult) -> int:
 
 def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> tuple[str, ...]:
     """Ask the rewards; of each that lacks something, its name and what, or the option that asks for it.
-
-    Args:
-        configs: Of a recipe.
-        rewards: What was made of them, in that order.
 
     Raises:
         CosmosError: What a reward raised of it, or one failed otherwise, or answered with something else.

@@ -151,11 +151,7 @@ def _failed(detail: str) -> Outcome:
 
 
 def _judged(score: Any) -> Outcome:
-    """A finite number, or why it is none.
-
-    Raises:
-        Exception: What was returned cannot be looked at: a number too great for a float, details that are no JSON.
-    """
+    """A finite number, or why it is none."""
     value = score.value if isinstance(score, Score) else score
     if not isinstance(value, numbers.Real):
         return _failed(shown(f"the score is no number but {value!r:.200}"))

@@ -20,11 +20,6 @@ def sample_key(seed: int, index: int) -> int:
 
 
 def uniforms(keys_R: torch.Tensor, units_R: torch.Tensor) -> torch.Tensor:
-    """Draws in [0, 1), float64 [R].
-
-    Args:
-        keys_R: int64 keys of `sample_key`.
-        units_R: int64 index of the unit to draw within each completion.
-    """
+    """Draws in [0, 1), float64 [R], of int64 keys of `sample_key` and int64 indices of units within each completion."""
     mixed = mix_all(torch.add(keys_R, units_R + 1, alpha=_SIGNED_WEYL))
     return ((mixed >> 11) & ((1 << 53) - 1)).to(torch.float64).mul_(2.0**-53)

@@ -70,12 +70,7 @@ class ServedHandle:
 
 
 class Sample(Protocol):
-    """One sample of a request.
-
-    Attributes:
-        index: Its place among the request's samples.
-        reason: Why it ended; None while it goes on.
-    """
+    """One sample of a request, at its place among these; `reason` says why it ended."""
 
     index: int
     reason: FinishReason | None
@@ -95,15 +90,7 @@ S = TypeVar("S", bound=Sample)
 
 @attrs.define(eq=False)
 class RequestState(Generic[S]):
-    """A request in flight.
-
-    Attributes:
-        request: The request.
-        handle: Its handle.
-        number: Its place among all requests.
-        samples: Its samples, in the order of their index.
-        num_unfinished: Samples that go on.
-    """
+    """A request in flight, with its number among all, its samples by index, and how many of these go on."""
 
     request: Request
     handle: ServedHandle

@@ -43,13 +43,7 @@ class ScoringInput:
 def scoring_inputs(
     payloads: Sequence[Payload], model: Model, *, context_length: int, vocabulary: int
 ) -> list[ScoringInput]:
-    """Read what is to be scored out of payloads.
-
-    Args:
-        payloads: Prompts with completions.
-        model: The model plugin.
-        context_length: Units of a sequence, at most.
-        vocabulary: Token ids are below it.
+    """Read what is to be scored out of payloads: prompts with completions.
 
     Raises:
         EngineError: One has no prompt or no completion, is too long, has ids outside the vocabulary, shows what the

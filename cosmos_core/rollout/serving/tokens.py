@@ -45,13 +45,7 @@ def check_request(request: Request, *, context_length: int, vocabulary: int) -> 
 
 
 def check_ids(payload: Payload, name: str, where: str, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Token ids of a payload, int32 [N].
-
-    Args:
-        payload: Of kind `tokens`.
-        name: Of the array.
-        where: What the payload is of, for errors.
-        vocabulary: Ids are below it.
+    """Token ids of a payload, int32 [N], all below `vocabulary`; `where` is what the payload is of, for errors.
 
     Raises:
         EngineError: There is no such array of int32, or an id is outside the vocabulary.
@@ -72,11 +66,7 @@ def check_ids(payload: Payload, name: str, where: str, vocabulary: int) -> np.nd
 
 
 def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:
-    """Conditioning of a prompt; None where its token ids say it all.
-
-    Raises:
-        EngineError: It holds what the model cannot enter.
-    """
+    """Conditioning of a prompt; None where its token ids say it all."""
     if isinstance(model, Conditioned):
         try:
             return model.condition(prompt)

@@ -32,11 +32,7 @@ class Update:
         self._pieces: dict[str, list[tuple[TensorSlice, torch.Tensor]]] = {}
 
     def write_to(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
-        """Take a slice for a rank.
-
-        Raises:
-            WeightSyncError: There is no such rank, or as `write` says.
-        """
+        """Take a slice for a rank."""
         if rank != 0:
             raise WeightSyncError(f"rank {rank} does not exist: this engine has rank 0 only")
         self.write(piece, data)
@@ -145,12 +141,7 @@ class LoadedWeights:
         form: Format | None = None,
         matrices: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """Quantise what the module holds.
-
-        Args:
-            parameters: The module's canonical tensors.
-            form: The format of matrices; None for all as they are.
-            matrices: Shape of each matrix, by canonical name.
+        """Quantise what the module holds, by canonical name; without a format, all is as it is.
 
         Raises:
             EngineError: There are no matrices, or the module lacks one or has it in another shape.
@@ -176,11 +167,7 @@ class LoadedWeights:
                 parameter[rows].copy_(values)
 
     def digest(self) -> str:
-        """The digest of what is loaded, read back.
-
-        Raises:
-            AttestationError: A parameter is not, bit by bit, what its codes and scales stand for.
-        """
+        """The digest of what is loaded, read back."""
         for name in self._matrices:
             self._check_parameter(name)
         return digest_of(self.tensors)

@@ -45,13 +45,7 @@ W = TypeVar("W", bound=Worker)
 
 
 class WorkerPool(abc.ABC, Generic[W]):
-    """Worker processes and the thread that serves them.
-
-    Args:
-        thread: Name of the thread.
-        worker: What one of them is called in messages, with its article.
-        num_workers: Processes.
-    """
+    """Worker processes, called `worker` with its article in messages, and the thread that serves them."""
 
     def __init__(self, *, thread: str, worker: str, num_workers: int) -> None:
         self._worker_name: Final = worker
@@ -103,13 +97,7 @@ class WorkerPool(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _read(self, worker: W) -> None:
-        """Take what a worker has sent.
-
-        Raises:
-            EOFError: It has ended.
-            TransportError: What came is no message.
-            PluginError: It cannot load its plugins.
-        """
+        """Take what a worker has sent."""
 
     @abc.abstractmethod
     def _replace(self, worker: W, *, is_late: bool) -> None:

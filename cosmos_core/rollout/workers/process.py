@@ -21,11 +21,7 @@ _LARGEST: Final = 1 << 30
 
 
 def frame(data: bytes) -> bytes:
-    """A message with its length before it.
-
-    Raises:
-        TransportError: It is longer than a frame may be.
-    """
+    """A message with its length before it."""
     if len(data) > _LARGEST:
         raise TransportError(f"a message of {len(data)} bytes to or from a worker is above {_LARGEST}")
     return _PREFIX.pack(len(data)) + data
@@ -38,11 +34,7 @@ class Unframer:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what arrived and yield each message that is complete.
-
-        Raises:
-            TransportError: A length is impossible.
-        """
+        """Take what arrived and yield each message that is complete."""
         self._buffer += data
         while len(self._buffer) >= _PREFIX.size:
             (size,) = _PREFIX.unpack_from(self._buffer)
@@ -60,12 +52,7 @@ _CHUNK = 1 << 16
 
 
 class WorkerProcess:
-    """A process that was given one end of a socket.
-
-    Args:
-        module: What it runs, as `python -m`; the descriptor of its end is the argument.
-        first: The first message to it.
-    """
+    """A process, `python -m module`, that is given one end of a socket by its descriptor, and a first message."""
 
     def __init__(self, module: str, first: bytes) -> None:
         self.socket, theirs = socket.socketpair()
@@ -97,12 +84,7 @@ class WorkerProcess:
         del self._unsent[:sent]
 
     def receive(self) -> Iterator[bytes]:
-        """Yield each message that came.
-
-        Raises:
-            EOFError: The worker has ended.
-            TransportError: What came is no message.
-        """
+        """Yield each message that came."""
         try:
             data = self.socket.recv(_CHUNK)
         except BlockingIOError:
