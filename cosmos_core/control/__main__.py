@@ -109,12 +109,7 @@ def _listen(job: Job, context: sockets.Context, port: int) -> Listener:
 def restore(journal: Journal, job: Job, resume_step: int | None) -> tuple[State, Timeline]:
     """Fold the journal, opening or resuming the run, and begin a new term; all of it is settled on return.
 
-    Returns:
-        The run's state, and when it came to that.
-
-    Raises:
-        ConfigError: The job does not fit together.
-        JournalError: The run cannot go on like this; the message says how it can.
+    Returns the run's state, and when it came to that; a JournalError says why the run cannot go on, and how it can.
     """
     settings = settings_of(job)
     timeline = Timeline()

@@ -28,15 +28,11 @@ class Batch:
     """The batch that one step was trained on.
 
     Attributes:
-        step: The step.
-        stage: Index of its stage.
         attempt: How many times it was ordered.
         generation: The gradient group that applied it.
-        members: The replicas of that group.
         groups: What was ordered: prompts, rows, leases, and how each sample ended.
         dropped: Demonstrations of it that could not be used, by position, and why.
         sequence: The journal's entry with which it was done.
-        time: Unix time of that entry.
     """
 
     step: int
@@ -56,8 +52,6 @@ class StageAudit:
 
     Attributes:
         given_out: Positions of the stream that were ever touched, from 0 on.
-        consumed: Trained on.
-        dropped: Dropped, by reason.
         live: Queued, in flight, finished or batched when the journal ends.
         before: Of all of these, those that ended before the journal began: it was recovered.
     """
@@ -74,12 +68,8 @@ class Audit:
     """The result of an audit: everything that a journal proves.
 
     Attributes:
-        run_id: The run.
-        entries: Journal entries.
         terms: Starts of the controller that are on record.
         lost: How often a replica was lost.
-        stages: Of each stage.
-        batches: Of each step, in order.
         undone: Steps that were applied and then given up, because the run went on from an earlier checkpoint.
         problems: What does not add up; none: each prompt was consumed once, or dropped with a reason, or is live.
     """
@@ -104,12 +94,7 @@ class _Fate:
 
 
 class Books:
-    """Follows the prompts of a stage, one by one.
-
-    Args:
-        stage: Its index.
-        ledger: The stage's, as the journal begins.
-    """
+    """Follows the prompts of a stage, one by one, from its ledger as the journal begins."""
 
     def __init__(self, stage: int, ledger: Ledger) -> None:
         self._stage: Final = stage
@@ -122,15 +107,9 @@ class Books:
         self._drops = Counter(self._drops_before)
 
     def move(self, ledger: Ledger, batch: Batch | None, sequence: int) -> Iterator[str]:
-        """Book the prompts that were given out or came to their end.
+        """Book the prompts that were given out or came to their end by a journal's entry; yields what cannot be.
 
-        Args:
-            ledger: The stage's, as it is now.
-            batch: Of a step of the stage that has just been done.
-            sequence: The journal's entry.
-
-        Yields:
-            What cannot be.
+        The batch is of a step of the stage that the entry has done, if it has.
         """
         if ledger.next_position > self._given_out:
             self._live.update(range(self._given_out, ledger.next_position))
@@ -204,11 +183,7 @@ _MAX_PROBLEMS = 100
 
 
 def audit(entries: Iterable[tuple[int, float, Event]]) -> Audit:
-    """Audit a journal: (sequence, unix time, event), in order from its beginning.
-
-    Raises:
-        JournalError: It does not begin with the opening or the recovery of a run, or is empty.
-    """
+    """Audit a journal: (sequence, unix time, event), in order from its beginning."""
     auditor = Auditor()
     for sequence, time, event in entries:
         auditor.take(sequence, time, event)
@@ -216,11 +191,7 @@ def audit(entries: Iterable[tuple[int, float, Event]]) -> Audit:
 
 
 class Auditor:
-    """Takes a journal's entries in, one by one.
-
-    Attributes:
-        state: What they lead to; None before the first one.
-    """
+    """Takes a journal's entries in, one by one."""
 
     def __init__(self) -> None:
         self.state: State | None = None
@@ -235,11 +206,7 @@ class Auditor:
         self._entries = self._starts = self._lost = self._undone = 0
 
     def take(self, sequence: int, time: float, event: Event) -> None:
-        """Take in the next entry.
-
-        Raises:
-            JournalError: The first entry neither opens nor recovers a run.
-        """
+        """Take in the next entry."""
         self._entries += 1
         if isinstance(event, RunOpened | Recovered):
             self._begin(sequence, event)
@@ -270,11 +237,7 @@ class Auditor:
             self._check(state)
 
     def result(self) -> Audit:
-        """The result of all entries so far.
-
-        Raises:
-            JournalError: There were none.
-        """
+        """The result of all entries so far."""
         state = self.state
         if state is None:
             raise JournalError("the journal is empty: the run has not been opened")

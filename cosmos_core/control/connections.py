@@ -27,14 +27,11 @@ class Line:
     """A replica's connection. A directive is numbered when it differs from the last one.
 
     Attributes:
-        incarnation: The replica's process.
         identity: Its address at the socket; empty until it was heard under this controller.
-        heard_at: When it was last heard.
         moved_at: When it last made progress, or had nothing to do.
         doing: What it works on; empty if it has nothing to do.
         waits: Whether it does no more than wait for other replicas.
         seen: Newest directive that it has confirmed.
-        gauges: Its newest gauges.
         acknowledged: Number of the newest report that it was told is durable.
         probed_at: When it was last asked whether its connection is there.
     """

@@ -43,14 +43,7 @@ class _Since:
 
 
 class FailureDetector:
-    """Looks at everybody now and then, and books what has become true.
-
-    Args:
-        log: The run's.
-        lines: The lines to the replicas.
-        control: Intervals and time limits.
-        now: The present time.
-    """
+    """Looks at everybody now and then, and books what has become true."""
 
     def __init__(self, log: WriteAheadLog, lines: Lines, control: ControlConfig, now: float) -> None:
         self._log: Final = log
@@ -65,12 +58,7 @@ class FailureDetector:
         self._ordered_at = now
 
     def look(self, now: float, is_there: IsThere) -> None:
-        """Let time pass.
-
-        Args:
-            now: The present time.
-            is_there: Whether a replica is connected, as far as that is known.
-        """
+        """Let time pass; `is_there` tells whether a replica is connected, as far as that is known."""
         state, control = self._log.state, self._control
         paused = now - self._ticked_at - 2 * control.heartbeat_s
         self._ticked_at = now

@@ -46,14 +46,10 @@ RECOVER: Final = "cosmos recover {} keeps it aside and goes on from the newest c
 
 
 class Journal:
-    """An open journal. Not thread-safe.
+    """An open journal, made if absent. Not thread-safe.
 
-    Args:
-        path: The file; made if absent.
-        durable: Whether a commit survives a power cut (slower), not only a crash.
-
-    Raises:
-        JournalError: The file is locked, unwritable, damaged, or no journal.
+    A commit of a `durable` one survives a power cut (slower), not only a crash. A file that is locked, unwritable,
+    damaged or no journal is a JournalError.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
@@ -94,11 +90,7 @@ class Journal:
         return self.last
 
     def commit(self) -> int:
-        """Make everything appended durable, in one transaction; how many events that were.
-
-        Raises:
-            JournalError: It could not be written; nothing of it was.
-        """
+        """Make everything appended durable, in one transaction; how many events that were."""
         if not self._pending:
             return 0
         with _explained(self._path):
@@ -118,9 +110,6 @@ class Journal:
         """As `commit`; then neither a power cut nor damage of SQLite's log takes back what was committed so far.
 
         It is in the file itself then, synchronised, whose damage is found by the checksums.
-
-        Raises:
-            JournalError: It could not be written.
         """
         self.commit()
         with _explained(self._path):
@@ -161,11 +150,7 @@ class Journal:
 
 
 def entries(path: Path) -> Iterator[tuple[int, float, Event]]:
-    """Read a journal that no controller has open: (sequence, unix time, event), in order.
-
-    Raises:
-        JournalError: The file is missing, locked, damaged, or no journal.
-    """
+    """Read a journal that no controller has open: (sequence, unix time, event), in order."""
     if not path.exists():
         raise JournalError(f"{path}: there is no journal; is this the folder of a run?")
     with _reading(path) as file:
@@ -175,11 +160,7 @@ def entries(path: Path) -> Iterator[tuple[int, float, Event]]:
 
 
 def replay(path: Path) -> State:
-    """The state that a journal leads to; no controller may have it open.
-
-    Raises:
-        JournalError: The file is missing, locked, damaged, empty, or no journal.
-    """
+    """The state that a journal leads to; no controller may have it open."""
     return core.fold(event for _, _, event in entries(path))
 
 
@@ -290,15 +271,9 @@ def lost_at(path: Path) -> int | None:
     the newest commit in part. A bit that flips in the middle looks the same, and every commit behind it would vanish
     without a word. Where the log goes on behind the end of the commit that has the bad frame, it is told apart: frames
     are written in order, and a durable journal waits for the disk at the end of each commit, so no crash leaves such a
-    log.
+    log. None if there is no log, or nothing of it is lost but perhaps the newest commit. Nobody may write it meanwhile.
 
     Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
-
-    Args:
-        path: The log. Nobody may write it meanwhile.
-
-    Returns:
-        None if there is no log, or nothing of it is lost but perhaps the newest commit.
     """
     if not path.exists():
         return None

@@ -29,13 +29,7 @@ class _Observer:
 
 
 class Observers:
-    """Those who watch. Only committed entries are shown.
-
-    Args:
-        journal: Where entries are read.
-        send: Offers a message to an identity; whether it was taken.
-        num_replicas: How many replicas the run has.
-    """
+    """Those who watch. Only committed entries are shown."""
 
     def __init__(
         self, journal: Journal, send: Callable[[bytes, Notices | Refused], bool], num_replicas: Callable[[], int]

@@ -23,12 +23,7 @@ _DIGEST_BYTES: Final = 32
 
 
 class RecoverySnapshots:
-    """Writes the snapshots of a run as it goes on.
-
-    Args:
-        folder: Where they lie; made when the first is written.
-        keep: How many of the newest stay, the best one by evaluation besides.
-    """
+    """Writes the snapshots of a run as it goes on; the newest `keep` stay, and the best one by evaluation."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder: Final = folder
@@ -39,14 +34,8 @@ class RecoverySnapshots:
     def note(self, state: State) -> None:
         """Write what is new: a checkpoint that is wanted, and once more when it is there, with its evaluations.
 
-        Snapshots of steps that were undone are removed first: they come again, with other weights.
-
-        Args:
-            state: The run's, all of it durable.
-
-        Raises:
-            DamagedJournalError: The journal lost what a snapshot is of.
-            JournalError: It cannot be written, or an old one not be removed.
+        All of the state is durable. Snapshots of steps that were undone are removed first: they come again, with other
+        weights. A DamagedJournalError says that the journal lost what a snapshot is of.
         """
         self._remove_undone(state)
         checkpoints = state.checkpoints
@@ -110,12 +99,7 @@ def kept(folder: Path) -> list[int]:
 def require_known(folder: Path, state: State | None) -> None:
     """Check that a journal has what each snapshot is of, though it may have been undone since.
 
-    Args:
-        folder: Where the snapshots are, in the run's folder.
-        state: The fold of the journal; None if it is gone, or empty.
-
-    Raises:
-        DamagedJournalError: The journal lost what a snapshot is of.
+    The state is the fold of the journal; None if it is gone, or empty. What was lost is a DamagedJournalError.
     """
     for step in kept(folder):
         if state is None or not _is_known(folder, step, state):
@@ -135,11 +119,7 @@ def _is_known(folder: Path, step: int, state: State) -> bool:
 
 
 def read(folder: Path, step: int) -> RecoverySnapshot:
-    """The snapshot at a step.
-
-    Raises:
-        JournalError: It cannot be read, or is damaged.
-    """
+    """The snapshot at a step."""
     path = folder / f"step-{step}"
     try:
         content = path.read_bytes()

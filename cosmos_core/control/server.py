@@ -36,12 +36,7 @@ _SPARE_IDENTITIES: Final = 1000
 
 @attrs.frozen(kw_only=True)
 class Turned:
-    """A message that was not taken, and what to answer.
-
-    Attributes:
-        identity: Who sent it, at the socket.
-        answer: What to say; None: nothing.
-    """
+    """A message that was not taken, and what to answer; None: nothing."""
 
     identity: bytes
     answer: Refused | Answer | None
@@ -50,12 +45,8 @@ class Turned:
 class Inbox:
     """Takes messages in at a socket. Used by the server's thread.
 
-    Args:
-        listener: The socket; without authentication, anyone may say anything.
-
-    Attributes:
-        num_malformed: Messages that could not be read.
-        num_refused: Messages of those who may not say them.
+    Without authentication, anyone may say anything. It counts messages that could not be read (`num_malformed`), and
+    those of who may not say them (`num_refused`).
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -67,11 +58,7 @@ class Inbox:
         self.num_refused = 0
 
     def take(self) -> tuple[bytes, Up] | Turned:
-        """The next message, with the identity that it came from.
-
-        Raises:
-            zmq.Again: There is none.
-        """
+        """The next message, with the identity that it came from; zmq.Again if there is none."""
         identity = b""
         try:
             first, body = receive_marked(self._listener.socket, parts=2)
@@ -96,8 +83,7 @@ class Inbox:
     def revoked(self, known: Callable[[], Collection[bytes]]) -> list[bytes]:
         """Identities that speak with a key that may not any more; empty unless the allow-list has changed.
 
-        Args:
-            known: Identities of replicas and observers; others are forgotten. Asked seldom, as there may be thousands.
+        `known` are those of replicas and observers; others are forgotten. Asked seldom, as there may be thousands.
         """
         authenticator = self._listener.authenticator
         if authenticator is None:
@@ -134,16 +120,9 @@ _MAX_MESSAGES: Final = 2000
 
 
 class Server:
-    """Serves one run on one socket until it has ended.
+    """Serves one run on one socket until it has ended. It is the only writer of the journal, whose fold is the state.
 
-    Args:
-        state: The fold of `journal`.
-        journal: Open; this server is its only writer.
-        listener: Where it listens, and who may speak there (`transport.authentication.listen`).
-        control: Intervals and time limits.
-        snapshots: Where to keep what a new journal could go on from.
-        window: The controller's side of the web page; None without one.
-        facts: What replicas must have in common with the run (`config.fingerprint`); None compares nothing.
+    `facts` are what replicas must have in common with the run (`config.fingerprint`); None compares nothing.
     """
 
     def __init__(
@@ -168,8 +147,7 @@ class Server:
     def run(self, stop: threading.Event) -> bool:
         """Serve until the run has ended and everyone was told, or `stop` is set; whether it has ended.
 
-        Raises:
-            JournalError: An event could not be made durable; nothing that follows from it has left.
+        A JournalError ends it, too: nothing that follows from what could not be made durable has left.
         """
         while not stop.is_set():
             self._socket.poll(_POLL_MS)

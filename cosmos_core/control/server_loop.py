@@ -52,19 +52,9 @@ def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is ask
 
 
 class ServerLoop:
-    """Handles what replicas, observers and the clock say, and knows what to answer.
+    """Handles what replicas, observers and the clock say, and knows what to answer. The journal's only writer.
 
-    Args:
-        state: The fold of the journal; from now on this server loop is its only writer.
-        journal: Where every event goes before anything that follows from it is said.
-        control: Intervals and time limits.
-        now: The present time.
-        facts: What replicas must have in common with the run (`config.fingerprint`); None compares nothing.
-
-    Attributes:
-        state: As given.
-        lines: The lines to the replicas.
-        watches: Observers that asked for the journal, and from where on; for the owner to take.
+    `watches` are observers that asked for the journal, and from where on; for the owner to take.
     """
 
     def __init__(
@@ -89,16 +79,8 @@ class ServerLoop:
     def turn(self, now: float, say: Say) -> bool:
         """Do what is due after messages were taken in, and say what follows, each thing once it is durable.
 
-        Args:
-            now: The present time.
-            say: Also asks whether somebody is connected, as no connection tells that unless it is used.
-
-        Returns:
-            Whether the run has ended and everyone was told.
-
-        Raises:
-            JournalError: It could not be made durable; nothing that follows from it was said.
-            AssertionError: The accounting of the run is broken.
+        `say` also asks whether somebody is connected, as no connection tells that unless it is used. Returns whether the
+        run has ended and everyone was told.
         """
 
         def is_there(name: str, line: Line) -> bool:
@@ -275,12 +257,7 @@ class ServerLoop:
         self._log.lose(message.name, message.incarnation, reason)
 
     def tick(self, now: float, is_there: IsThere = _is_unknown) -> None:
-        """Let time pass: who is gone, silent, or has not come, or may try again.
-
-        Args:
-            now: The present time.
-            is_there: Whether a replica is connected, as far as that is known.
-        """
+        """Let time pass: who is gone (by `is_there`, as far as known), silent, or has not come, or may try again."""
         self._failure_detector.look(now, is_there)
 
     def shut_out(self, identity: bytes, reason: str) -> None:
@@ -296,12 +273,7 @@ class ServerLoop:
             self._log.record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
 
     def commit(self, now: float) -> list[tuple[bytes, Down]]:
-        """Make all that happened durable, and return what can now be said, by identity.
-
-        Raises:
-            JournalError: It could not be made durable; nothing that follows from it may be said.
-            AssertionError: The accounting of the run is broken.
-        """
+        """Make all that happened durable, and return what can now be said, by identity."""
         self._log.commit()
         answers, self._answers = self._answers, []
         return [*answers, *self.lines.due(now)]

@@ -36,9 +36,6 @@ def begin_term(state: State, journal: Settling) -> ControllerStarted:
 
     A term that could be lost with the end of the journal would come again, and nobody could tell its controller from
     the one before.
-
-    Raises:
-        JournalError: It could not be written.
     """
     started = ControllerStarted(term=state.term + 1)
     core.step(state, started)
@@ -48,16 +45,7 @@ def begin_term(state: State, journal: Settling) -> ControllerStarted:
 
 
 class WriteAheadLog:
-    """Takes events into the state and the journal; their only writer.
-
-    Args:
-        state: The fold of the journal.
-        journal: Where every event goes before anything that follows from it is said.
-
-    Attributes:
-        state: As given.
-        num_events: Events since this write-ahead log was opened.
-    """
+    """Takes events into the state and the journal, whose fold it is; their only writer."""
 
     def __init__(self, state: State, journal: Durable) -> None:
         self.state: Final = state
@@ -66,11 +54,7 @@ class WriteAheadLog:
         self._checked_step = state.step
 
     def record(self, event: Event) -> None:
-        """Take an event in; nothing that follows from it may be said before the next commit.
-
-        Raises:
-            TransportError: A report that cannot be read: it changes nothing, and is not kept.
-        """
+        """Take an event in; nothing that follows from it may be said before the next commit."""
         core.step(self.state, event)
         self._journal.append(event)
         self.num_events += 1
@@ -81,12 +65,7 @@ class WriteAheadLog:
         self.record(ReplicaLost(name=name, incarnation=incarnation, reason=reason))
 
     def commit(self) -> None:
-        """Make all that was taken in durable.
-
-        Raises:
-            JournalError: It could not be made durable; nothing that follows from it may be said.
-            AssertionError: The accounting of the run is broken.
-        """
+        """Make all that was taken in durable; an AssertionError says that the accounting of the run is broken."""
         self._journal.commit()
         if self.state.step != self._checked_step:
             self._checked_step = self.state.step
@@ -94,13 +73,10 @@ class WriteAheadLog:
 
 
 class Noted:
-    """A journal, and those who are told of what it takes in.
+    """A journal, and those who are told of each event once the state has taken it in.
 
-    Args:
-        journal: Where events are kept.
-        note: Told of each event, once the state has taken it in.
-        committed: Called when something is durable, and by the first commit in any case, before anything that follows
-            from it is said.
+    `committed` is called when something is durable, and by the first commit in any case, before anything that follows
+    from it is said.
     """
 
     def __init__(self, journal: Durable, note: Callable[[Event], None], committed: Callable[[], None]) -> None:

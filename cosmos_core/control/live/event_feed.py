@@ -41,11 +41,7 @@ class Curve:
 
 
 class Trace:
-    """A curve that grows: when it is full, neighbours are averaged, so that noise stays honest.
-
-    Args:
-        name: What it shows.
-    """
+    """A curve that grows: when it is full, neighbours are averaged, so that noise stays honest."""
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
@@ -115,12 +111,9 @@ class SampleView:
     """A sample that a model wrote. The text is the model's own: whoever shows it has to escape it.
 
     Attributes:
-        time: Unix time.
         replica: Who generated it.
         version: The oldest weights that did.
-        status: How it ended.
         reward: None where it was not scored.
-        units: Its length.
         text: At most `MOST_TEXT` characters.
     """
 
@@ -143,13 +136,7 @@ class Lost:
 
 
 class EventFeed:
-    """Takes events as they come and looks now and then at what the state has come to.
-
-    Attributes:
-        news: Newest last.
-        samples: Newest last.
-        lost: Replicas that were lost and have not joined again, newest last.
-    """
+    """Takes events as they come and looks now and then at what the state has come to; newest last in each list."""
 
     def __init__(self) -> None:
         self.news: Final[deque[News]] = deque(maxlen=_MOST_NEWS)
@@ -186,12 +173,7 @@ class EventFeed:
                 pass
 
     def catch_up(self, state: State, time: float) -> None:
-        """Take in what the state has come to since this was called last.
-
-        Args:
-            state: Of the run; only read.
-            time: Unix time.
-        """
+        """Take in what the state has come to since this was called last."""
         seen = self._seen
         if seen is None:
             seen = self._begin(state)

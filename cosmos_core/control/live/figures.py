@@ -48,7 +48,6 @@ class Timeline:
     """The times of a run: sessions of its controller, ends of steps, processes that came back.
 
     Attributes:
-        steps: Applied steps that the run has, in order.
         sessions: (first, last) unix time of each term of the controller.
         joined: Unix time at which each replica joined first since the run was started or resumed last.
         restarts: How often each replica, and the controller, came back since then in another process.
@@ -64,13 +63,7 @@ class Timeline:
         self._is_begun = False
 
     def take(self, time: float, event: Event, state: State) -> None:
-        """Take an entry in.
-
-        Args:
-            time: Unix time of the entry.
-            event: What happened.
-            state: The run's, which has taken it in; only read.
-        """
+        """Take an entry in, which the state has taken in."""
         match event:
             case RunOpened() | Recovered():
                 self.steps.clear()
@@ -94,8 +87,7 @@ class Timeline:
     def elapsed_s(self, now: float | None) -> float:
         """Seconds for which the run has gone on since it began or was recovered, without the time between sessions.
 
-        Args:
-            now: Unix time; None for a run that nobody runs now.
+        `now` is None for a run that nobody runs now.
         """
         passed = sum(last - first for first, last in self.sessions)
         return passed if now is None or not self.sessions else passed + max(0.0, now - self.sessions[-1][1])
@@ -112,10 +104,7 @@ class Timeline:
     def trained_per_s(self, steps: Sequence[TimedStep]) -> float | None:
         """Units that steps trained on per second between their ends, waiting included; None where that is not known.
 
-        What lies between two sessions does not count.
-
-        Args:
-            steps: Of this timeline, in order; the first only says when the second began.
+        What lies between two sessions does not count. The first step only says when the second began.
         """
         pairs = [(a, b) for a, b in itertools.pairwise(steps) if self.is_one_session(a.time, b.time)]
         passed = sum(b.time - a.time for a, b in pairs)
@@ -137,12 +126,7 @@ def trained_units(step: StepRecord) -> float:
 
 
 def phase_of(state: State, stage: Stage) -> str:
-    """The phase of the run, in a few words.
-
-    Args:
-        state: The run's.
-        stage: The stage of its next step.
-    """
+    """The phase of the run, in a few words; `stage` is that of its next step."""
     evaluates_first = state.pending and state.running is None and not state.steps[stage.first_step :]
     phases = (
         (bool(state.outcome), state.outcome),
@@ -158,15 +142,7 @@ def phase_of(state: State, stage: Stage) -> str:
 def figures(
     state: State, timeline: Timeline, stages: tuple[Stage, ...], gauges: Gauges, *, now: float | None
 ) -> Progress:
-    """The figures of a run.
-
-    Args:
-        state: The run's; only read.
-        timeline: When it came to that.
-        stages: Stages of the recipe.
-        gauges: What its processes said last.
-        now: Unix time; None for a run that nobody runs now, which has no pace.
-    """
+    """The figures of a run; `now` is None for a run that nobody runs now, which has no pace."""
     stage = stages[state.stage_index]
     records = [record for record in state.steps[-NEWEST_STEPS:] if record.stage == stage.index]
     rewarded = [record for record in records if record.reward is not None]

@@ -36,13 +36,9 @@ class ReplicaView:
     """A replica.
 
     Attributes:
-        name: Of the replica.
         role: `policy` or `rollout`; empty of one that was lost.
-        status: What it is doing.
         step: The step whose weights it holds; -1 before it has any.
-        in_flight: Prompts that it is completing.
         units_per_s: Units that it generates per second; None of a policy replica.
-        place: Its pid and host.
         detail: Why it was lost.
     """
 
@@ -73,28 +69,17 @@ class Snapshot(Progress):
     """A run at one moment: its figures, and what is shown beside them.
 
     Attributes:
-        time: Unix time.
-        name: `run.name`.
-        run_id: Of the run.
         term: Starts of the controller since the run began, or was recovered.
         outcome: How it ended; empty while it goes on.
-        reason: Why it failed.
         version: The weight version that rollout replicas shall have; -1: none yet.
-        versions: Rollout replicas by the version that they generate with.
         generation: Gradient groups that were formed since the run began, or was recovered.
-        members: Its members; empty while there is none.
-        statuses: Replicas by role and status.
         replicas: The first `MOST_REPLICAS`, by role and name, then those that were lost.
-        queue: Where the prompts are.
         staleness: Samples of the newest steps by how many steps their weights lagged.
         rewards: Of these steps, the mean of each of several rewards, unweighted; empty where there is one.
-        loss: Of the newest step.
         mismatch: KL between what the engine and the trainer make of the same weights, of the newest step.
         settings: Dynamic keys that were changed, with the newest value and the first step of it.
         refused: What was not let in so far: connections, messages and processes.
-        news: What happened lately, newest last.
         samples: What the model wrote lately, newest last; not escaped.
-        curves: Over steps.
     """
 
     time: float
@@ -132,18 +117,7 @@ def take(
     now: float,
     is_running: bool = True,
 ) -> Snapshot:
-    """Take a snapshot.
-
-    Args:
-        state: The run's; only read.
-        feed: What happened lately; caught up with the state first.
-        timeline: When the run came to that state.
-        stages: Stages of the recipe.
-        gauges: Newest gauges of each replica, and of the controller under `controller`.
-        name: `run.name`.
-        now: Unix time.
-        is_running: Whether somebody runs it now.
-    """
+    """Take a snapshot; the feed is caught up with the state first. Gauges of the controller are under `controller`."""
     feed.catch_up(state, now)
     shown = figures(state, timeline, stages, gauges, now=now if is_running else None)
     statuses = {replica.name: status_of(state, replica) for replica in state.replicas.values()}

@@ -113,8 +113,7 @@ def repeat(state: State) -> None:
 def on_step_failed(state: State, report: StepFailed) -> bool:
     """Queue again the prompts whose payloads are gone; the others wait for a new batch.
 
-    Returns:
-        Whether that is all there is to it: if not, the gradient group is broken.
+    Returns whether that is all there is to it: if not, the gradient group is broken.
     """
     missing = set(report.missing)
     running = state.running

@@ -54,11 +54,7 @@ def values_at(state: State, step: int) -> dict[str, Scalar]:
 
 
 def settle(state: State) -> bool:
-    """Let the controller go by the values of the next step.
-
-    Returns:
-        Whether anything that it goes by has changed.
-    """
+    """Let the controller go by the values of the next step; whether anything that it goes by has changed."""
     settings = _settled(state)
     if settings == state.settings:
         return False
@@ -82,13 +78,7 @@ def drawn(leased: Iterable[Mapping[str, Scalar]]) -> dict[str, int]:
 def keep(changes: list[SettingChange], step: int, before: Settings, after: Settings) -> list[SettingChange]:
     """The changes that a run which goes on from a step keeps: those in force at its next step.
 
-    A key whose value in the recipe was changed for going on is as the recipe says.
-
-    Args:
-        changes: All there were.
-        step: The step that the run goes on from.
-        before: Settings of the session before.
-        after: Settings of the next one.
+    A key whose value in the recipe was changed for going on (`before` -> `after`) is as the recipe says.
     """
     recipes = [{each.key: each.value for each in settings.dynamic} for settings in (before, after)]
     same = {key for key, value in recipes[1].items() if key in recipes[0] and recipes[0][key] == value}
@@ -104,11 +94,7 @@ def tell_undone(state: State, kept: list[SettingChange], step: int) -> None:
 
 
 def asked_of(state: State, request: Set) -> dict[str, Scalar]:
-    """The values that a request asks for, by key.
-
-    Raises:
-        ConfigError: A key is not dynamic, or cannot become that; or the values do not go together.
-    """
+    """The values that a request asks for, by key."""
     settings = state.settings
     asked = chosen(settings.dynamic, settings.fixed, request.overrides)
     values = {each.key: each.value for each in settings.dynamic} | values_at(state, next_step(state)) | asked
@@ -137,12 +123,7 @@ def first_step(settings: Settings, key: str, step: int) -> int:
 
 
 def refusal(state: State, asked: dict[str, Scalar]) -> str:
-    """Say why no step would go by these values; empty if each key has some that will.
-
-    Args:
-        state: The run's; not changed.
-        asked: Values by key.
-    """
+    """Say why no step would go by these values; empty if each key has some that will."""
     if state.is_stopping:
         return "the run is stopping: no further step will be ordered that could go by this"
     following, settings = next_step(state), state.settings

@@ -58,12 +58,7 @@ from cosmos_core.transport.reports import (
 
 
 def fold(events: Iterable[Event], state: State | None = None) -> State:
-    """The state that a history leads to, from its beginning or from `state`, which is changed in place.
-
-    Raises:
-        JournalError: The history does not begin with `RunOpened` or `Recovered`, or resumes from a step that it
-            does not know.
-    """
+    """The state that a history leads to, from its beginning or from `state`, which is changed in place."""
     for event in events:
         if isinstance(event, RunOpened | Recovered):
             state = begin(event)
@@ -88,12 +83,7 @@ def begin(event: RunOpened | Recovered) -> State:
 
 
 def step(state: State, event: Event) -> None:
-    """Take one event in. An event that is fenced, repeated or out of date changes nothing.
-
-    Raises:
-        JournalError: A resume from a step, or a way back to one, that the journal does not know.
-        TransportError: A report that is not one; nothing was changed.
-    """
+    """Take one event in. An event that is fenced, repeated or out of date changes nothing."""
     match event:
         case Reported():
             _report(state, event)
@@ -216,12 +206,7 @@ def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupF
 
 
 def refusal(state: State, request: Request) -> str:
-    """Say why the run cannot do what is asked; empty if it can.
-
-    Args:
-        state: The run's; not changed.
-        request: What a person asks.
-    """
+    """Say why the run cannot do what is asked; empty if it can."""
     if state.outcome and not isinstance(request, Stop):
         return f"the run is over ({state.outcome})"
     match request:
@@ -237,11 +222,7 @@ def refusal(state: State, request: Request) -> str:
 
 
 def _take_command(state: State, event: Commanded) -> None:
-    """Do what was asked; once, however often it was.
-
-    Raises:
-        TransportError: It is no request; nothing was changed.
-    """
+    """Do what was asked; once, however often it was."""
     request = REQUEST.decode(event.request)
     if event.ident in state.commands:
         return

@@ -12,11 +12,7 @@ from cosmos_core.weights.topology import Place, distances
 
 
 class Offers:
-    """For a pass over many replicas: what they have in common is derived once.
-
-    Args:
-        state: It must not change while this is used.
-    """
+    """For a pass over many replicas: what they have in common is derived once. The state must not change meanwhile."""
 
     def __init__(self, state: State) -> None:
         self._state: Final = state
@@ -94,13 +90,7 @@ class Offers:
 
 
 def directive_for(state: State, name: str, offers: Offers | None = None) -> PolicyDirective | RolloutDirective:
-    """The desired state of a replica that is in the run.
-
-    Args:
-        state: The run's.
-        name: The replica's.
-        offers: Of this state, to be shared by those of a pass over many replicas.
-    """
+    """The desired state of a replica that is in the run; `offers` are shared by those of a pass over many replicas."""
     replica = state.replicas[name]
     if replica.role == "rollout":
         return _rollout(state, replica, Offers(state) if offers is None else offers)

@@ -14,11 +14,7 @@ from cosmos_core.control.machine.state import State
 
 
 def check(state: State) -> None:
-    """Check the accounting of a run.
-
-    Raises:
-        AssertionError: Names every invariant that is broken.
-    """
+    """Check the accounting of a run; the AssertionError names every invariant that is broken."""
     broken = [
         *(f"stage {index}: {problem}" for index, ledger in enumerate(state.ledgers) for problem in _ledger(ledger)),
         *_leases(state),

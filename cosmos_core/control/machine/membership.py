@@ -100,11 +100,7 @@ def regroup(state: State) -> None:
 
 
 def on_formed(state: State, replica: Replica, report: GenerationFormed) -> bool:
-    """A member is ready.
-
-    Returns:
-        Whether with it all are, and already hold the weights of the running step, so that it is done.
-    """
+    """A member is ready; whether with it all are, and already hold the running step's weights, so that it is done."""
     if report.generation <= state.undone:
         return False
     # Of a generation that has been given up since, too: its transfer may have left the newest weights with this one.

@@ -14,11 +14,7 @@ from cosmos_core.types import SampleStatus
 
 
 def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
-    """A member applied a step.
-
-    Returns:
-        Whether with it all members of the present generation have.
-    """
+    """A member applied a step; whether with it all members of the present generation have."""
     if report.generation <= state.undone:
         return False
     replica.step = report.step

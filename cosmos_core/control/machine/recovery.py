@@ -42,14 +42,9 @@ class RecoverySnapshot:
     """The state of a run at a step of which a checkpoint was wanted, without anything that was in flight.
 
     Attributes:
-        settings: Constants of the run.
-        step: The step.
         term: Starts of the controller up to then.
         generation_number: Of the newest generation up to then.
         next_lease: The first lease that had not been used.
-        marks: The prompts of each stage.
-        steps: A record of each step up to it.
-        evaluations: Of weights up to it.
         changes: Of dynamic keys that hold at the next step.
     """
 
@@ -122,11 +117,7 @@ def newest_kept(state: State) -> int:
 
 
 def roll_back(state: State, event: RolledBack) -> None:
-    """Undo the steps after one that is kept.
-
-    Raises:
-        JournalError: The journal does not know that step.
-    """
+    """Undo the steps after one that is kept."""
     marks = state.marks.get(event.step)
     if marks is None:
         raise JournalError(f"the run was taken back to step {event.step}, of which the journal has no snapshot")
@@ -161,9 +152,6 @@ def resume(state: State, event: Resumed) -> None:
     """Go back to just after a step: its weights are in a checkpoint, whatever came later did not happen.
 
     Evaluations of weights up to that step stay, because those weights did not change.
-
-    Raises:
-        JournalError: The journal does not know a checkpoint of that step.
     """
     marks = state.marks.get(event.step)
     if marks is None:

@@ -23,12 +23,10 @@ class Replica:
     """A replica that joined and was not lost since.
 
     Attributes:
-        received: Number of its newest report.
         step: Policy: the step whose weights it holds, as far as it told.
         version: Rollout: the weights it generates with; -1 before it has any whose digest is right.
         leases: What it has in flight, by lease (ids rise, so oldest first).
         num_training: How many of those are for training.
-        held: Leases whose payloads it keeps for training.
         rejections: How often weights that it loaded did not have their digest.
         is_doubted: Whether the last weights that it loaded did not.
         rack: Label of where it runs; empty if it is not known.
@@ -124,29 +122,20 @@ class State:
 
     Attributes:
         settings: What the run goes by at its next step.
-        term: Starts of the controller.
         step: The newest step that is done: the trainer's weight version.
         outcome: `finished`, `stopped` or `failed`; empty while the run goes on.
-        reason: Why it failed.
         has_ended: Whether the controller has told everyone.
         is_stopping: Whether a person asked for a stop.
-        commands: Requests of people that were taken in.
-        replicas: By name.
         fenced: Incarnations that were lost or have left, and why; they may not come back.
         draining: Names of those that leave once they have finished what they have begun.
         departed: Names of those that have left, unless another process of that name has joined since.
-        has_started: Whether the policy replicas of the recipe have joined.
-        has_rollouts: Whether the rollout replicas of the recipe have joined.
         generation_number: Of the newest generation, ever.
         generation: The gradient group; None while there is none.
         is_regrouping: Whether the next generation waits for `RegroupDue`.
         num_regroups: Generations that broke since the last one that worked.
         num_useless: Prompts that failed or had too few scored samples since the last one that was of use.
-        ledgers: The prompts of each stage.
         next_lease: Leases are never used twice.
-        running: The step being trained.
         attempts: How often the next step has been ordered.
-        steps: A record of each step, in order from 1.
         published: Versions that rollout replicas may need.
         publish: The version that policy replicas shall publish if they have not; -1: none.
         targets: Versions that rollout replicas were told to load and may be loading, ascending; the last is current.
@@ -154,7 +143,6 @@ class State:
         num_moves: Rollout replicas that came into the tree or left it since it was last laid out anew.
         pending: Evaluations that are due, ascending by version; the first is being worked on.
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
-        checkpoints: Of this run.
         marks: Snapshots at the moments from which a run can be resumed, by step.
         undone: The newest generation when the run was last taken back, resumed or recovered: what it and earlier ones
             came to after the step from which the run went on did not happen.

@@ -89,12 +89,7 @@ _DECODER: Final[msgspec.json.Decoder[_Stop | _Drain | _Set]] = msgspec.json.Deco
 def request_from(body: bytes) -> Request:
     """The request that a body asks for.
 
-    Args:
-        body: JSON such as `{"do": "drain", "name": "rollout-1"}` or `{"do": "set", "overrides": ["KEY=VALUE"]}`.
-
-    Raises:
-        TransportError: It is none, or asks for values that only plugins, which the controller has not, can judge; the
-            message says why, and what to do.
+    Such as `{"do": "drain", "name": "rollout-1"}` or `{"do": "set", "overrides": ["KEY=VALUE"]}`. A TransportError says why it is none, or that only plugins, which the controller has not, can judge its values.
     """
     try:
         request = _DECODER.decode(body).request()
@@ -168,16 +163,7 @@ class _Closing(asyncio.Protocol):
 
 
 class Application:
-    """Serves one run's board.
-
-    Args:
-        board: What there is to show, and where to ask.
-        guard: Who may see it, and who may ask.
-
-    Attributes:
-        num_streams: Browsers that watch.
-        connections: Those that it serves.
-    """
+    """Serves one run's board; `num_streams` counts browsers that watch."""
 
     def __init__(self, board: Board, guard: Guard) -> None:
         self._board: Final = board

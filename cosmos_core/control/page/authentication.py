@@ -50,7 +50,6 @@ class Guard:
 
     Attributes:
         token: What proves that somebody may change something.
-        bind: The address that the page listens on.
         names: Names of this machine, beside addresses and `localhost`.
     """
 
@@ -66,11 +65,7 @@ class Guard:
     def refusal(self, method: str, path: str, headers: Headers, *, is_data: bool) -> Refusal | None:
         """The refusal of a request; None if it may be served.
 
-        Args:
-            method: Of the request.
-            path: Of the request.
-            headers: Of the request.
-            is_data: Whether the answer tells of the run; what does not is the same for every run.
+        `is_data` says whether the answer tells of the run; what does not is the same for every run.
         """
         hosts = headers.getall("Host", ())
         if len(hosts) != 1 or not self._is_own(hosts[0]):
@@ -133,14 +128,7 @@ _FORM: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def run_token(directory: Path) -> str:
-    """The token of a run; made where there is none yet, or where others could have read or chosen it.
-
-    Args:
-        directory: The run's folder.
-
-    Raises:
-        TransportError: It could not be written.
-    """
+    """The token of a run's folder; made where there is none yet, or where others could have read or chosen it."""
     path = directory / NAME
     try:
         if (known := _read(path)) is not None:

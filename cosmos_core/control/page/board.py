@@ -28,12 +28,7 @@ Parts = Mapping[str, bytes]
 
 
 def parts_of(snapshot: Snapshot, before: Parts) -> Parts:
-    """The parts of a snapshot.
-
-    Args:
-        snapshot: The run.
-        before: Parts of the snapshot before.
-    """
+    """The parts of a snapshot, from those of the one before."""
     rest = {
         field.name: getattr(snapshot, field.name) for field in attrs.fields(Snapshot) if field.name not in _OWN_PARTS
     }
@@ -125,14 +120,7 @@ class Board:
                 await self._changed.wait()
 
     async def ask(self, request: Request) -> str:
-        """Ask the run for something.
-
-        Returns:
-            Why it was refused; empty once it is in the journal.
-
-        Raises:
-            TransportError: Too much is being asked, or the controller did not answer in time.
-        """
+        """Ask the run for something; why it was refused, empty once it is in the journal."""
         if len(self._answers) >= _MOST_ASKED:
             raise TransportError(f"{_MOST_ASKED} requests wait for an answer; try again")
         ident = secrets.token_hex(8)

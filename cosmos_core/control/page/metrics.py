@@ -15,12 +15,7 @@ Series = tuple[Labels, float | None]
 
 
 def render(snapshot: Snapshot, *, num_clients: int) -> str:
-    """The metrics of a run.
-
-    Args:
-        snapshot: The run.
-        num_clients: Browsers that watch.
-    """
+    """The metrics of a run and its page."""
     found = [_family(*family) for family in (*_progress(snapshot), *_prompts(snapshot), *_replicas(snapshot))]
     found.append(_family("cosmos_page_clients", "gauge", "Browsers that watch the page.", [({}, num_clients)]))
     return "".join(found)

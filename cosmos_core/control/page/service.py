@@ -27,19 +27,7 @@ _BACKLOG: Final = 64
 class Page:
     """A page that is listening; `start` serves it.
 
-    Args:
-        directory: The run's folder, where the token is kept.
-        bind: Address to listen on.
-        port: To listen on; 0 takes a free one.
-        preferred: A port to try first where `port` is 0.
-
-    Attributes:
-        board: Between the controller and the page.
-        address: The page's URL.
-        token_file: Where the token is.
-
-    Raises:
-        TransportError: It cannot listen there, or the token cannot be kept.
+    The token is kept in `directory`, the run's. Where `port` is 0 any free one is taken, `preferred` if it is free.
     """
 
     def __init__(self, directory: Path, bind: str, port: int, preferred: int = 0) -> None:

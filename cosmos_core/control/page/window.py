@@ -38,13 +38,7 @@ _MOST_SHARE: Final = 0.05
 
 
 class Window:
-    """Shows a run on a board, and takes from it what people ask for.
-
-    Args:
-        board: The page's.
-        stages: Stages of the recipe.
-        name: `run.name`.
-    """
+    """Shows a run on a board, and takes from it what people ask for."""
 
     def __init__(self, board: Board, stages: tuple[Stage, ...], name: str) -> None:
         self._board: Final = board
@@ -76,14 +70,7 @@ class Window:
             self._board.answer(message.ident, message.refusal)
 
     def show(self, state: State, gauges: Callable[[], Gauges], now: float, *, is_last: bool = False) -> None:
-        """Show the run as it is now, if it is time for that.
-
-        Args:
-            state: The run's; only read.
-            gauges: Of each replica, and of the controller.
-            now: Monotonic time.
-            is_last: Whether this is the end.
-        """
+        """Show the run as it is now, if it is time for that or the end; `now` is monotonic."""
         if now < self._due and not is_last:
             return
         began = time.perf_counter()
@@ -95,12 +82,7 @@ class Window:
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """The outcome of opening a page.
-
-    Attributes:
-        window: The controller's side of it; None without a page.
-        announcement: What to tell of it, for `controller.json`.
-    """
+    """The outcome of opening a page; its announcement is for `controller.json`."""
 
     window: Window | None = None
     announcement: dict[str, str] = attrs.field(factory=dict)
@@ -108,11 +90,7 @@ class Opened:
 
 @contextlib.contextmanager
 def opened(job: Job) -> Iterator[Opened]:
-    """A run's page while its controller serves it; a run goes on without a page that cannot be opened.
-
-    Args:
-        job: The run.
-    """
+    """A run's page while its controller serves it; a run goes on without a page that cannot be opened."""
     if job.recipe.control.page_port < 0:
         yield Opened()
         return
