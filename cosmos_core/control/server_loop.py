@@ -79,8 +79,8 @@ class ServerLoop:
     def turn(self, now: float, say: Say) -> bool:
         """Do what is due after messages were taken in, and say what follows, each thing once it is durable.
 
-        `say` also asks whether somebody is connected, as no connection tells that unless it is used. Returns whether the
-        run has ended and everyone was told.
+        `say` also asks whether somebody is connected, as no connection tells that unless it is used. Returns whether
+        the run has ended and everyone was told.
         """
 
         def is_there(name: str, line: Line) -> bool:

@@ -118,11 +118,7 @@ def add_digests(partials: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def combine(digests: Mapping[str, int]) -> str:
-    """One hex digest of a model from the digests of all its tensors, whatever their order.
-
-    Raises:
-        ValueError: One of them is none.
-    """
+    """One hex digest of a model from the digests of all its tensors, whatever their order."""
     state = hashlib.blake2b(digest_size=16)
     for name in sorted(digests):
         if not 0 <= digests[name] < MODULUS:
@@ -239,12 +235,7 @@ class Arrivals:
     """
 
     def __init__(self, published: Mapping[str, int], layout: EngineLayout) -> None:
-        """Begin with nothing.
-
-        Args:
-            published: Digest of each tensor.
-            layout: What is to arrive (`RolloutEngine.layout`).
-        """
+        """Begin with nothing; `layout` is to arrive (`RolloutEngine.layout`), with the digests published."""
         self._published: Final = published
         self._tensors: Final = ShardMap.of_layout(layout).tensors
         self._shards: Final[dict[str, dict[int, _Shards]]] = {name: {} for name in self._tensors}

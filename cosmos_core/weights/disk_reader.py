@@ -108,13 +108,7 @@ _READ_BYTES: Final = 32 << 20
 
 
 def stored_parts(directory: str, run_id: str, target: WeightTarget) -> tuple[list[Ready], list[str]]:
-    """The parts of a version that are there, and what is wrong with those that cannot be used.
-
-    Args:
-        directory: Where versions are stored.
-        run_id: The run; others' parts are refused.
-        target: The version.
-    """
+    """The run's parts of a version that are there, and what is wrong with those that cannot be used."""
     url = version_folder(directory, run_id, target.version, target.digest)
     ready: list[Ready] = []
     problems: list[str] = []
@@ -194,11 +188,6 @@ class StoredFile:
 
     What is read is the span from the first to the last element of each slice, in whole blocks; slices that are near
     each other are read at once.
-
-    Args:
-        files: File system.
-        path: The file with the bytes.
-        part: Its description.
     """
 
     def __init__(self, files: Any, path: str, part: StoredPart) -> None:

@@ -43,15 +43,11 @@ _Snapshot: TypeAlias = tuple[wire.Manifest, mmap.mmap | None]
 
 
 class VersionWriter:
-    """Writes on a thread of its own.
+    """Writes to a folder that receivers can read (a path or fsspec URL), on a thread of its own.
 
-    Args:
-        directory: Path or fsspec URL that receivers can read.
-        run_id: The run.
-        is_only: Whether receivers have no other source: versions are then written before they are announced, and a
-            failure is raised. Else they are written beside, the newest only if writing cannot keep up, and a failure
-            is logged.
-        removes: Whether this process removes old versions; one of a replica is enough.
+    Where receivers have no other source (`is_only`), versions are written before they are announced, and a failure is
+    raised. Else they are written beside, the newest only if writing cannot keep up, and a failure is logged. One
+    process of a replica is enough that `removes` old versions.
     """
 
     def __init__(self, directory: str, run_id: str, *, is_only: bool, removes: bool) -> None:

@@ -48,8 +48,6 @@ class Ready:
 
     Attributes:
         source: Who is asked for slices; None for what is only read.
-        manifest: What it said of the version.
-        shards: What it holds, of the manifest.
         read: Reads what it holds, if that is within reach.
     """
 
@@ -65,7 +63,6 @@ class Fetch:
     It may take as long as it needs: a source that is silent for `stall_s` is given up, and the fetch without any left.
 
     Attributes:
-        version: The version.
         digests: Digest of each tensor as published; see `first_difference`.
         is_stored: Whether it is read from where versions are stored, and from no process.
         is_asked: Whether processes send some of it.

@@ -27,8 +27,6 @@ class Table:
         kind_of: Of each rank, its kind: ranks of one kind hold the same.
         tensor_B: Number of the tensor.
         kind_B: Kind of the ranks that hold the shard.
-        first_BD: First index of the shard.
-        end_BD: The index after its last.
     """
 
     kind_of: Integers
@@ -90,8 +88,6 @@ class Chunks:
     Attributes:
         wanted_C: The wanted shard in which the chunk lies.
         holders_C: Which set of holders it has, a number of `holders`.
-        first_CD: First index of the chunk.
-        end_CD: The index after its last.
         holders: Sets of kinds of sources, each in ascending order.
         is_covered: Whether the chunks of every wanted shard make it up.
     """
@@ -105,15 +101,7 @@ class Chunks:
 
 
 def chunks(kind_S: Integers, first_SD: Integers, end_SD: Integers, first_TD: Integers, end_TD: Integers) -> Chunks:
-    """Cut the wanted shards along the edges of what sources hold.
-
-    Args:
-        kind_S: Kind of the sources that hold a shard.
-        first_SD: First index of each of their shards.
-        end_SD: The index after its last.
-        first_TD: First index of each wanted shard.
-        end_TD: The index after its last.
-    """
+    """Cut the wanted shards (T) along the edges of what sources hold (S, of a kind each); an end is the index after."""
     shards, owner_S = np.unique(np.concatenate([first_SD, end_SD], axis=1), axis=0, return_inverse=True)
     owner_S = owner_S.reshape(-1)
     num_dims = first_SD.shape[1]
@@ -185,8 +173,6 @@ class Lacking:
         pattern_C: Pattern of each chunk: it stands for this chunk of every tensor of the pattern.
         set_C: Its holders, a place in `sets_S`.
         origin_C: Number in its pattern of the chunk that it was, before chunks were divided.
-        first_CD: First index.
-        size_CD: Elements in each dim.
         sets_S: Numbers of the holder sets.
         nbytes_S: Bytes to get from each, over all tensors.
     """
@@ -293,8 +279,7 @@ def _divisible(
 ) -> tuple[Integers, Integers, Integers]:
     """Split chunks that several sources hold until a row has at most `grain` elements.
 
-    Returns:
-        Of which chunk each part is; first indices; sizes.
+    Returns of which chunk each part is; first indices; sizes.
     """
     origin = np.arange(len(first_CD))
     for dim in range(first_CD.shape[1] - 1):

@@ -52,20 +52,13 @@ class Plan:
     Attributes:
         sources: (member, rank) of each source: a rank of a member.
         targets: (member, rank) of each target.
-        names: Names of the tensors.
     """
 
     def __init__(self, sources: Sequence[Member], targets: Sequence[Member], *, grain_bytes: int = GRAIN_BYTES) -> None:
-        """Plan for all targets.
+        """Plan for all targets; what several sources could send is divided into parts of about `grain_bytes`.
 
-        Args:
-            sources: What each has. Several may have the same.
-            targets: What each lacks.
-            grain_bytes: What several sources could send is divided into parts of about this size.
-
-        Raises:
-            WeightSyncError: A tensor that no source holds, or holds with another shape or dtype, or a slice that the
-                sources together do not cover; the message names the first, in the order of names.
+        A WeightSyncError names the first tensor, in the order of names, that no source holds, or holds with another
+        shape or dtype, or of which a slice is not covered by the sources together.
         """
         check_agreement([each.shards for each in sources], [each.shards for each in targets])
         self.sources: Final = _ranks(sources)
@@ -141,13 +134,8 @@ def check_agreement(
 ) -> None:
     """Check that every tensor of a target is held somewhere, and with its shape and dtype wherever it is.
 
-    Args:
-        sources: What each source has.
-        targets: What each target lacks.
-        published: Names of all that there is, none of which may be unwanted. Absent: sources may have more.
-
-    Raises:
-        WeightSyncError: It is not so; the message names the first such tensor, in the order of names.
+    None of the `published` names may be unwanted; absent, sources may have more. The first tensor of which this is not
+    so, in the order of names, is named by a WeightSyncError.
     """
     held: dict[str, TensorFacts] = {}
     others: dict[str, TensorFacts] = {}

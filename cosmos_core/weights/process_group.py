@@ -39,12 +39,7 @@ _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
 
 
 class Rendezvous:
-    """Where the two meet, on the publisher's side: a store of torch's, on a free port of one address.
-
-    Args:
-        host: IP address or name of this machine at which receivers reach it.
-        timeout_s: Longest wait for the other one.
-    """
+    """Where the two meet, on the publisher's side: a store of torch's, on a free port of an address of this machine."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
         with _told(f"nobody can be met at {host}"):
@@ -71,17 +66,9 @@ def meet(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 class Pair:
-    """Passes tensors of bytes to the other one; used by one thread.
+    """Passes tensors of bytes, on `device`, to the other one; used by one thread.
 
-    Args:
-        kind: The backend.
-        store: Where the two meet.
-        rank: `PUBLISHER` or `RECEIVER`.
-        host: Address of this machine for the connection.
-        timeout_s: Longest wait for the other one to appear.
-
-    Attributes:
-        device: Where tensors must be.
+    `host` is the address of this machine for the connection; the other one must appear in `timeout_s`.
     """
 
     def __init__(self, kind: Backend, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:

@@ -41,15 +41,9 @@ class FrameTransport:
 
 
 class ProcessGroupTransport(FrameTransport):
-    """Brings slices through a process group with the publisher.
+    """Brings slices through a process group with the publisher, which waits at `host` and `port` for this receiver.
 
     Transfers are begun before they are asked for, so that those of several publishers go on at the same time.
-
-    Args:
-        kind: The group's backend.
-        host: The publisher's address.
-        port: Where it waits for this receiver.
-        stall_s: Longest wait for the publisher to appear, and for the slices of an answer.
     """
 
     def __init__(self, kind: Backend, host: str, port: int, stall_s: float) -> None:
@@ -99,15 +93,7 @@ _Answer: TypeAlias = tuple[int, Sequence[memoryview]]
 
 
 class Sender:
-    """Sends answers to one receiver. The server that feeds it never waits for it.
-
-    Args:
-        kind: The process group's backend.
-        host: Address at which receivers reach this machine.
-
-    Attributes:
-        port: Where the receiver is met.
-    """
+    """Sends answers to one receiver, met at `port`. The server that feeds it never waits for it."""
 
     def __init__(self, kind: Backend, host: str) -> None:
         self._kind: Final[Backend] = kind

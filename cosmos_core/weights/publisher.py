@@ -35,15 +35,8 @@ class WeightPublisher(Closing):
     ) -> None:
         """Start to serve, and remove what dead processes of this user left behind.
 
-        Args:
-            run_id: Receivers of another run are refused.
-            bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
-            keyring: Keys of this process; None only in tests and measurements: anyone is served.
-            directory: Where snapshots lie; shared memory if absent.
-            writer: Stores versions besides, if they are stored; closed with this.
-
-        Raises:
-            TransportError: The address cannot be listened on.
+        Receivers of another run are refused. Without a keyring, as in tests and measurements, anyone is served.
+        Snapshots lie in `directory`, in shared memory if absent; `writer` stores them besides, and is closed with this.
         """
         self._directory: Final = directory
         self._writer: Final = writer
@@ -74,14 +67,8 @@ class WeightPublisher(Closing):
     ) -> Snapshot:
         """Copy the weights; training may go on as soon as it returns. Not served before `seal`.
 
-        Args:
-            version: Weight version.
-            tensors: Canonical name -> tensor, or shard of it, on any device.
-            dtype: The rollout's; floating-point tensors are cast to it. None: as they are.
-            quantised: For tensors that are published as codes and scales, how.
-
-        Raises:
-            WeightSyncError: There is no room for the snapshot, or something cannot be quantised.
+        Tensors, or shards of them, are by canonical name, on any device; floating-point ones are cast to `dtype`, the
+        rollout's (None: as they are). `quantised` says how, for tensors that are published as codes and scales.
         """
         return self._stage(
             lambda spare: take_snapshot(
@@ -95,15 +82,7 @@ class WeightPublisher(Closing):
         )
 
     def reserve(self, version: int, layout: EngineLayout) -> Snapshot:
-        """A snapshot to be written slice by slice (`Snapshot.write`); not served before `seal`, dropped by `discard`.
-
-        Args:
-            version: Weight version.
-            layout: What each rank of an engine holds (`RolloutEngine.layout`).
-
-        Raises:
-            WeightSyncError: There is no room for the snapshot.
-        """
+        """A snapshot of an engine's layout, to be written by slices; not served before `seal`, dropped by `discard`."""
         return self._stage(lambda spare: blank_snapshot(version, layout, directory=self._directory, spare=spare))
 
     def _stage(self, make: Callable[[SharedFile | None], Snapshot]) -> Snapshot:
@@ -125,13 +104,8 @@ class WeightPublisher(Closing):
     def seal(self, snapshot: Snapshot, *, digests: Mapping[str, int] | None = None) -> WeightsPublished:
         """Attest a staged snapshot and serve it; a snapshot of the same version is replaced.
 
-        Args:
-            snapshot: What `stage` returned.
-            digests: Digest of each whole tensor, where this rank holds only slices: the sum of all ranks'
-                `Snapshot.digests()` (`digest.add_digests`). Computed from the snapshot if absent.
-
-        Raises:
-            WeightSyncError: The server has ended, or the version cannot be stored where receivers have only that.
+        `digests` are of each whole tensor, where this rank holds only slices: the sum of all ranks'
+        `Snapshot.digests()` (`digest.add_digests`). Computed from the snapshot if absent.
         """
         per_tensor = dict(snapshot.digests() if digests is None else digests)
         manifest = wire.Manifest(

@@ -94,10 +94,6 @@ class WeightReceiver(Closing):
             falls_back: Whether to read what is stored, if there is any, where the target's sources cannot give it.
             base: What the replica has loaded; over ZeroMQ only what changed since then is sent, where the source can.
                 It may be written while slices arrive, with these.
-
-        Raises:
-            WeightSyncError: The version is gone, no source answers, what they hold does not fit the layout (the
-                first tensor is named), or the transport cannot be used.
         """
         stall_s = min(self._stall_s, timeout_s / 2)
         wanted = ShardMap.of_layout(layout)
@@ -145,11 +141,7 @@ class WeightReceiver(Closing):
             return ready, plan
 
     def _stored(self, target: WeightTarget, wanted: ShardMap) -> tuple[list[Ready], Plan]:
-        """What is stored of a version.
-
-        Raises:
-            WeightSyncError: It is not all of it, or nothing is stored.
-        """
+        """What is stored of a version; a WeightSyncError if it is not all of it."""
         if self._directory is None:
             raise WeightSyncError("sync.transport 'disk' needs sync.directory: nothing says where versions are stored")
         ready, damaged = stored_parts(self._directory, self._run_id, target)

@@ -24,12 +24,7 @@ _ROUNDS: Final = 8
 def shares(senders: Sequence[Integers], demands: Amounts) -> list[Amounts]:
     """The part of each demand that each of its senders gives: greedily, to whoever has the least to send so far.
 
-    Args:
-        senders: Of each demand, the senders that can give it; at least one, none twice.
-        demands: The amounts, above zero.
-
-    Returns:
-        Of each demand, fractions that add up to 1, in the order of `senders`.
+    Each demand, above zero, has at least one sender, none twice. Its fractions, in their order, add up to 1.
     """
     loads = np.zeros(1 + max((int(members.max()) for members in senders), default=-1))
     given = [np.zeros(len(members)) for members in senders]
@@ -66,13 +61,7 @@ class Senders:
     """
 
     def __init__(self, patterns: Patterns, kind_of: Integers, far: npt.NDArray[np.int8]) -> None:
-        """Choose and balance.
-
-        Args:
-            patterns: What the kinds of targets lack, and who holds it.
-            kind_of: Kind of each target.
-            far: Distance of each source from each target, of shape (sources, targets).
-        """
+        """Choose and balance; `far` is the distance of each source from each target, of shape (sources, targets)."""
         self.of_demand: Final[list[Integers]] = []
         self._numbers: Final[dict[bytes, int]] = {}
         self.demands: Final[list[Integers]] = []
@@ -118,9 +107,6 @@ class Transfers:
         source_M: Number of the source in `Plan.sources`.
         tensor_M: Number of the tensor in `Plan.names`.
         origin_M: Number of the chunk of which it is a part: a source holds that in one piece, two of them perhaps not.
-        first_MD: First index; tensors of fewer dims than D have dims of one element in front.
-        size_MD: Elements in each dim.
-        nbytes_M: Bytes.
     """
 
     source_M: Integers

@@ -43,8 +43,6 @@ class Published:
     """A snapshot with its manifest.
 
     Attributes:
-        snapshot: The snapshot.
-        manifest: What receivers are told of it.
         is_sent: Whether slices of it may have been sent, straight from its memory, or are compared with others:
             sockets or the server may then still need it.
     """

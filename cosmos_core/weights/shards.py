@@ -29,7 +29,6 @@ class TensorFacts:
     """A canonical tensor.
 
     Attributes:
-        shape: Shape of the whole tensor.
         dtype: torch dtype name without `torch.`, such as `bfloat16`.
     """
 
@@ -47,9 +46,6 @@ class TensorShard:
     """A shard of a canonical tensor: what a process holds of it, publishes, or keeps in a file.
 
     Attributes:
-        name: Canonical name of the tensor.
-        shape: Shape of the whole tensor.
-        dtype: torch dtype name.
         start: Where the shard begins in the tensor.
         size: Shape of the shard.
         offset: First byte in the file of a snapshot, where it lies in one; elements lie C-contiguous from there.
@@ -80,12 +76,7 @@ class TensorShard:
 
 @attrs.frozen(kw_only=True)
 class ShardMap:
-    """The slices of each rank.
-
-    Attributes:
-        tensors: Every tensor of which a rank has a slice, by canonical name.
-        ranks: Slices of each rank.
-    """
+    """The slices of each rank."""
 
     tensors: Mapping[str, TensorFacts]
     ranks: Mapping[int, tuple[TensorSlice, ...]]
@@ -100,11 +91,7 @@ class ShardMap:
 
     @classmethod
     def of_layout(cls, layout: EngineLayout) -> ShardMap:
-        """The slices that an engine's ranks hold (`RolloutEngine.layout`); together they reach each tensor's end.
-
-        Raises:
-            WeightSyncError: Two ranks hold one tensor with different dtypes or numbers of dims.
-        """
+        """The slices that an engine's ranks hold (`RolloutEngine.layout`); together they reach each tensor's end."""
         tensors: dict[str, TensorFacts] = {}
         for held in layout.values():
             for piece, dtype in held:
@@ -120,7 +107,6 @@ class LocalShard:
 
     Attributes:
         tensor: The content; writing into it changes what the process holds.
-        start: Where it lies in the whole tensor.
         shape: Of the whole tensor.
     """
 
@@ -155,14 +141,8 @@ def shard_owners(
 ) -> dict[str, dict[TensorShard, int]]:
     """The disjoint shards that make up each tensor of the replica, with the process that speaks for each.
 
-    Args:
-        shares: What this process holds.
-        exchange: Between the processes of the replica; all of them call this.
-        divide: Whether the processes that hold equal shards divide them evenly, by bytes; else the one of the lowest
-            rank speaks for each.
-
-    Raises:
-        WeightSyncError: The shards of all processes do not make up a tensor exactly; it is named.
+    All processes of the replica call this. With `divide`, those that hold equal shards divide them evenly, by bytes;
+    else the one of the lowest rank speaks for each. A WeightSyncError names a tensor that is not made up exactly.
     """
     mine = [
         TensorShard(
@@ -196,11 +176,7 @@ def shard_owners(
 
 
 def owned(shares: Mapping[str, LocalShard], rank: int, exchange: Exchange) -> frozenset[str]:
-    """Names of the shards that this process speaks for; those that hold equal ones divide them evenly.
-
-    Raises:
-        WeightSyncError: The shards of all processes do not make up a tensor exactly; it is named.
-    """
+    """Names of the shards that this process speaks for; those that hold equal ones divide them evenly."""
     owners = shard_owners(shares, exchange, divide=True)
     return frozenset(name for name, ranks in owners.items() if rank in ranks.values())
 
@@ -228,11 +204,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name that `dtype_name` made.
-
-    Raises:
-        WeightSyncError: torch has no such dtype.
-    """
+    """The dtype of a name that `dtype_name` made."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise WeightSyncError(f"{name!r} is not a torch dtype; both sides must run compatible releases of torch")

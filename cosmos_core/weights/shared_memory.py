@@ -48,14 +48,8 @@ class SharedFile:
     def __init__(self, *, label: str, token: str, size: int, directory: Path | None = None) -> None:
         """Create the file and map it, its pages present.
 
-        Args:
-            label: What it holds, for people who look at the folder.
-            token: Distinguishes it from any other file.
-            size: Bytes, header included.
-            directory: Where to make it; shared memory if absent, the folder for temporary files where that is full.
-
-        Raises:
-            WeightSyncError: No folder has room for it, or it cannot be mapped.
+        The label is for people who look at the folder (shared memory if absent; the folder for temporary files where
+        that is full), the token distinguishes it from any other file, and `size` includes the header.
         """
         name = f"{_PREFIX}{os.getpid()}-{label}-{token}"
         directories = directories_for_files() if directory is None else (directory,)
@@ -68,11 +62,10 @@ class SharedFile:
         self._finalizer = weakref.finalize(self, _discard, path, fd, os.getpid())
 
     def renew(self, *, label: str, token: str, size: int) -> bool:
-        """Become another snapshot's file: under another name and token, what it holds to be written over.
+        """Become another snapshot's file, what it holds to be written over; whether it did.
 
-        Returns:
-            Whether it did; not if it has another size, if somebody maps it or unlinked it, or if it cannot be known
-            whether somebody maps it.
+        It does not if it has another size, if somebody maps it or unlinked it, or if it cannot be known whether
+        somebody maps it.
         """
         if size != self.size or not self._finalizer.alive or _lock(self._fd, _WRITER) != "held":
             return False

@@ -47,10 +47,7 @@ class Snapshot:
     """The slices of one rank at one version.
 
     Attributes:
-        version: Weight version.
         token: Random, unique.
-        entries: What it holds.
-        file: The bytes.
         itemsizes: Bytes of an element of each tensor.
     """
 
@@ -125,13 +122,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Copy tensors into a shared-memory file; returns when the originals may change again.
 
-    Args:
-        version: Weight version.
-        tensors: This rank's tensors, or shards of them, by canonical name, on any device.
-        dtype: What floating-point tensors are cast to on the way; None leaves them as they are.
-        quantised: For those that are held as codes and scales, how.
-        directory: Where to make the file; shared memory if absent.
-        spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
+    They are this rank's, or shards, by canonical name, on any device; floating-point ones are cast to `dtype` on the
+    way. `spare` is the file of a snapshot that is not needed any more, to be used if it can be, else closed.
     """
     shares = quantised or {}
     held = {name: each if isinstance(each, LocalShard) else local_shard(each) for name, each in tensors.items()}
@@ -159,11 +151,7 @@ def blank_snapshot(
 ) -> Snapshot:
     """A snapshot with room for all that an engine holds, each element once, to be written slice by slice.
 
-    Args:
-        version: Weight version.
-        layout: What each rank of the engine holds (`RolloutEngine.layout`).
-        directory: Where to make the file; shared memory if absent.
-        spare: The file of a snapshot that is not needed any more, to be used if it can be, else closed.
+    `spare` is as of `take_snapshot`.
     """
     facts = ShardMap.of_layout(layout).tensors
     held = [
@@ -212,11 +200,7 @@ class Base(Closing):
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        """Hold nothing.
-
-        Args:
-            directory: Where the copy lies; shared memory if absent.
-        """
+        """Hold nothing; the copy lies in `directory`, in shared memory if absent."""
         self._directory: Final = directory
         self._snapshot: Snapshot | None = None
         self._layout: EngineLayout = {}
@@ -241,10 +225,7 @@ class Base(Closing):
     def begin(self, version: int, layout: EngineLayout) -> None:
         """A version begins to arrive; from here on the copy is of no version until `confirm`.
 
-        Args:
-            version: Weight version.
-            layout: What each rank of the engine holds. Where there is no room for it, the log says so, nothing is kept,
-                and the next version comes whole.
+        Where there is no room for the layout, the log says so, nothing is kept, and the next version comes whole.
         """
         self._origin = None
         if self._snapshot is not None and layout == self._layout:

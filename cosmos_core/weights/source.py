@@ -42,8 +42,6 @@ class Source:
     """One publisher, as one fetch sees it.
 
     Attributes:
-        endpoint: Its address.
-        place: Where it runs.
         manifest: What it said of the version; None until it answered.
         held: Versions it holds, if it answered that the wanted one is gone.
         failure: Why it is not used any more; empty while it is.
@@ -63,18 +61,7 @@ class Source:
         base: Base | None = None,
         keyring: Keyring | None = None,
     ) -> None:
-        """Connect.
-
-        Args:
-            context: The receiver's.
-            endpoint: The publisher's address.
-            place: Where the publisher runs.
-            run_id: The run.
-            network: How slices come.
-            stall_s: Silence after which the publisher counts as stalled.
-            base: What the receiver has already, if changes of it are enough.
-            keyring: Keys of the receiver.
-        """
+        """Connect; `base` is what the receiver has already, if changes of it are enough."""
         self.endpoint: Final = endpoint
         self.place: Final = place
         self.manifest: wire.Manifest | None = None

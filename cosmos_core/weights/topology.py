@@ -54,13 +54,7 @@ ORIGIN: Final = -1
 def parents(replicas: Sequence[Place], origin: Place, fan_out: int) -> list[int]:
     """The replica from which each one reads, or `ORIGIN`. Takes time in proportion to n log n.
 
-    Args:
-        replicas: Where they run; only host and rack count, as no two are one process.
-        origin: Where those run who have the version.
-        fan_out: Most readers of one replica, and of the origin.
-
-    Raises:
-        WeightSyncError: `fan_out` is less than 1.
+    Only host and rack count, as no two are one process. One, or the origin, has at most `fan_out` readers.
     """
     if fan_out < 1:
         raise WeightSyncError(f"a fan-out of {fan_out}: somebody must be allowed to read; give 1 or more")
@@ -80,11 +74,7 @@ def parents(replicas: Sequence[Place], origin: Place, fan_out: int) -> list[int]
 
 
 class _Free:
-    """Those that more replicas may read from: by how deep they are, then by how many read from them already.
-
-    Args:
-        fan_out: Most readers of one.
-    """
+    """Those that more replicas may read from: by how deep they are, then by how many read from them already."""
 
     def __init__(self, fan_out: int) -> None:
         self._fan_out: Final = fan_out

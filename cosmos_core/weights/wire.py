@@ -38,13 +38,9 @@ class Manifest:
     """A published snapshot.
 
     Attributes:
-        version: Weight version.
         token: Random per snapshot: a file or an answer of another snapshot is recognised by it.
-        digest: Digest of the whole model.
         digests: Digest of each whole tensor, from which `digest` follows.
         path: Its file, for receivers on the publisher's host.
-        file_bytes: Size of that file.
-        entries: What it holds.
     """
 
     version: int

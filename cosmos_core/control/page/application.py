@@ -89,7 +89,8 @@ _DECODER: Final[msgspec.json.Decoder[_Stop | _Drain | _Set]] = msgspec.json.Deco
 def request_from(body: bytes) -> Request:
     """The request that a body asks for.
 
-    Such as `{"do": "drain", "name": "rollout-1"}` or `{"do": "set", "overrides": ["KEY=VALUE"]}`. A TransportError says why it is none, or that only plugins, which the controller has not, can judge its values.
+    Such as `{"do": "drain", "name": "rollout-1"}` or `{"do": "set", "overrides": ["KEY=VALUE"]}`. A TransportError says
+    why it is none, or that only plugins, which the controller has not, can judge its values.
     """
     try:
         request = _DECODER.decode(body).request()

@@ -35,13 +35,7 @@ _Operation: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def quantise(form: Format, name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Codes and scales of a whole matrix, by name (see `Format.tensors`).
-
-    Args:
-        form: The format.
-        name: Canonical name of the matrix.
-        matrix: [..., rows, columns], floating point, any device.
-    """
+    """Codes and scales of a whole matrix [..., rows, columns], floating point, on any device; see `Format.tensors`."""
     columns = matrix.shape[-1]
     largest = block_maxima(matrix, form.block_of(columns))
     whole = matrix_maxima(largest) if form.has_matrix_scale else None
@@ -63,11 +57,7 @@ def quantise_tensors(
 def dequantise(form: Format, name: str, tensors: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
     """The matrix of some codes and scales, float32 [..., rows, columns], on their device.
 
-    Args:
-        form: The format.
-        name: Canonical name of the matrix.
-        tensors: Its codes and scales by name, among others; all of it, or the same rows of codes and scales.
-        columns: Of the matrix.
+    They are by name, among others; all of the matrix, or the same rows of codes and scales.
     """
     codes = tensors[name]
     values = unpack(codes)[..., :columns] if form.per_byte > 1 else _from_e4m3(codes)
@@ -97,12 +87,9 @@ def copy_exactly(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def block_maxima(matrix: torch.Tensor, block: int, first: int = 0) -> torch.Tensor:
-    """The largest magnitude of each block, float32 [..., rows, blocks].
+    """The largest magnitude of each block of some columns of a matrix, float32 [..., rows, blocks].
 
-    Args:
-        matrix: Some columns of a matrix.
-        block: Columns of a block.
-        first: Columns of the first block that come before these.
+    `first` columns of the first block come before these.
     """
     *leading, columns = matrix.shape
     num = -(-(first + columns) // block)

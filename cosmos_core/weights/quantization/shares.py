@@ -29,10 +29,6 @@ class MatrixShare:
     """A share of a matrix, [..., rows, columns], about to be quantised.
 
     Attributes:
-        form: The format.
-        name: Canonical name of the matrix.
-        shape: Of the whole matrix.
-        start: Where the share begins.
         size: Its shape.
         largest: Largest magnitude of each block that it touches, over all processes; None to find it in the share.
         whole: Largest magnitude of each matrix, over all processes; None where the format needs none.
@@ -101,14 +97,10 @@ class MatrixShare:
 def matrix_shares(
     form: Format, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, tuple[int, ...]]
 ) -> dict[str, MatrixShare]:
-    """This process's shares of those tensors that are matrices, ready to be quantised, by name.
+    """This process's shares of those tensors that `matrices` names (with their shapes), ready to be quantised.
 
-    Every process that holds some of a spread tensor calls it, at the same place between its other collectives.
-
-    Args:
-        form: The format.
-        tensors: Canonical tensors; `DTensor`s where they are spread.
-        matrices: Shape of each matrix, by canonical name.
+    Tensors are `DTensor`s where they are spread. Every process that holds some of a spread tensor calls it, at the same
+    place between its other collectives.
     """
     found: dict[str, MatrixShare] = {}
     blocks, wholes = _Maxima(), _Maxima()
