@@ -16,11 +16,7 @@ from cosmos_core.errors import ConfigError
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check what a single key's validator cannot see.
-
-    Raises:
-        ConfigError: Lists every contradiction, each with the path of the key to change.
-    """
+    """Check what a single key's validator cannot see; a ConfigError lists every contradiction."""
     problems = [
         *_model(recipe),
         *_rewards(recipe),

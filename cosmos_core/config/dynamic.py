@@ -81,12 +81,9 @@ class DynamicKey:
     Attributes:
         key: Its path in the recipe.
         type: What it holds; an integer may stand for a number.
-        value: What the recipe gives it.
         optional: Whether it may be absent; `none` says so.
         choices: What a text may be; anything if there are none.
-        at_least: Smallest number.
         above: What a number must be greater than.
-        at_most: Largest number.
         below: What a number must be less than.
     """
 
@@ -112,11 +109,7 @@ class DynamicKey:
         return f"{' '.join([what, ' and '.join(bounds)]).strip()}{', or none' if self.optional else ''}"
 
     def taken(self, value: Any) -> Scalar:
-        """A value as the key holds it.
-
-        Raises:
-            ConfigError: It may not become that.
-        """
+        """A value as the key holds it."""
         if self.optional and (value is None or value == "none"):
             return None
         if isinstance(value, int | float) and abs(value) > _LARGEST:
@@ -138,15 +131,9 @@ class DynamicKey:
 
 
 def dynamic_keys(cls: type, values: Any, prefix: str) -> tuple[DynamicKey, ...]:
-    """The keys of an attrs class that declare themselves dynamic.
+    """The keys of an attrs class, and of those nested in it at the path `prefix`, that declare themselves dynamic.
 
-    Args:
-        cls: The class; classes nested in it count, too.
-        values: An instance of it.
-        prefix: Path of the class in a recipe.
-
-    Raises:
-        TypeError: What a dynamic key may become cannot be written down as plain data.
+    A TypeError says that what one may become cannot be written down as plain data.
     """
     found = []
     for name, field in fields(cls):
@@ -159,15 +146,10 @@ def dynamic_keys(cls: type, values: Any, prefix: str) -> tuple[DynamicKey, ...]:
 
 
 def chosen(keys: Sequence[DynamicKey], fixed: Mapping[str, str], overrides: Iterable[str]) -> dict[str, Scalar]:
-    """The values that `KEY=VALUE`s ask for, by key.
+    """The values that `KEY=VALUE`s ask for, by key; they are as in TOML, and what is not TOML is a string.
 
-    Args:
-        keys: The dynamic keys of the run.
-        fixed: Keys that declare themselves dynamic and cannot change in this run, and why.
-        overrides: `KEY=VALUE`, values as in TOML; what is not TOML is a string.
-
-    Raises:
-        ConfigError: Lists everything that is wrong: the key, the value seen, what is allowed, the nearest name.
+    `fixed` are keys that declare themselves dynamic and cannot change in this run, and why. A ConfigError lists
+    everything that is wrong: the key, the value seen, what is allowed, the nearest name.
     """
     known = {each.key: each for each in keys}
     values: dict[str, Scalar] = {}

@@ -20,12 +20,7 @@ _OWN: Final = frozenset({"run.output_dir", "launch", "tracking", "control", "pol
 
 
 def facts_of(recipe: Recipe, plugins: Mapping[str, str]) -> dict[str, str]:
-    """The fingerprint of a process.
-
-    Args:
-        recipe: The recipe that it goes by.
-        plugins: Version of each plugin that it uses, by kind and name (`plugin.versions`).
-    """
+    """The fingerprint of a process: its recipe, and versions of its plugins by kind and name (`plugin.versions`)."""
     keys = {key: json.dumps(value, sort_keys=True) for key, value in _leaves(unstructure(recipe), "")}
     return keys | {f"{PLUGIN}{name}": version for name, version in plugins.items()}
 

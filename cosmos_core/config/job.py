@@ -33,7 +33,6 @@ class StageFacts:
     Attributes:
         source: Where its batches come from (`AlgorithmCapabilities.source`).
         min_group_size: Fewest scored samples of a prompt that it can train on (`AlgorithmCapabilities.min_group_size`).
-        dynamic: Its options that may change while the run goes on.
         windows: Its first prompts, where the dataset's rows become available little by little (`Paced`).
     """
 
@@ -51,12 +50,8 @@ class Job:
         run_id: Unique id; a resumed run keeps it.
         directory: The run's folder (`<output_dir>/<name>`).
         recipe_directory: Folder of the recipe file; relative paths of datasets start there.
-        recipe: The resolved recipe.
-        num_train_rows: Rows of the dataset's train split.
-        num_heldout_rows: Rows of its held-out split.
         num_evaluation_prompts: Held-out prompts of one evaluation (0: no evaluation).
         num_measured_prompts: Of these, from the first on, those of whose demonstrations the loss is measured (0: none).
-        uses_rollouts: Whether a stage or an evaluation needs rollout replicas.
         stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
         fixed: Keys of the recipe that declare themselves dynamic and cannot change in this run, and why.
         unit: What samples are made of, by the kind of payload that the model takes.
@@ -122,10 +117,7 @@ class Stage:
         index: Place in the run, from 0.
         key: Table of the recipe that describes it, `warmup` or `algorithm`.
         plugin: Name of the algorithm plugin.
-        options: The plugin's options as the recipe gives them.
-        steps: Training steps of this stage.
         prompts_per_step: Prompts (or demonstrations) of one step, over all policy replicas.
-        optimizer: Its optimizer; each stage starts a fresh one.
         first_step: Global steps before this stage; its own are `first_step + 1` to `last_step`.
     """
 

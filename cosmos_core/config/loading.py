@@ -45,16 +45,10 @@ DEFAULT_STEPS: Final = 100
 def load_recipe(
     path: Path | None, *, overrides: Sequence[str] = (), selections: Mapping[str, str] | None = None
 ) -> Recipe:
-    """Load, change, structure and check a recipe.
+    """Load, change, structure and check a recipe; without a path it starts from `selections` and `overrides` alone.
 
-    Args:
-        path: The recipe; None starts from nothing but `selections` and `overrides`.
-        overrides: `a.b.c=VALUE`, applied in order after the selections.
-        selections: Plugin names by kind (`model`, `algorithm`, `dataset`, `reward`).
-
-    Raises:
-        ConfigError: The file is missing or no TOML, a key is unknown, a value is wrong, or keys contradict
-            each other; every problem of a step is listed.
+    Overrides, `a.b.c=VALUE`, are applied in order after the selections, plugin names by kind. A ConfigError lists every
+    problem of a step: the file, unknown keys, wrong values, or keys that contradict each other.
     """
     data = {} if path is None else read_toml(path)
     apply_selections(data, selections or {})
@@ -65,11 +59,7 @@ def load_recipe(
 
 
 def override_all(data: MutableMapping[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `a.b.c=VALUE`s to a recipe in place, in order.
-
-    Raises:
-        ConfigError: One is malformed, or gives only the last parts of a key (`checkpoint.interval`).
-    """
+    """Apply `a.b.c=VALUE`s to a recipe in place, in order."""
     tables = [field.name for field in attrs.fields(Recipe)]
     for override in overrides:
         apply_override(data, override)
@@ -80,26 +70,14 @@ def override_all(data: MutableMapping[str, Any], overrides: Sequence[str]) -> No
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
-    """Structure and check a recipe given as plain data.
-
-    Raises:
-        ConfigError: A key is unknown, a value is wrong, or keys contradict each other.
-    """
+    """Structure and check a recipe given as plain data."""
     recipe = structure(data, Recipe)
     check_recipe(recipe)
     return recipe
 
 
 def read_toml(path: Path, what: str = "recipe") -> dict[str, Any]:
-    """Read a TOML file.
-
-    Args:
-        path: Of the file.
-        what: What it is, for errors.
-
-    Raises:
-        ConfigError: It is missing, unreadable or no TOML (line and column).
-    """
+    """Read a TOML file; errors say `what` it is, and where it is no TOML (line and column)."""
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
@@ -113,11 +91,7 @@ def read_toml(path: Path, what: str = "recipe") -> dict[str, Any]:
 
 
 def save_job(job: Job) -> Path:
-    """Write `job.json` into the run's folder; a crash leaves the old one or the new one, never a part.
-
-    Raises:
-        ConfigError: The folder cannot be made or written.
-    """
+    """Write `job.json` into the run's folder; a crash leaves the old one or the new one, never a part."""
     path = job.directory / "job.json"
     partial = path.with_name(f".job.json.{os.getpid()}")
     try:
@@ -134,11 +108,7 @@ def save_job(job: Job) -> Path:
 
 
 def load_job(run_dir: Path) -> Job:
-    """Read the job of a run; a folder that was moved since is the job's folder now.
-
-    Raises:
-        ConfigError: The folder is no run's, or `job.json` is damaged.
-    """
+    """Read the job of a run; a folder that was moved since is the job's folder now."""
     path = Path(run_dir) / "job.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -185,9 +155,5 @@ def _line_of(path: Path, message: str) -> str:
 
 
 def recipe_with(recipe: Recipe, values: Mapping[str, Scalar]) -> Recipe:
-    """A recipe with other values of dynamic keys.
-
-    Raises:
-        ConfigError: They make no recipe.
-    """
+    """A recipe with other values of dynamic keys."""
     return recipe_from(with_values(unstructure(recipe), values))

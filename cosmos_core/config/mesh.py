@@ -55,11 +55,7 @@ def mesh_problems(sizes: MeshConfig, path: str = "policy.mesh") -> Iterator[str]
 
 
 def check_sizes(sizes: MeshConfig, processes: int | None = None) -> None:
-    """Check that the axes fit together, and the number of processes if given.
-
-    Raises:
-        ConfigError: They do not; the message names the number that does not fit, and what would work.
-    """
+    """Check that the axes fit together, and the number of processes if given."""
     for problem in mesh_problems(sizes):
         raise ConfigError(problem)
     if processes is not None and processes != world_size(sizes):

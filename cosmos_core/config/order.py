@@ -22,23 +22,10 @@ _MASK: Final = (1 << 64) - 1
 
 
 def row_of(position: int, num_rows: int, seed: int, stage: int, windows: Sequence[Window] = ()) -> tuple[int, int]:
-    """The epoch and row of a position.
+    """The epoch and row of a position in the stage's prompt stream, from 0.
 
     Each epoch visits every row of `range(num_rows)` exactly once, in an order of its own. Positions within a window go
     through its rows instead, in epochs and orders of its own; the first epoch of all rows begins after the last window.
-
-    Args:
-        position: Place in the stage's prompt stream, from 0.
-        num_rows: Rows of the split.
-        seed: `run.seed`.
-        stage: Index of the stage.
-        windows: Of the stage, where its rows become available little by little.
-
-    Returns:
-        (epoch, row); the epoch of the window, where the position is in one.
-
-    Raises:
-        ValueError: `position` is negative or there are no rows.
     """
     if position < 0 or num_rows < 1:
         raise ValueError(f"position {position} of {num_rows} rows does not exist")
@@ -79,22 +66,13 @@ def group_seed(seed: int, stage: int, position: int) -> int:
 def demonstration_seed(seed: int, stage: int, position: int, number: int = 0) -> int:
     """Seed of what is drawn to learn from a demonstration, in `range(2**63)`; other draws each time a row comes.
 
-    Args:
-        seed: `run.seed`.
-        stage: Index of the stage.
-        position: Place in the stage's prompt stream.
-        number: Which of several draws of the same demonstration.
+    `number` says which of several draws of the same demonstration.
     """
     return int.from_bytes(_digest(f"demonstration/{seed}/{stage}/{position}/{number}")[:8], "little") >> 1
 
 
 def evaluation_seed(seed: int, row: int) -> int:
-    """Seed of a held-out row, in `range(2**63)`: the same at every version, in a run and after it.
-
-    Args:
-        seed: `run.seed`.
-        row: Of the held-out split.
-    """
+    """Seed of a held-out row, in `range(2**63)`: the same at every version, in a run and after it."""
     return int.from_bytes(_digest(f"evaluation/{seed}/{row}")[:8], "little") >> 1
 
 

@@ -22,9 +22,6 @@ def apply_override(data: MutableMapping[str, Any], override: str) -> None:
 
     The value is TOML; what is not TOML is a string (`--set algorithm.plugin=grpo`). A number indexes an
     array (`reward.0.weight=2`); tables on the way are made as needed. Unknown keys are left to structuring.
-
-    Raises:
-        ConfigError: It is malformed, or leads through something that is no table or array.
     """
     key, separator, text = override.partition("=")
     if not separator:
@@ -39,9 +36,6 @@ def apply_selections(data: MutableMapping[str, Any], selections: Mapping[str, st
     A plugin other than the recipe's takes the place of the recipe's choice, whose options were that other
     plugin's own; the same plugin keeps them. Rewards are separated by commas and take the place of all of
     the recipe's.
-
-    Raises:
-        ConfigError: A kind cannot be selected so, or a name is empty.
     """
     for kind, name in selections.items():
         if kind not in SELECTABLE:
@@ -82,15 +76,7 @@ def _parse_key(key: str, override: str) -> list[str]:
 
 
 def parse_value(text: str, override: str) -> Any:
-    """The value of `KEY=VALUE`: TOML, or a string.
-
-    Args:
-        text: The value.
-        override: The whole, for the error's message.
-
-    Raises:
-        ConfigError: It begins as TOML does, and is none.
-    """
+    """The value of `KEY=VALUE` (`override`, for messages): TOML, or a string where it does not begin as TOML does."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError) as error:  # besides what is no TOML: too many digits, too deep

@@ -22,7 +22,6 @@ class Key:
         name: Its name; with the names of the tables above it, joined by dots.
         type: What a recipe may give, in words.
         bounds: What its validator demands besides, such as `≥ 1`; empty if nothing that can be put so.
-        default: As a recipe would write it; `required` if there is none.
         help: What it is for.
         is_dynamic: Whether it may change while a run goes on.
     """

@@ -213,15 +213,10 @@ T = TypeVar("T")
 
 
 def structure(data: Any, cls: type[T], path: str = "") -> T:
-    """Make an instance of an attrs class from plain data.
+    """Make an instance of an attrs class from plain data, as TOML or JSON gives it.
 
-    Args:
-        data: What TOML or JSON gave.
-        cls: An attrs class; its annotations say what is allowed and its validators are honoured.
-        path: Key path of `data`, for error messages.
-
-    Raises:
-        ConfigError: Lists every problem: its key's path, the value seen, what is allowed, the nearest name.
+    The class's annotations say what is allowed; its validators are honoured. `path` is the key path of the data. A
+    ConfigError lists every problem: its key's path, the value seen, what is allowed, the nearest name.
     """
     try:
         return _CONVERTER.structure(data, cls)
@@ -232,9 +227,7 @@ def structure(data: Any, cls: type[T], path: str = "") -> T:
 def check_class(cls: type) -> None:
     """Check that instances of an attrs class can be made from plain data.
 
-    Raises:
-        TypeError: It is no attrs class, or one of its annotations says nothing that a recipe can express.
-        NameError: One of its annotations cannot be resolved at run time.
+    Else it is a TypeError, or a NameError for an annotation that cannot be resolved at run time.
     """
     if not (isinstance(cls, type) and attrs.has(cls)):
         raise TypeError(f"{cls!r} is no attrs class")

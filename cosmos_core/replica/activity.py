@@ -48,12 +48,7 @@ class Activity:
 
     @contextlib.contextmanager
     def doing(self, what: str, *, waits: bool = False) -> Iterator[None]:
-        """Work on something; within something else, it is that again afterwards.
-
-        Args:
-            what: To be read after "while", such as "training step 3".
-            waits: Whether it is waiting for other replicas.
-        """
+        """Work on something, to be read after "while"; within something else, it is that again afterwards."""
         before = self._pulse
         self._begin(what, waits=waits)
         try:

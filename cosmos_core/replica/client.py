@@ -31,18 +31,10 @@ _LOG: Final = logging.getLogger(__name__)
 class ControlClient(Closing):
     """Says hello, reports reliably, beats, and keeps the newest directive.
 
-    Start it once; use it as a context manager, or close it. Every method may be called from any thread, but
-    directives have one consumer (see `wait_directive`).
-
-    Args:
-        address: `tcp://HOST:PORT` of the controller.
-        hello: How the replica introduces itself.
-        heartbeat_s: Seconds between beats.
-        gauges: Numbers to show with each beat; called on the client's thread, quick, and must not raise.
-        key: With which it speaks; None only for a controller without keys, as tests have.
-        outbox: Where reports wait; its bounds are for tests to choose.
-        take_pulse: What the replica is doing, for each beat; called as `gauges` is.
-        on_refused: Called once, on the client's thread, when the controller does not want this replica (any more).
+    Start it once; use it as a context manager, or close it. Every method may be called from any thread, but directives
+    have one consumer (see `wait_directive`). On the client's thread it calls `gauges` and `take_pulse` for each beat,
+    which must be quick and not raise, and `on_refused` once, when the controller does not want this replica (any more).
+    Only tests have no key.
     """
 
     def __init__(
@@ -75,11 +67,7 @@ class ControlClient(Closing):
         self._ignored = 0
 
     def start(self) -> None:
-        """Connect and begin to say hello; returns at once.
-
-        Raises:
-            TransportError: The address is malformed.
-        """
+        """Connect and begin to say hello; returns at once."""
         # A socket gives a connection to the newest that claims its identity, so nobody may know or guess it.
         identity = secrets.token_hex(16).encode()
         self._socket = dealer(self._context, self._address, identity, curve=self._curve, events=HANDSHAKE_EVENTS)
@@ -116,9 +104,6 @@ class ControlClient(Closing):
         """Tell the controller, reliably and in order; returns at once.
 
         Texts are told as a message can hold them (see `fitted`).
-
-        Raises:
-            TransportError: Too many reports wait for the controller, or this one is too large for it.
         """
         data = _encoded(report)
         if len(data) > REPORT_BYTES:
@@ -139,20 +124,11 @@ class ControlClient(Closing):
             self._session.set_step(step)
 
     def wait_directive(self, after: int, timeout_s: float) -> Directive | None:
-        """Wait for a directive newer than the one last returned, and return the newest.
+        """Wait for a directive newer than the one last returned; None if none came in time, or the client was closed.
 
-        One consumer: numbering restarts with the controller, so `after` belongs to the term of the directive that
-        this method returned last; a directive of a newer term is always newer.
-
-        Args:
-            after: Revision of the directive last returned; 0 at first.
-            timeout_s: Seconds to wait; 0 only looks.
-
-        Returns:
-            The directive; None if there was none in time, or the client was closed.
-
-        Raises:
-            ReplicaError: As `check`.
+        One consumer: numbering restarts with the controller, so `after` (0 at first) belongs to the term of the
+        directive that this method returned last; a directive of a newer term is always newer. A timeout of 0 only
+        looks. Raises as `check`.
         """
 
         def newest() -> Directive | None:
@@ -176,10 +152,9 @@ class ControlClient(Closing):
             return not len(self._session.outbox)
 
     def check(self) -> None:
-        """Return if the line is fine (which does not mean that the controller answers).
+        """Raise a ReplicaError if the controller refused this replica or its key, or the client's thread failed.
 
-        Raises:
-            ReplicaError: The controller refused this replica or its key, or the client's thread failed.
+        That it does not does not mean that the controller answers.
         """
         with self._changed:
             self._check()

@@ -39,8 +39,6 @@ class Failure:
     """A process cannot go on.
 
     Attributes:
-        rank: Which.
-        reason: Its error.
         time: `time.time()` when it happened: processes may be on several machines.
         is_echo: Whether it may be no more than what another's failure looks like from here.
         is_loss: Whether the process ended without a word, as one does that is killed.
@@ -91,18 +89,7 @@ _SILENCE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_
 
 
 class Connection:
-    """A connection; one thread receives, any may send.
-
-    Args:
-        connection: Taken over.
-
-    Attributes:
-        rank: The process at the other end; negative before it has joined.
-        pid: Its process id.
-        has_left: Whether it said goodbye.
-        began_at: When it was connected (`time.monotonic()`),
-        heard_at: and when it was last heard.
-    """
+    """A connection; one thread receives, any may send. The rank is negative before the other process has joined."""
 
     def __init__(self, connection: socket.socket, rank: int = -1) -> None:
         connection.settimeout(_SEND_TIMEOUT_S)
@@ -174,7 +161,6 @@ class HealthChannel:
     """That of a replica of one process: there is nobody to lose.
 
     Attributes:
-        rank: This process's place in the replica.
         abandoned: Newest generation that the leader no longer waits for.
     """
 
@@ -241,13 +227,8 @@ def _failure_of(error: Exception, rank: int) -> Failure:
 class FollowerChannel(HealthChannel):
     """A follower's end.
 
-    Args:
-        name: The replica's name.
-        rank: This process's place in it.
-        token: What shows that it belongs to this start of the run.
-        address: Host and port of the leader.
-        end: Called on a thread of this object when the replica ends because of another process.
-        patience_s: Silence after which the leader is frozen, or its machine gone.
+    `token` shows that it belongs to this start of the run. `end` is called on a thread of this object when the replica
+    ends because of another process. After a silence of `patience_s` the leader is frozen, or its machine gone.
     """
 
     def __init__(

@@ -46,15 +46,10 @@ _PING_S: Final = 1.0
 
 
 class LeaderChannel(HealthChannel):
-    """The leader's end: it listens from the start, `meet` waits for the followers.
+    """The leader's end: it listens from the start, `meet` waits for the followers, who know `token`.
 
-    Args:
-        name: The replica's name.
-        size: Its processes.
-        token: What followers of this start of the run know.
-        host: Address to listen on.
-        end: Called on a thread of this object when a follower failed.
-        patience_s: Silence after which a follower is frozen, or its machine gone.
+    `end` is called on a thread of this object when a follower failed. After a silence of `patience_s` one is frozen, or
+    its machine gone.
     """
 
     def __init__(

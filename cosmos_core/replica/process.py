@@ -53,9 +53,6 @@ class RoleArgs:
     """The arguments of a role's main function.
 
     Attributes:
-        run_dir: The run's folder.
-        job: The run.
-        role: `policy` or `rollout`.
         name: This process's name: the replica's, and `.rank` after it unless the rank is 0.
         rank: Place of this process in its replica; the one of rank 0 speaks with the controller.
         session: Random per start of the run; shared by the processes of a replica of several.
@@ -85,20 +82,12 @@ class RoleArgs:
 
     @cached_property
     def keyring(self) -> Keyring:
-        """The keys with which this process speaks to others.
-
-        Raises:
-            ConfigError: There are none for a replica of this name.
-        """
+        """The keys with which this process speaks to others."""
         return Keyring(self.job.keys, replica_key(self.job.keys, self.role, self.replica))
 
     @cached_property
     def address(self) -> str:
-        """The address of this machine that whatever this process serves listens on, and others reach it at.
-
-        Raises:
-            TransportError: See `transport.addresses.own_address`.
-        """
+        """The address of this machine that whatever this process serves listens on, and others reach it at."""
         return own_address(self.job.recipe.control.bind, host_of(self.controller))
 
     def connect(
@@ -109,12 +98,7 @@ class RoleArgs:
         gauges: Callable[[], Mapping[str, float]] = dict,
         take_pulse: TakePulse = idle,
     ) -> ControlClient:
-        """Start the line to the controller, which `run_role` closes; `endpoints` are those that it serves, by purpose.
-
-        Raises:
-            TransportError: The controller's address is malformed.
-            ConfigError: There is no key for a replica of this name.
-        """
+        """Start the line to the controller, which `run_role` closes; `endpoints` are what it serves, by purpose."""
         hello = Hello(
             wire=WIRE_VERSION,
             run_id=self.job.run_id,
@@ -156,14 +140,6 @@ def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] |
     gone (the log says which), so that it may be started again; 77 when the controller refuses it, and would refuse
     another one in its place; 1 on any other error, after telling the controller; 143 when the process did not stop in
     time after SIGTERM.
-
-    Args:
-        role: Which role.
-        main: Its main function; it returns when the replica is done or `RoleArgs.stop` is set.
-        argv: The command line; this process's own if absent.
-
-    Raises:
-        SystemExit: Always.
     """
     options = _parser(role).parse_args(argv)
     logs.setup(options.run / "logs" / f"{options.name}.jsonl", options.name)

@@ -23,12 +23,8 @@ _POLL_S: Final = 0.02
 class Rendezvous:
     """Where a leader waits for its followers.
 
-    Attributes:
-        session: Which start of the run it belongs to; a file of an earlier one is ignored.
-        token: What followers say to its health channel; a secret, as the file is.
-        host: The leader's address.
-        health channel: Port of its health channel.
-        store: Port of its store for process groups.
+    A file of an earlier session is ignored. The token is what followers say to its health channel: a secret, as the
+    file is.
     """
 
     session: str

@@ -31,19 +31,9 @@ _BATCH_BYTES: Final = 1 << 20
 class Session:
     """The protocol state of one incarnation of a replica towards its controller. Not thread-safe.
 
-    Args:
-        hello: How the replica introduces itself.
-        heartbeat_s: Seconds between beats.
-        gauges: Called for each beat; must be quick and must not raise.
-        outbox: Where reports wait until they are durable.
-        take_pulse: Called for each beat; must be quick and must not raise.
-
-    Attributes:
-        hello: As given, its `step` kept current by the owner.
-        outbox: As given.
-        directive: The newest directive, by term and revision; None before the first.
-        refusal: Why the controller does not want this replica, or has forgotten what it told it; empty until then.
-        is_final: Whether it would refuse another process in this one's place as well.
+    `gauges` and `take_pulse` are called for each beat; they must be quick and not raise. The owner keeps the step of
+    `hello` current. A `refusal` says why the controller does not want this replica, or has forgotten what it told it;
+    one that `is_final` would hold for another process in this one's place as well.
     """
 
     def __init__(
@@ -122,12 +112,7 @@ class Session:
                 self._resend_at = min(self._resend_at, now + self._resend_s)
 
     def receive(self, message: Down, now: float) -> None:
-        """Take in a message of the controller; one of an older term, or nothing new, changes nothing.
-
-        Raises:
-            ReplicaError: The controller knows reports of this incarnation that this process has not made.
-            TransportError: The message makes no sense here; nothing was changed.
-        """
+        """Take in a message of the controller; one of an older term, or nothing new, changes nothing."""
         if isinstance(message, Welcome | Directive | Acknowledged) and message.acknowledged > self.outbox.last:
             raise ReplicaError(
                 f"{self.hello.name}: the controller acknowledges report {message.acknowledged}, but only "

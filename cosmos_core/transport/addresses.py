@@ -45,13 +45,10 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 def own_address(bind: str, peer: str = "") -> str:
     """The address of this machine that a process listens on and is reached at.
 
-    The first that applies: `bind`, if it is loopback; what COSMOS_HOST says; `bind`, if it is an address of this
-    machine; the one from which `peer` is reached; that of the default route; the only one that is not loopback; and
+    The first that applies: `bind` (`control.bind`: of this machine or of the controller's, or one that means all), if
+    it is loopback; what COSMOS_HOST says; `bind`, if it is an address of this machine; the one from which `peer` (the
+    controller's host; empty for itself) is reached; that of the default route; the only one that is not loopback; and
     where there is no network, loopback.
-
-    Args:
-        bind: `control.bind`: an address of this machine or of the controller's, or one that means all.
-        peer: Host of the controller; empty for the controller itself.
     """
     bind = bind.strip("[]")
     if is_loopback(bind):
@@ -67,11 +64,7 @@ def own_address(bind: str, peer: str = "") -> str:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine from which another one is reached; sends nothing.
-
-    Args:
-        host: Address or name of the other one.
-    """
+    """The address of this machine from which another one is reached; sends nothing."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -165,12 +158,7 @@ def join_places(places: Iterable[Place]) -> str:
 
 
 def split_places(text: str, host: str) -> list[Place]:
-    """The places of a text, in order.
-
-    Args:
-        text: What `joined` made, or a single address.
-        host: Of addresses without one.
-    """
+    """The places of a text that `joined` made, or a single address, in order; `host` is of addresses without one."""
     triples = ([*word.split("@"), "", ""][:3] for word in text.split())
     return [Place(endpoint=endpoint, host=named or host, rack=rack) for endpoint, named, rack in triples]
 

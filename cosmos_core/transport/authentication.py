@@ -40,14 +40,9 @@ _HOST: Final = "Peer-Address"
 
 
 class Authenticator:
-    """Lets those of an allow-list in. Its methods may be called from any thread.
+    """Lets those of an allow-list in, if their role is right. Its methods may be called from any thread.
 
     Close it after the sockets of its context.
-
-    Args:
-        context: Whose sockets it guards.
-        allowed: Who may speak.
-        roles: What they must be.
     """
 
     def __init__(self, context: Context, allowed: AllowList, roles: Collection[PeerRole] = ROLES) -> None:
@@ -128,7 +123,6 @@ class Listener(Closing):
     """A socket that listens, and the authentication of who speaks there.
 
     Attributes:
-        socket: A ROUTER.
         authenticator: Who may speak there; None: whoever finds it.
         limiter: Bounds those who have not spoken yet; None without authentication.
         endpoint: Where others reach it: `tcp://HOST:PORT`, and `#` with its public key in hexadecimal if it has one.
@@ -171,17 +165,10 @@ def listen(
     allowed: AllowList | None = None,
     roles: Collection[PeerRole] = ROLES,
 ) -> Listener:
-    """Listen for those who may speak.
+    """Listen for those who may speak; the context is of this socket alone, and port 0 takes a free one.
 
-    Args:
-        context: Of this socket alone.
-        bind: IP address of this machine.
-        port: 0 takes a free one.
-        limits: Bounds and timers.
-        own: The key that the peers must know; None: without keys, and whoever connects may speak, as in tests and
-            measurements.
-        allowed: Who may speak; given with `own`.
-        roles: What they must be.
+    The peers must know the key `own`. Without one (then `allowed` is not given either) whoever connects may speak, as
+    in tests and measurements.
     """
     if own is None:
         socket = router(context, bind, port, limits)
@@ -218,12 +205,7 @@ def _as_replica(peer: Peer, message: Hello | Beat | Reports) -> str:
 
 
 class Keyring:
-    """The key of a process, and the list of those who may speak to it.
-
-    Attributes:
-        own: Its key.
-        allowed: Who may speak to it.
-    """
+    """The key of a process, and the list of those who may speak to it."""
 
     def __init__(self, folder: Path, own: Key) -> None:
         """Read the allow-list of a folder of keys."""

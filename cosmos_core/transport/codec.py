@@ -31,11 +31,7 @@ class Codec:
         return self._encoder.encode((type(message).__name__, message))
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """Decode what `encode` made.
-
-        Raises:
-            TransportError: The bytes are not a message of the set.
-        """
+        """Decode what `encode` made; a TransportError if the bytes are not a message of the set."""
         try:
             name, body = _ENVELOPE.decode(data)
             return self._decoders[name].decode(body)

@@ -39,9 +39,8 @@ _Address: TypeAlias = tuple[object, ...]
 class ConnectionLimiter:
     """Follows who comes to a socket that listens, on a thread of its own, and cuts strangers off.
 
-    Args:
-        socket: Made with `EVENTS` (`sockets.router`); closed after this.
-        most: Strangers at once; None: half of the files that this process may have open (`raised_limit`).
+    The socket is made with `EVENTS` (`sockets.router`), and closed after this. Without `most`, half of the files that
+    this process may have open (`raised_limit`) may be strangers.
     """
 
     def __init__(self, socket: Socket, most: int | None = None) -> None:
@@ -71,9 +70,7 @@ class ConnectionLimiter:
     def heard(self, descriptor: int, host: str) -> None:
         """Take a connection for that of somebody who may speak. From any thread.
 
-        Args:
-            descriptor: Number of its file (`ZMQ_SRCFD`), which another may have by now.
-            host: At its other end (`Peer-Address`).
+        Its file (`ZMQ_SRCFD`) may be another's by now; `host` is at its other end (`Peer-Address`).
         """
         if self._heard.get(descriptor) == host and descriptor not in self._strangers:  # as with almost every message
             return

@@ -54,10 +54,7 @@ class Peer:
     """The holder of a key.
 
     Attributes:
-        label: What the key is called.
-        role: What its holder is.
         names: Names of replicas as which it may speak; one may end in `*`.
-        public: The key.
     """
 
     label: str
@@ -196,12 +193,7 @@ def _by_public(peers: Mapping[str, Peer]) -> dict[str, Peer]:
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """A key to be made.
-
-    Attributes:
-        role: What its holder will be.
-        name: Replicas: a name, or the beginning of names with `*` after it. Others: what they are called.
-    """
+    """A key to be made. The name of replicas is one, or the beginning of names with `*` after it."""
 
     role: PeerRole
     name: str
@@ -226,14 +218,9 @@ USUAL: Final = (
 
 
 def make(folder: Path, wanted: Sequence[Wanted]) -> list[Path]:
-    """Make keys and allow them; the controller's, too, if it has none yet.
+    """Make keys and allow them; the controller's, too, if it has none yet. The files that were made.
 
-    Args:
-        folder: Of the keys; made (mode 0700) if it is not there.
-        wanted: Which.
-
-    Returns:
-        The files that were made.
+    The folder is made (mode 0700) if it is not there.
     """
     for each in wanted:
         check_label(each.label)

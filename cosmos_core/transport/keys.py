@@ -64,10 +64,7 @@ class Key:
 
     Attributes:
         label: The file's name without its suffix.
-        role: What its holder is; `controller` for the controller itself.
         names: Names of replicas as which it may speak; one may end in `*`. Empty for people and the controller.
-        server: Public key of the controller.
-        pair: The keys.
     """
 
     label: str
@@ -200,12 +197,7 @@ def replica_key(folder: Path, role: Literal["policy", "rollout"], name: str) -> 
 
 
 def person_key(folder: Path, *, may_ask: bool = False) -> Key:
-    """The key with which this user looks at a run, or asks it for something.
-
-    Args:
-        folder: Of the keys.
-        may_ask: Whether to ask for something: an observer's key will not do.
-    """
+    """The key with which this user looks at a run; with `may_ask`, an observer's key will not do."""
     found = [key for key in keys_in(folder) if key.role in {"person", "observer"}]
     found.sort(key=lambda key: key.role != "person")
     if not found:

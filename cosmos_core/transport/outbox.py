@@ -15,10 +15,8 @@ from cosmos_core.errors import TransportError
 class Outbox:
     """The reports of one incarnation. Not thread-safe.
 
-    Args:
-        max_reports: Most reports that may wait for an acknowledgement.
-        max_bytes: Most bytes that they may have together.
-        window: Most reports that may be sent ahead of the newest acknowledgement.
+    At most `max_reports` of `max_bytes` together may wait for an acknowledgement, and `window` may be sent ahead of the
+    newest one.
     """
 
     __slots__ = ("_acknowledged", "_max_bytes", "_max_reports", "_nbytes", "_reports", "_sent", "_window")
@@ -58,14 +56,7 @@ class Outbox:
         return self._sent < min(self.last, self._acknowledged + self._window)
 
     def append(self, report: bytes) -> int:
-        """Add an encoded report.
-
-        Returns:
-            Its number, from 1.
-
-        Raises:
-            TransportError: The outbox is full.
-        """
+        """Add an encoded report; its number, from 1. A TransportError if the outbox is full."""
         if len(self._reports) >= self._max_reports or self._nbytes + len(report) > self._max_bytes:
             raise TransportError(
                 f"the outbox is full: {len(self._reports)} reports ({self._nbytes} bytes) since number "
@@ -98,13 +89,9 @@ class Outbox:
         self._sent = self._acknowledged
 
     def acknowledge(self, number: int) -> bool:
-        """Forget reports up to `number`; an older number than the newest acknowledged changes nothing.
+        """Forget reports up to `number`; whether it was news, which an older number than the newest one is not.
 
-        Returns:
-            Whether it was news.
-
-        Raises:
-            TransportError: No report has that number yet; nothing is changed.
+        A TransportError if no report has that number yet; nothing is changed.
         """
         if number > self.last:
             raise TransportError(f"report {number} was acknowledged, but only {self.last} were made")

@@ -50,9 +50,6 @@ class PayloadClient(Closing):
     """Fetches from many endpoints at once; connections stay open between fetches, unless the other end closed its own.
 
     One fetch at a time: a second thread waits for the first one's fetch.
-
-    Args:
-        keyring: Keys of this process; None only in tests and measurements.
     """
 
     def __init__(self, keyring: Keyring | None = None) -> None:
@@ -63,15 +60,10 @@ class PayloadClient(Closing):
         self._request = 0
 
     def fetch(self, requests: Mapping[str, Sequence[int]], timeout_s: float) -> dict[int, list[Payload]]:
-        """Fetch what is held under leases.
+        """Fetch what is held under leases, by the endpoint that holds them; `timeout_s` is for all of it.
 
-        Args:
-            requests: Leases by the endpoint that holds them.
-            timeout_s: Seconds for all of it.
-
-        Returns:
-            Payloads by lease, their arrays read-only views of what was received. A lease that is not in it is missing:
-            its holder does not have it, is gone, or did not send it in time.
+        Returns payloads by lease, their arrays read-only views of what was received. A lease that is not in it is
+        missing: its holder does not have it, is gone, or did not send it in time.
         """
         with self._lock:
             self._request += 1
@@ -130,8 +122,6 @@ class _Peer:
     """The connection to one endpoint.
 
     Attributes:
-        endpoint: Its name.
-        socket: A DEALER.
         monitor: Where libzmq tells of its connections.
         waiting: Leases asked for and not answered.
     """

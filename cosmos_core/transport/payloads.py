@@ -36,12 +36,7 @@ _SERVED: Final[tuple[PeerRole, ...]] = ("policy",)
 
 
 class PayloadServer(Closing):
-    """Holds payloads by lease, and serves them from a thread. Its methods may be called from any thread.
-
-    Args:
-        bind_host: IP address of this machine to listen on; 0.0.0.0 listens on all.
-        keyring: Keys of this process; None only in tests and measurements: whoever has the token is served.
-    """
+    """Holds payloads by lease, and serves them from a thread. Its methods may be called from any thread."""
 
     def __init__(self, bind_host: str, keyring: Keyring | None = None) -> None:
         self._keyring: Final = keyring

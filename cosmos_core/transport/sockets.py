@@ -94,12 +94,7 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Curve:
-    """Keys that encrypt a connection and tell each side who the other is.
-
-    Attributes:
-        own: The keys of this side.
-        server: Public key that the other side must have.
-    """
+    """Keys that encrypt a connection and tell each side who the other is: this side's, and the server's public one."""
 
     own: KeyPair
     server: str
@@ -166,17 +161,11 @@ def dealer(
     curve: Curve | None = None,
     events: int = 0,
 ) -> Socket:
-    """Make a DEALER that connects to `address` and is known there by `identity`.
+    """Make a DEALER that connects to `tcp://HOST:PORT`, which need not listen yet.
 
-    Args:
-        context: The process's ZeroMQ context.
-        address: `tcp://HOST:PORT`; it need not listen yet.
-        identity: At most 255 bytes, unique per connection at the peer.
-        limits: Bounds and timers.
-        queued: Whether to queue messages until a connection exists. If not, `offer` refuses them meanwhile, so that
-            what a protocol repeats does not pile up for a peer that is away.
-        curve: Keys, for a peer that has some.
-        events: What `Socket.get_monitor_socket` tells, from the first connection on; 0: nothing.
+    It is known there by `identity`, at most 255 bytes. If messages are not to be `queued` until a connection exists,
+    `offer` refuses them meanwhile, so that what a protocol repeats does not pile up for a peer that is away. `events`
+    are what `Socket.get_monitor_socket` tells, from the first connection on; 0: nothing.
     """
     socket = context.socket(zmq.DEALER)
     _configure(socket, limits)
@@ -244,15 +233,10 @@ def drop_rest(socket: Socket) -> None:
 
 
 def offer(socket: Socket, parts: Sequence[bytes | memoryview], *, copy: bool = True) -> bool:
-    """Send a message without waiting.
+    """Send a message without waiting; False if the peer is gone or its queue is full.
 
-    Args:
-        socket: A DEALER, or a ROUTER with the peer's identity as the first part.
-        parts: The message.
-        copy: Whether to copy it; if not, the buffers must stay unchanged until sent (libzmq holds them).
-
-    Returns:
-        Whether it was queued: False if the peer is gone or its queue is full.
+    Of a ROUTER, the peer's identity is the first part. What is not copied must stay unchanged until sent: libzmq holds
+    it.
     """
     try:
         socket.send_multipart(parts, zmq.NOBLOCK, copy=copy)
@@ -291,14 +275,8 @@ def _set_keys(socket: Socket, own: KeyPair) -> None:
 class Handshakes:
     """Follows the handshakes of a DEALER: libzmq tells only monitors why two sides do not come to speak.
 
-    After some failures it never tries again. Used by the socket's thread; closed before the socket.
-
-    Args:
-        socket: Made with `HANDSHAKE_EVENTS` (`dealer`).
-        address: Where to, for messages.
-
-    Attributes:
-        monitor: Readable when there is news.
+    After some failures it never tries again. Used by the socket's thread; closed before the socket, which is made with
+    `HANDSHAKE_EVENTS` (`dealer`). The monitor is readable when there is news.
     """
 
     def __init__(self, socket: Socket, address: str) -> None:
