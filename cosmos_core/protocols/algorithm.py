@@ -71,6 +71,9 @@ class AlgorithmContext:
 
     Attributes:
         group_size: Samples of each prompt (1 for demonstrations, 2 for preferences).
+        temperature: Sampling temperature.
+        max_units: Longest completion.
+        max_staleness: `sync.max_staleness`.
         generates_average: Whether rollouts come from the average of the policy's weights (`policy.average.publish`),
             which is none of the weights that are trained.
     """
@@ -87,6 +90,7 @@ class AlgorithmCapabilities:
     """Properties and needs of an algorithm; `cosmos plan` refuses a recipe that does not meet them.
 
     Attributes:
+        source: Where its batches come from.
         payload_kinds: Kinds of payload it can price.
         decisions: Of rollouts of latents, the decisions that it can price. The log-prob of a transition is that of a
             probability; of a regression it is minus a squared error, and no ratio of policies can be made of it.
@@ -214,6 +218,7 @@ class Taken:
 
     Attributes:
         place: Of the sequence in the step's whole batch; those of one group or pair follow each other, in order.
+        advantage: What `Algorithm.advantages` gave it; 1 for a demonstration, -1 for a rejected one.
         logprobs_n: Of its decisions (`old_logprobs` says whose they are; None where that is `none`).
         frozen_n: Those of the frozen models that are consulted, by role.
         values_n: The critic's estimates of the return from each decision on; None without a critic.
@@ -255,8 +260,11 @@ class Estimating(Algorithm, Protocol):
     def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
         """Settle a batch: once a step, in each process that has sequences of it.
 
-        The batch is what `summarise` gave of each sequence of the whole batch, by its place and in the order of places.
-        What is returned settles a sequence of the batch; it is asked of those of this process, in any order.
+        Args:
+            batch: What `summarise` gave of each sequence of the whole batch, by its place and in the order of places.
+
+        Returns:
+            What settles a sequence of the batch; it is asked of those of this process, in any order.
         """
 
 

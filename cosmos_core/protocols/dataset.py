@@ -64,15 +64,30 @@ class Dataset(Protocol):
     """Numbered rows. Every process that makes it sees the same rows at the same numbers."""
 
     def size(self, split: Split) -> int:
-        """Number of rows, known when it is made; 0 where the split does not exist. A DataError refuses bad files."""
+        """Number of rows; known when the dataset is made. 0 where the split does not exist.
+
+        Raises:
+            DataError: A file is missing, unreadable or has a bad row (file, line, reason).
+        """
 
     def row(self, split: Split, index: int) -> Prompt:
-        """Row `index` of the split, always the same; a DataError (file, line, reason) if it is unusable."""
+        """Row `index` of the split, always the same.
+
+        Raises:
+            IndexError: `index` is not in `range(size(split))`.
+            DataError: The row is unusable (file, line, reason).
+        """
 
 
 @attrs.frozen(kw_only=True)
 class Omission:
-    """Rows that are left out for one reason; the first of them: where it is, and what it is like."""
+    """Rows that are left out for one reason.
+
+    Attributes:
+        reason: What they have in common.
+        num_rows: How many they are.
+        first: The first of them: where it is, and what it is like.
+    """
 
     reason: str
     num_rows: int
@@ -89,7 +104,12 @@ class Omitting(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Window:
-    """Consecutive prompts of a stage, drawn from train rows `range(num_rows)`: each once before any comes again."""
+    """Consecutive prompts of a stage that are drawn from the first rows only.
+
+    Attributes:
+        num_prompts: How many prompts.
+        num_rows: They are drawn from train rows `range(num_rows)`, each once before any comes again.
+    """
 
     num_prompts: int
     num_rows: int
@@ -102,12 +122,19 @@ class Paced(Protocol):
     def windows(self, num_prompts: int) -> tuple[Window, ...]:
         """The windows of a stage, in order; prompts after them are drawn from all rows. Asked for once, by the plan.
 
-        `num_prompts` are trained on as planned; more are drawn where some are dropped.
+        Args:
+            num_prompts: Prompts that the stage trains on as planned; more are drawn where some are dropped.
         """
 
 
 class DrawnDataset(ABC):
-    """Rows that are a pure function of the run's seed, the split and the index (see `Dataset`)."""
+    """Rows that are a pure function of the run's seed, the split and the index (see `Dataset`).
+
+    Args:
+        name: Of the dataset, for people.
+        seed: `DatasetContext.seed`.
+        sizes: Rows of each split.
+    """
 
     def __init__(self, name: str, seed: int, sizes: Mapping[Split, int]) -> None:
         self._name: Final = name
@@ -116,9 +143,11 @@ class DrawnDataset(ABC):
 
     @abstractmethod
     def draw(self, rng: random.Random, split: Split) -> Prompt:
-        """Draw one row of a split by this row's own `rng`.
+        """Draw one row of a split.
 
-        What is drawn for one split should never be drawn for the other (see `is_held_out`).
+        Args:
+            rng: This row's own.
+            split: The split; what is drawn for one should never be drawn for the other (see `is_held_out`).
         """
 
     def size(self, split: Split) -> int:
@@ -126,7 +155,11 @@ class DrawnDataset(ABC):
         return self._sizes[split]
 
     def row(self, split: Split, index: int) -> Prompt:
-        """Draw row `index` of the split."""
+        """Draw row `index` of the split.
+
+        Raises:
+            IndexError: `index` is not in `range(size(split))`.
+        """
         if not 0 <= index < self.size(split):
             raise IndexError(f"{self._name}: row {index} of split {split!r}, which has {self.size(split)}")
         # A string seeds by its SHA-512, so a row is the same in every process and Python version.
@@ -134,9 +167,11 @@ class DrawnDataset(ABC):
 
 
 def is_held_out(key: str, share: float) -> bool:
-    """True if what a row is about, such as the numbers of a problem, belongs to the held-out split, a share of all.
+    """True if what a row is about belongs to the held-out split: by a hash of it, so the same in every run.
 
-    That is decided by a hash of it, so it is the same in every run.
+    Args:
+        key: What the row is about, such as the numbers of a problem.
+        share: Of all keys, that the held-out split has.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64

@@ -51,6 +51,7 @@ class Request:
     Attributes:
         request_id: Unique among requests in flight.
         prompt: The conditioning payload (`Model.encode`).
+        sampling: How to draw.
         seed: Draws of sample i, unit j depend on (seed, i, j) and the logits only, never on what else is in flight.
         priority: Lower goes first among waiting requests.
     """
@@ -69,6 +70,8 @@ class Generated:
     Attributes:
         payload: Prompt and completion with log-probs and versions (see `Payload`).
         reason: Why it ended. An aborted one holds the partial result.
+        oldest_version: Oldest weight version among its units.
+        newest_version: Newest weight version among its units.
         num_units: Generated units: decisions that the payload has.
         media: What it looks like, of an engine that `renders`: a payload of kind `media`. It goes to rewards and
             reports, never to the policy.
@@ -90,7 +93,12 @@ class Handle(Protocol):
         """The request."""
 
     def result(self, timeout_s: float | None = None) -> list[Generated]:
-        """Wait for all samples, in the order of their index; a TimeoutError if they are not finished in time."""
+        """Wait for all samples, in the order of their index.
+
+        Raises:
+            TimeoutError: Not finished in time.
+            EngineError: The engine refused or failed the request.
+        """
 
     def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
         """Call `callback(self)` once finished, on the engine's thread (at once if it is already)."""
@@ -147,6 +155,8 @@ class EngineContext:
 
     Attributes:
         model: The model plugin's instance (config, tokenizer, `build`).
+        dtype: Weights' dtype.
+        device: Where to run.
         max_in_flight: Most sequences decoding at once.
         context_length: Units of the longest prompt and completion together.
         seed: `run.seed`, for `Model.build`.
@@ -181,7 +191,13 @@ class EngineStats:
 
 @attrs.frozen(kw_only=True)
 class TensorSlice:
-    """A box of a canonical (Hugging Face) tensor: first index and size in each dim."""
+    """A box of a canonical (Hugging Face) tensor.
+
+    Attributes:
+        name: Canonical name.
+        start: First index in each dim.
+        shape: Size in each dim.
+    """
 
     name: str
     start: tuple[int, ...]
@@ -198,7 +214,11 @@ class RolloutEngine(Protocol):
         """Stop; unfinished requests end as aborted. Idempotent."""
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Queue requests; those of one call enter together. An EngineError refuses what the engine cannot do."""
+        """Queue requests; those of one call enter together.
+
+        Raises:
+            EngineError: A request does not fit `context_length` or asks for what the engine cannot do.
+        """
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests at the next unit, partial results kept; unknown ids are ignored."""

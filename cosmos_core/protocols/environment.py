@@ -15,6 +15,7 @@ class EnvironmentContext:
 
     Attributes:
         name: The name under which the recipe selected it.
+        seed: `run.seed`.
     """
 
     name: str
@@ -64,9 +65,14 @@ class Environment(Protocol):
     """
 
     async def reset(self, prompt: Prompt, seed: int) -> str | None:
-        """Begin a dialogue about the dataset row; the seed is the same for all samples of a group: they begin alike.
+        """Begin a dialogue.
 
-        Returns words that follow those of the prompt; None where the prompt says it all.
+        Args:
+            prompt: The dataset row.
+            seed: The same for all samples of a group, so that they begin alike.
+
+        Returns:
+            Words that follow those of the prompt; None where the prompt says it all.
         """
 
     async def step(self, text: str) -> Turn:

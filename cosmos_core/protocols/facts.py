@@ -42,6 +42,8 @@ class ModelPart:
     """Alike neighbouring pieces of a model, such as its layers; parameters that are tied count with the first.
 
     Attributes:
+        name: For people.
+        count: How many.
         is_layer: Whether a pipeline may be cut before and after each; other parts go with the first stage if they
             stand before the layers, else with the last.
         num_parameters: Parameters of each.
@@ -70,6 +72,8 @@ class Extent:
 
     Attributes:
         axis: The axis; for `cp`, where attention exchanges heads (`ulysses`).
+        name: What there are so many of, for people.
+        size: How many.
         is_shared: Whether the axis may be a multiple of it instead: several processes then hold the same one.
     """
 

@@ -72,6 +72,7 @@ class KLTarget:
 
     Attributes:
         prediction: [N, ...] tensors of the frozen model for the same decisions, by names of the model plugin.
+        comparison: The distance from it.
     """
 
     prediction: Mapping[str, torch.Tensor]

@@ -37,6 +37,8 @@ class RunInfo:
 
     Attributes:
         run_id: Unique id of the run; a resumed run keeps it.
+        name: `run.name`.
+        directory: The run's folder.
         recipe: The resolved recipe as plain data.
         resumed_from: Step of the checkpoint that the run resumes from; None for a new run.
     """

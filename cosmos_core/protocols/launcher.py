@@ -20,6 +20,7 @@ class ProcessSpec:
     Attributes:
         name: Its name in logs and tables: `controller`, `policy-0`, `rollout-1`; the further processes of a replica
             of several are `policy-0.1`, `policy-0.2`, ….
+        module: The Python module to start it by.
         arguments: Its command line, after the module.
         environment: What to set besides the supervisor's own environment.
     """
@@ -44,6 +45,8 @@ class Pool:
     """The replicas of one role, as the recipe wants them.
 
     Attributes:
+        role: Whose replicas.
+        replicas: How many.
         processes: Processes of each that the launcher starts.
         gpus: GPUs that each process uses where its machine has some; 0 if it is kept on the CPU.
         needs_gpus: Whether the recipe wants GPUs whatever the machine has.
@@ -61,7 +64,11 @@ class Pool:
         return self.replicas * self.processes
 
     def nodes(self, room: int) -> int:
-        """Fewest nodes, with room for some processes, that hold one replica with equally many of its own on each."""
+        """Fewest nodes that hold one replica with equally many of its processes on each.
+
+        Args:
+            room: Processes that fit on a node, at least one.
+        """
         return next(
             count
             for count in range(1, self.processes + 1)
@@ -74,7 +81,9 @@ class LauncherContext:
     """The run, as a launcher is told of it.
 
     Attributes:
+        name: `run.name`.
         directory: The run's folder, `<run.output_dir>/<run.name>`; it need not be there yet.
+        pools: The replicas to start.
         threads: OpenMP threads of each process (`launch.threads`).
         recipe: The resolved recipe, as TOML.
     """
@@ -110,12 +119,17 @@ class Launcher(Protocol):
     """Starts, watches and stops the processes of a run by name, for its supervisor, from one thread."""
 
     def check(self) -> None:
-        """Find out whether processes can be started from here, else a ConfigError says how they can; starts nothing."""
+        """Find out whether processes can be started from here; nothing is started.
+
+        Raises:
+            ConfigError: They cannot; the message says how they can.
+        """
 
     def start(self, spec: ProcessSpec) -> None:
-        """Start a process, or raise a ReplicaError; its output is kept with the run's logs.
+        """Start a process; its output is kept with the run's logs. A name may be started again once it has ended.
 
-        A name may be started again once it has ended.
+        Raises:
+            ReplicaError: It could not be started.
         """
 
     def running(self) -> Sequence[str]:
@@ -136,7 +150,13 @@ class Launcher(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Submission:
-    """A run as a scheduler takes it: a file, such as `job.sh`, and notes for people on what the plan made of it."""
+    """A run as a scheduler takes it.
+
+    Attributes:
+        name: Of the file, such as `job.sh`.
+        text: Its content.
+        notes: Lines for people: what was derived from the plan.
+    """
 
     name: str
     text: str
@@ -148,13 +168,18 @@ class Submitting(Protocol):
     """A launcher that hands runs over to a scheduler."""
 
     def render(self) -> Submission:
-        """Write the run down for the scheduler, or raise a ConfigError if it does not fit, as far as the options tell.
+        """Write the run down for the scheduler; the same for the same options and context. Nothing is asked or changed.
 
-        It is the same for the same options and context. Nothing is asked or changed.
+        Raises:
+            ConfigError: The run does not fit, as far as the options tell.
         """
 
     def ready(self) -> None:
-        """Find out whether `submit` would reach the scheduler and the run fits its machines; else a ConfigError."""
+        """Find out whether `submit` would reach the scheduler, and whether the run fits its machines.
+
+        Raises:
+            ConfigError: It would not, or it does not fit.
+        """
 
     def submit(self, file: Path) -> str:
         """Hand over a submission that was written to `file`; a line for people on what became of it.

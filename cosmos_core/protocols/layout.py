@@ -73,6 +73,7 @@ class Layout:
     """A mesh, and what else decides how a module is made.
 
     Attributes:
+        mesh: The processes.
         micro_batch_precision: Compute dtype name of sharded weights (`float32` or `bfloat16`; `float64` where
             layouts are compared with one process); gradients are reduced in float32 at least.
         sequence_parallel: Whether activations between blocks are split over `tp`.
@@ -80,6 +81,7 @@ class Layout:
         stages_per_rank: Pipeline stages that each process holds.
         is_v_shaped: Whether a process that holds two stages has the first and the last, instead of every `pp`-th.
         reshard_after_forward: Whether FSDP frees gathered weights between forward and backward.
+        recompute: What the backward pass recomputes.
         cpu_offload: Whether weights, gradients and optimizer stay in the CPU's memory.
         compile: Whether each layer is compiled.
         float8: Scaling of 8-bit linear layers, if any.

@@ -64,7 +64,12 @@ class ModelCapabilities:
 
 @attrs.frozen(kw_only=True)
 class Span:
-    """Some decisions of a sequence of `total`, one after another from the `first` on, an index among the sequence's."""
+    """Some decisions of a sequence, one after another.
+
+    Attributes:
+        first: Index of the first of them among the sequence's.
+        total: Decisions of the whole sequence.
+    """
 
     first: int
     total: int
@@ -129,16 +134,32 @@ class Model(Protocol):
         """Make the module: weights of `path` if given, else drawn from `seed` (bitwise the same each time).
 
         With a layout, the module is this process's part of it: parameters are `DTensor`s where they are shards, and
-        their names stay those of the whole model. Every process of the mesh calls it. The weights do not depend on the
-        layout. The dtype of parameters may be float64, too, in which the kit compares layouts. A CosmosError says that
-        a checkpoint is missing, truncated or of another architecture.
+        their names stay those of the whole model. Every process of the mesh calls it. The weights do not depend on
+        the layout.
+
+        Args:
+            seed: Of weights that are drawn.
+            dtype: Of the parameters; float64 too, in which the kit compares layouts.
+            device: Where they are.
+            layout: How the module is spread; None for all of it in this process.
+
+        Raises:
+            CosmosError: A checkpoint is missing, truncated or of another architecture.
         """
 
     def encode(self, prompt: Prompt) -> Payload:
-        """The conditioning part of a payload (`prompt` array for tokens), chat template applied; else a DataError."""
+        """The conditioning part of a payload (`prompt` array for tokens), chat template applied.
+
+        Raises:
+            DataError: The prompt cannot be encoded.
+        """
 
     def encode_demonstration(self, prompt: Prompt) -> Payload:
-        """A payload of the prompt and its demonstration, a stop token included, as if generated; else a DataError."""
+        """A payload of the prompt and its demonstration, a stop token included, as if it had been generated.
+
+        Raises:
+            DataError: The prompt has no demonstration, or cannot be encoded.
+        """
 
     def decode(self, payload: Payload) -> str:
         """The completion of a payload as text (for rewards, reports); empty for what has no text."""
@@ -177,8 +198,15 @@ class Model(Protocol):
 
         Every process that shares the sequences (all of `cp` and `tp`) is given the whole micro-batch, and returns all
         of its decisions; the gradient of each reaches the parameters exactly once, summed over processes.
-        `prediction_for` and `kl_target` (for `divergence_N` or `blended`) are given only to a model with such
-        `divergences` or `blends`, and `with_features` only to one that has `features`.
+
+        Args:
+            module: The weights.
+            batch: What to evaluate.
+            temperature: Of the distributions.
+            with_entropy: Whether the entropy is asked for.
+            prediction_for: What `Decided.prediction` is asked for; only of a model with such `divergences` or `blends`.
+            kl_target: What to compute `Decided.divergence_N` or `blended` from; likewise.
+            with_features: Whether `Decided.features_ND` is asked for; only of a model that has `features`.
         """
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
@@ -188,6 +216,9 @@ class Model(Protocol):
         """Make what the recipe asks to be made locally into `context.assets` (a tokenizer trained on `corpus`).
 
         Called once, before any replica starts, and only when `[model.tokenizer]` is in the recipe.
+
+        Raises:
+            ConfigError: `tokenizer` asks for something this family cannot make.
         """
 
 
@@ -198,9 +229,15 @@ class PipelinedModel(Model, Protocol):
         """The stages that this process holds, in the order of the model."""
 
     def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
-        """Run a stage that is not the last; the first one receives None, others what the stage before returned.
+        """Run a stage that is not the last.
 
-        That is one tensor, whose shape depends on `batch.num_units` only; no view.
+        Args:
+            stage: One of `stages`.
+            batch: The micro-batch.
+            received: What the stage before returned; None for the first stage.
+
+        Returns:
+            What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
         """
 
     def conclude(
@@ -228,12 +265,19 @@ class Conversing(Protocol):
     def encode_observation(
         self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
     ) -> Sequence[int]:
-        """The token ids between the end of the model's turn and its next one, for the environment's observation.
+        """The token ids between the end of the model's turn and its next one.
 
-        They follow `written`, the model's last turn with its stop token (none before its first), as it is: nothing that
-        was generated is ever encoded anew. In a chat, the observation is a turn of `role`, or the user's if the
-        template takes none of that. Its words are words: they never become a token that ends a turn or begins one, or
-        that stands for an image. A DataError says that it cannot be encoded.
+        They follow `written` as they are: nothing that was generated is ever encoded anew. What the observation spells
+        is words: it never becomes a token that ends a turn or begins one, or that stands for an image.
+
+        Args:
+            prompt: What the dialogue began with; in a chat, the observation is a turn by its template.
+            written: The token ids of the model's last turn, the stop token included; none before its first.
+            observation: What the environment answered.
+            role: Whose turn of a chat that is, if the template takes turns of that role; else it is the user's.
+
+        Raises:
+            DataError: The observation cannot be encoded.
         """
 
 
@@ -263,6 +307,7 @@ class Record:
     """An array of payloads that a model's forwards make while an engine generates.
 
     Attributes:
+        name: Of the array.
         dtype: A key of `cosmos_core.types.payload.ITEM_SIZES`.
         shape: Of one unit.
         option: The recipe's key that asks for it, such as `model.options.router_replay`.

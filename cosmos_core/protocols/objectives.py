@@ -52,7 +52,10 @@ def clipped_surrogate(log_ratio_N: torch.Tensor, advantages_N: torch.Tensor, *, 
 def add_divergence(priced: Loss, decisions: Decisions, weight: float) -> Loss:
     """Prices with `weight` times the divergence from the reference, and it as the metric `reference_kl`.
 
-    At weight 0 the reference is not looked at; above, the algorithm asks it for a `Divergence`.
+    Args:
+        priced: Prices without it.
+        decisions: Of an algorithm that asks the reference for a `Divergence` where the weight is above 0.
+        weight: At 0, the reference is not looked at.
     """
     if weight == 0.0:
         return priced
@@ -64,8 +67,13 @@ def add_divergence(priced: Loss, decisions: Decisions, weight: float) -> Loss:
 def refuse_recomputed(context: AlgorithmContext, *, instead: str = "") -> str | None:
     """Say why a ratio to log-probs that are recomputed at the start of the step leaves samples uncorrected.
 
-    `instead` is what else can be set, of the algorithm's own options. Returns the option, why it does not fit and what
-    does, for a `ConfigError`; None where the weights at the start of the step are those that generated.
+    Args:
+        context: What the recipe says.
+        instead: What else can be set, of the algorithm's own options.
+
+    Returns:
+        The option, why it does not fit and what does, for a `ConfigError`; None where the weights at the start of the
+        step are those that generated.
     """
     problems, remedies = [], []
     if context.max_staleness > 0:
@@ -140,6 +148,13 @@ class PlainAlgorithm:
 
     What differs is said in the class, or of an instance in its `__init__`. One that has all of `Algorithm` without
     inheriting is as good.
+
+    Attributes:
+        aggregation: Each decision of the batch alike.
+        constant_length: Sums are not divided.
+        old_logprobs: None are looked at.
+        needs_entropy: No entropy term.
+        skips_zero_advantage: Every sequence goes through the model.
     """
 
     aggregation: Aggregation = Aggregation.TOKEN_MEAN

@@ -20,6 +20,7 @@ class PlannedRun:
     """An engine's part in a run, as far as it is known when that is planned.
 
     Attributes:
+        model: The model plugin's instance.
         facts: Of the model, found without weights.
         device: Where it will generate, as the recipe says.
         has_gpu: Whether this machine, where `auto` may be decided, has a GPU.
@@ -27,6 +28,7 @@ class PlannedRun:
         temperatures: Each temperature at which it will draw, by the recipe's key.
         samplings: How it will draw, by the recipe's table: `rollout.sampling`, and `evaluation` where anything is
             evaluated; empty where that is not known.
+        shows_media: Whether prompts show images or videos.
         num_ranks: Processes of a replica.
     """
 

@@ -41,6 +41,8 @@ class Format:
     """A format.
 
     Attributes:
+        name: Its name in recipes.
+        codes: torch dtype of the tensor of codes.
         per_byte: Codes in a byte.
         block: Columns that share a scale; None for all of a row.
         scale: torch dtype of block scales.
@@ -59,7 +61,12 @@ class Format:
         return max(1, columns if self.block is None else self.block)
 
     def tensors(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Dtype and shape, by name, of the tensors of a matrix [..., rows, columns]; the codes have its own name."""
+        """The tensors of a matrix: dtype and shape by canonical name; the codes have the matrix's own.
+
+        Args:
+            name: Canonical name of the matrix.
+            shape: Its shape, [..., rows, columns].
+        """
         *leading, columns = shape
         found = {
             name: (self.codes, (*leading, -(-columns // self.per_byte))),

@@ -102,8 +102,8 @@ class Vetting(Protocol):
     def vet(self, prompt: Prompt) -> None:
         """Look at what is needed of a row: its reference, its metadata, its demonstration.
 
-        A DataError says that it is missing or of the wrong type; `score` raises it for every completion of such a
-        prompt, too.
+        Raises:
+            DataError: It is missing or of the wrong type; `score` raises for every completion of such a prompt, too.
         """
 
 
@@ -130,4 +130,8 @@ class Loading(Protocol):
     """
 
     def load(self) -> None:
-        """Do it, once, in a worker process; the run ends with the reason of a CosmosError."""
+        """Do it, once, in a worker process.
+
+        Raises:
+            CosmosError: It cannot be done here; the run ends with the reason.
+        """

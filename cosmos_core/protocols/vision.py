@@ -60,12 +60,17 @@ class Conditioned(Protocol):
     """
 
     def condition(self, prompt: Payload) -> Conditioning | None:
-        """Lay a prompt out; None where its token ids say it all. Needs no weights. A DataError refuses arrays."""
+        """Lay a prompt out; None where its token ids say it all. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit its prompt.
+        """
 
     def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
         """Compute what each unit of the prompt enters with under the weights of the module (its tower runs here).
 
-        Returns [P, ...] each, on the module's device, by names that only the model reads.
+        Returns:
+            [P, ...] each, on the module's device, by names that only the model reads.
         """
 
     def evaluate(self, module: torch.nn.Module, inputs: VisionInputs) -> torch.Tensor:
@@ -77,6 +82,7 @@ class Shown:
     """An image or a video of a prompt, as the Hugging Face forward of its family takes it.
 
     Attributes:
+        modality: What it is.
         start: Its first unit in the prompt: one that is seen, or a word before these where implementations of the
             family begin to look for it.
         is_seen_U: bool [U], of the units from there to the last that is seen: which enter as what the tower makes of
@@ -99,4 +105,8 @@ class Showing(Protocol):
     """
 
     def shown(self, prompt: Payload) -> Sequence[Shown]:
-        """The images and videos of a prompt, in its order; none where its token ids say it all. Needs no weights."""
+        """The images and videos of a prompt, in its order; none where its token ids say it all. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit its prompt.
+        """

@@ -52,7 +52,11 @@ class Denoising(Protocol):
     """
 
     def latent_spec(self, prompt: Payload) -> LatentSpec:
-        """Describe the latents to denoise; a DataError if the payload's arrays do not fit. Needs no weights."""
+        """Describe the latents to denoise. Needs no weights.
+
+        Raises:
+            DataError: The arrays of the payload do not fit the model.
+        """
 
     def velocity(
         self,
@@ -63,11 +67,18 @@ class Denoising(Protocol):
         *,
         guidance: float,
     ) -> torch.Tensor:
-        """The velocity at latents [B, C, T, H, W] and times [B] in [0, 1], float32; shaped alike, zero of given frames.
+        """The velocity at each latent. Hides how the family scales time, guides, conditions and parametrises.
 
-        Hides how the family scales time, guides, conditions and parametrises. The B prompts are as `encode` gave them.
-        `guidance` is the scale of classifier-free guidance in the formula of the family's own pipeline, at every value,
-        also at those where the pipeline uses none; at `neutral_guidance` one forward is enough.
+        Args:
+            module: The weights.
+            latents_B: float32 [B, C, T, H, W].
+            times_B: float32 [B], in [0, 1].
+            prompts: B conditionings, as `encode` gave them.
+            guidance: Scale of classifier-free guidance in the formula of the family's own pipeline, at every value,
+                also at those where the pipeline uses none; at `neutral_guidance` one forward is enough.
+
+        Returns:
+            float32 [B, C, T, H, W]; of frames that are given, zero.
         """
 
     @property
@@ -75,10 +86,15 @@ class Denoising(Protocol):
         """The guidance at which the velocity is that of the prompt alone."""
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:
-        """Decode latents, float32 [C, T, H, W] at t = 0, into frames.
+        """Decode latents into frames.
 
-        Returns a payload of kind `media` with `frames` uint8 [F, height, width, 3] (RGB; an image is one frame) and
-        `fps` float32 [].
+        Args:
+            latents: float32 [C, T, H, W], at t = 0.
+            prompt: What they were denoised for.
+
+        Returns:
+            A payload of kind `media` with `frames` uint8 [F, height, width, 3] (RGB; an image is one frame) and `fps`
+            float32 [].
         """
 
 
@@ -87,8 +103,15 @@ class Noising(Protocol):
     """A model that trains on regressions, of demonstrations or of what was generated. Optional, beside `Model`."""
 
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
-        """A payload with a `sample`, and the points at which it is to be learned: `times` [N] and `noise_seed`.
+        """A payload with a `sample`, and the points at which it is to be learned.
 
-        Deterministic in its arguments; drawn anew for each seed (of times and noise), that is each time a row is
-        trained on. N is `num_decisions`; if None, what the model's options say.
+        Deterministic in its arguments; drawn anew for each seed, that is each time a row is trained on.
+
+        Args:
+            payload: Has `sample` (see `cosmos_core.types.Payload`).
+            seed: Of the times, and of the noise.
+            num_decisions: Of how many points; None for as many as the model's options say.
+
+        Returns:
+            The same with `times` [N] and `noise_seed`.
         """
