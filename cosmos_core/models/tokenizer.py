@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
 from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.models.weights.loading import first_line
 
 PAD: Final = "<pad>"
 BOS: Final = "<bos>"
@@ -89,7 +90,7 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         where = assets if (assets / FILE).is_file() else path
-        raise DataError(f"model: no usable tokenizer at {where}: {_first_line(error)}") from error
+        raise DataError(f"model: no usable tokenizer at {where}: {first_line(error)}") from error
     if loaded.vocab_size <= _EMPTY:
         # What transformers makes of a folder without a tokenizer's files.
         raise DataError(
@@ -113,10 +114,6 @@ def _refuse_code(path: str) -> None:
             f"model.trust_remote_code: false, but the tokenizer of {path!r} ({name or 'without a class'}) is code in "
             "the checkpoint; read that code, and set model.trust_remote_code = true to let it run"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 @attrs.frozen(kw_only=True)

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.parallel.collectives import Group, all_to_all, gather_for_shared, part, split_dim
 from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
-from cosmos_core.models.parallel.tensor import local, split_parameter
+from cosmos_core.models.parallel.tensor import local_parameters, split_parameter
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -119,7 +119,7 @@ def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where 
     route = _plan_route(chosen_TK, _num_experts(module), group)
     sent_PD = hidden_TD.index_select(0, route.order_P // chosen_TK.shape[1])
     rows_RD = all_to_all(sent_PD, group, route.receive, route.send)
-    with substituted(module, {key: local(value) for key, value in own_parameters(module).items()}):
+    with substituted(module, local_parameters(module)):
         results_RD = _run(experts, rows_RD, route.expert_R)
     returned_PD = all_to_all(results_RD, group, route.send, route.receive)
     place_P = torch.empty_like(route.order_P)

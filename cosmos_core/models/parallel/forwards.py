@@ -50,16 +50,26 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def replace_first(args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Arguments of a layer or a block with its hidden states changed: the first argument, or `hidden_states`."""
-    if args:
-        return (change(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def replace_result(result: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A layer's or a block's result with its hidden states changed: all of it, or the first of a tuple."""
-    return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
+def change_hidden(module: nn.Module, *, before: Change | None = None, after: Change | None = None) -> None:
+    """Change the hidden states that a layer or a block is given, or those that it gives.
+
+    They are the first argument or `hidden_states`; and all of the result, or the first of a tuple.
+    """
+
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if before is not None and args:
+            args = (before(args[0]), *args[1:])
+        elif before is not None:
+            kwargs["hidden_states"] = before(kwargs["hidden_states"])
+        result = inner(*args, **kwargs)
+        if after is None:
+            return result
+        return (after(result[0]), *result[1:]) if isinstance(result, tuple) else after(result)
+
+    surround(module, around)
 
 
 Result = TypeVar("Result")

@@ -25,15 +25,15 @@ from transformers import PreTrainedModel
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.adapters import DOWN, UP, is_adapter, note_scale
 from cosmos_core.models.parallel.anatomy import Anatomy
-from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
+from cosmos_core.models.parallel.forwards import surround
 from cosmos_core.models.parallel.tensor import (
     INPUTS,
     OUTPUTS,
     Applied,
     applied_to,
     apply_style,
+    compute_locally,
     head_size,
-    local,
     note_head_size,
     split_parameter,
     sum_parameter_gradients,
@@ -151,7 +151,7 @@ def _split(linear: nn.Linear, name: str, applied: Applied) -> None:
     down, up = getattr(linear, DOWN), getattr(linear, UP)
     if applied.style in INPUTS:
         split_parameter(down, "weight", f"{name}.{DOWN}", 1, applied.axis.mesh)
-        surround(down, functools.partial(_locally, down))
+        compute_locally(down)
         sum_parameter_gradients(up, applied.axis.group)
         return
     sum_parameter_gradients(down, applied.axis.group)
@@ -160,11 +160,6 @@ def _split(linear: nn.Linear, name: str, applied: Applied) -> None:
     # What enters it was made of a whole input and a summed A, so nothing is left to sum.
     inside = attrs.evolve(applied.axis, is_gathered=True)
     apply_style(up, f"{name}.{UP}", "kv_heads" if applied.style == "kv_heads" else "colwise", inside)
-
-
-def _locally(module: nn.Module, inner: Callable[..., Any], hidden: torch.Tensor) -> Any:
-    with substituted(module, {key: local(value) for key, value in own_parameters(module).items()}):
-        return inner(hidden)
 
 
 def _is_chosen(name: str, lora: Lora) -> bool:

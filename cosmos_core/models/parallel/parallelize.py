@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
 from cosmos_core.models.parallel.expert import spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
-from cosmos_core.models.parallel.forwards import own_parameters, replace_first, replace_result, root, surround
+from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
 from cosmos_core.models.parallel.recompute import recompute_layer
@@ -128,7 +128,8 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
             apply_style(child, f"{name}.{part}", styles[child], axis)
         for block in blocks:
             if styles[block] != "rowwise":
-                _gather_block(block, mesh.get_group())
+                # Its gradient is partial.
+                change_hidden(block, before=lambda hidden: gather_dim(hidden, hidden.dim() - 2, mesh.get_group()))
         gathered.update(blocks)
     _split_vocabulary(module, whole)
     if layout.sequence_parallel:
@@ -253,8 +254,8 @@ def _split_layers(layers: Sequence[nn.Module], gathered: Callable[[nn.Module], b
         if own_parameters(layer):
             sum_parameter_gradients(layer, group)
     if layers:
-        _enter(layers[0], group)
-        _leave(layers[-1], group)
+        change_hidden(layers[0], before=lambda hidden: _split(hidden, group))
+        change_hidden(layers[-1], after=lambda hidden: gather_for_shared(hidden, SEQUENCE, group))
 
 
 def _split_children(layer: nn.Module, gathered: Callable[[nn.Module], bool], group: dist.ProcessGroup) -> None:
@@ -262,7 +263,11 @@ def _split_children(layer: nn.Module, gathered: Callable[[nn.Module], bool], gro
         if gathered(child):
             continue
         if next(child.children(), None) is not None:
-            _surround_shared(child, group)
+            change_hidden(
+                child,
+                before=lambda hidden: gather_for_shared(hidden, SEQUENCE, group),
+                after=lambda result: split_dim(result, result.dim() - 2, group),
+            )
         elif own_parameters(child):
             if type(child).__name__.startswith("Conv") and not type(child).__name__ == "Conv1D":
                 raise PluginIncompatibleError(
@@ -270,39 +275,6 @@ def _split_children(layer: nn.Module, gathered: Callable[[nn.Module], bool], gro
                     "policy.parallel.sequence_parallel = false"
                 )
             sum_parameter_gradients(child, group)
-
-
-def _gather_block(block: nn.Module, group: dist.ProcessGroup) -> None:
-    """Gather the input of a block that is tensor parallel throughout: its gradient is partial."""
-
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = replace_first(args, kwargs, lambda hidden: gather_dim(hidden, hidden.dim() - 2, group))
-        return inner(*args, **kwargs)
-
-    surround(block, around)
-
-
-def _surround_shared(block: nn.Module, group: dist.ProcessGroup) -> None:
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = replace_first(args, kwargs, lambda hidden: gather_for_shared(hidden, SEQUENCE, group))
-        return replace_result(inner(*args, **kwargs), lambda result: split_dim(result, result.dim() - 2, group))
-
-    surround(block, around)
-
-
-def _enter(layer: nn.Module, group: dist.ProcessGroup) -> None:
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = replace_first(args, kwargs, lambda hidden: _split(hidden, group))
-        return inner(*args, **kwargs)
-
-    surround(layer, around)
-
-
-def _leave(layer: nn.Module, group: dist.ProcessGroup) -> None:
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return replace_result(inner(*args, **kwargs), lambda result: gather_for_shared(result, SEQUENCE, group))
-
-    surround(layer, around)
 
 
 def _split(hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

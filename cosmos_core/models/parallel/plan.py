@@ -184,7 +184,7 @@ def _named_plan(module: PreTrainedModel, prefix: str, planned: set[str]) -> dict
         pattern = pattern_of(name)
         if not f"{pattern}.".startswith(prefix) or pattern in planned:
             continue
-        children = {key: child for key, child in block.named_children() if _holds_parameters(child)}
+        children = {key: child for key, child in block.named_children() if any(True for _ in child.parameters())}
         linear = {key for key, child in children.items() if isinstance(child, nn.Linear)}
         if not (linear & COLUMNS and linear & ROWS):
             continue
@@ -237,10 +237,6 @@ def _is_wide(block: nn.Module, name: str, module: PreTrainedModel) -> bool:
 
 def _is_per_head(parameter: nn.Parameter, module: PreTrainedModel) -> bool:
     return tuple(parameter.shape) == (module.config.get_text_config().num_attention_heads,)
-
-
-def _holds_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def split_names(plan: ParallelPlan, module: nn.Module) -> Iterator[str]:

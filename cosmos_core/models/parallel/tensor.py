@@ -109,11 +109,6 @@ def applied_to(module: nn.Module) -> Applied | None:
     return applied
 
 
-def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """This process's part of a parameter."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> None:
     """Split a module's parameters over the axis, and make its forward right for them."""
     _APPLY[style](module, name, axis)
@@ -166,8 +161,21 @@ def sum_parameter_gradients(module: nn.Module, group: dist.ProcessGroup) -> None
     surround(module, around)
 
 
-def _locals(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    return {key: local(value) for key, value in own_parameters(module).items()}
+def local_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """This process's parts of the parameters that a module holds itself."""
+    return {
+        key: value.to_local() if isinstance(value, DTensor) else value for key, value in own_parameters(module).items()
+    }
+
+
+def compute_locally(module: nn.Module) -> None:
+    """Let a forward see this process's parts of the parameters."""
+
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with substituted(module, local_parameters(module)):
+            return inner(*args, **kwargs)
+
+    surround(module, around)
 
 
 def _colwise(module: nn.Module, name: str, axis: Tensor, *, gathers: bool = False, is_uneven: bool = False) -> None:
@@ -175,7 +183,7 @@ def _colwise(module: nn.Module, name: str, axis: Tensor, *, gathers: bool = Fals
         split_parameter(module, key, name, 0, axis.mesh, is_uneven=is_uneven)
 
     def around(inner: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
-        with substituted(module, _locals(module)):
+        with substituted(module, local_parameters(module)):
             result: torch.Tensor = inner(axis.enter(hidden))
         return gather_for_shared(result, result.dim() - 1, axis.group) if gathers else result
 
@@ -187,7 +195,7 @@ def _rowwise(module: nn.Module, name: str, axis: Tensor, *, splits: bool = False
 
     def around(inner: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
         hidden = split_dim(hidden, hidden.dim() - 1, axis.group) if splits else hidden
-        tensors = _locals(module)
+        tensors = local_parameters(module)
         bias = tensors.get("bias")
         with substituted(module, {key: None if key == "bias" else value for key, value in tensors.items()}):
             result = axis.leave(inner(hidden))
@@ -202,12 +210,7 @@ def _heads(module: nn.Module, name: str, axis: Tensor) -> None:
     """Parameters that a module holds itself, one row a head (attention sinks)."""
     for key in own_parameters(module):
         split_parameter(module, key, name, 0, axis.mesh)
-
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with substituted(module, _locals(module)):
-            return inner(*args, **kwargs)
-
-    surround(module, around)
+    compute_locally(module)
 
 
 def _kv_heads(module: nn.Module, name: str, axis: Tensor) -> None:
@@ -267,7 +270,7 @@ def _embedding(module: nn.Module, name: str, axis: Tensor) -> None:
         is_foreign = (tokens < own.start) | (tokens >= own.stop)
         module.padding_idx = local_padding
         try:
-            with substituted(module, _locals(module)):
+            with substituted(module, local_parameters(module)):
                 rows = inner((tokens - own.start).masked_fill(is_foreign, 0))
         finally:
             module.padding_idx = padding

@@ -9,7 +9,6 @@ size, V vocabulary.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -155,8 +154,4 @@ def _check_parts(config: Mapping[str, Any]) -> None:
         given = config.get(part) or {}
         named = given.get("model_type")
         known = CONFIG_MAPPING[named]() if named in CONFIG_MAPPING else getattr(whole(), part)
-        for key in given:
-            if key not in loading.EXTRA_KEYS and not hasattr(known, key):
-                near = difflib.get_close_matches(key, [name for name in vars(known) if not name.startswith("_")], 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"model.config.{part}.{key}: {type(known).__name__} has no such option{hint}")
+        loading.refuse_unknown(given, known, f"model.config.{part}")

@@ -6,7 +6,7 @@ import copy
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -191,16 +191,21 @@ def config_from_mapping(mapping: Mapping[str, Any]) -> PretrainedConfig:
         default = AutoConfig.for_model(model_type)
     except ValueError:
         raise ConfigError(f"model.config.model_type: transformers knows no {model_type!r}") from None
-    for key in values:
-        if key not in EXTRA_KEYS and not hasattr(default, key):
-            near = difflib.get_close_matches(key, [name for name in vars(default) if not name.startswith("_")], 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"model.config.{key}: {type(default).__name__} has no such option{hint}")
+    refuse_unknown(values, default, "model.config")
     try:
         config: PretrainedConfig = AutoConfig.for_model(model_type, **values)
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model.config: {first_line(error)}") from error
     return config
+
+
+def refuse_unknown(keys: Iterable[str], known: PretrainedConfig, where: str) -> None:
+    """Refuse keys that a config neither has nor takes."""
+    for key in keys:
+        if key not in EXTRA_KEYS and not hasattr(known, key):
+            near = difflib.get_close_matches(key, [name for name in vars(known) if not name.startswith("_")], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{where}.{key}: {type(known).__name__} has no such option{hint}")
 
 
 def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedConfig:

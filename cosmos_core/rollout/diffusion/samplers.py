@@ -8,7 +8,9 @@ nothing but a, b, std and the sum of the o_k m_k.
 
 from __future__ import annotations
 
+import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -152,14 +154,8 @@ def euler_step(time: float, following: float) -> Step:
 
 
 @attrs.frozen(kw_only=True)
-class FlowSde:
-    """FlowGRPO's sampler: the SDE whose marginals are those of the flow's ODE, by steps of Euler and Maruyama.
-
-    Source: arXiv:2505.05470, section 4 (from ODE to SDE), with σ_t = a sqrt(t / (1 - t)).
-
-    Deviation: in the first step, 1 - t is taken at the time of the second, whatever the first time is. At t = 1 σ_t
-    would be infinite, and there the authors' code does the same; just below 1, where it does not, the step would add
-    more noise than there is.
+class _Noisy(ABC):
+    """Steps of which those that are not noisy are Euler's.
 
     Attributes:
         shift: Of the times.
@@ -177,10 +173,26 @@ class FlowSde:
         """The steps; those that are not noisy are Euler's."""
         times = [*shifted(num_steps, self.shift), 0.0]
         steps = [
-            self._step(times[index], times[index + 1], times[1]) if index in noisy else euler_step(*times[index:][:2])
-            for index in range(num_steps)
+            self._step(*pair, times[1]) if index in noisy else euler_step(*pair)
+            for index, pair in enumerate(itertools.pairwise(times))
         ]
         return Discretization(start=1.0, steps=tuple(steps))
+
+    @abstractmethod
+    def _step(self, time: float, following: float, second: float) -> Step:
+        """A noisy step; `second` is the time of the second one of all."""
+
+
+@attrs.frozen(kw_only=True)
+class FlowSde(_Noisy):
+    """FlowGRPO's sampler: the SDE whose marginals are those of the flow's ODE, by steps of Euler and Maruyama.
+
+    Source: arXiv:2505.05470, section 4 (from ODE to SDE), with σ_t = a sqrt(t / (1 - t)).
+
+    Deviation: in the first step, 1 - t is taken at the time of the second, whatever the first time is. At t = 1 σ_t
+    would be infinite, and there the authors' code does the same; just below 1, where it does not, the step would add
+    more noise than there is.
+    """
 
     def _step(self, time: float, following: float, second: float) -> Step:
         length = time - following
@@ -190,37 +202,17 @@ class FlowSde:
 
 
 @attrs.frozen(kw_only=True)
-class Cps:
+class Cps(_Noisy):
     """Coefficients-preserving sampling: part of the noise that the velocity predicts is replaced by fresh noise.
 
     x' = (1 - t') x̂_0 + sqrt(t'² - std²) ê + std z with std = t' sin(a π/2): x' has as much of data and of noise as x_t'
     has (source: arXiv:2509.05952).
 
     Deviation: the authors take -|x' - mean|² for the log-probability; here it is that of the Gaussian, as of every
-    sampler.
-
-    Attributes:
-        shift: Of the times.
-        noise_level: a, at most 1: the share of fresh noise is sin(a π/2).
+    sampler. The noise level a is at most 1: the share of fresh noise is sin(a π/2).
     """
 
-    shift: float
-    noise_level: float
-
-    def num_noisy(self, num_steps: int) -> int:
-        """All but the last, which leads to data."""
-        return num_steps - 1
-
-    def discretize(self, num_steps: int, noisy: Collection[int]) -> Discretization:
-        """The steps; those that are not noisy are Euler's."""
-        times = [*shifted(num_steps, self.shift), 0.0]
-        steps = [
-            self._step(times[index], times[index + 1]) if index in noisy else euler_step(*times[index:][:2])
-            for index in range(num_steps)
-        ]
-        return Discretization(start=1.0, steps=tuple(steps))
-
-    def _step(self, time: float, following: float) -> Step:
+    def _step(self, time: float, following: float, second: float) -> Step:  # noqa: ARG002 - of the base class
         angle = self.noise_level * math.pi / 2.0
         left = following * math.cos(angle)
         # x̂_0 = x - t v and ê = x + (1 - t) v.

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
 from cosmos_core.types import Prompt
 
@@ -47,18 +48,6 @@ class Close:
     """Nobody asks this episode any more."""
 
     episode: int
-
-
-@attrs.frozen(kw_only=True)
-class Ready:
-    """The worker loaded the environment."""
-
-
-@attrs.frozen(kw_only=True)
-class Broken:
-    """The worker could not load the environment, and ends."""
-
-    reason: str
 
 
 @attrs.frozen(kw_only=True)

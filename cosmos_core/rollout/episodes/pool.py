@@ -26,16 +26,14 @@ from cosmos_core.rollout.episodes.messages import (
     TO_WORKER,
     Act,
     Began,
-    Broken,
     Close,
     Failed,
     Open,
-    Ready,
     Reply,
     Setup,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.rollout.workers.process import WorkerProcess, frame
+from cosmos_core.rollout.workers.process import Broken, Ready, WorkerProcess, frame
 from cosmos_core.transport.bounds import sendable
 from cosmos_core.types import Prompt
 

@@ -31,15 +31,13 @@ from cosmos_core.rollout.episodes.messages import (
     Act,
     Answered,
     Began,
-    Broken,
     Close,
     Failed,
     Open,
     Opened,
-    Ready,
     Setup,
 )
-from cosmos_core.rollout.workers.process import Unframer, described, frame, live, shown
+from cosmos_core.rollout.workers.process import Broken, Ready, Unframer, described, frame, live, shown
 
 _MOST: Final = 4096
 """Threads, more than a worker has dialogues: one is started only where all others are busy, so that no call waits."""

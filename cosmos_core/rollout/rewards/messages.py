@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
@@ -26,18 +27,6 @@ class Setup:
 
     rewards: tuple[RewardSetup, ...]
     seed: int
-
-
-@attrs.frozen(kw_only=True)
-class Ready:
-    """The worker loaded every reward."""
-
-
-@attrs.frozen(kw_only=True)
-class Broken:
-    """The worker could not load the rewards, and ends."""
-
-    reason: str
 
 
 @attrs.frozen(kw_only=True)

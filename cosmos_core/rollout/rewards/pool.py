@@ -20,11 +20,9 @@ from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
-    Broken,
     Deferred,
     Outcome,
     Outcomes,
-    Ready,
     RewardSetup,
     Scored,
     Setup,
@@ -32,7 +30,7 @@ from cosmos_core.rollout.rewards.messages import (
     WirePayload,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.rollout.workers.process import WorkerProcess, frame
+from cosmos_core.rollout.workers.process import Broken, Ready, WorkerProcess, frame
 from cosmos_core.types import SampleStatus
 
 _START_S: Final = 120.0

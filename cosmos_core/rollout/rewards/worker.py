@@ -23,15 +23,13 @@ from cosmos_core.protocols.reward import Loading
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
-    Broken,
     Deferred,
     Outcome,
-    Ready,
     Scored,
     Setup,
     Task,
 )
-from cosmos_core.rollout.workers.process import Unframer, described, frame, live, shown
+from cosmos_core.rollout.workers.process import Broken, Ready, Unframer, described, frame, live, shown
 from cosmos_core.types import JSON, SampleStatus
 
 _CHUNK: Final = 1 << 16

@@ -12,9 +12,24 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+import attrs
+
 from cosmos_core.errors import CosmosError, TransportError
 from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.transport.bounds import DETAIL, sendable
+
+
+@attrs.frozen(kw_only=True)
+class Ready:
+    """The worker loaded its plugins."""
+
+
+@attrs.frozen(kw_only=True)
+class Broken:
+    """The worker could not load its plugins, and ends."""
+
+    reason: str
+
 
 _PREFIX: Final = struct.Struct("<I")
 _LARGEST: Final = 1 << 30
