@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -60,10 +61,11 @@ def module(model: DiffusionModel) -> torch.nn.Module:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Callable[[Any], str]:
-    """Saves a pipeline and gives its folder."""
+    """Saves each pipeline in a folder of its own, and gives that."""
 
     def saved(pipeline: Any) -> str:
-        pipeline.save_pretrained(tmp_path / "checkpoint")
-        return str(tmp_path / "checkpoint")
+        folder = tempfile.mkdtemp(prefix="checkpoint-", dir=tmp_path)
+        pipeline.save_pretrained(folder)
+        return folder
 
     return saved

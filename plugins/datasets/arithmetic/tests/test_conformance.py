@@ -5,12 +5,10 @@ import pytest
 from cosmos_core.testing import DatasetConformance
 
 
-@pytest.mark.nightly
 class TestArithmetic(DatasetConformance):
     plugin = "arithmetic"
 
 
-@pytest.mark.nightly
 class TestWithoutHeldoutRows(DatasetConformance):
     plugin = "arithmetic"
 

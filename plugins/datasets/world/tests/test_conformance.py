@@ -6,7 +6,6 @@ import pytest
 from cosmos_core.testing import DatasetConformance
 
 
-@pytest.mark.nightly
 class TestFolder(DatasetConformance):
     plugin = "world-folder"
     num_rows = 6
@@ -19,7 +18,6 @@ class TestFolder(DatasetConformance):
         return {"train": "clips", "heldout_rows": 2, "on_bad_row": "skip", "given": "frames"}
 
 
-@pytest.mark.nightly
 class TestTars(DatasetConformance):
     plugin = "world-webdataset"
     num_rows = 6
@@ -48,7 +46,6 @@ class TestLines(DatasetConformance):
         return attrs.evolve(provider.capabilities, references=False)
 
 
-@pytest.mark.nightly
 class TestRows(DatasetConformance):
     plugin = "world-prompts"
 
@@ -60,7 +57,6 @@ class TestRows(DatasetConformance):
         return {"train": "prompts.jsonl", "heldout_rows": 8, "reference": "colour", "media": "image"}
 
 
-@pytest.mark.nightly
 class TestMock(DatasetConformance):
     plugin = "world-mock"
 

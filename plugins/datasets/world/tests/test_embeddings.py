@@ -45,8 +45,9 @@ def test_a_leading_one_is_dropped(usable, tmp_path, subtests):
     for dtype in [torch.float32, torch.bfloat16]:
         with subtests.test(dtype=dtype):
             values = torch.tensor(VALUES).to(dtype)
-            save_tensors({"t5": values[None]}, tmp_path / "a.safetensors")
-            assert torch.equal(tensor_of(usable(tmp_path / "a.safetensors")), values)
+            path = tmp_path / f"{dtype}.safetensors"
+            save_tensors({"t5": values[None]}, path)
+            assert torch.equal(tensor_of(usable(path)), values)
 
 
 def test_a_file_that_changes_is_converted_again(usable, tmp_path):
@@ -115,8 +116,9 @@ def test_a_pickle_of_an_array_becomes_a_file(usable, tmp_path, subtests):
     for protocol, kind in itertools.product(range(pickle.HIGHEST_PROTOCOL + 1), WRITTEN):
         with subtests.test(protocol=protocol, kind=kind):
             written, expected = WRITTEN[kind]
-            (tmp_path / "a.pickle").write_bytes(pickle.dumps(written, protocol=protocol))
-            assert np.array_equal(tensor_of(usable(tmp_path / "a.pickle")).numpy(), expected)
+            path = tmp_path / f"{kind}-{protocol}.pickle"
+            path.write_bytes(pickle.dumps(written, protocol=protocol))
+            assert np.array_equal(tensor_of(usable(path)).numpy(), expected)
 
 
 class Calls:

@@ -96,13 +96,14 @@ FAULTS = {
 }
 
 
-def test_a_bad_clip_is_refused_or_counted(made, folder, caplog, subtests):
+def test_a_bad_clip_is_refused_or_counted(made, folder, cache, caplog, subtests):
     whole = folder.with_name("whole")
     shutil.copytree(folder, whole)
     for kind, (fault, options, message) in FAULTS.items():
         with subtests.test(kind=kind):
             shutil.rmtree(folder)
             shutil.copytree(whole, folder)
+            shutil.rmtree(cache, ignore_errors=True)
             caplog.clear()
             fault(folder)
             with pytest.raises(DataError, match=rf"clips:\d+: .*{message}.*on_bad_row = 'skip'"):

@@ -91,12 +91,11 @@ CUTS = {
 
 
 def test_a_tar_that_was_cut_off_is_told(made, tar, tmp_path, subtests):
-    path = tmp_path / "clips.tar"
-    whole = path.read_bytes()
+    whole = (tmp_path / "clips.tar").read_bytes()
     for where, (member, behind, reason, num_left) in CUTS.items():
         with subtests.test(where=where):
-            path.write_bytes(whole[: tar[member] + behind])
-            dataset = made(on_bad_row="skip")
+            (tmp_path / f"{where}.tar").write_bytes(whole[: tar[member] + behind])
+            dataset = made(train=f"{where}.tar", on_bad_row="skip")
             assert texts(dataset) == list(CAPTIONS.values())[:num_left]
             (torn,) = (each for each in dataset.omitted("train") if each.reason == "the tar is torn")
             assert reason in torn.first

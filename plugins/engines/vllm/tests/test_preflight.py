@@ -42,11 +42,11 @@ class Shows:
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Ask with an planned changed, on a machine where vLLM is installed as it should be; who was asked for, too."""
-    devices = []
-    monkeypatch.setattr(installation, "check_installed", devices.append)
+    """Ask with a planned run changed, on a machine where vLLM is installed as it should be; who was asked for, too."""
 
     def ask(**changes):
+        devices = []
+        monkeypatch.setattr(installation, "check_installed", devices.append)
         return preflight(VllmOptions(), attrs.evolve(PLANNED, **changes)), devices
 
     return ask
@@ -60,7 +60,7 @@ def test_nothing_is_said_against_what_it_can_do(asked):
 def test_the_installation_is_that_for_the_device(asked, subtests):
     for device, has_gpu, where in [("auto", True, "cuda"), ("auto", False, "cpu"), ("cuda", False, "cuda")]:
         with subtests.test(device=device, has_gpu=has_gpu, where=where):
-            assert asked(device=device, has_gpu=has_gpu)[1].pop() == where
+            assert asked(device=device, has_gpu=has_gpu)[1] == [where]
 
 
 def test_a_temperature_below_its_least_is_refused_by_its_key(asked):

@@ -12,6 +12,8 @@ class TestSlurm(LauncherConformance):
     def _no_job(self, monkeypatch):
         monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
+
+class TestSlurmWithOptions(TestSlurm):
     @pytest.fixture
     def options(self):
         return {"gpus_per_node": 4, "partition": "main", "setup": ["module load cuda"]}

@@ -113,22 +113,25 @@ def test_llama_2_ends_a_turn_as_it_ends_a_text(tmp_path):
 
 
 def test_logits_are_those_of_transformers(tmp_path, subtests):
-    for kind, changes in [
-        (Llama2Model, {"num_key_value_heads": 4, "tie_word_embeddings": False}),
-        (Llama2Model, {"tie_word_embeddings": True}),
-        (LlamaModel, {"rope_parameters": LLAMA_3_ROPE, "tie_word_embeddings": False, "head_dim": 8}),
-        (LlamaModel, {"rope_parameters": LLAMA_3_ROPE, "tie_word_embeddings": True, "head_dim": 12}),
-    ]:
+    for number, (kind, changes) in enumerate(
+        [
+            (Llama2Model, {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+            (Llama2Model, {"tie_word_embeddings": True}),
+            (LlamaModel, {"rope_parameters": LLAMA_3_ROPE, "tie_word_embeddings": False, "head_dim": 8}),
+            (LlamaModel, {"rope_parameters": LLAMA_3_ROPE, "tie_word_embeddings": True, "head_dim": 12}),
+        ]
+    ):
         with subtests.test(kind=kind, changes=changes):
-            model = prepared(kind, tmp_path, {**TINY, **changes})
+            folder = tmp_path / str(number)
+            model = prepared(kind, folder, {**TINY, **changes})
             module = model.build(seed=5, dtype=torch.float32, device=torch.device("cpu"))
-            model.export(module, tmp_path / "exported")
+            model.export(module, folder / "exported")
             lengths = (21, 6, 6, 3)
             tokens_U = torch.randint(0, 250, (sum(lengths),), generator=torch.Generator().manual_seed(3))
             with torch.no_grad():
                 ours_UV = model._packed_logits(module, tokens_U, lengths)
                 for attention in ("sdpa", "eager"):
-                    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation=attention)
+                    theirs = AutoModelForCausalLM.from_pretrained(folder / "exported", attn_implementation=attention)
                     theirs_UV = torch.cat([theirs(part[None]).logits[0] for part in tokens_U.split(lengths)])
                     assert theirs_UV.std() > 0.1
                     torch.testing.assert_close(ours_UV, theirs_UV, atol=1e-5, rtol=1e-5)

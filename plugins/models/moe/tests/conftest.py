@@ -54,11 +54,15 @@ def configs():
 
 @pytest.fixture
 def make(tmp_path):
-    """A model of a family with options; its folder is made once."""
+    """A model of a family with options; the folder of each config is made once."""
+    configs = []
 
     def made(family, changes=None, **options):
         kind, config = FAMILIES[family]
-        context = ModelContext(path=None, config={**config, **(changes or {})}, assets=tmp_path / family)
+        changed = {**config, **(changes or {})}
+        if changed not in configs:
+            configs.append(changed)
+        context = ModelContext(path=None, config=changed, assets=tmp_path / f"{family}-{configs.index(changed)}")
         model = kind(MixtureOptions(**options), context)
         if not context.assets.exists():
             model.prepare(["How many? 3+4=7"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})

@@ -81,23 +81,26 @@ def test_moonlights_checkpoint_is_no_deepseek(make):
 
 
 def test_logits_are_those_of_transformers(make, build, tmp_path, subtests):
-    for family, changes in [
-        ("qwen3-moe", {}),
-        ("qwen3-moe", {"tie_word_embeddings": True, "norm_topk_prob": False, "mlp_only_layers": [1]}),
-        ("deepseek", {}),
-        ("deepseek", {"norm_topk_prob": False, "rope_interleave": False, "tie_word_embeddings": True}),
-        ("moonlight", {}),
-    ]:
+    for number, (family, changes) in enumerate(
+        [
+            ("qwen3-moe", {}),
+            ("qwen3-moe", {"tie_word_embeddings": True, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+            ("deepseek", {}),
+            ("deepseek", {"norm_topk_prob": False, "rope_interleave": False, "tie_word_embeddings": True}),
+            ("moonlight", {}),
+        ]
+    ):
         with subtests.test(family=family, changes=changes):
             model = make(family, changes)
             module = build(model)
-            model.export(module, tmp_path / "exported")
+            folder = tmp_path / f"exported {number}"
+            model.export(module, folder)
             lengths = (11, 6, 6, 3)
             tokens_U = torch.randint(0, 250, (sum(lengths),), generator=torch.Generator().manual_seed(3))
             with torch.no_grad():
                 ours_UV = model._packed_logits(module, tokens_U, lengths)
                 for attention in ("sdpa", "eager"):
-                    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation=attention)
+                    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
                     theirs_UV = torch.cat([theirs(part[None]).logits[0] for part in tokens_U.split(lengths)])
                     assert theirs_UV.std() > 0.1
                     torch.testing.assert_close(ours_UV, theirs_UV, atol=1e-5, rtol=1e-5)

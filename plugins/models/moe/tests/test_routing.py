@@ -216,7 +216,7 @@ def test_replaying_its_own_choice_changes_nothing(make, build, payloads, subtest
 
 
 def test_the_recorded_experts_are_used_with_the_weights_of_training(make, build, payloads, subtests):
-    for family in LAYERS:
+    for family, num_layers in LAYERS.items():
         with subtests.test(family=family):
             model = make(family, router_replay=True)
             module = build(model)
@@ -228,6 +228,7 @@ def test_the_recorded_experts_are_used_with_the_weights_of_training(make, build,
             )
             for batch in model.pack(replayed, budget=14):
                 seen, _ = used(module, model, [replayed[index] for index in batch.sequences], 14)
+                assert len(seen) == num_layers
                 for name, ((logits_UE, weights_UK, experts_UK),) in seen.items():
                     layer = int(name.rpartition(".")[2])
                     expected_UK = batch.inputs["experts"][:, layer].long()

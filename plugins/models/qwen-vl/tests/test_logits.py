@@ -46,7 +46,9 @@ def own_logprobs(model, alone, payload):
 def test_log_probs_are_those_of_each_sequence_alone(model, module, payloads, alone, subtests):
     for settings in [{"budget": 1000}, {"budget": 200}, {"budget": 1000, "multiple": 16}]:
         with subtests.test(settings=settings):
-            for batch in model.pack(payloads, **settings):
+            batches = model.pack(payloads, **settings)
+            assert sorted(index for batch in batches for index in batch.sequences) == list(range(len(payloads)))
+            for batch in batches:
                 expected = torch.cat([own_logprobs(model, alone, payloads[index]) for index in batch.sequences])
                 found = model.decide(module, batch, temperature=1.0).logprobs_N
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -77,29 +77,32 @@ def test_another_family_is_refused_and_told_of_hf(tmp_path):
 
 
 def test_logits_are_those_of_transformers(tmp_path, subtests):
-    for is_tied, family in itertools.product(
-        [True, False],
-        [
-            {"model_type": "qwen2"},
-            {"model_type": "qwen3", "head_dim": 12},
-            {
-                "model_type": "qwen3",
-                "use_sliding_window": True,
-                "sliding_window": 5,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
-        ],
+    for number, (is_tied, family) in enumerate(
+        itertools.product(
+            [True, False],
+            [
+                {"model_type": "qwen2"},
+                {"model_type": "qwen3", "head_dim": 12},
+                {
+                    "model_type": "qwen3",
+                    "use_sliding_window": True,
+                    "sliding_window": 5,
+                    "layer_types": ["full_attention", "sliding_attention"],
+                },
+            ],
+        )
     ):
         with subtests.test(is_tied=is_tied, family=family):
-            model = prepared(tmp_path, {**TINY, **family, "tie_word_embeddings": is_tied})
+            folder = tmp_path / str(number)
+            model = prepared(folder, {**TINY, **family, "tie_word_embeddings": is_tied})
             module = model.build(seed=5, dtype=torch.float32, device=torch.device("cpu"))
-            model.export(module, tmp_path / "exported")
+            model.export(module, folder / "exported")
             lengths = (21, 6, 6, 3)
             tokens_U = torch.randint(0, 250, (sum(lengths),), generator=torch.Generator().manual_seed(3))
             with torch.no_grad():
                 ours_UV = model._packed_logits(module, tokens_U, lengths)
                 for attention in ("sdpa", "eager"):
-                    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", attn_implementation=attention)
+                    theirs = AutoModelForCausalLM.from_pretrained(folder / "exported", attn_implementation=attention)
                     theirs_UV = torch.cat([theirs(part[None]).logits[0] for part in tokens_U.split(lengths)])
                     assert theirs_UV.std() > 0.1
                     torch.testing.assert_close(ours_UV, theirs_UV, atol=1e-5, rtol=1e-5)

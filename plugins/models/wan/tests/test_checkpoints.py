@@ -229,9 +229,10 @@ def test_a_path_that_is_no_folder_is_told(make):
         make(path="./nowhere", **SIZE).facts()
 
 
-def test_weights_in_pickles_are_refused(make, folder, subtests):
+def test_weights_in_pickles_are_refused(make, checkpoint, subtests):
     for part in ["vae", "text_encoder"]:
         with subtests.test(part=part):
+            folder = checkpoint(tiny.pipeline())
             row = Prompt(text="a red", demonstration=f"{folder}/film.npy")
             np.save(row.demonstration, np.zeros((5, 16, 16, 3), np.uint8))
             (kept,) = Path(folder, part).glob("*.safetensors")

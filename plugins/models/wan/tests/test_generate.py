@@ -38,11 +38,11 @@ def exported(make, tmp_path, monkeypatch):
 def test_videos_are_written_and_named(exported, tmp_path, subtests):
     for temperature in [0.0, 1.0]:
         with subtests.test(temperature=temperature):
-            found = complete(exported, tmp_path / "videos", num_samples=2, temperature=temperature)
+            folder = tmp_path / f"videos at {temperature}"
+            found = complete(exported, folder, num_samples=2, temperature=temperature)
             assert [len(each) for each in found] == [2, 2]
-            written = {path.read_bytes() for path in (tmp_path / "videos").iterdir()}
-            assert {str(path) for path in (tmp_path / "videos").iterdir()} == {name for each in found for name in each}
-            assert len(written) == 4
+            assert {str(path) for path in folder.iterdir()} == {name for each in found for name in each}
+            assert len({path.read_bytes() for path in folder.iterdir()}) == 4
 
 
 def test_a_sample_is_that_of_the_next_seed(exported, tmp_path, monkeypatch):

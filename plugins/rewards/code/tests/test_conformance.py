@@ -24,7 +24,6 @@ def completion(text, reference, turns=None):
 UNUSABLE = [None, "", "8", "add(", [], [8], {"stdin": "3"}, {"stdin": "3", "stdout": 3}, True]
 
 
-@pytest.mark.nightly
 class TestAll(RewardConformance):
     plugin = "code"
     examples = (
