@@ -49,11 +49,9 @@ def kept_by(
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     """Count what each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
 
-    Args:
-        module: On the meta device; of its layers only `layers` are left. It is of no use afterwards.
-        layers: Representatives, in the order in which they run.
-        prepare: Makes a forward of the module over so many units.
-        whole: Blocks of the layers that `tp` does not split: all they keep counts as their input.
+    The module is on the meta device and of no use afterwards; of its layers only representatives are left, in the order
+    in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
+    does not split, all they keep counts as their input.
     """
     forwards = [prepare(length) for length in _LENGTHS]
     found: dict[int, dict[Compute, Kept]] = {}

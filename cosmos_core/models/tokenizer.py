@@ -174,11 +174,10 @@ class Words:
         return Guarded(texts=put, spelt={mark: spelt for spelt, mark in marks.items()})
 
     def joined(self, text: str, spelt: Mapping[str, str]) -> list[int]:
-        """A text with marks: what stands between them as it is, what they stand for as words.
+        """Text that a template wrote of guarded words: between marks as it is, and what these stand for as words.
 
-        Args:
-            text: What a template wrote of guarded words.
-            spelt: What each mark stands for.
+        Raises:
+            DataError: What a mark stands for cannot be encoded as words.
         """
         if not spelt:
             return self._encoded(text)

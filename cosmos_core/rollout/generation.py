@@ -54,22 +54,10 @@ class Work:
 class GenerationParts:
     """The parts of a replica that leased prompts pass through.
 
-    Attributes:
-        recipe: The run's recipe.
-        stage: Index of the stage whose prompts are generated for.
-        context_length: Units of the longest prompt and completion together.
-        model: Encodes and decodes.
-        dataset: Where rows come from.
-        recipes: Recipe and algorithm of each lease.
-        engine: Generates.
-        pool: Scores.
-        payloads: Holds what was generated.
-        version_lock: Keeps evaluations and updates apart.
-        report: Tells the controller.
-        media_writer: Keeps the media of held-out samples; None where they are not kept.
-        takes_media: Whether the engine takes prompts that show images or videos.
-        environments: Answer the model's turns; None where a completion is one turn.
-        environment: What the environment plugin declares.
+    `stage` is the index of the stage whose prompts are generated for, and `context_length` counts units of the longest
+    prompt and completion together. `media_writer` keeps the media of held-out samples, None where they are not kept;
+    `takes_media` says whether the engine takes prompts that show images or videos. Environments answer the model's
+    turns; None where a completion is one turn.
     """
 
     recipe: Recipe

@@ -68,11 +68,8 @@ class Relay:
     ) -> None:
         """Nothing is kept or served before the first copy.
 
-        Args:
-            run_id: Receivers of another run are refused.
-            bind_host: IP address of this machine to listen on; 0.0.0.0 for all.
-            keyring: Keys of this process; None only in tests: anyone is served.
-            directory: Where copies lie; shared memory if absent.
+        Receivers of another run are refused. It listens on `bind_host`, 0.0.0.0 for all addresses; without a keyring,
+        in tests only, anyone is served. Copies lie in the directory, or in shared memory.
         """
         self._keyring: Final = keyring
         self._run_id: Final = run_id

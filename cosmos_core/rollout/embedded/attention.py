@@ -225,12 +225,9 @@ class SlotStep:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Pack:
-    """Pieces attended together: one as it lies, or several of like length, padded.
+    """Pieces attended together: one as it lies, which is the chunk, or several of like length, padded.
 
-    Attributes:
-        chunk: The chunk, where there is one only.
-        padded_PQ: Token of each padded place.
-        real_PQ: Whether a padded place is a token.
+    Of each padded place, `padded_PQ` is the token, and `real_PQ` tells whether it is one.
     """
 
     chunk: Chunk | None = None

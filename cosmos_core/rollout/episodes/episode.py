@@ -36,14 +36,8 @@ from cosmos_core.types import Message, Payload, Prompt, SampleStatus
 class EpisodeParts:
     """The parts that episodes use.
 
-    Attributes:
-        environment: The recipe's.
-        capabilities: The plugin's.
-        model: Decodes turns and encodes observations; it is `Conversing`, which planning has checked.
-        engine: Generates turns.
-        pool: Answers them.
-        version: The weights that are loaded.
-        post: Runs what follows an answer on the one thread of all episodes.
+    The model decodes turns and encodes observations; it is `Conversing`, which planning has checked. The version is
+    that of the weights that are loaded, and `post` runs what follows an answer on the one thread of all episodes.
     """
 
     environment: EnvironmentConfig
@@ -84,16 +78,10 @@ class _Sample:
 
 @attrs.define(kw_only=True, eq=False)
 class _Group:
-    """The samples of one request.
+    """The samples of one request, as a single turn would be.
 
-    Attributes:
-        request: The request as a single turn would be.
-        prompt: The row that its prompt encodes.
-        longest: Units of a sample, prompt included, that it may have.
-        done: Told how its samples came out.
-        samples: In the order of their index.
-        waits: Samples whose environment has not begun.
-        is_over: Whether `done` was called, or the group is abandoned.
+    A sample may have `longest` units, prompt included. `waits` are those whose environment has not begun; `is_over`
+    says that `done` was called, or the group is abandoned.
     """
 
     request: Request

@@ -46,12 +46,9 @@ Answer: TypeAlias = Callable[[Reply], None]
 
 @attrs.define(kw_only=True, eq=False)
 class Asked:
-    """A question that an episode has not answered yet.
+    """A question that an episode has not answered yet; it has begun when it has its turn on the worker's event loop.
 
-    Attributes:
-        answer: Told the reply.
-        has_begun: Whether it has its turn on the worker's event loop.
-        since: When it had it, or was asked (monotonic seconds).
+    `since` is when it had its turn, or was asked (monotonic seconds).
     """
 
     answer: Answer

@@ -45,13 +45,8 @@ _MAX_DEFERRED: Final = 64
 class Assignment:
     """A task, and how it is going.
 
-    Attributes:
-        task: What to score.
-        timeout_s: Seconds that the score may take.
-        encoded: The task's frame.
-        alone: Whether it must have a worker for itself, because it may be what broke the last one.
-        since: When it had its turn, or when it was deferred (monotonic seconds).
-        is_deferred: Whether it goes on as a coroutine.
+    It is alone if it must have a worker for itself, because it may be what broke the last one, and deferred if it goes
+    on as a coroutine; `since` is when it had its turn, or when it was deferred (monotonic seconds).
     """
 
     task: Task
