@@ -1,4 +1,4 @@
-"""What both ways of distilling share."""
+"""The objective that both ways of distilling share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objectives over pairs share: the pair's margin, and the gradient of a loss of it.
+"""The base of objectives over pairs: the pair's margin, and the gradient of a loss of it.
 
 A pair's loss depends on both of its sequences, which may lie in different micro-batches, processes and replicas. Its
 derivative by each sequence's log-probability is known before the forward, since a batch is trained on once: from the

@@ -22,7 +22,7 @@ def scored(rewards: Rewards) -> list[float]:
 
 
 def all_equal(rewards: Rewards) -> bool:
-    """Whether no scored sample is better than another: nothing can be learnt from such a group."""
+    """True if no scored sample is better than another: nothing can be learnt from such a group."""
     return len(set(scored(rewards))) <= 1
 
 

@@ -1,4 +1,4 @@
-"""What decisions count that the trainer and the engine see differently: numerics, or weights of another step.
+"""Weights of decisions that the trainer and the engine see differently: numerics, or weights of another step.
 
 Shape legend: N decisions of a micro-batch, S sequences.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def length_reward(num_units: int, *, max_units: int, buffer_units: int) -> float:
-    """What is added to the reward of a completion for its length: from 0 down to -1.
+    """The term added to the reward of a completion for its length: from 0 down to -1.
 
     0 up to `max_units - buffer_units`, then linear to -1 at `max_units`.
 

@@ -35,22 +35,22 @@ class Problem:
 
     @property
     def halfway(self) -> int:
-        """What there is after the first step."""
+        """The number after the first step."""
         return _apply(self.start, self.first_operator, self.first_operand)
 
     @property
     def answer(self) -> int:
-        """What there is in the end."""
+        """The number in the end."""
         return _apply(self.halfway, self.second_operator, self.second_operand)
 
     @property
     def is_possible(self) -> bool:
-        """Whether nobody gives away more than there is."""
+        """True if nobody gives away more than there is."""
         return self.halfway >= 0 and self.answer >= 0
 
     @property
     def is_heldout(self) -> bool:
-        """Which split the tuple belongs to, by a hash of it: the same in every run."""
+        """True if the tuple is held out, by a hash of it: the same in every run."""
         key = f"{self.start}{self.first_operator}{self.first_operand}{self.second_operator}{self.second_operand}"
         return is_held_out(key, HELDOUT_SHARE)
 
@@ -101,7 +101,7 @@ def draw_problem(rng: random.Random, *, max_operand: int, heldout: bool) -> Prob
 
 
 def careless_demonstration(problem: Problem, rng: random.Random, *, careless: float, stops: float) -> str:
-    """What the demonstrator writes, who is careful as long as things go down and careless once they go up.
+    """The text of a demonstrator who is careful as long as things go down and careless once they go up.
 
     Shares far from one half make imitation get the same kinds of problems right whatever the seed: those that begin
     by taking away, one in four. Most mistakes still have both steps, so that their arithmetic is practised.

@@ -51,11 +51,11 @@ class Curriculum:
         return self._part.row(split, self._ranked[index] if split == "train" else index)
 
     def omitted(self, split: Split) -> tuple[Omission, ...]:
-        """What the part leaves out."""
+        """The rows that the part leaves out."""
         return self._part.omitted(split) if isinstance(self._part, Omitting) else ()
 
     def windows(self, num_prompts: int) -> tuple[Window, ...]:
-        """How the train rows become available over the first prompts of a stage."""
+        """The windows in which train rows become available over the first prompts of a stage."""
         options = self._options
         return windows(
             math.ceil(options.over * num_prompts),

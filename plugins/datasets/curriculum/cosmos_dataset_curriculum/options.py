@@ -22,7 +22,7 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class CurriculumOptions:
-    """Which rows, what makes them hard, and how fast they become available."""
+    """The rows, the measure of their difficulty, and the pace at which they become available."""
 
     part: Part = option(help="The dataset, a table of `plugin` and `options`.")
     difficulty: str = option(

@@ -1,4 +1,4 @@
-"""How many of the easiest rows are available when.
+"""The number of the easiest rows that are available, by prompts drawn.
 
 Source: Platanios et al. (2019), "Competence-based Curriculum Learning for Neural Machine Translation",
 arXiv:1903.09848: the linear and the square-root competence functions. Deviations: competence grows in jumps, the first

@@ -12,7 +12,7 @@ from cosmos_core.data import FieldOptions
 
 @attrs.frozen(kw_only=True)
 class HuggingFaceOptions(FieldOptions):
-    """Which dataset and splits, how rows become prompts, and which are held out."""
+    """The dataset and its splits, the making of prompts from rows, and the rows held out."""
 
     path: str = option(
         help="Name on the Hub, a folder made by `save_to_disk`, or a builder such as `parquet` with `data_files`. "

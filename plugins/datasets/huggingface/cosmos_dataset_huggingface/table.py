@@ -37,7 +37,7 @@ class SplitTable:
 
     @property
     def folder(self) -> Path:
-        """Where relative paths in its rows start."""
+        """The folder in which relative paths of its rows start."""
         return self._folder
 
     def scan(self) -> Iterator[RawRow]:

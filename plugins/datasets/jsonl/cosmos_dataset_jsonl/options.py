@@ -10,7 +10,7 @@ from cosmos_core.data import FieldOptions
 
 @attrs.frozen(kw_only=True)
 class JsonlOptions(FieldOptions):
-    """Which files, how their rows become prompts, and which rows are held out."""
+    """The files, the making of prompts from their rows, and the rows held out."""
 
     train: str = option(
         help="File of the train split, `.jsonl` or `.parquet`; a glob takes several, in order of their names. "

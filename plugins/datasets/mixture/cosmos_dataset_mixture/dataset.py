@@ -61,7 +61,7 @@ class Mixture:
         return attrs.evolve(prompt, metadata={**prompt.metadata, "part": named})
 
     def omitted(self, split: Split) -> tuple[Omission, ...]:
-        """What the parts leave out, and what no epoch has of them."""
+        """The rows that the parts leave out, and those that no epoch has."""
         found = []
         for number, (part, dataset) in enumerate(zip(self._options.parts, self._parts, strict=True)):
             if isinstance(dataset, Omitting):

@@ -27,13 +27,13 @@ class Part:
 
     @property
     def label(self) -> str:
-        """What its rows are called."""
+        """The name of its rows."""
         return self.plugin if self.name is None else self.name
 
 
 @attrs.frozen(kw_only=True)
 class MixtureOptions:
-    """Which datasets, in which proportions, and when an epoch ends."""
+    """The datasets, their proportions, and the end of an epoch."""
 
     parts: tuple[Part, ...] = option(help="The datasets, tables of `plugin`, `weight`, `name` and `options`.")
     epoch: Literal["longest", "shortest"] = option(

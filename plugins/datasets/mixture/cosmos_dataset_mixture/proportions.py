@@ -1,4 +1,4 @@
-"""How many rows of each part an epoch has."""
+"""The number of rows of each part in an epoch."""
 
 from __future__ import annotations
 

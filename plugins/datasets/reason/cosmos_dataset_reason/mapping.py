@@ -1,4 +1,4 @@
-"""From a row to a prompt: the video, the question, its choices, and how to answer."""
+"""The mapping of a row to a prompt: the video, the question, its choices, and how to answer."""
 
 from __future__ import annotations
 

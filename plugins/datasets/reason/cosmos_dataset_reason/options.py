@@ -12,7 +12,7 @@ from cosmos_core.data import RowsOptions
 
 @attrs.frozen(kw_only=True)
 class ReasonOptions(RowsOptions):
-    """Which questions, where their videos are, and how they are asked."""
+    """The files of questions, the folder of their videos, and the way of asking."""
 
     train: str = option(
         help="JSONL file of the train questions; a glob takes several, in order of their names. `${NAME}` and "

@@ -28,7 +28,7 @@ class Question:
 
     @property
     def reference(self) -> JSON:
-        """What rewards compare an answer with."""
+        """The reference with which rewards compare an answer."""
         if self.choices:
             return {"choice": self.answers[0], "choices": dict(self.choices)}
         return list(self.answers)

@@ -57,7 +57,7 @@ class Drawing:
 
     @property
     def is_heldout(self) -> bool:
-        """Which split it belongs to, by a hash of it: the same in every run."""
+        """True if it is held out, by a hash of it: the same in every run."""
         key = f"{self.kind}:{self.colour}:{self.left}:{self.top}:{self.size}"
         return is_held_out(key, HELDOUT_SHARE)
 

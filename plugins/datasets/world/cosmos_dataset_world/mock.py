@@ -44,7 +44,7 @@ def _is_template(_: object, attribute: attrs.Attribute[Any], value: str) -> None
 
 @attrs.frozen(kw_only=True)
 class MockOptions:
-    """How many videos there are, and how large they are."""
+    """The number of videos, and their size."""
 
     prompt: str = option(
         "{colour}",

@@ -25,7 +25,7 @@ from cosmos_dataset_world.lines import TextLines
 
 @attrs.frozen(kw_only=True)
 class PromptsOptions(RowsOptions):
-    """Which files, and which fields of JSONL files make a row."""
+    """The files, and the fields of JSONL files that make a row."""
 
     train: str = option(
         help="File of the train prompts: `.jsonl`, or any other with one prompt a line; a glob takes several. "

@@ -1,4 +1,4 @@
-"""Who is in vLLM and who waits outside it: it is only ever given what it can start at once.
+"""Admission of sequences to vLLM; the others wait outside it: it is only ever given what it can start at once.
 
 So nothing waits in there with a prompt that was keyed to weights of before an update, and priorities hold.
 """
@@ -37,7 +37,7 @@ class Admission:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if a step would do anything."""
         return bool(self._running or self._waiting)
 
     def add(self, sequences: Iterable[TokenSequence]) -> None:
@@ -75,7 +75,7 @@ class Admission:
         self._waiting.remove(gone)
 
     def mark(self, version: int) -> None:
-        """What is generated from now on comes of `version`; what has generated nothing yet starts anew."""
+        """Tokens generated from now on come of `version`; sequences without any yet start anew."""
         self.version = version
         self._epoch += 1
         for name, sequence in list(self._running.items()):

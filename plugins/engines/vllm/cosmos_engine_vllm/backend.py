@@ -36,7 +36,7 @@ _living: Final = threading.Lock()
 
 @attrs.frozen(kw_only=True)
 class Drawn:
-    """What a step gave a sequence.
+    """The outcome of a step for a sequence.
 
     Attributes:
         name: Of the sequence.
@@ -248,7 +248,7 @@ class Backend:
             return [_drawn(output) for output in self._llm.step()]
 
     def forget_caches(self) -> None:
-        """What is in flight is computed anew, under the weights as they are."""
+        """Sequences in flight are computed anew, under the weights as they are."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
 
     def settle(self) -> None:
@@ -257,7 +257,7 @@ class Backend:
         self._llm.reset_encoder_cache()
 
     def media(self) -> Media:
-        """Who turns what prompts show into what this vLLM takes."""
+        """The converter of media in prompts into the inputs of this vLLM."""
         return Media(self._context.model, self._llm.renderer.mm_processor, self._model)
 
     # -- scoring ------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Backend:
         return [found[name] for name in names]
 
     def probe(self, sequence: Sequence[int], shows: Conditioning | None = None) -> list[float]:
-        """What `score` gives for one sequence at temperature 1, at start.
+        """The result of `score` for one sequence at temperature 1, at start.
 
         Raises:
             EngineError: vLLM cannot compute this model; says why.

@@ -1,4 +1,4 @@
-"""What a model of vLLM holds besides the parameters that its loader fills: tensors made of weights would stay stale.
+"""The census of tensors of a vLLM model beside the parameters that its loader fills: if made of weights, they go stale.
 
 After it has loaded, vLLM may bring weights into another form: it packs experts, absorbs projections, keeps transposed
 copies. An update would not reach these. So every floating-point tensor that hangs on the model is looked at before that
@@ -62,7 +62,7 @@ def made_since(model: torch.nn.Module, before: Mapping[str, Seen]) -> list[str]:
 
 
 def is_default(tensor: torch.Tensor) -> bool:
-    """Whether it is all zeros or all ones, as scales of what is not quantised are: weights are neither."""
+    """True if it is all zeros or all ones, as scales of what is not quantised are: weights are neither."""
     return not tensor.any() or bool((tensor == 1).all())
 
 
@@ -91,7 +91,7 @@ def _inside(value: object, place: str, visited: set[int], depth: int) -> Iterato
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What a container holds, or an object of vLLM's own that is no description of a run."""
+    """The parts of a container, or of an object of vLLM's own that is no description of a run."""
     if isinstance(value, Mapping):
         yield from ((str(key), inner) for key, inner in value.items())
     elif isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What vLLM computes at start, compared with the model's own evaluation under the same weights."""
+"""The log-probs that vLLM computes at start, compared with the model's own evaluation under the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is added to the workers of vLLM, by its own means: how they load a model, and what they can be told to do.
+"""An extension of the workers of vLLM, by its own means: how they load a model, and what they can be told to do.
 
 vLLM mixes it in by its name (`worker_extension_cls`, see `worker`); the engine's calls reach it by `collective_rpc`.
 """
@@ -47,7 +47,7 @@ Facts = Mapping[str, tuple[tuple[int, ...], str]]
 
 @attrs.frozen(eq=False)
 class Answer(Generic[T]):
-    """What a call gave, or why it failed: vLLM itself brings the text of an error only."""
+    """The result of a call, or the error with which it failed: vLLM itself brings the text of an error only."""
 
     value: T | None = None
     error: CosmosError | None = None
@@ -194,7 +194,7 @@ def register() -> None:
 
 
 def _die_with_replica() -> None:
-    """Where this is a process of vLLM's own, end it with the one that started it, whatever it is doing then."""
+    """End a process of vLLM's own with the one that started it, whatever it is doing then."""
     parent = multiprocessing.parent_process()
     if parent is None or not multiprocessing.current_process().name.startswith(_WORKER):
         return

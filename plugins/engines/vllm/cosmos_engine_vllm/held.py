@@ -1,4 +1,4 @@
-"""What a process of vLLM holds of the weights: its shards of each tensor that travels, written in place and read back.
+"""The weights that a process of vLLM holds: its shards of each tensor that travels, written in place and read back.
 
 Without a format these lie in vLLM's parameters. With one, a matrix travels as codes and scales, which are held beside
 the parameter, and the parameter is made of them.
@@ -108,7 +108,7 @@ class HeldWeights:
         return held[-1][1]
 
     def shards(self) -> dict[str, list[TensorSlice]]:
-        """What this rank holds, by name of the tensor that travels."""
+        """The slices that this rank holds, by name of the tensor that travels."""
         plain = {name: [region.piece for region in held] for name, held in self._plain.items()}
         return {**plain, **{name: [shard for shard, _ in held] for name, held in self._stored.items()}}
 

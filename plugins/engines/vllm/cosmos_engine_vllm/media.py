@@ -1,4 +1,4 @@
-"""What prompts show, as vLLM takes it: made by the model plugin, placed where the payload's token ids have it.
+"""Media of prompts, as vLLM takes them: made by the model plugin, placed where the payload's token ids have it.
 
 vLLM would resize, cut and place images itself, with a tokenizer and a processor of the checkpoint, and other numbers.
 Here it is given what its own processor would have made.
@@ -81,7 +81,7 @@ class Media:
         self._positions: Final = positions
 
     def enter(self, prompt: Payload, conditioning: Conditioning, where: str) -> ShownPrompt:
-        """How a prompt enters that holds more than token ids.
+        """The input of vLLM for a prompt that holds more than token ids.
 
         Args:
             prompt: It.

@@ -1,4 +1,4 @@
-"""What can be said of a run on vLLM before any process starts, without importing it (`Provider.preflight`)."""
+"""The checks of a run on vLLM before any process starts, without importing it (`Provider.preflight`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
 def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
-    """What vLLM cannot do of a run, and what it lacks here."""
+    """The settings of a run that vLLM cannot serve, and the packages that it lacks here."""
     # Imported here so that listing plugins needs no torch; planning has imported it with the model.
     from cosmos_engine_vllm.installation import check_installed  # noqa: PLC0415
 

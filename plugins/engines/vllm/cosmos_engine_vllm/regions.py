@@ -1,4 +1,4 @@
-"""Where vLLM keeps each canonical tensor: fused, stacked and padded, found by watching it load.
+"""The places where vLLM keeps each canonical tensor: fused, stacked and padded, found by watching it load.
 
 A model's `load_weights` knows how tensors of a checkpoint go into its parameters. It is run once with tensors that hold
 nothing, and every copy that it would make is noted instead of made: from which shard of the tensor, to which view of
@@ -49,7 +49,7 @@ class Region:
 
 
 def find_regions(model: torch.nn.Module, facts: Mapping[str, torch.Tensor]) -> dict[str, list[Region]]:
-    """Where a model of vLLM keeps each canonical tensor, or this rank's part of it.
+    """The places where a model of vLLM keeps each canonical tensor, or this rank's part of it.
 
     Args:
         model: Loaded by vLLM.

@@ -1,4 +1,4 @@
-"""Which rank of vLLM holds what, and an update that is written to each of them."""
+"""The slices that each rank of vLLM holds, and an update that is written to each of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sent: TypeAlias = list[tuple[TensorSlice, torch.Tensor | Place]]
 
 
 class Shares:
-    """What each rank holds of the tensors that are sent.
+    """The slices that each rank holds of the tensors that are sent.
 
     Attributes:
         tensors: Each of them, on the meta device.
@@ -74,7 +74,7 @@ class Shares:
 
 
 class SharedUpdate(Update):
-    """What is written to each rank between `begin_update` and `commit_update`."""
+    """An update as it is written to each rank between `begin_update` and `commit_update`."""
 
     def __init__(self, version: int, shares: Shares, *, is_staged: bool) -> None:
         """Open it.
@@ -122,7 +122,7 @@ class SharedUpdate(Update):
             )
 
     def sent(self) -> Mapping[int, Sent]:
-        """What each rank is to load."""
+        """The slices that each rank is to load."""
         return self._sent
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _LEAST_BYTES: Final = 1 << 20
 
 @attrs.frozen
 class Place:
-    """Where the values of a slice are.
+    """The place of a slice's values.
 
     Attributes:
         path: Of the memory, while the process that made it keeps it.

@@ -18,7 +18,7 @@ from cosmos_engine_vllm.workers import Workers
 
 
 class Weights:
-    """What the workers of one vLLM hold."""
+    """The weights that the workers of one vLLM hold."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Weights:
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """What is sent, on the meta device."""
+        """The tensors that are sent, on the meta device."""
         return self._shares.tensors
 
     def layout(self) -> Mapping[int, Sequence[tuple[TensorSlice, str]]]:

@@ -89,7 +89,7 @@ class Workers:
             self._thread.start()
 
     def call(self, method: str, *args: object) -> list[Any]:
-        """What each worker answers, by rank.
+        """The answer of each worker, by rank.
 
         Raises:
             CosmosError: One failed with it.

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class GymnasiumOptions:
-    """Which environment, and how it is put into words."""
+    """The environment, and the words in which it is shown."""
 
     id: str = option(help="Name of the environment, as `gymnasium.make` takes it.")
     arguments: Mapping[str, JSON] = option(factory=dict, help="Further arguments of `gymnasium.make`.")
@@ -146,7 +146,7 @@ def _maker() -> Callable[..., Any]:
 
 
 def _is_discrete(space: Any) -> bool:
-    """Whether it is a `Discrete` space, the one whose actions are plain numbers from `start`."""
+    """True if it is a `Discrete` space, the one whose actions are plain numbers from `start`."""
     return space.shape == () and hasattr(space, "start")
 
 

@@ -204,7 +204,7 @@ def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) 
 
 
 def _session() -> list[Plain]:
-    """What tells one start of the JobSet from all others, in every pod: its uid, and how often it was restarted."""
+    """The identity of one start of the JobSet, in every pod: its uid, and how often it was restarted."""
     labels = {"COSMOS_JOBSET_UID": "jobset-uid", "COSMOS_JOBSET_ATTEMPT": "restart-attempt"}
     found: list[Plain] = [
         {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format(label)}}}

@@ -1,4 +1,4 @@
-"""What a recipe says of the cluster: the `launch.options` of the Kubernetes launcher."""
+"""The settings of the cluster in a recipe: the `launch.options` of the Kubernetes launcher."""
 
 from __future__ import annotations
 

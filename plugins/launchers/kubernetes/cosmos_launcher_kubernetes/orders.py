@@ -39,7 +39,7 @@ class Order:
 
 @attrs.frozen(kw_only=True)
 class Ended:
-    """How the process of an order ended."""
+    """The end of an order's process."""
 
     number: int
     exit: Exit
@@ -98,7 +98,7 @@ class Orders:
         self._write(f"{ended.exit.name}.ended", ended)
 
     def ended(self, name: str) -> Ended | None:
-        """How the last process of a name ended; None while none has."""
+        """The end of the last process of a name; None while none has."""
         return self._read(f"{name}.ended", Ended)
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Orders:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is over."""
+        """True if all is over."""
         return (self._folder / _OVER).exists()
 
     def _write(self, file: str, data: Order | Ended | _Taken | None) -> None:

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have, as sinfo tells."""
+"""The resources of a cluster's nodes, as sinfo tells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the replicas of a run to the components of a heterogeneous job: nodes, tasks, CPUs and GPUs."""
+"""The components of a heterogeneous job for the replicas of a run: nodes, tasks, CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROLLER: Final = "controller"
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """What one replica takes of its component.
+    """The resources that one replica takes of its component.
 
     Attributes:
         tasks: Its processes.

@@ -185,7 +185,7 @@ def _rank(name: str) -> int:
 
 
 def _shape(step: Step) -> list[str]:
-    """What a step takes: its own CPUs and GPUs; memory is shared within the job, or no second step would start."""
+    """The resources of a step: its own CPUs and GPUs; memory is shared in the job, or no second step would start."""
     words = [
         f"--ntasks={step.tasks}",
         f"--cpus-per-task={step.cpus_per_task}",

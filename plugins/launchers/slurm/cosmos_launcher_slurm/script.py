@@ -77,7 +77,7 @@ def script(context: LauncherContext, options: SlurmOptions, parts: Sequence[Comp
 
 
 def job_name(run: str) -> str:
-    """What Slurm calls the job of a run."""
+    """The name of a run's job in Slurm."""
     return f"cosmos-{run}"
 
 

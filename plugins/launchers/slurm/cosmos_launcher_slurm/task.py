@@ -33,7 +33,7 @@ def arguments_of(arguments: Sequence[str], environment: Mapping[str, str]) -> li
 
 
 def variables_of(num_gpus: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """What to set for this task's process: its GPUs, and the label of its rack.
+    """The environment variables of this task's process: its GPUs, and the label of its rack.
 
     Args:
         num_gpus: GPUs of each process; 0 hides all.

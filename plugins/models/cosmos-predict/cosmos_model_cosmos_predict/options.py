@@ -11,7 +11,7 @@ from cosmos_core.models.diffusion import DiffusionOptions
 
 @attrs.frozen(kw_only=True)
 class CosmosPredictOptions(DiffusionOptions):
-    """How rows become conditionings, and how demonstrations are learned."""
+    """The making of conditionings from rows, and the learning of demonstrations."""
 
     height: int = option(704, help="Pixels from top to bottom of what is generated.", validator=check.ge(1))
     width: int = option(1280, help="Pixels from left to right.", validator=check.ge(1))

@@ -22,7 +22,7 @@ def sequence_balance(
     counts_per_choice: bool,
     total: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> torch.Tensor:
-    """How unequally each sequence's units are spread over the experts.
+    """The imbalance of each sequence's units over the experts.
 
     Source: arXiv:2101.03961, equations 4 to 6, with each of a unit's K choices counted, as transformers does;
     arXiv:2412.19437, equations 17 to 20 (`counts_per_choice`), but for counting the experts that were used, where

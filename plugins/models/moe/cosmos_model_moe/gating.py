@@ -1,4 +1,4 @@
-"""From router logits to the weights of chosen experts, as each family does it.
+"""The weights of chosen experts from router logits, as each family computes them.
 
 Shape legend: U units, E experts, K experts of a unit.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 class Gating(Protocol):
-    """How a family reads its router's logits."""
+    """A family's reading of its router's logits."""
 
     @property
     def counts_per_choice(self) -> bool:

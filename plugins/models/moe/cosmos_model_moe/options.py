@@ -11,7 +11,7 @@ from cosmos_core.models import HuggingFaceOptions
 
 @attrs.frozen(kw_only=True)
 class MixtureOptions(HuggingFaceOptions):
-    """How prompts become tokens, and how tokens are spread over experts."""
+    """The making of tokens from prompts, and the spread of tokens over experts."""
 
     auxiliary_loss: float = option(
         0.0,

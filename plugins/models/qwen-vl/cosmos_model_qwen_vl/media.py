@@ -1,4 +1,4 @@
-"""Where a prompt's images and videos are, and how they are read: local files, folders of frames, `data:` URLs.
+"""Images and videos of a prompt, read from local files, folders of frames, `data:` URLs.
 
 A video is a file that PyAV opens, an animated GIF, or a folder of images. Of a video only the frames that are seen are
 kept in memory.
@@ -47,7 +47,7 @@ class Video:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """Which frames of a video are seen.
+    """The choice of frames of a video.
 
     Attributes:
         fps: Frames a second.

@@ -52,7 +52,7 @@ class QwenVLModel(VisionLanguageModel):
 
     @cached_property
     def vision(self) -> Vision:
-        """How media become patches and positions.
+        """The encoder of media into patches and positions.
 
         Raises:
             DataError: The checkpoint's image processor cannot be read.

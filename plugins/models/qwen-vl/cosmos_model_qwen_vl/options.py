@@ -11,7 +11,7 @@ from cosmos_core.models import HuggingFaceOptions
 
 @attrs.frozen(kw_only=True)
 class QwenVLOptions(HuggingFaceOptions):
-    """How prompts become tokens and patches."""
+    """The making of tokens and patches from prompts."""
 
     min_pixels: int | None = option(
         None,

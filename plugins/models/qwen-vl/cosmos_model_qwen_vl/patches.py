@@ -1,4 +1,4 @@
-"""From images and videos to the patches that the vision tower takes.
+"""The patches of images and videos that the vision tower takes.
 
 Patches stay bytes until they are where the tower is: a quarter of the memory and of what is moved. Rescaling and
 normalising are left for then (`normalise`).

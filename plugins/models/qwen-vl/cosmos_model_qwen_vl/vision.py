@@ -1,4 +1,4 @@
-"""How a prompt's media become patches, placeholders and positions, for one config and checkpoint."""
+"""Patches, placeholders and positions of a prompt's media, for one config and checkpoint."""
 
 from __future__ import annotations
 

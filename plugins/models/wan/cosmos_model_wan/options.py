@@ -9,4 +9,4 @@ from cosmos_core.models.diffusion import DiffusionOptions
 
 @attrs.frozen(kw_only=True)
 class WanOptions(DiffusionOptions):
-    """How rows become conditionings, and how demonstrations are learned."""
+    """The making of conditionings from rows, and the learning of demonstrations."""

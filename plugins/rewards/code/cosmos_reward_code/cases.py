@@ -1,4 +1,4 @@
-"""What a program is tested against: the row's reference, as test cases."""
+"""The test cases of a program: the row's reference, as test cases."""
 
 from __future__ import annotations
 

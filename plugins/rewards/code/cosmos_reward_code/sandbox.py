@@ -36,7 +36,7 @@ _ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What a program may use: seconds that pass, seconds of processor, bytes of memory, bytes that it prints."""
+    """Limits of a program: seconds that pass, seconds of processor, bytes of memory, bytes that it prints."""
 
     time_s: float
     cpu_s: float
@@ -46,7 +46,7 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Ran:
-    """What came of a program.
+    """The outcome of a program.
 
     Attributes:
         ending: How it ended; `failed` is any other end than exit code 0.
@@ -202,7 +202,7 @@ def _printed(process: subprocess.Popen[bytes], given: bytes, deadline: float) ->
 
 
 def _fed(stdin: IO[bytes], left: memoryview) -> memoryview:
-    """What is left of the input after as much was given as is taken now; nothing where nobody reads it."""
+    """The rest of the input after as much was given as is taken now; nothing where nobody reads it."""
     try:
         return left[os.write(stdin.fileno(), left) :] if left else left
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Where in a text the answer stands."""
+"""The place of the answer in a text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def after_marker(text: str) -> str | None:
 
 
 def answer_part(text: str) -> str:
-    """What follows the last marker, or the whole text where there is none."""
+    """The text after the last marker, or the whole text where there is none."""
     marked = after_marker(text)
     return text.strip() if marked is None else marked

@@ -16,7 +16,7 @@ from cosmos_core.types import Message
 
 @attrs.frozen(kw_only=True)
 class Classified:
-    """What the classifier makes of one completion.
+    """The classifier's outputs for one completion.
 
     Attributes:
         outputs: Each label's logit.

@@ -1,4 +1,4 @@
-"""What a prompt's reference says is right."""
+"""The right answers by a prompt's reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LETTER: Final = re.compile(r"\(?(\w+)\)?[.:)]?(?:\s+(.*))?", re.DOTALL)
 
 @attrs.frozen(kw_only=True)
 class Right:
-    """What is right.
+    """The right answers.
 
     Attributes:
         accepted: Free answers, normalised.
@@ -29,7 +29,7 @@ class Right:
     choices: Mapping[str, str] = attrs.field(factory=dict)
 
     def is_met_by(self, answer: str) -> bool:
-        """Whether an answer is right: the letter, with or without its text, or the text alone; or a whole free answer.
+        """True if an answer is right: the letter, with or without its text, or the text alone; or a whole free answer.
 
         An answer whose letter and text are of two choices is wrong. A lone letter of a choice is that choice, whatever
         the texts are.

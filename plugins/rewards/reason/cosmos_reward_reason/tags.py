@@ -19,7 +19,7 @@ _TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
 
 @attrs.frozen(kw_only=True)
 class Tagged:
-    """What a completion says.
+    """The tagged parts of a completion.
 
     Attributes:
         answer: What its only answer is, stripped; None without one, or with several.

@@ -1,4 +1,4 @@
-"""Where a reward service is, and what it lets one in with: environment variables, and nothing else."""
+"""Address and credentials of a reward service: environment variables, and nothing else."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _MOST_DOUBLINGS: Final = 30
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What the other side said: a status that does not pass by itself, and a body of at most 4 MiB."""
+    """The other side's answer: a status that does not pass by itself, and a body of at most 4 MiB."""
 
     status: int
     data: bytes
@@ -52,7 +52,7 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class Patience:
-    """How long, and how often.
+    """Timeouts, retries and pauses of a request.
 
     Attributes:
         request_timeout_s: Seconds until a request is given up.
@@ -185,7 +185,7 @@ class Exchange:
 
 
 class _PassingError(Exception):
-    """What may be otherwise in a moment, or after the pause that the other side asks for."""
+    """A failure that may pass in a moment, or after the pause that the other side asks for."""
 
     def __init__(self, what: str, pause_s: float = 0.0, *, is_awaited: bool = False) -> None:
         super().__init__(what)
@@ -214,7 +214,7 @@ def address(key: str, url: str) -> SplitResult:
 
 
 def is_in_the_clear(parts: SplitResult) -> bool:
-    """Whether what is sent there can be read by others on the way."""
+    """True if others on the way can read the request."""
     return parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
 
 

@@ -1,4 +1,4 @@
-"""Which completions of a batch share a request."""
+"""The grouping of a batch's completions into requests."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Judge:
         return _PLACES.sub(lambda place: texts[place[1]], self._template)
 
     def _said(self, answer: Any) -> str:
-        """What the judge says, less what it thinks before."""
+        """The judge's answer, without the thoughts before it."""
         try:
             choice = answer["choices"][0]
             said, is_cut_off = choice["message"]["content"], choice.get("finish_reason") == "length"

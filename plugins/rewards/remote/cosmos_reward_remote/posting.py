@@ -69,7 +69,7 @@ class Poster:
             )
 
     def absent(self) -> str:
-        """What the environment lacks; empty if it is all there."""
+        """The variable that the environment lacks; empty if it is there."""
         variable = self._options.key_variable
         if variable is None or os.environ.get(variable, "").strip():
             return ""

@@ -1,4 +1,4 @@
-"""What a reward service is asked and answers: the JSON of both sides (see README)."""
+"""Requests to a reward service and its answers: the JSON of both sides (see README)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _score(item: Any) -> Score | str:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold; JSON has some of any length."""
+    """True if it is a number that a float can hold; JSON has some of any length."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max

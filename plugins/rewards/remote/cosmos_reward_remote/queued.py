@@ -169,7 +169,7 @@ class Queued:
         return [scored[index] for index in range(len(seen))]
 
     async def _ask_group(self, seen: Sequence[Seen]) -> Sequence[_Scored]:
-        """What one request brings; its failure is that of its completions, and of no others."""
+        """The scores of one request; its failure is that of its completions, and of no others."""
         try:
             return await self._request(seen)
         except Exception as error:  # noqa: BLE001 - `score` raises it

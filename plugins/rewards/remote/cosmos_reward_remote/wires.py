@@ -1,4 +1,4 @@
-"""What a reward service is sent and answers: in the format of `cosmos reward-service`, or in that of cosmos-rl's.
+"""Requests and answers of reward services: in the format of `cosmos reward-service`, or in that of cosmos-rl's.
 
 Both formats are described in docs/reward-service.md.
 """
@@ -38,7 +38,7 @@ _BINARY: Final = {"Content-Type": "application/octet-stream"}
 
 @attrs.frozen(kw_only=True, eq=False)
 class Seen:
-    """What is sent of a completion.
+    """The part of a completion that is sent.
 
     Attributes:
         completion: What it is of.
@@ -55,7 +55,7 @@ class Seen:
 
 @attrs.frozen(kw_only=True)
 class Results:
-    """What a service made of a request.
+    """The results of a service for a request.
 
     Attributes:
         values: Of each scorer, of each completion: a finite number, or why there is none.
@@ -101,7 +101,7 @@ class Wire(Protocol):
 
 
 def seen_of(completion: Completion, kind: str, name: str) -> Seen:
-    """What is sent of a completion.
+    """The part of a completion that is sent.
 
     Raises:
         DataError: It was not rendered, or its payload has no finished latents.

@@ -21,7 +21,7 @@ def tag_option() -> Any:
 
 
 def inside(text: str, tag: str | None) -> str | None:
-    """What stands in the last pair of the tag; all of the text without a tag, None where there is no pair."""
+    """The text in the last pair of the tag; all of the text without a tag, None where there is no pair."""
     if tag is None:
         return text
     opening, closing = f"<{tag}>", f"</{tag}>"

@@ -35,7 +35,7 @@ class LengthOptions:
 
 
 class Length:
-    """How long a completion is, against what it should be.
+    """The length of a completion, scored against the wanted one.
 
     With a target t, a length n scores max(0, 1 - |n - t| / t).
 

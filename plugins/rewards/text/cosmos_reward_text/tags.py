@@ -46,7 +46,7 @@ class Format:
         return Score(value=float(not fault), details={"fault": fault} if fault else {})
 
     def _fault(self, text: str) -> str:
-        """What is wrong; empty if nothing is."""
+        """The fault; empty if there is none."""
         options = self._options
         text = f"<{options.tags[0]}>{text}" if options.begins_inside else text
         marks = list(self._any.finditer(text))

@@ -23,7 +23,7 @@ _LUMA_C: Final = np.array([0.2126, 0.7152, 0.0722], np.float32)
 
 
 def frames_of(completion: Completion, name: str) -> Frames:
-    """What a completion looks like: uint8 [F, H, W, C]; an image is one frame.
+    """The frames of a completion: uint8 [F, H, W, C]; an image is one frame.
 
     Args:
         completion: What is scored.

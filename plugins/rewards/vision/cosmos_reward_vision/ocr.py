@@ -45,7 +45,7 @@ class Ocr:
         self._read: Callable[[Frames], str] | None = None
 
     def absent(self) -> str:
-        """What reads, where it is not installed."""
+        """The sentence about the reader, where it is not installed."""
         return "" if importlib.util.find_spec(_READER) is not None else _NOT_INSTALLED.format(f"no module {_READER!r}")
 
     def load(self) -> None:

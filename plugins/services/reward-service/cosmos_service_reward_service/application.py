@@ -175,7 +175,7 @@ class Application:
         return entry
 
     def _grown(self, size_bytes: int, held_bytes: int) -> int:
-        """What a request takes whose arrays are held so: of 16-bit latents, twice what they came as."""
+        """The bytes that a request takes whose arrays are held so: of 16-bit latents, twice what they came as."""
         most = self._service.settings.queue_mb << 20
         if held_bytes > most:
             raise _RefusedError(413, f"latents of {held_bytes} bytes as float32, and all may have {most} (queue_mb)")
@@ -243,7 +243,7 @@ class Application:
 
 
 def _check_encoding(request: web.Request) -> None:
-    """What is packed is of a size that its length does not tell."""
+    """A packed body is refused: its length does not tell its size."""
     for encoding in request.headers.getall(hdrs.CONTENT_ENCODING, ()):
         if encoding.strip().lower() not in ("", "identity"):
             raise _RefusedError(415, f"Content-Encoding: {encoding!r:.100}; send the body as it is")

@@ -52,7 +52,7 @@ class Line:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Submission:
-    """What is to be scored, and by whom.
+    """Completions to be scored, and their scorers.
 
     Attributes:
         kind: Kind of payload: `media` or `latents`.
@@ -89,7 +89,7 @@ def split(data: bytes) -> tuple[Any, memoryview]:
 
 
 def read_body(data: bytes, *, most: int) -> Submission:
-    """What a body asks for.
+    """The submission in a body.
 
     Args:
         data: The body.

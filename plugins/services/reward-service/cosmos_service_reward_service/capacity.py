@@ -1,4 +1,4 @@
-"""How much a service has taken on: requests that are not answered yet, and the bytes that they hold."""
+"""The load of a service: requests that are not answered yet, and the bytes that they hold."""
 
 from __future__ import annotations
 

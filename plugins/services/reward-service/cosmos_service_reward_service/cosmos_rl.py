@@ -45,7 +45,7 @@ class ForeignLine:
 
 
 def read_foreign(data: bytes, *, most: int) -> Submission:
-    """What a body asks for. Keys that are not known here are metadata of each prompt.
+    """The submission in a body. Keys that are not known here are metadata of each prompt.
 
     Args:
         data: The body.
@@ -143,7 +143,7 @@ def _fps(line: ForeignLine, index: int) -> float:
 
 
 def _about(array: Array, payloads: Sequence[Payload], line: ForeignLine) -> dict[str, JSON]:
-    """What answers say of the arrays; it is kept with the results, so it is of a bounded size."""
+    """The description of the arrays in answers; it is kept with the results, so it is of a bounded size."""
     found = [each.arrays["frames" if each.kind == "media" else "sample"] for each in payloads]
     values = [np.frombuffer(each.data, each.dtype) for each in found]
     about: dict[str, JSON] = {

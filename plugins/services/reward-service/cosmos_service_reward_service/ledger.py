@@ -1,4 +1,4 @@
-"""What became of each request: pending, done, expired or never heard of. No I/O, and the clock is the caller's."""
+"""The state of each request: pending, done, expired or never heard of. No I/O, and the clock is the caller's."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Ledger:
         self._sweep(now)
 
     def find(self, ticket: str, now: float) -> tuple[State, Entry | None]:
-        """What is known of a request."""
+        """The state of a request, with its entry."""
         self._sweep(now)
         entry = self._pending.get(ticket)
         if entry is not None:

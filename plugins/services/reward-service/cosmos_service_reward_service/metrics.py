@@ -17,7 +17,7 @@ Family: TypeAlias = tuple[str, str, str, Iterable[tuple[Labels, float]]]
 
 
 class Figures:
-    """What is counted of requests."""
+    """Counters of requests."""
 
     def __init__(self) -> None:
         self.answers: Final[Counter[tuple[str, int]]] = Counter()

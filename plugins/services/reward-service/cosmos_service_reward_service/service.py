@@ -97,7 +97,7 @@ class Service:
         return entry
 
     async def find(self, ticket: str, wait_s: float) -> tuple[str, Entry | None]:
-        """What is known of a request, once it has results or `wait_s` have passed."""
+        """The state of a request, once it has results or `wait_s` have passed."""
         state, entry = self._ledger.find(ticket, time.monotonic())
         if state == "pending" and entry is not None and wait_s > 0.0:
             try:
@@ -114,7 +114,7 @@ class Service:
         await self._idle.wait()
 
     def health(self) -> dict[str, object]:
-        """How it is, as JSON."""
+        """The service's health, as JSON."""
         faults = {each.name: each.fault for each in self._scorers.values() if each.fault}
         status = "stopping" if self.is_stopping else "degraded" if faults else "ok"
         return {

@@ -1,4 +1,4 @@
-"""What a reward service serves, and within which bounds: its TOML file."""
+"""The settings of a reward service, scorers and bounds: its TOML file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ScorerSettings:
 
     @property
     def label(self) -> str:
-        """What requests call it."""
+        """The name by which requests call it."""
         return self.name or self.plugin
 
     @property
@@ -95,7 +95,7 @@ def load_settings(path: Path, overrides: Mapping[str, JSON] | None = None) -> Se
 
 
 def kinds_of(settings: ServiceSettings) -> dict[str, frozenset[str]]:
-    """What each scorer scores; imports their plugins and checks their options, as planning does.
+    """The kinds of payload that each scorer scores; imports their plugins and checks their options, as planning does.
 
     Raises:
         ConfigError: A plugin refuses its options, or scores nothing that a request can bring.
@@ -117,7 +117,7 @@ def kinds_of(settings: ServiceSettings) -> dict[str, frozenset[str]]:
 
 
 def unknown_scorers(names: tuple[str, ...], kinds: Mapping[str, frozenset[str]], kind: str) -> str:
-    """What is wrong with the scorers that a request names; empty if nothing is.
+    """The fault in the scorers that a request names; empty if there is none.
 
     Args:
         names: Those that it names.

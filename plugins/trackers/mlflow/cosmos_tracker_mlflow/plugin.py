@@ -166,7 +166,7 @@ def _futures(batch: Any) -> Sequence[Future[object]]:
 
 
 def _root(error: BaseException) -> str:
-    """What a database said, without what libraries say around it."""
+    """A database's own message, without what libraries put around it."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What is there of a clip."""
+"""The parts of a clip that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a clip to a prompt, or why there is none."""
+"""The mapping of a clip to a prompt, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ClipMapping:
         }
 
     def _embedding(self, clip: Clip) -> str:
-        """Where the embedding is; empty if there is none."""
+        """The path of the embedding; empty if there is none."""
         part, options = clip.embedding, self._options
         if options.embeddings == "ignored":
             return ""

@@ -13,7 +13,7 @@ from cosmos_core.data import RowsOptions
 
 @attrs.frozen(kw_only=True)
 class ClipOptions(RowsOptions):
-    """What makes a row of a clip. A plugin's own options inherit it, and add where clips are."""
+    """The making of rows from clips. A plugin's own options inherit it, and add where clips are."""
 
     demonstrations: bool = option(
         True,
@@ -71,5 +71,5 @@ class ClipOptions(RowsOptions):
 
     @property
     def needs_video(self) -> bool:
-        """Whether a clip without a video is a bad row."""
+        """True if a clip without a video is a bad row."""
         return self.demonstrations or self.given == "frames"

@@ -28,7 +28,7 @@ _FORMAT: Final = 1
 
 @attrs.frozen
 class Probed:
-    """What a video is.
+    """Size and rate of a video.
 
     Attributes:
         num_frames: Frames that are in it.
@@ -64,7 +64,7 @@ class Prober:
         self._known: dict[str, Probed] = {}
 
     def probe(self, path: Path) -> Probed:
-        """What a video is.
+        """Size and rate of a video.
 
         Raises:
             BadRowError: It cannot be read, or is not whole.
@@ -100,7 +100,7 @@ class Prober:
         return None
 
     def _key(self, path: Path) -> str:
-        """What a file is named in notes: a file that was changed has another."""
+        """The key of a file in the notes: a file that was changed has another."""
         try:
             stat = path.stat()
         except OSError as error:
@@ -157,7 +157,7 @@ def _notes(folder: Path) -> Path:
 
 
 def _noted(notes: Path) -> dict[str, Probed]:
-    """What was noted; nothing if the notes cannot be read, as all can be found again."""
+    """The notes; nothing if the notes cannot be read, as all can be found again."""
     try:
         said = json.loads(notes.read_bytes())
         if said["format"] != _FORMAT:

@@ -10,7 +10,7 @@ from cosmos_dataset_world.clips import ClipOptions
 
 @attrs.frozen(kw_only=True)
 class FolderOptions(ClipOptions):
-    """Which folders, and what is in them."""
+    """The folders of clips, and the names within them."""
 
     train: str = option(
         help="Folder of the train clips: `metas/NAME.txt`, `videos/NAME.mp4`, and `images/NAME.png` for images that "

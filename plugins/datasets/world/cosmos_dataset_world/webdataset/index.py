@@ -1,4 +1,4 @@
-"""What is in a tar, as a file of one line a clip: made once for all processes of a machine, found again by the tar.
+"""The index of a tar, a file of one line a clip: made once for all processes of a machine, found again by the tar.
 
 A clip is what follows each other and has one name up to the first dot of the file's name, as WebDataset has it.
 """

@@ -99,7 +99,7 @@ def _after(start: int, length: int) -> int:
 
 
 def header(block: bytes) -> tarfile.TarInfo | None:
-    """What a block says if it is the header of a member, by its checksum."""
+    """The header of a member in a block, if it is one, by its checksum."""
     try:
         found = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -119,7 +119,7 @@ _EXTENSIONS: Final = (
 
 
 class _Said:
-    """What members before say of the next one."""
+    """The facts that members before give of the next one."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -149,7 +149,7 @@ def _records(data: bytes) -> Mapping[str, str]:
 
 
 def _next_header(file: BinaryIO, offset: int) -> int | None:
-    """Where the next sound header is."""
+    """The offset of the next sound header."""
     while len(block := _read(file, offset, BLOCK)) == BLOCK:
         if block != _ZEROS and header(block) is not None:
             return offset

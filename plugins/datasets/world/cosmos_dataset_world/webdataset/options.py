@@ -20,7 +20,7 @@ def _is_caption(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class WebDatasetOptions(ClipOptions):
-    """Which tars, and what of their members is a caption."""
+    """The tars, and the members that are captions."""
 
     train: str = option(
         help="Path or URL of the train tars, such as `s3://bucket/clips/{000000..000063}.tar`; braces and globs take "

@@ -70,7 +70,7 @@ class ClipTar:
             yield RawRow(locator=raw.locator, line=raw.line, row=row, problem=problem and _named(raw, problem))
 
     def places(self) -> Iterator[int]:
-        """Where every line of its index is.
+        """The offset of each line of its index.
 
         Raises:
             DataError: Its index cannot be read.

@@ -64,7 +64,7 @@ def _confine(parent: int, cpu_s: int, memory_bytes: int) -> None:
 
 
 def _readable() -> Iterator[str]:
-    """What Python reads while a program runs: its standard library and the shared libraries below it."""
+    """The files that Python reads while a program runs: its standard library and the shared libraries below it."""
     for name in ("stdlib", "platstdlib"):
         yield sysconfig.get_path(name, vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix})
     yield from ("/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib")

@@ -17,7 +17,7 @@ _WHOLE: Final = 0xFFFFFFFF
 
 
 class Condition(NamedTuple):
-    """What an argument must be: one of these values where the mask has ones. The kernel reads 32 bits of each of them.
+    """A condition on an argument: one of these values where the mask has ones. The kernel reads 32 bits of each.
 
     A named tuple, and no attrs class, for the confined process has the standard library alone.
     """
