@@ -62,13 +62,7 @@ _LEVELS: Final[Mapping[str, Level]] = {"broken": "fault", "invalid": "fault", "c
 
 @attrs.frozen(kw_only=True)
 class Given:
-    """The options and the model that the user gives the kit to test with.
-
-    Attributes:
-        options: The plugin's options.
-        config: A small Hugging Face config, for a model.
-        path: Folder of a checkpoint, for a model.
-    """
+    """The options, and for a model a small Hugging Face config or a checkpoint's folder, to test with."""
 
     options: Mapping[str, JSON] = attrs.field(factory=dict)
     config: Mapping[str, JSON] = attrs.field(factory=dict)
@@ -263,10 +257,9 @@ def _import_problems(record: PluginRecord, done: Loaded) -> Iterator[str]:
         yield f"{slow}; import what is slow in the function that needs it"
     if done.heavy and record.kind not in ("model", "engine"):
         yield f"{module} imports {', '.join(done.heavy)}; import it in the function that needs it"
-    if done.threads:
-        yield f"importing {module} starts threads ({', '.join(done.threads)}); start them when it is used"
-    if done.processes:
-        yield f"importing {module} starts processes ({', '.join(done.processes)}); start them when it is used"
+    for what, names in (("threads", done.threads), ("processes", done.processes)):
+        if names:
+            yield f"importing {module} starts {what} ({', '.join(names)}); start them when it is used"
     if done.printed:
         yield f"importing {module} prints {done.printed.splitlines()[0]!r}; print nothing, or use logging"
 

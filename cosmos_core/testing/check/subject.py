@@ -7,13 +7,13 @@ import importlib.metadata
 import os
 import shlex
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint
+from itertools import chain
 from pathlib import Path
 
 import attrs
-import msgspec
+import msgspec.toml
 from packaging.utils import canonicalize_name
 
 from cosmos_core.errors import ConfigError
@@ -35,10 +35,8 @@ class _Project(msgspec.Struct, frozen=True, rename="kebab"):
 
     def plugins(self) -> set[tuple[str, str, str]]:
         """Group, name and value of the entry points of plugins."""
-        lines = []
-        for group, members in self.entry_points.items():
-            lines += [f"[{group}]", *(f"{name} = {value}" for name, value in members.items())]
-        return _plugins("\n".join(lines))
+        groups = ([f"[{group}]", *map(" = ".join, members.items())] for group, members in self.entry_points.items())
+        return _plugins("\n".join(chain.from_iterable(groups)))
 
 
 class _File(msgspec.Struct):
@@ -57,10 +55,10 @@ def _read_project(folder: Path) -> _Project:
     """
     file = folder / "pyproject.toml"
     try:
-        return msgspec.convert(tomllib.loads(file.read_text()), _File).project
+        return msgspec.toml.decode(file.read_bytes(), type=_File).project
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {str(error).replace('$.', '')}") from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
@@ -88,8 +86,6 @@ class Subject:
     """A distribution and those of its plugins that are checked.
 
     Attributes:
-        distribution: Its metadata.
-        records: The plugins.
         project: The folder of its sources and tests; None where they are not at hand.
         wheel: The wheel, unpacked; None for what is installed.
         stale: How the project's folder differs from what is installed; empty if it does not.

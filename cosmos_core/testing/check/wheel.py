@@ -110,11 +110,11 @@ def unpack(file: Path, folder: Path) -> Wheel:
         raise ConfigError(f"{file} does not exist; build it with: python -m build") from None
     except _UNREADABLE as error:
         raise ConfigError(f"{file} cannot be read as a wheel: {error}; {_AGAIN}") from error
-    infos = {name.partition("/")[0] for name in members if name.partition("/")[0].endswith(".dist-info")}
+    infos = {top for top in (name.partition("/")[0] for name in members) if top.endswith(".dist-info")}
     if len(infos) > 1:
         raise ConfigError(f"{file} is no wheel: it has several .dist-info folders ({', '.join(sorted(infos))})")
     info = "".join(infos)
-    if not info or f"{info}/METADATA" not in members or not _is_inside(PurePosixPath(info)):
+    if f"{info}/METADATA" not in members or not _is_inside(PurePosixPath(info)):
         raise ConfigError(f"{file} is no wheel: it has no .dist-info/METADATA; build it with: python -m build")
     _write(folder, {PurePosixPath(name): data for name, data in members.items() if name.startswith(f"{info}/")})
     dist = next(distributions([str(folder)]), None)
@@ -175,22 +175,22 @@ def _content_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
     except csv.Error as error:
         yield f"{record} cannot be read: {error}; {_AGAIN}"
         return
-    unsigned = (record, f"{record}.jws", f"{record}.p7s")
-    signed = {name: data for name, data in members.items() if name not in unsigned}
-    outside = [name for name in members if not _is_inside(PurePosixPath(name))]
-    changed = [name for name, data in signed.items() if name in hashes and hashes[name] not in _digests(data)]
+    signed = [name for name in members if name not in (record, f"{record}.jws", f"{record}.p7s")]
     for problem, names in (
-        ("outside of the installation would lie", outside),
+        ("outside of the installation would lie", [name for name in members if not _is_inside(PurePosixPath(name))]),
         (f"{record} does not list", [name for name in signed if name not in hashes]),
         (f"{record} lists what is not there:", [name for name in hashes if name not in members]),
-        (f"{record} has another hash than", changed),
+        (
+            f"{record} has another hash than",
+            [name for name in signed if name in hashes and not _is_hash(hashes[name], members[name])],
+        ),
     ):
         if names:
             yield f"{problem} {names[0]!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''}; {_AGAIN}"
 
 
-def _digests(data: bytes) -> Iterator[str]:
-    """The hashes with which a record may tell of a file."""
-    for algorithm in ("sha256", "sha384", "sha512"):
-        digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest())
-        yield f"{algorithm}={digest.decode().rstrip('=')}"
+def _is_hash(recorded: str, data: bytes) -> bool:
+    algorithm, _, digest = recorded.partition("=")
+    if algorithm not in ("sha256", "sha384", "sha512"):
+        return False
+    return base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).decode().rstrip("=") == digest

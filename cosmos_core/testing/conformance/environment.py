@@ -18,7 +18,7 @@ from cosmos_core.protocols import Environment, EnvironmentCapabilities, Environm
 from cosmos_core.rollout.episodes.messages import Answered, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.testing.conformance.planning import any_recipe, planned
-from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.conformance.plugin import fault, fault_if
 from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, check_pool
 from cosmos_core.types import JSON, Message, Prompt
 
@@ -120,7 +120,7 @@ class _Table:
         return attrs.evolve(answer, failure=reply.detail or "it failed", timed_out=reply.timed_out)
 
 
-async def _side_effects(make: Callable[[], Environment], scripts: Sequence[Script], seed: int) -> list[str]:
+async def _side_effects(make: Callable[[], Environment], scripts: Sequence[Script]) -> list[str]:
     """Play dialogues one after the other, on one event loop as in a worker, and tell of what they did to others."""
     changed, pauses = [], dict[str, float]()
     for script in scripts:
@@ -128,7 +128,7 @@ async def _side_effects(make: Callable[[], Environment], scripts: Sequence[Scrip
         prompt, measured = copy.deepcopy(script.prompt), [0.0]
         beating = asyncio.ensure_future(_beat(measured))
         await asyncio.sleep(0)
-        await _play(make(), attrs.evolve(script, prompt=prompt), seed)
+        await _play(make(), attrs.evolve(script, prompt=prompt))
         beating.cancel()
         await asyncio.wait({beating})
         pauses[what] = max(measured)
@@ -158,8 +158,8 @@ async def _beat(pauses: list[float]) -> None:
             last = now
 
 
-async def _play(environment: Environment, script: Script, seed: int) -> None:
-    await environment.reset(script.prompt, seed)
+async def _play(environment: Environment, script: Script) -> None:
+    await environment.reset(script.prompt, 0)
     for turn in script.turns:
         if (await environment.step(turn)).done:
             break
@@ -225,26 +225,18 @@ class EnvironmentConformance(WorkerConformance):
             table = _Table(pool, seed)
             return table.in_turns(inputs) if at_once else table.one_by_one(inputs)
 
-    def test_a_dialogue_disturbs_nothing_in_its_process(
-        self,
-        sound_run: WorkerRun,  # noqa: ARG002 - it has shown that the environment neither hangs nor ends this process
-        make: Callable[..., Any],
-        scripts: Sequence[Script],
-        context: EnvironmentContext,
-    ) -> None:
-        """All dialogues of a worker share its event loop, and those of a group their row."""
-        for problem in asyncio.run(_side_effects(make, scripts, context.seed)):
-            fault(problem)
-
     def test_dialogues_do_not_disturb_each_other(
         self,
         capabilities: EnvironmentCapabilities,
         sound_run: WorkerRun,
         scripts: Sequence[Script],
         in_worker: Callable[..., WorkerRun],
+        make: Callable[..., Any],
     ) -> None:
-        """A worker has many at once."""
-        self.needs_determinism(capabilities)
+        """All dialogues of a worker share its event loop, and those of a group their row."""
+        fault_if(asyncio.run(_side_effects(make, scripts)))
+        if not capabilities.deterministic:
+            return
         for script, alone, among in zip(
             scripts, sound_run.answers, in_worker(scripts, at_once=True).answers, strict=True
         ):

@@ -266,22 +266,20 @@ class LauncherConformance(PluginConformance):
             fault(f"it declares submits={capabilities.submits} and {has} render(), ready() and submit()")
 
     def test_a_submission_is_repeatable_and_finds_the_run(
-        self, submission: Submission, make: Callable[..., Any], context: LauncherContext
+        self,
+        submission: Submission,
+        make: Callable[..., Any],
+        provider: Provider[Any],
+        options: Any,
+        context: LauncherContext,
     ) -> None:
-        """It is what `--render-only` shows, which leaves nothing behind, and all that a run elsewhere has to go by."""
+        """It is what `--render-only` shows; names are people's words: what a shell makes of them must not happen."""
         if make().render() != submission:
             fault("render() gave another submission the second time; write what options and context say, alone")
         if context.directory.parent.exists():
             fault(f"render() wrote into {context.directory.parent}; the run's folder is made when it is submitted")
         if not submission.name or "/" in submission.name:
             fault(f"the submission's file is named {submission.name!r}; give a plain name, such as job.sh")
-        if str(context.directory) not in submission.text:
-            fault(f"the submission does not mention the run's folder {context.directory}")
-
-    def test_odd_names_are_quoted_or_refused(
-        self, submission: Submission, provider: Provider[Any], options: Any, context: LauncherContext
-    ) -> None:
-        """A run's name and folder are people's words: what a shell would make of them must not happen."""
         given: Any = structure(options, provider.options, "launch.options")
         for name in _ODD_NAMES:
             odd = attrs.evolve(context, name=name, directory=context.directory.parent / name)
@@ -293,3 +291,5 @@ class LauncherConformance(PluginConformance):
                 _check_data(text, str(odd.directory))
             else:
                 _check_shell(submission.text, str(context.directory), text, str(odd.directory))
+        if str(context.directory) not in submission.text:
+            fault(f"the submission does not mention the run's folder {context.directory}")

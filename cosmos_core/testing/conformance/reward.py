@@ -149,8 +149,8 @@ class RewardConformance(WorkerConformance):
         found: list[Judged] = earlier[place]
         return found
 
-    def test_scoring_gives_a_number_and_changes_nothing(self, judged: list[Judged]) -> None:
-        """Statistics and advantages are computed from it; other rewards see the same prompt, reports the details."""
+    def test_scoring_gives_a_number_and_changes_nothing(self, reward: Reward, judged: list[Judged]) -> None:
+        """Advantages are computed from it, other rewards see the same prompt; one that takes too long is cancelled."""
         for each in judged:
             value, what = each.value, shown(each.completion)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
@@ -160,19 +160,18 @@ class RewardConformance(WorkerConformance):
                     fault(f"{what}: {problem}")
             if each.changed:
                 fault(f"scoring changed the prompt, payload or media of {what}; work on a copy")
-
-    def test_a_coroutine_can_be_cancelled(self, reward: Reward, judged: list[Judged]) -> None:
-        """One that takes too long is cancelled, so that the worker can go on with the others."""
         awaited = [each.completion for each in judged if each.awaited]
-        if not awaited:
-            pytest.skip("`score` is no coroutine")
-        if scoring.goes_on_when_cancelled(reward, awaited[0]):
+        if awaited and scoring.goes_on_when_cancelled(reward, awaited[0]):
             fault("`score` goes on after it is cancelled; let asyncio.CancelledError through")
 
     def test_what_cannot_be_scored_raises(
-        self, capabilities: RewardCapabilities, reward: Reward, completions: Sequence[Completion]
+        self,
+        capabilities: RewardCapabilities,
+        reward: Reward,
+        completions: Sequence[Completion],
+        in_worker: Callable[..., WorkerRun],
     ) -> None:
-        """A made-up number would train the model on the mistake, or on a black picture where none was rendered."""
+        """A made-up number would train the model on the mistake; those beside it get their scores in a worker."""
         given = list(self.unscorable)
         if "media" in capabilities.payload_kinds and completions[0].media is not None:
             given.append(attrs.evolve(completions[0], payload=None, media=None))
@@ -180,38 +179,14 @@ class RewardConformance(WorkerConformance):
             pytest.skip("not given: `unscorable`, completions for which `score` must raise")
         for each in judge(reward, given):
             _fault_unless_raised(each)
-
-    def test_a_failure_costs_its_own_sample_alone(
-        self, in_worker: Callable[..., WorkerRun], sound_run: WorkerRun, completions: Sequence[Completion]
-    ) -> None:
-        """The sample gets a status with the reward's message; those beside it get their scores."""
         if not self.unscorable:
-            pytest.skip("not given: `unscorable`, completions for which `score` must raise")
+            return
         *failed, beside = in_worker([*self.unscorable, completions[0]]).answers
         for completion, answer in zip(self.unscorable, failed, strict=True):
             if answer is None or not answer.failure or answer.timed_out:
                 fault(f"{shown(completion)} must end as reward_failed, and ended as {answer}")
-        if beside is None or beside.failure or sound_run.answers[0] is None:
+        if beside is None or beside.failure:
             fault(f"{shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
-
-    def test_no_score_is_made_up_without_a_reference(self, capabilities: RewardCapabilities, reward: Reward) -> None:
-        """A dataset whose rows lack the reference would train the model on whatever `score` falls back to."""
-        referring = [(each, score) for each, score in self.examples if each.prompt.reference is not None]
-        if not referring:
-            pytest.skip("not given: `examples` whose prompts have a reference")
-        if self.reference_is_optional or not capabilities.deterministic:
-            pytest.skip("declared: a score may be another one without the reference")
-        for completion, score in referring:
-            bare = attrs.evolve(completion, prompt=attrs.evolve(completion.prompt, reference=None))
-            (found,) = judge(reward, [bare])
-            value = found.value
-            is_number = isinstance(value, numbers.Real) and math.isfinite(value)
-            if is_number and not math.isclose(value, score, abs_tol=_TOLERANCE):
-                fault(
-                    f"{shown(completion)} scores {score}, and {value} when its prompt has no reference: a number that "
-                    "is made up; raise an error that says why and list such a completion in `unscorable`, or set "
-                    "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
-                )
 
     def test_the_same_completion_gets_the_same_score(
         self, capabilities: RewardCapabilities, judged: list[Judged], reward: Reward, completions: Sequence[Completion]
@@ -225,14 +200,27 @@ class RewardConformance(WorkerConformance):
                 where = "by one instance, by another, and by that one again in another order"
                 self.fault_differing(first.completion, seen, where)
 
-    def test_the_examples_get_their_scores(self, reward: Reward) -> None:
-        """Its documentation promises them."""
+    def test_the_examples_get_their_scores(self, capabilities: RewardCapabilities, reward: Reward) -> None:
+        """Its documentation promises them; rows that lack the reference must not train on a number made up."""
         if not self.examples:
             pytest.skip("not given: `examples`, completions with the scores that they must get")
         found = judge_all_sound(reward, [completion for completion, _ in self.examples])
         for each, (completion, expected) in zip(found, self.examples, strict=True):
             if not math.isclose(each.value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
                 fault(f"{shown(completion)} scored {each.value}, and `examples` says {expected}")
+        if self.reference_is_optional or not capabilities.deterministic:
+            return
+        referring = [(each, score) for each, score in self.examples if each.prompt.reference is not None]
+        for completion, score in referring:
+            bare = attrs.evolve(completion, prompt=attrs.evolve(completion.prompt, reference=None))
+            value = judge(reward, [bare])[0].value
+            is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+            if is_number and not math.isclose(value, score, abs_tol=_TOLERANCE):
+                fault(
+                    f"{shown(completion)} scores {score}, and {value} when its prompt has no reference: a number that "
+                    "is made up; raise an error that says why and list such a completion in `unscorable`, or set "
+                    "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
+                )
 
     def test_only_declared_payload_kinds_are_planned(self, capabilities: RewardCapabilities) -> None:
         """A recipe with an engine that makes other payloads is refused before it starts."""

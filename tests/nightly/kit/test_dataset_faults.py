@@ -121,32 +121,32 @@ PLANTED = {
     ),
     "ignores-the-index": (
         dataset("return Prompt(text='?', reference='4')"),
-        "test_few_rows_come_twice",
+        "test_each_row_comes_once",
         "all 20 rows of train that were read are the same; does row() use its index?",
     ),
     "ignores-the-split": (
         dataset("return Prompt(text=str(index), reference=str(index**2))"),
-        "test_held_out_rows_are_no_train_rows",
+        "test_each_row_comes_once",
         "4 of the 4 held-out rows that were read are train rows too, row 0 for example; does row() use its split?",
     ),
     "ignores-the-split-of-many": (
         dataset("return Prompt(text=str(index), reference=str(index**2))", **MANY),
-        "test_held_out_rows_are_no_train_rows",
+        "test_each_row_comes_once",
         "48 of the 48 held-out rows that were read are train rows too",
     ),
     "last-train-rows-held-out": (
         dataset("return Prompt(text=str(index + (950 if split == 'heldout' else 0)), reference='?')", **MANY),
-        "test_held_out_rows_are_no_train_rows",
+        "test_each_row_comes_once",
         "48 of the 48 held-out rows that were read are train rows too",
     ),
     "ten-rows-repeated": (
         dataset("return Prompt(text=str(index % 10), reference=str(split))", **MANY),
-        "test_few_rows_come_twice",
+        "test_each_row_comes_once",
         "38 of the 48 train rows that were read repeat an earlier one, and size('train') is 1000",
     ),
     "hash": (
         dataset("return Prompt(**fields | {'text': str(hash(str(number)))})"),
-        "test_another_process_reads_the_same_rows",
+        "test_a_row_is_the_same_wherever_it_is_read",
         "row 0 of train is another one in another process",
     ),
     "negative-index": (
@@ -166,47 +166,47 @@ PLANTED = {
     ),
     "undeclared-demonstrations": (
         dataset("return Prompt(**fields, demonstration='4')"),
-        "test_rows_have_what_is_declared",
+        "test_rows_are_prompts_that_can_be_sent",
         "row 0 of train has a demonstration, but they are not declared: DatasetCapabilities(demonstrations=True)",
     ),
     "missing-demonstrations": (
         dataset(capabilities="demonstrations=True"),
-        "test_rows_have_what_is_declared",
+        "test_rows_are_prompts_that_can_be_sent",
         "it declares demonstrations, but none of the train rows that were read has one",
     ),
     "missing-references": (
         dataset("return Prompt(text=fields['text'])"),
-        "test_rows_have_what_is_declared",
+        "test_rows_are_prompts_that_can_be_sent",
         "or declare DatasetCapabilities(references=False)",
     ),
     "growing": (
         dataset(size="return SIZES[split] + self.reads"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
-        "size('train') is 20 at first and 68 after rows were read; settle it when the dataset is made",
+        "test_what_planning_asks_is_settled",
+        "size('train') is 20 at first and 40 after rows were read; settle it when the dataset is made",
     ),
     "no-size": (
         dataset(size="return None"),
-        "test_sizes_are_numbers",
+        "test_what_planning_asks_is_settled",
         "size('train') is None, a NoneType; return an int",
     ),
     "one-split": (
         dataset(size="return {'train': 20}[split]"),
-        "test_sizes_are_numbers",
+        "test_what_planning_asks_is_settled",
         "size('heldout') raised KeyError: 'heldout'; return 0 where the split does not exist",
     ),
     "empty": (
         dataset(size="return 0"),
-        "test_sizes_are_numbers",
+        "test_what_planning_asks_is_settled",
         "size('train') is 0",
     ),
     "shared-metadata": (
         dataset("return Prompt(**fields, metadata=SHARED)"),
-        "test_rows_are_objects_of_their_own",
+        "test_reading_a_row_changes_nothing_else",
         "row('train', 0) and row('train', 1) hold the same dict in their metadata; make a new one for each row",
     ),
     "changing-metadata": (
         dataset("self.metadata['number'] = number; return Prompt(**fields, metadata=self.metadata)"),
-        "test_rows_are_objects_of_their_own",
+        "test_reading_a_row_changes_nothing_else",
         "row 0 of train changed when others were read",
     ),
     "tuple-reference": (
@@ -236,22 +236,22 @@ PLANTED = {
     ),
     "global-generator": (
         dataset("random.seed(number); return Prompt(**fields | {'text': str(random.random())})"),
-        "test_it_leaves_the_random_generators_alone",
+        "test_reading_a_row_changes_nothing_else",
         "reading rows draws from or seeds the global generator of random",
     ),
     "global-generator-of-torch": (
         "import torch\n" + dataset("torch.manual_seed(number); return Prompt(**fields)"),
-        "test_it_leaves_the_random_generators_alone",
+        "test_reading_a_row_changes_nothing_else",
         "reading rows draws from or seeds the global generator of torch",
     ),
     "undeclared-preferences": (
         dataset("return Prompt(**fields, demonstration='a', rejected='b')", capabilities="demonstrations=True"),
-        "test_rows_have_what_is_declared",
+        "test_rows_are_prompts_that_can_be_sent",
         "row 0 of train has a rejected completion, but they are not declared: DatasetCapabilities(preferences=True)",
     ),
     "rejected-alone": (
         dataset("return Prompt(**fields, rejected='b')", capabilities="preferences=True"),
-        "test_rows_have_what_is_declared",
+        "test_rows_are_prompts_that_can_be_sent",
         "row 0 of train has the rejected completion 'b' and the demonstration None; give both, and two that differ",
     ),
     "rejected-list": (
@@ -261,37 +261,37 @@ PLANTED = {
     ),
     "omitting-numbers": (
         dataset(more=OMITTED + "return 3"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
+        "test_what_planning_asks_is_settled",
         "omitted('train'): 3; return a tuple of cosmos_core.protocols.dataset.Omission",
     ),
     "omitting-none": (
         dataset(more=OMITTED + "return (Omission(reason='torn', num_rows=0, first=''),)"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
+        "test_what_planning_asks_is_settled",
         "give a reason, and how many rows there are of it: 1 or more",
     ),
     "omitting-more-and-more": (
         dataset(more=OMITTED + "return (Omission(reason='torn', num_rows=1 + self.reads, first=''),)"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
+        "test_what_planning_asks_is_settled",
         "settle it when the dataset is made",
     ),
     "window-too-wide": (
         dataset(more=WINDOWS + "return (Window(num_prompts=4, num_rows=21),)"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
+        "test_what_planning_asks_is_settled",
         "a window has 1 prompt or more, and 1 to 20 rows, as many as there are",
     ),
     "empty-window": (
         dataset(more=WINDOWS + "return (Window(num_prompts=num_prompts // 10, num_rows=5),)"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
+        "test_what_planning_asks_is_settled",
         "windows(1): Window(num_prompts=0, num_rows=5); a window has 1 prompt or more",
     ),
     "changing-windows": (
         dataset(more=WINDOWS + "return (Window(num_prompts=4, num_rows=1 + self.reads % 7),)"),
-        "test_what_planning_asks_is_settled_when_it_is_made",
+        "test_what_planning_asks_is_settled",
         "after rows were read; settle it when the dataset is made",
     ),
     "last-seed-wins": (
         dataset("return Prompt(**fields | {'text': str((LATEST['seed'], number))})"),
-        "test_the_rows_of_a_seed_are_its_own",
+        "test_a_row_is_the_same_wherever_it_is_read",
         "row 0 of train is another one once a dataset of another seed is read too: its text is '(0, 0)', then '(1, 0)'",
     ),
 }

@@ -112,19 +112,19 @@ PLANTED = {
     ),
     "blocks": (
         environment("time.sleep(0 if text else 3)", "return Turn(done=True)"),
-        "test_a_dialogue_disturbs_nothing_in_its_process",
+        "test_dialogues_do_not_disturb_each_other",
         "the dialogue of '' held up the event loop, and all other dialogues of the worker, for 3.",
     ),
     "leaves-a-task": (
         environment(reset=("asyncio.ensure_future(self.idle())",)).replace(
             "    async def step", "    async def idle(self):\n        await asyncio.sleep(1000)\n\n    async def step"
         ),
-        "test_a_dialogue_disturbs_nothing_in_its_process",
+        "test_dialogues_do_not_disturb_each_other",
         "tasks go on after `close`: Environment.idle",
     ),
     "changes-the-row": (
         environment(reset=("prompt.metadata['tags'].append('played')",)),
-        "test_a_dialogue_disturbs_nothing_in_its_process",
+        "test_dialogues_do_not_disturb_each_other",
         "the dialogue of '#### 1904' changed its row; work on a copy",
     ),
     "shares-its-state": (

@@ -183,11 +183,15 @@ PLANTED = {
     ),
     "quotes-nothing": (
         submitting(text="f'cosmos run --resume {self.context.directory}'"),
-        "test_odd_names_are_quoted_or_refused",
+        "test_a_submission_is_repeatable_and_finds_the_run",
         "is not quoted in the line 'cosmos run --resume ",
     ),
     **{
-        f"quotes-{name}": (submitting(text=text), "test_odd_names_are_quoted_or_refused", "is not quoted in the line ")
+        f"quotes-{name}": (
+            submitting(text=text),
+            "test_a_submission_is_repeatable_and_finds_the_run",
+            "is not quoted in the line ",
+        )
         for name, text in {
             "spaces-alone": "'run ' + str(self.context.directory).replace(' ', chr(92) + ' ')",
             "all-but-line-breaks": "'run ' + ''.join("

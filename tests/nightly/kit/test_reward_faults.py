@@ -165,7 +165,7 @@ PLANTED = {
             "return value",
             head="async def score(self, completion):",
         ),
-        "test_a_coroutine_can_be_cancelled",
+        "test_scoring_gives_a_number_and_changes_nothing",
         "`score` goes on after it is cancelled",
     ),
     "bool": (
@@ -245,7 +245,7 @@ PLANTED = {
             "    return 0.0",
             exact="\n",
         ),
-        "test_no_score_is_made_up_without_a_reference",
+        "test_the_examples_get_their_scores",
         "the completion '8' (reference '8') scores 1.0, and 0.0 when its prompt has no reference: a number that is ",
         "made up; raise an error that says why and list such a completion in `unscorable`",
     ),
@@ -263,7 +263,7 @@ PLANTED = {
             "return 1.0",
             exact="\n",
         ),
-        "test_a_failure_costs_its_own_sample_alone",
+        "test_what_cannot_be_scored_raises",
         "keep no state of them",
     ),
     "vets-too-much": (

@@ -48,9 +48,6 @@ def test_what_is_missing_is_named(make_subject):
     ]:
         ((seen, text),) = found(check_metadata(make_subject(*lines)))
         assert (seen, message in text) == (level, True), text
-
-
-def test_an_unusual_name_is_worth_a_note(make_subject):
     ((level, text),) = found(check_metadata(make_subject(*COMPLETE, name="acme")))
     assert (level, text.partition(";")[0]) == ("note", "it is named acme")
     assert "cosmos-reward-a" in text
@@ -66,12 +63,17 @@ def test_the_core_must_be_required_and_fit(make_subject):
         assert (level, message in text) == (wanted, True), text
 
 
-def test_an_entry_point_that_leads_nowhere(make_subject):
-    ((level, text),) = found(check_entry_points(make_subject(entry="acme_gone")))
-    assert (level, text) == ("fault", "reward a: its module acme_gone does not exist")
-
-
-def test_a_name_that_another_distribution_has_is_a_warning(make_subject, make_distribution):
+def test_what_no_recipe_can_select_is_named(make_subject, make_distribution):
+    for changed, message in [
+        ({"entry": "acme_gone"}, "its module acme_gone does not exist"),
+        (
+            {"requires": ("cosmos-core>=0.1,<0.2", "notthere", "no name!")},
+            "its metadata has a malformed requirement, 'no name!'",
+        ),
+    ]:
+        subject = make_subject(**changed)
+        assert found(check_entry_points(subject)) == [("fault", f"reward a: {message}")]
+        assert not found(check_compatibility(subject))
     make_distribution("acme-b", entries={"reward/a": "acme_b"}, modules={"acme_b.py": ""})
     ((level, text),) = found(check_entry_points(make_subject()))
     assert level == "warning"
@@ -87,33 +89,27 @@ def test_files_stay_in_packages_of_their_own(make_subject, make_distribution):
         modules = {"acme_a/__init__.py": "", "acme_a/py.typed": "", file: ""}
         ((level, text),) = found(check_files(make_subject(modules=modules)))
         assert (level, message in text) == ("fault", True), text
+    subject = make_subject()
+    subject.distribution.locate_file("cosmos_reward_a-1.0.dist-info/RECORD").write_text(",,\n")
+    ((level, text),) = found(check_files(subject))
+    assert (level, text) == ("fault", "cosmos-reward-a: its RECORD names a file ''; reinstall it")
 
 
-@pytest.mark.parametrize(
-    ("entry", "modules", "message"),
-    [
+def test_py_typed_is_looked_for_where_type_checkers_do(make_subject):
+    origin = {"url": Path.cwd().as_uri(), "dir_info": {"editable": True}}
+    for entry, modules, message in [
         ("acme_a", {"acme_a.py": ""}, "acme_a.py is a single module, for which type checkers ignore its annotations"),
         ("acme_a", {"acme_a/__init__.py": ""}, "acme_a/py.typed is missing, so type checkers"),
         ("acme_n.a.reward", {"acme_n/a/__init__.py": "", "acme_n/a/py.typed": "", "acme_n/a/reward.py": ""}, ""),
         ("acme_n.a", {"acme_n/a/__init__.py": "", "acme_n/py.typed": ""}, "acme_n/a/py.typed is missing"),
         ("acme_n.a", {"acme_n/a.py": ""}, "acme_n/a.py is a single module, for which type checkers ignore"),
-    ],
-)
-def test_py_typed_is_looked_for_where_type_checkers_do(make_subject, entry, modules, message):
-    subject = make_subject(entry=entry, modules=modules)
-    origin = {"url": Path.cwd().as_uri(), "dir_info": {"editable": True}}
-    for direct_url in ["{}", json.dumps(origin)]:
-        subject.distribution.locate_file("cosmos_reward_a-1.0.dist-info/direct_url.json").write_text(direct_url)
-        faults = [text for level, text in found(check_files(subject)) if level == "fault"]
-        assert len(faults) == bool(message)
-        assert message in "".join(faults)
-
-
-def test_a_record_that_cannot_be_read_is_a_fault(make_subject):
-    subject = make_subject()
-    subject.distribution.locate_file("cosmos_reward_a-1.0.dist-info/RECORD").write_text(",,\n")
-    ((level, text),) = found(check_files(subject))
-    assert (level, text) == ("fault", "cosmos-reward-a: its RECORD names a file ''; reinstall it")
+    ]:
+        subject = make_subject(entry=entry, modules=modules)
+        for direct_url in ["{}", json.dumps(origin)]:
+            subject.distribution.locate_file("cosmos_reward_a-1.0.dist-info/direct_url.json").write_text(direct_url)
+            faults = [text for level, text in found(check_files(subject)) if level == "fault"]
+            assert len(faults) == bool(message), (entry, modules, faults)
+            assert message in "".join(faults)
 
 
 def test_what_is_not_installed_is_nobodys_fault(make_subject):
@@ -125,10 +121,3 @@ def test_what_is_not_installed_is_nobodys_fault(make_subject):
         ("not run", "gone is not installed; pip install gone"),
     ]
     assert not found(check_entry_points(subject))
-
-
-def test_a_requirement_that_cannot_be_read_is_a_fault(make_subject):
-    subject = make_subject(requires=("cosmos-core>=0.1,<0.2", "notthere", "no name!"))
-    assert not found(check_compatibility(subject))
-    ((level, text),) = found(check_entry_points(subject))
-    assert (level, text) == ("fault", "reward a: its metadata has a malformed requirement, 'no name!'")

@@ -58,9 +58,6 @@ def test_what_is_not_its_own_is_named_and_put_on_no_path(make):
             assert fault.startswith(file)
             assert message in fault
             assert laid_out(wheel) == {*FILES} | METADATA_FILES
-
-
-def test_an_entry_point_makes_nobody_elses_package_its_own(make):
     wheel = make({"attr/plugin.py": ""}, "[cosmos_core.rewards]\nw = attr.plugin\n")
     (fault,) = wheel.faults
     assert "attr/plugin.py lies in attr, which belongs to attrs" in fault
@@ -84,7 +81,7 @@ def test_a_record_that_does_not_fit_is_named(make, tmp_path):
         assert message in fault
 
 
-def test_a_format_that_installers_refuse_is_named(make, tmp_path):
+def test_a_format_or_a_name_that_installers_refuse_is_told(make, tmp_path):
     for files, message in [
         ({f"{INFO}/WHEEL": "Tag: py3-none-any\n"}, "WHEEL has Wheel-Version '', installers ask for 1.0"),
         ({f"{INFO}/WHEEL": "Wheel-Version: 2.0\n"}, "WHEEL has Wheel-Version '2.0', installers ask for 1.0"),
@@ -96,9 +93,6 @@ def test_a_format_that_installers_refuse_is_named(make, tmp_path):
         assert message in fault
         assert laid_out(wheel) == {*FILES} | METADATA_FILES
         assert not list(tmp_path.rglob("*x.py"))
-
-
-def test_a_file_name_that_installers_refuse_is_named(make):
     for name, message in [
         ("acme_w-1.0-cp27-cp27m-win32.whl", "it is for cp27-cp27m-win32, so pip refuses it for this Python"),
         ("acme_w-1.1-py3-none-any.whl", "its file name is that of acme-w 1.1, its metadata that of acme-w 1.0; build"),
@@ -109,7 +103,7 @@ def test_a_file_name_that_installers_refuse_is_named(make):
         assert message in fault
 
 
-def test_a_damaged_archive_is_refused(tmp_path):
+def test_what_is_damaged_or_no_wheel_is_refused(make, tmp_path):
     file = tmp_path / NAME
     for damage in [
         lambda data, central: data.__setitem__(60, data[60] ^ 255),  # what is compressed
@@ -124,9 +118,6 @@ def test_a_damaged_archive_is_refused(tmp_path):
         file.write_bytes(data)
         with pytest.raises(ConfigError, match=r"cannot be read as a wheel: .*; build it again: python -m build"):
             unpack(file, tmp_path / "unpacked")
-
-
-def test_what_is_no_wheel_is_refused(make):
     for files, message in [
         ({f"{INFO}/METADATA": None}, "is no wheel: it has no .dist-info/METADATA"),
         ({f"{INFO}/METADATA": "Version: 1.0\n"}, "is no wheel: its METADATA has no name"),
@@ -136,7 +127,7 @@ def test_what_is_no_wheel_is_refused(make):
             make({**FILES, **files})
 
 
-def test_what_publishers_tools_refuse_is_refused(tmp_path):
+def test_what_publishers_tools_refuse_is_refused(tmp_path, monkeypatch):
     assert [*_refused(build(tmp_path, "acme-w", FILES, ENTRY_POINTS))] == []
     compiled = {**FILES, "acme_w/__pycache__/old.cpython-311.pyc": ""}
     (fault,) = _refused(build(tmp_path, "acme-w", compiled, ENTRY_POINTS))
@@ -149,8 +140,5 @@ def test_what_publishers_tools_refuse_is_refused(tmp_path):
     )
     (fault,) = _refused(build(tmp_path, "acme-w", FILES, ENTRY_POINTS, unreadable))
     assert "twine refuses it" in fault.text
-
-
-def test_a_tool_that_is_missing_is_to_be_installed(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert [each.level for each in _refused(build(tmp_path, "acme-w", FILES, ENTRY_POINTS))] == ["not run", "not run"]
