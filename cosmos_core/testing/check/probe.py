@@ -34,19 +34,12 @@ _MODELLING: Final = ("torch", "transformers", "cosmos_core.models")
 
 @attrs.frozen(kw_only=True)
 class Loaded:
-    """A plugin as a run loads it, and what its import cost.
+    """A plugin as a run loads it, and the heavy modules, threads, processes and output that its import brought.
 
     Attributes:
         unimported: Why it cannot be imported; empty if it can.
-        seconds: How long the import took.
-        heavy: Heavy modules that it brought with it.
-        threads: Names of threads that it started.
-        processes: Names of processes that it started.
-        printed: What the process wrote to standard output and error.
         unusable: Why it cannot be loaded; empty if it can.
-        protocol: Its protocol version.
-        deprecation: What is to be said of that version.
-        num_options: How many options it has.
+        deprecation: Why its protocol version will be refused; empty if it will not.
         required: Names of the options without a default.
         option_faults: What is wrong with its options class.
     """
