@@ -244,6 +244,9 @@ class DiffusionModel(Family):
 
         Of a model from a config alone there is the transformer's folder, which its class loads, and an index that names
         nothing else.
+
+        Raises:
+            CheckpointError: It cannot be written; every process says so.
         """
         source = None if self.context.path is None else self.component(None)
         written = {"_class_name": self.transformer.__name__, "_diffusers_version": version("diffusers"), **self.config}
