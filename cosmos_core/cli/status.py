@@ -38,7 +38,7 @@ def status(
 def _watch(run: Path) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.watch import watch  # noqa: PLC0415
+    from cosmos_core.run.status import watch  # noqa: PLC0415
 
     try:
         watch(run, Console())

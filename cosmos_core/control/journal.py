@@ -17,13 +17,13 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import EVENTS, Event
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
+from cosmos_core.transport.sockets import Closing
 
 _PLACE: Final = struct.Struct("<qd")
 _ROOM: Final = 1 << 20
@@ -45,7 +45,7 @@ RECOVER: Final = "cosmos recover {} keeps it aside and goes on from the newest c
 """What to do with a journal that is damaged, in the folder of a run."""
 
 
-class Journal:
+class Journal(Closing):
     """An open journal, made if absent. Not thread-safe.
 
     A commit of a `durable` one survives a power cut (slower), not only a crash. A file that is locked, unwritable,
@@ -70,16 +70,6 @@ class Journal:
                 self._connection.close()
                 raise
         self.last: int = last
-
-    def __enter__(self) -> Self:
-        """The journal itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
     def append(self, event: Event) -> int:
         """Add an event to what the next `commit` makes durable, and return its sequence number (from 1)."""

@@ -11,14 +11,14 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import torch
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.authentication import Keyring
+from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shards import EngineLayout
 from cosmos_core.weights.snapshot import Snapshot
@@ -55,7 +55,7 @@ class Copy:
             self._publisher.discard(self._snapshot)
 
 
-class Relay:
+class Relay(Closing):
     """The copies of one replica. Methods may be called from any thread."""
 
     def __init__(
@@ -115,14 +115,6 @@ class Relay:
             publisher, self._publisher, self._is_closed = self._publisher, None, True
         if publisher is not None:
             publisher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _copy(self, version: int, layout: EngineLayout) -> Copy:
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import psutil
 
 from cosmos_core.config.job import Job
 from cosmos_core.errors import ConfigError, TransportError
@@ -48,7 +48,7 @@ class Announced:
     @property
     def is_gone(self) -> bool:
         """True if its process is known to have ended; of another machine's, nothing is known."""
-        return not self.is_elsewhere and (self.host != host_id() or not _is_alive(self.pid))
+        return not self.is_elsewhere and (self.host != host_id() or not psutil.pid_exists(self.pid))
 
 
 def announced(job: Job) -> Announced | None:
@@ -63,7 +63,7 @@ def announced(job: Job) -> Announced | None:
 def read_address(job: Job) -> str | None:
     """Address of the controller that serves this run now; None while there is none, or if it is known to be gone.
 
-    Of a controller on another machine this is what it wrote, even if it is gone: see `presence.find_address`.
+    Of a controller on another machine this is what it wrote, even if it is gone: see `find_address`.
     """
     found = announced(job)
     return None if found is None or found.is_gone else found.address
@@ -78,16 +78,6 @@ def page_words(job: Job) -> list[str]:
     if "page" in found:
         return [f"live page: {found['page']} (to change things there: the token in {found['page_token']})"]
     return [f"no live page: {found['page_problem']}"] if "page_problem" in found else []
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 _ANSWER_S: Final = 5.0
@@ -131,11 +121,8 @@ def require_gone(job: Job) -> None:
 
 
 def _answers(address: str, job: Job) -> bool:
-    observer = Observer(address, job.run_id, person_key(job.keys))
     deadline = time.monotonic() + _ANSWER_S
-    try:
+    with Observer(address, job.run_id, person_key(job.keys)) as observer:
         while observer.silence_s > _ANSWER_S and time.monotonic() < deadline:
             observer.poll(_POLL_S)
         return observer.silence_s <= _ANSWER_S
-    finally:
-        observer.close()

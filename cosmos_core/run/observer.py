@@ -18,7 +18,7 @@ from cosmos_core.errors import TransportError
 from cosmos_core.transport import sockets
 from cosmos_core.transport.keys import Key
 from cosmos_core.transport.messages import DOWN, REQUEST, UP, Answer, Command, Notices, Refused, Request, Watch
-from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
+from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Closing, Handshakes
 
 _SILENCE_S: Final = 1.0
 _ANSWER_S: Final = 5.0
@@ -27,7 +27,7 @@ _RENEW_S: Final = 10.0  # the controller forgets observers that do not say that 
 _RENEW_BATCHES: Final = 10  # and sends so many more ahead
 
 
-class Connection:
+class Connection(Closing):
     """A connection to the controller; nothing needs to listen at `tcp://HOST:PORT` yet. Only tests have no key."""
 
     def __init__(self, name: str, address: str, key: Key | None) -> None:
@@ -158,9 +158,8 @@ def so_far(
 
     `gauges` is filled with the newest gauges of each process, if there are any.
     """
-    observer = Observer(address, run_id, key)
     deadline = time.monotonic() + _ANSWER_S
-    try:
+    with Observer(address, run_id, key) as observer:
         end: int | None = None
         while end is None or observer.last_sequence < end:
             if found := observer.poll(_POLL_S):
@@ -177,5 +176,3 @@ def so_far(
                 )
         if gauges is not None:
             gauges.update(observer.gauges)
-    finally:
-        observer.close()

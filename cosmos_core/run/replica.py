@@ -21,9 +21,8 @@ from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.replica.lifetime import LOST
 from cosmos_core.run.address import announced
-from cosmos_core.run.fleet import Fleet, Member, replica_specs
+from cosmos_core.run.fleet import Fleet, Interrupts, Member, replica_specs
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_core.run.observer import Observer
@@ -128,9 +127,8 @@ def join(new: NewReplica, say: Say) -> int:
         CosmosError: It cannot join.
     """
     job = new.job
-    observer = Observer(new.address, job.run_id, person_key(job.keys, may_ask=True))
     launcher = LocalLauncher(job.logs)
-    try:
+    with Observer(new.address, job.run_id, person_key(job.keys, may_ask=True)) as observer:
         session = _Session(new, observer, launcher, say)
         with session.interrupts.counted():
             try:
@@ -138,8 +136,6 @@ def join(new: NewReplica, say: Say) -> int:
                 return session.follow()
             finally:
                 launcher.stop(_GRACE_S)
-    finally:
-        observer.close()
 
 
 class _Session:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -148,7 +147,7 @@ def ask(directory: Path, request: Request) -> None:
         CosmosError: It is no run.
         ReplicaError: It does not go on, does not answer, or refuses; the message says why.
     """
-    with closing(controller_client(directory, load_job(directory))) as controller:
+    with controller_client(directory, load_job(directory)) as controller:
         refusal = controller.ask(request)
     if refusal:
         raise ReplicaError(f"{directory}: refused: {refusal}")

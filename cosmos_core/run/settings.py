@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +46,7 @@ def change_settings(directory: Path, overrides: Sequence[str]) -> tuple[Changed,
     Its controller is asked what holds now, however long the run is.
     """
     job = load_job(directory)
-    with closing(controller_client(directory, job)) as controller:
+    with controller_client(directory, job) as controller:
         before = controller.settable()
         asked = _checked(job, before, overrides)
         if refusal := controller.ask(Set(overrides=tuple(overrides))):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Any, Final, Self
+from collections.abc import Callable
+from typing import Any, Final
 
 import attrs
 
@@ -20,16 +21,15 @@ from cosmos_core.errors import CheckpointError, ReplicaError, TransportError
 from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoints.checkpoint import mark_best
 from cosmos_core.run.address import address_file, page_words, read_address
-from cosmos_core.run.fleet import CONTROLLER, Fleet, Member, controller_spec, replica_specs, role_of
+from cosmos_core.run.fleet import CONTROLLER, Fleet, Interrupts, Member, controller_spec, replica_specs, role_of
 from cosmos_core.run.follower import Follower, Notify, progress_of, starting, waiting, waits_for
-from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.requests import PendingRequests
 from cosmos_core.run.restart_policy import Decision, RestartPolicy, Restarts, cause_of, last_words
-from cosmos_core.run.terminal import TerminalLog
 from cosmos_core.transport.keys import person_key
-from cosmos_core.transport.messages import Stop
+from cosmos_core.transport.messages import Role, Stop
+from cosmos_core.transport.sockets import Closing
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +50,7 @@ def with_cause(reason: str, failure: Exit) -> str:
     return "\n".join(filter(None, (reason, words)))
 
 
-class Reservation:
+class Reservation(Closing):
     """A port that is bound and not listened on: the kernel gives it to nobody, and who asks for it by number has it.
 
     Port 0 takes a free one. A TransportError says that it cannot be had.
@@ -71,15 +71,73 @@ class Reservation:
             ) from None
         self.port: Final[int] = self._socket.getsockname()[1]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Give the port up."""
         self._socket.close()
+
+
+_ROLES: Final[tuple[Role, ...]] = ("policy", "rollout")
+
+
+class TerminalLog:
+    """Says what happens in a session and its supervisor does not say itself.
+
+    How the replicas that the supervisor started (`is_own`) are lost, it says itself: with their errors, and with what
+    comes next. That one has left as it was asked to is the controller's word: its process may end when the run is over.
+    The state that an earlier session came to is `earlier`: that session has told of it.
+    """
+
+    def __init__(
+        self, job: Job, say: Callable[[str], None], *, is_own: Callable[[str], bool], earlier: State | None = None
+    ) -> None:
+        self._job: Final = job
+        self._say: Final = say
+        self._is_own: Final = is_own
+        self._known: Final = dict(earlier.status_details) if earlier is not None else {}
+        self._told: Final[set[str]] = set()
+        self._draining: frozenset[str] = frozenset()
+        self._absent: Final[set[Role]] = set()
+
+    def hear(self, hook: str, **arguments: Any) -> None:
+        """Take in something that happened, as hooks are told of it (`follower.Notify`)."""
+        match hook, arguments:
+            case "cosmos_replica_joined", {"replica": name, "role": role} if role in self._absent or not self._is_own(
+                name
+            ):
+                self._say(f"{name} has joined")
+            case "cosmos_replica_left", {"replica": name, "reason": "drained"}:
+                self._say(f"{name} has left")
+            case "cosmos_replica_left", {"replica": name, "reason": reason} if not self._is_own(name):
+                self._say(f"{name} was lost: {reason}")
+            case "cosmos_setting_changed", {"step": step, "key": key, "before": before, "after": after}:
+                self._say(f"{key}: {before} -> {after} from step {step} on")
+
+    def look(self, state: State) -> None:
+        """Say what is new of a state: problems, who was asked to leave, and of which role nobody is left."""
+        self._look_at_problems(state)
+        draining = frozenset(state.draining)
+        for name in sorted(draining - self._draining):
+            self._say(f"{name} is leaving, as soon as it has finished what it has begun")
+        self._draining = draining
+        for role in _ROLES:
+            is_complete = state.has_started if role == "policy" else state.has_rollouts
+            if state.members[role] or not is_complete:
+                self._absent.discard(role)
+            elif role not in self._absent and not state.outcome:
+                self._absent.add(role)
+                self._say(
+                    f"no {role} replica is left: the run fails unless one joins within "
+                    f"{self._job.recipe.control.join_timeout_s:g} s (control.join_timeout_s); "
+                    f"cosmos replica {role} --run {self._job.directory} adds one"
+                )
+
+    def _look_at_problems(self, state: State) -> None:
+        """Say the first of each kind of problem; all are counted in the summary."""
+        for kind, detail in state.status_details.items():
+            # Not by the words: the same ones, said again, are news as well.
+            if kind not in self._told and self._known.get(kind) is not detail:
+                self._told.add(kind)
+                self._say(f"{kind}: {detail}")
 
 
 _POLL_S: Final = 0.1

@@ -22,7 +22,7 @@ def test_watching_ends_with_ctrl_c_and_what_is_no_run_is_one_line(capsys, tmp_pa
     def interrupt(*_arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cosmos_core.run.watch.watch", interrupt)
+    monkeypatch.setattr("cosmos_core.run.status.watch", interrupt)
     code, out, err = call(capsys, "status", str(tmp_path), "--watch")
     assert (code, out) == (0, "")
     assert err == f"No longer watching; {tmp_path} goes on.\n"

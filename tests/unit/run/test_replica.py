@@ -14,11 +14,12 @@ from cosmos_core.run.launch import Exit
 from cosmos_core.run.replica import NewReplica, join
 from cosmos_core.transport import key_folder
 from cosmos_core.transport.addresses import host_id
+from cosmos_core.transport.sockets import Closing
 
 ADDRESS = "tcp://127.0.0.1:1"
 
 
-class Line:
+class Line(Closing):
     """An observer whose controller is heard for some polls, and then no more."""
 
     num_gauges = 1

@@ -24,6 +24,7 @@ from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.status import settings_lines
 from cosmos_core.run.supervisor import Ending
 from cosmos_core.transport.messages import REQUEST, Set, Settable
+from cosmos_core.transport.sockets import Closing
 from cosmos_core.types import Prompt
 from tests.world_model import World
 
@@ -60,7 +61,7 @@ def steered(history):
 def asked(history, job, monkeypatch):
     """Answers in the place of a controller: `history` takes in what is asked for."""
 
-    class Asked:
+    class Asked(Closing):
         def __init__(self):
             self.requests = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.terminal import TerminalLog
+from cosmos_core.run.supervisor import TerminalLog
 
 
 @pytest.fixture

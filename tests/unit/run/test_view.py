@@ -10,7 +10,7 @@ from cosmos_core.control.page.window import Window
 from cosmos_core.observe.live import line
 from cosmos_core.run.follower import Follower, progress_of, starting
 from cosmos_core.run.screen import lines
-from cosmos_core.run.watch import Watcher
+from cosmos_core.run.status import Watcher
 
 
 def progress(job, history, *, later_s=0.0):

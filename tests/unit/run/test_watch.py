@@ -11,11 +11,12 @@ from rich.console import Console
 from cosmos_core.config.loading import save_job
 from cosmos_core.control.journal import Journal
 from cosmos_core.errors import ConfigError, DamagedJournalError
-from cosmos_core.run import watch as watching
+from cosmos_core.run import status as watching
 from cosmos_core.run.address import address_file
 from cosmos_core.run.folder import held
 from cosmos_core.run.screen import facts, lines, screen, sparkline
-from cosmos_core.run.watch import Watcher, watch
+from cosmos_core.run.status import Watcher, watch
+from cosmos_core.transport.sockets import Closing
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_a_history_that_comes_in_parts_is_not_shown_as_the_present(job, finished
     parts = [finished.entries[:20], finished.entries[20:40], finished.entries[40:]]
     now = [0.0]
 
-    class Told:
+    class Told(Closing):
         """An observer of a controller that tells a part each time it is looked at."""
 
         newest, last_sequence, silence_s, gauges = -1, 0, 0.0, {}
