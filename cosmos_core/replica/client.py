@@ -101,10 +101,7 @@ class ControlClient(Closing):
         return Refused(reason=session.refusal, is_final=session.is_final) if session.refusal else None
 
     def report(self, report: Report) -> None:
-        """Tell the controller, reliably and in order; returns at once.
-
-        Texts are told as a message can hold them (see `fitted`).
-        """
+        """Tell the controller, reliably and in order, in texts as a message can hold (`fitted`); returns at once."""
         data = _encoded(report)
         if len(data) > REPORT_BYTES:
             raise TransportError(
@@ -152,10 +149,7 @@ class ControlClient(Closing):
             return not len(self._session.outbox)
 
     def check(self) -> None:
-        """Raise a ReplicaError if the controller refused this replica or its key, or the client's thread failed.
-
-        That it does not does not mean that the controller answers.
-        """
+        """Raise a ReplicaError if the controller refused this replica or its key, or the client's thread failed."""
         with self._changed:
             self._check()
 

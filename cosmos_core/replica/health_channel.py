@@ -145,6 +145,7 @@ class Connection:
 
 LEADER: Final = 0
 PATIENCE_S: Final = 15.0
+"""Silence after which another process is frozen, or its machine gone."""
 GOODBYE_S: Final = 120.0
 """How long processes may differ in the end of their work."""
 ANSWER_S: Final = 1.0
@@ -154,19 +155,16 @@ PAUSE_S: Final = 4.0
 _FAREWELL_S: Final = 1.5
 
 Ender = Callable[[ReplicaError], None]
-"""Ends this process because of an error; does not return."""
+"""Ends this process because of another one's error; called on a channel's thread, and does not return."""
 
 
 class HealthChannel:
-    """That of a replica of one process: there is nobody to lose.
-
-    Attributes:
-        abandoned: Newest generation that the leader no longer waits for.
-    """
+    """That of a replica of one process: there is nobody to lose."""
 
     def __init__(self, rank: int = LEADER) -> None:
         self.rank: Final = rank
         self.abandoned = -1
+        """Newest generation that the leader no longer waits for."""
         self._cause: End | None = None
 
     def abandon(self, generation: int) -> None:
@@ -225,11 +223,7 @@ def _failure_of(error: Exception, rank: int) -> Failure:
 
 
 class FollowerChannel(HealthChannel):
-    """A follower's end.
-
-    `token` shows that it belongs to this start of the run. `end` is called on a thread of this object when the replica
-    ends because of another process. After a silence of `patience_s` the leader is frozen, or its machine gone.
-    """
+    """A follower's end; `token` shows that it belongs to this start of the run."""
 
     def __init__(
         self,

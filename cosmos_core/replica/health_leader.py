@@ -46,11 +46,7 @@ _PING_S: Final = 1.0
 
 
 class LeaderChannel(HealthChannel):
-    """The leader's end: it listens from the start, `meet` waits for the followers, who know `token`.
-
-    `end` is called on a thread of this object when a follower failed. After a silence of `patience_s` one is frozen, or
-    its machine gone.
-    """
+    """The leader's end: it listens from the start, `meet` waits for the followers, who know `token`."""
 
     def __init__(
         self, *, name: str, size: int, token: str, host: str, end: Ender, patience_s: float = PATIENCE_S
@@ -175,12 +171,8 @@ class LeaderChannel(HealthChannel):
         except OSError as error:  # it is gone already, or this process has no more descriptors
             self._num_refused += 1
             if self._num_refused.bit_count() == 1:
-                _LOG.warning(
-                    "%s: a connection of its processes could not be taken (%d so far): %s",
-                    self._name,
-                    self._num_refused,
-                    error,
-                )
+                said = "%s: a connection of its processes could not be taken (%d so far): %s"
+                _LOG.warning(said, self._name, self._num_refused, error)
             if self._strangers:
                 self._drop(self._strangers[0])
             time.sleep(_POLL_S)
@@ -200,10 +192,8 @@ class LeaderChannel(HealthChannel):
         if messages is None:
             self._drop(connection)
             if connection.rank > LEADER and not connection.has_left:
-                self._note(
-                    f"its process (pid {connection.pid}) ended without a word: killed, or out of memory?",
-                    connection.rank,
-                )
+                why = f"its process (pid {connection.pid}) ended without a word: killed, or out of memory?"
+                self._note(why, connection.rank)
 
     def _take(self, connection: Connection, message: Message) -> None:
         match message:

@@ -56,9 +56,6 @@ class RoleArgs:
         name: This process's name: the replica's, and `.rank` after it unless the rank is 0.
         rank: Place of this process in its replica; the one of rank 0 speaks with the controller.
         session: Random per start of the run; shared by the processes of a replica of several.
-        incarnation: Random per process.
-        controller: `tcp://HOST:PORT` of the controller.
-        checkpoint: Checkpoint to start from; None for a new run.
         stop: Set when the process shall end (SIGTERM, or its parent ended).
         client: The line to the controller, once `connect` was called.
     """
@@ -173,18 +170,8 @@ def _supervise(role: Role, main: Callable[[RoleArgs], None], options: argparse.N
     """The process's one supervised boundary: whatever is raised ends here, as an exit code."""
     args: RoleArgs | None = None
     try:
-        args = RoleArgs(
-            run_dir=options.run,
-            job=load_job(options.run),
-            role=role,
-            name=options.name,
-            controller=options.controller,
-            checkpoint=options.checkpoint,
-            rank=options.rank,
-            session=options.session,
-            incarnation=options.incarnation,
-            stop=stop,
-        )
+        given = {name: value for name, value in vars(options).items() if name != "run"}
+        args = RoleArgs(run_dir=options.run, job=load_job(options.run), role=role, stop=stop, **given)
         _LOG.info("%s %s started, incarnation %s, pid %d", role, args.name, args.incarnation, os.getpid())
         main(args)
     except Exception as error:  # noqa: BLE001 - the supervised boundary
@@ -223,7 +210,6 @@ def _tell(reason: str, client: ControlClient | None, timeout_s: float) -> None:
 
 
 def _code_of(refused: Refused) -> int:
-    """The exit code of a process that was refused."""
     return REFUSED if refused.is_final else LOST
 
 

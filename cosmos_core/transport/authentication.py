@@ -109,13 +109,8 @@ class Authenticator:
     def _note(self, address: str, public: str) -> None:
         self._num_refused += 1
         if self._num_refused.bit_count() == 1:  # ever less often: whoever knocks must not fill the log
-            _LOG.warning(
-                "refused a connection from %s (%d so far): key %s may not speak here; see %s",
-                address,
-                self._num_refused,
-                public or "(none)",
-                self.allowed.path,
-            )
+            said = "refused a connection from %s (%d so far): key %s may not speak here; see %s"
+            _LOG.warning(said, address, self._num_refused, public or "(none)", self.allowed.path)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -51,11 +51,7 @@ _HEADER: Final = """\
 
 @attrs.frozen(kw_only=True)
 class Peer:
-    """The holder of a key.
-
-    Attributes:
-        names: Names of replicas as which it may speak; one may end in `*`.
-    """
+    """The holder of a key, and the names of replicas as which it may speak; one may end in `*`."""
 
     label: str
     role: PeerRole

@@ -60,12 +60,7 @@ class KeyPair:
 
 @attrs.frozen(kw_only=True)
 class Key:
-    """A key file's content.
-
-    Attributes:
-        label: The file's name without its suffix.
-        names: Names of replicas as which it may speak; one may end in `*`. Empty for people and the controller.
-    """
+    """A key file's content; `label` is the file's name without its suffix, `names` as of `key_folder.Peer`."""
 
     label: str
     role: PeerRole | Literal["controller"]

@@ -119,14 +119,7 @@ class PayloadClient(Closing):
 
 
 class _Peer:
-    """The connection to one endpoint.
-
-    Attributes:
-        monitor: Where libzmq tells of its connections.
-        waiting: Leases asked for and not answered.
-    """
-
-    __slots__ = ("_absent_since", "_refusals", "_request", "_token", "endpoint", "monitor", "socket", "waiting")
+    """The connection to one endpoint; `waiting` are leases asked for and not answered."""
 
     def __init__(self, context: Context, endpoint: str, keyring: Keyring | None) -> None:
         address, slash, token = endpoint.rpartition("/")

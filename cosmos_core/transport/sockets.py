@@ -77,19 +77,15 @@ class Closing:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Bounds and timers of a socket.
-
-    Attributes:
-        part_bytes: Largest part that is received; a peer that sends a larger one is disconnected.
-        queue: Messages queued per peer, each way.
-        cut_ms: Time for which what is sent may stay without the other machine's confirmation, before the connection is
-            given up (and made anew, by a DEALER): its link is cut. A peer whose buffers are full takes nothing either,
-            so it is only for those who send little. 0 leaves it to the system, which waits for minutes.
-    """
+    """Bounds and timers of a socket; a peer that sends a larger part than `part_bytes` is disconnected."""
 
     part_bytes: int
     queue: int
+    """Messages queued per peer, each way."""
     cut_ms: int = 0
+    """Time for which what is sent may stay without the other machine's confirmation, before the connection is given up
+    (and made anew, by a DEALER): its link is cut. A peer whose buffers are full takes nothing either, so it is only for
+    those who send little. 0 leaves it to the system, which waits for minutes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -143,9 +139,7 @@ def router(
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        if events:
-            _unmonitor(socket)
-        socket.close()
+        _give_up(socket, events)
         remedy = _BIND_PROBLEMS.get(error.errno or 0, "choose another address or port")
         raise TransportError(f"cannot listen on tcp://{host}:{port} ({error}): {remedy}") from None
     return socket
@@ -183,9 +177,7 @@ def dealer(
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
-        if events:
-            _unmonitor(socket)
-        socket.close()
+        _give_up(socket, events)
         raise TransportError(f"cannot connect to {address!r} ({error}); it must look like tcp://HOST:PORT") from None
     return socket
 
@@ -261,10 +253,12 @@ def _configure(socket: Socket, limits: Limits) -> None:
         socket.setsockopt(zmq.TCP_MAXRT, limits.cut_ms)
 
 
-def _unmonitor(socket: Socket) -> None:
-    monitor = socket.get_monitor_socket()
-    socket.disable_monitor()
-    monitor.close()
+def _give_up(socket: Socket, events: int) -> None:
+    if events:
+        monitor = socket.get_monitor_socket()
+        socket.disable_monitor()
+        monitor.close()
+    socket.close()
 
 
 def _set_keys(socket: Socket, own: KeyPair) -> None:

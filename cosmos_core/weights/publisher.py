@@ -72,12 +72,7 @@ class WeightPublisher(Closing):
         """
         return self._stage(
             lambda spare: take_snapshot(
-                version,
-                tensors,
-                dtype,
-                quantised=quantised,
-                directory=self._directory,
-                spare=spare,
+                version, tensors, dtype, quantised=quantised, directory=self._directory, spare=spare
             )
         )
 
