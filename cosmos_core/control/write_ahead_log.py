@@ -54,7 +54,10 @@ class WriteAheadLog:
         self._checked_step = state.step
 
     def record(self, event: Event) -> None:
-        """Take an event in; nothing that follows from it may be said before the next commit."""
+        """Take an event in; nothing that follows from it may be said before the next commit.
+
+        A report that cannot be read is a TransportError: it changes nothing, and is not kept.
+        """
         core.step(self.state, event)
         self._journal.append(event)
         self.num_events += 1

@@ -83,7 +83,11 @@ def begin(event: RunOpened | Recovered) -> State:
 
 
 def step(state: State, event: Event) -> None:
-    """Take one event in. An event that is fenced, repeated or out of date changes nothing."""
+    """Take one event in. An event that is fenced, repeated or out of date changes nothing.
+
+    Neither does one that is refused: by a TransportError a report that is none, by a JournalError a way back to a step
+    that the journal does not know.
+    """
     match event:
         case Reported():
             _report(state, event)
