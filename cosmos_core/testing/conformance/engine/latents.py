@@ -13,32 +13,16 @@ import pytest
 import torch
 
 from cosmos_core.config.structure import structure
-from cosmos_core.errors import EngineError
-from cosmos_core.protocols import (
-    EngineCapabilities,
-    EngineContext,
-    FinishReason,
-    Generated,
-    Model,
-    PlannedRun,
-    Preflight,
-    Provider,
-    RolloutEngine,
-)
+from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, PlannedRun, Provider, RolloutEngine
 from cosmos_core.protocols.world import Denoising
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
-from cosmos_core.testing.conformance.engine.subject import Pricer, Start, refuses
+from cosmos_core.testing.conformance.engine.subject import Subject, flat
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Payload, Prompt
 
 _TEXTS: Final = ("A red ball", "Once upon a time", "x", "What falls?", "A name")
 _STANDARD_ERRORS: Final = 5.0
-_IMPOSSIBLE: Final[Mapping[str, Mapping[str, Any]]] = {
-    "at a temperature between": {"temperature": 0.5},
-    "of the likeliest outcomes": {"top_k": 2},
-    "of the likeliest mass": {"top_p": 0.5},
-}
 
 
 class DenoisingEngineConformance(EngineConformance):
@@ -53,6 +37,12 @@ class DenoisingEngineConformance(EngineConformance):
     long_units: ClassVar[int] = 200
     whole: ClassVar[FinishReason] = FinishReason.STOP
     has_cache: ClassVar[bool] = False
+    impossible: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **EngineConformance.impossible,
+        "at a temperature between": {"temperature": 0.5},
+        "for samples of the likeliest outcomes": {"top_k": 2},
+        "for samples of the likeliest mass": {"top_p": 0.5},
+    }
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -68,6 +58,12 @@ class DenoisingEngineConformance(EngineConformance):
             for index, text in enumerate(_TEXTS)
         ]
 
+    @pytest.fixture
+    def denoising(self, context: EngineContext) -> Denoising:
+        """The model, as what it is."""
+        assert isinstance(context.model, Denoising)
+        return context.model
+
     def decisions(self, max_units: int) -> int:
         """All steps but the last."""
         return max_units - 1
@@ -78,49 +74,48 @@ class DenoisingEngineConformance(EngineConformance):
 
     def content(self, generated: Generated) -> bytes:
         """The sample, or the last state that it came to."""
-        return self._latents(generated).numpy().tobytes()
+        return _latents(generated).numpy().tobytes()
 
     def same(self, generated: Generated, other: Generated) -> bool:
         """Up to rounding, which depends on what else is in a batch."""
-        found, wanted = self._latents(generated), self._latents(other)
+        found, wanted = _latents(generated), _latents(other)
         return found.shape == wanted.shape and torch.allclose(found, wanted, atol=self.tolerance, rtol=self.tolerance)
 
     # -- what was decided ---------------------------------------------------------------------------------------------
 
-    def test_a_payload_of_latents_holds_what_its_kind_says(
-        self, start: Start, prompts: list[Payload], context: EngineContext
-    ) -> None:
-        """The trainer reads arrays by name, dtype and shape."""
-        model = _denoising(context)
-        for prompt in prompts[1:3]:
-            ((generated,),) = start().generate([self.request("one", prompt, max_units=6)])
+    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, denoising: Denoising) -> None:
+        """The trainer reads arrays by name, dtype and shape; a video goes on from the frames that its prompt gives."""
+        requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
+        for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
             arrays, number = generated.payload.arrays, generated.num_units
             if generated.payload.kind != "latents":
                 fault(f"the payload is of kind {generated.payload.kind!r}; it must be 'latents'")
-            shape = model.latent_spec(prompt).shape
-            for name, (dtype, wanted) in _arrays(number, shape, is_regression="noise_seed" in arrays).items():
+            latent_spec = denoising.latent_spec(request.prompt)
+            expected = _arrays(number, latent_spec.shape, is_regression="noise_seed" in arrays)
+            for name, (dtype, wanted) in expected.items():
                 found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
                 if found is None or found[0] != dtype or not _fits(found[1], wanted):
                     fault(f"array {name!r} of {number} decisions is {found}; it must be {dtype} {list(wanted)}")
-            for name, given in prompt.arrays.items():
-                if name not in arrays or bytes(arrays[name].data) != bytes(given.data):
-                    fault(
-                        f"the payload's {name!r} is not the request's; hand back all arrays of the prompt as they came"
-                    )
             times_N = _tensor(generated.payload, "times")
             if not bool(((times_N > 0) & (times_N <= 1)).all()):
                 fault(f"times are {times_N.tolist()}; 1 is noise, and at 0 nothing is left to decide")
+            if latent_spec.given is None or latent_spec.is_given_T is None:
+                continue
+            states = _tensor(generated.payload, "states") if "states" in arrays else ()
+            for state in (_tensor(generated.payload, "sample"), *states):
+                if not torch.equal(state[:, latent_spec.is_given_T], latent_spec.given[:, latent_spec.is_given_T]):
+                    fault(
+                        "frames that the prompt gives are others in a state or the sample; put them back at each step"
+                    )
 
-    def test_the_noise_of_transitions_is_standard_normal(
-        self, start: Start, prompts: list[Payload], pricer: Pricer
-    ) -> None:
+    def test_the_noise_of_transitions_is_standard_normal(self, subject: Subject) -> None:
         """Right log-probs of states that were drawn from something else bias every gradient."""
-        (results,) = start().generate([self.request("many", prompts[0], num_samples=32, max_units=8)])
-        payloads = [each.payload for each in results]
+        many = subject.request("many", 0, num_samples=32, max_units=8)
+        payloads = [each.payload for each in flat(subject.start().generate([many]))]
         if "states" not in payloads[0].arrays:
             pytest.skip("these options record no transitions")
         # Of a standard normal z the log-density but for the constant and the scale is -z²/2: its mean is known.
-        priced = torch.cat(pricer.logprobs(payloads, temperature=1.0))
+        priced = torch.cat(subject.pricer.logprobs(payloads, temperature=1.0))
         stds = torch.cat([_tensor(payload, "steps")[:, 2] for payload in payloads])
         squares = -2.0 * (priced + stds.log() + 0.5 * float(np.log(2.0 * np.pi)))
         dims = _tensor(payloads[0], "states")[0].numel()
@@ -131,52 +126,31 @@ class DenoisingEngineConformance(EngineConformance):
                 f"of what is drawn with the standard deviation in `steps` it is 1 +- {error:.3f}"
             )
 
-    def test_given_frames_stay_as_they_are(self, start: Start, prompts: list[Payload], context: EngineContext) -> None:
-        """A video goes on from the frames that its prompt gives."""
-        latent_spec = _denoising(context).latent_spec(prompts[2])
-        if latent_spec.given is None or latent_spec.is_given_T is None:
-            pytest.skip("the third prompt gives no frames")
-        ((generated,),) = start().generate([self.request("given", prompts[2])])
-        wanted = latent_spec.given[:, latent_spec.is_given_T]
-        states = [_tensor(generated.payload, "sample")]
-        if "states" in generated.payload.arrays:
-            states += list(_tensor(generated.payload, "states"))
-        for state in states:
-            if not torch.equal(state[:, latent_spec.is_given_T], wanted):
-                fault("frames that the prompt gives are others in a state or the sample; put them back after each step")
-
     def test_decisions_are_those_that_it_foresees(
-        self,
-        start: Start,
-        prompts: list[Payload],
-        provider: Provider[RolloutEngine],
-        options: dict[str, JSON],
-        planned: PlannedRun,
+        self, subject: Subject, provider: Provider[RolloutEngine], options: dict[str, JSON], planned: PlannedRun
     ) -> None:
         """By them planning refuses algorithms that would take a squared error for a log-probability."""
         if provider.preflight is None:
             pytest.skip("not declared: it has no preflight (`Provider.preflight`)")
         given: Any = structure(options, provider.options, "engine.options")
-        told: Preflight = provider.preflight(given, planned)
-        ((generated,),) = start().generate([self.request("one", prompts[0], max_units=6)])
+        told = provider.preflight(given, planned)
+        ((generated,),) = subject.start().generate([subject.request("one", 0, max_units=6)])
         made = "regressions" if "noise_seed" in generated.payload.arrays else "transitions"
         if told.decisions != made:
             fault(f"preflight() says decisions = {told.decisions!r}, and a sample has {made}")
         if told.most_decisions and generated.num_units > told.most_decisions:
             fault(f"preflight() says most_decisions = {told.most_decisions}, and a sample has {generated.num_units}")
 
-    # -- evaluations, media, refusals ---------------------------------------------------------------------------------
+    # -- evaluations and media ----------------------------------------------------------------------------------------
 
-    def test_without_noise_a_sample_depends_on_the_first_noise_alone(
-        self, start: Start, prompts: list[Payload]
-    ) -> None:
+    def test_without_noise_a_sample_depends_on_the_first_noise_alone(self, subject: Subject) -> None:
         """Evaluations compare versions of the weights, not draws."""
-        engine = start()
+        engine = subject.start()
         for name, seed in (("one", 3), ("again", 3), ("other", 4)):
-            ((generated,),) = engine.generate([self.request(name, prompts[0], seed=seed, temperature=0.0)])
+            ((generated,),) = engine.generate([subject.request(name, 0, seed=seed, temperature=0.0)])
             if generated.reason is not self.whole:
                 fault(f"a sample at temperature 0 ended with {generated.reason}, not {self.whole}")
-            if not self._latents(generated).isfinite().all():
+            if not _latents(generated).isfinite().all():
                 fault("a sample at temperature 0 is not finite")
             if name == "one":
                 first = generated
@@ -186,20 +160,16 @@ class DenoisingEngineConformance(EngineConformance):
                     "depends on the first noise, and on nothing else"
                 )
 
-    def test_samples_are_rendered(
-        self, start: Start, prompts: list[Payload], capabilities: EngineCapabilities, context: EngineContext
-    ) -> None:
+    def test_samples_are_rendered(self, subject: Subject, denoising: Denoising) -> None:
         """Rewards and people look at frames."""
-        model = _denoising(context)
-        (results,) = start().generate([self.request("seen", prompts[1], num_samples=2)])
-        for generated in results:
-            if not capabilities.renders:
+        for generated in flat(subject.start().generate([subject.request("seen", 1, num_samples=2)])):
+            if not subject.capabilities.renders:
                 if generated.media is not None:
                     fault("a sample has media, and `renders` is not declared: declare it")
                 continue
             if generated.media is None:
                 fault("a sample has no media, and `renders` is declared")
-            wanted = model.render(_tensor(generated.payload, "sample"), prompts[1]).arrays["frames"]
+            wanted = denoising.render(_tensor(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
             frames = generated.media.arrays.get("frames")
             if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
                 fault(
@@ -208,22 +178,11 @@ class DenoisingEngineConformance(EngineConformance):
             if frames.shape == wanted.shape and bytes(frames.data) != bytes(wanted.data):
                 fault("the media of a sample are not what the model renders of it; is it another sample's?")
 
-    @pytest.mark.parametrize("what", _IMPOSSIBLE)
-    def test_what_cannot_be_drawn_is_refused(self, start: Start, prompts: list[Payload], what: str) -> None:
-        """A request of the recipe is done or refused, never ignored."""
-        request = self.request("bad", prompts[0], **_IMPOSSIBLE[what])
-        refuses(EngineError, lambda: start().submit([request]), f"a request for samples {what}")
 
-    @staticmethod
-    def _latents(generated: Generated) -> torch.Tensor:
-        if "sample" in generated.payload.arrays:
-            return _tensor(generated.payload, "sample")
-        return _tensor(generated.payload, "states")[-1]
-
-
-def _denoising(context: EngineContext) -> Denoising:
-    assert isinstance(context.model, Denoising)
-    return context.model
+def _latents(generated: Generated) -> torch.Tensor:
+    if "sample" in generated.payload.arrays:
+        return _tensor(generated.payload, "sample")
+    return _tensor(generated.payload, "states")[-1]
 
 
 def _arrays(

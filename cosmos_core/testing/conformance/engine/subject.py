@@ -1,44 +1,35 @@
-"""Fixtures of the tests of engines: a tiny model, prompts, requests, started engines, and how to read results."""
+"""The engine that is tested: the trainer's prices, calls in time, requests, and what results must be."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
-from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
 import attrs
 import numpy as np
-import pytest
 import torch
 
 from cosmos_core.errors import CosmosError, EngineError
 from cosmos_core.models.tokens import token_array
-from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
     CachePolicy,
     EngineCapabilities,
-    EngineContext,
     FinishReason,
     Generated,
     Handle,
-    Kind,
     Model,
-    ModelContext,
     PauseMode,
-    Provider,
     Request,
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.protocols.model import Record
 from cosmos_core.protocols.quantization import Format
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
-from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import JSON, Payload
 from cosmos_core.weights import slices
 from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.shards import canonical_tensors, torch_dtype
@@ -284,90 +275,17 @@ TINY: Final[Mapping[str, JSON]] = {
     # Large, so that the distributions of random weights are far from flat.
     "initializer_range": 0.3,
 }
-_TOKENIZER: Final[Mapping[str, JSON]] = {"build": "byte-bpe", "vocab_size": 270, "split_digits": True}
-_TEXTS: Final = ("Two and two", "Once upon a time there was", "x", "What is 6 times 7?", "A name")
 
 
-class EngineSetting(PluginConformance):
-    """Fixtures and readings of the engine kit; see `EngineConformance` for what may be overridden."""
+class Readings:
+    """How an engine's results are read, and in how much time and how exactly; see `EngineConformance`."""
 
-    kind: ClassVar[Kind] = "engine"
     timeout_s: ClassVar[float] = 20.0
-    start_timeout_s: ClassVar[float] = 120.0
     tolerance: ClassVar[float] = 1e-4
     long_units: ClassVar[int] = 160
-    tensor_parallel: ClassVar[int] = 1
     temperature: ClassVar[float] = TEMPERATURE
     whole: ClassVar[FinishReason] = FinishReason.LENGTH
     has_cache: ClassVar[bool] = True
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> Model:
-        """The model to generate with; a tiny `hf` model from random weights."""
-        context = ModelContext(path=None, config=TINY, assets=tmp_path_factory.mktemp("model"))
-        made: Model = PluginSet.load([("model", "hf")]).create("model", "hf", {}, context)
-        made.prepare(_TEXTS, _TOKENIZER)
-        return made
-
-    @pytest.fixture
-    def capabilities(self, provider: Provider[RolloutEngine]) -> EngineCapabilities:
-        """The plugin's declaration for as many processes as these tests use."""
-        declared: EngineCapabilities = provider.capabilities
-        return declared.over(self.tensor_parallel)
-
-    @pytest.fixture
-    def context(
-        self,
-        tmp_path: Path,  # noqa: ARG002 - a folder is not needed here
-        model: Model,
-    ) -> EngineContext:
-        """An engine's context; the model has no stop tokens, so that lengths are known."""
-        return EngineContext(
-            model=stopping_at(model, frozenset()),
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            max_in_flight=4,
-            context_length=min(model.facts().context_length, 256),
-            seed=1,
-            tensor_parallel=self.tensor_parallel,
-        )
-
-    @pytest.fixture
-    def prompts(self, model: Model) -> list[Payload]:
-        """Prompts of different lengths, five at least."""
-        return [model.encode(Prompt(text=text)) for text in _TEXTS]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def pricer(cls, model: Model) -> Pricer:
-        """The same weights, as the trainer evaluates them."""
-        return Pricer(model, seed=1)
-
-    @pytest.fixture
-    def start(self, plugins: PluginSet, options: Mapping[str, JSON], context: EngineContext) -> Iterator[Start]:
-        """Start an engine, with changes of the context if given; it is shut down after the test."""
-        started: list[EngineDriver] = []
-
-        def begin(**changes: Any) -> EngineDriver:
-            made = plugins.create("engine", self.plugin, options, attrs.evolve(context, **changes))
-            engine = EngineDriver(made, timeout_s=self.timeout_s, start_timeout_s=self.start_timeout_s)
-            started.append(engine)
-            engine.start()
-            return engine
-
-        yield begin
-        for engine in started:
-            # What is wrong with a shutdown is told by the tests of it, not by all tests.
-            with contextlib.suppress(Exception, pytest.fail.Exception):
-                engine.shutdown()
-
-    # -- requests and what comes of them ------------------------------------------------------------------------------
-
-    def request(self, name: object, prompt: Payload, *, seed: int = 0, priority: int = 0, **sampling: Any) -> Request:
-        """A request; 8 units at `temperature` unless said otherwise."""
-        drawn = Sampling(**{"temperature": self.temperature, "max_units": 8, **sampling})
-        return Request(request_id=str(name), prompt=prompt, sampling=drawn, seed=seed, priority=priority)
 
     def decisions(self, max_units: int) -> int:
         """Number of decisions that a request with so many units comes to."""
@@ -393,57 +311,104 @@ class EngineSetting(PluginConformance):
         """True if two completions are one."""
         return self.content(generated) == self.content(other)
 
-    # -- comparisons --------------------------------------------------------------------------------------------------
 
-    def check_logprobs(
+@attrs.frozen(kw_only=True, eq=False)
+class Subject:
+    """The engine that is tested: how to start it, what to ask of it, and what its results must be.
+
+    Attributes:
+        start: Starts an engine, with changes of its context if given, and shuts down the one before.
+        pricer: The same weights, as the trainer evaluates them.
+        prompts: Prompts of different lengths, five at least.
+        capabilities: The engine's declaration.
+        read: How results are read.
+    """
+
+    start: Start
+    pricer: Pricer
+    prompts: list[Payload]
+    capabilities: EngineCapabilities
+    read: Readings
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if what it generates are tokens."""
+        return "tokens" in self.capabilities.payload_kinds
+
+    def request(self, name: object, prompt: int | Payload, *, seed: int = 0, priority: int = 0, **more: Any) -> Request:
+        """A request for a prompt, or the one of a number; 8 units at `temperature` unless said otherwise."""
+        drawn = Sampling(**{"temperature": self.read.temperature, "max_units": 8, **more})
+        given = self.prompts[prompt] if isinstance(prompt, int) else prompt
+        return Request(request_id=str(name), prompt=given, sampling=drawn, seed=seed, priority=priority)
+
+    def long(self, count: int, **more: Any) -> list[Request]:
+        """Requests that are long enough to be paused, aborted or updated in flight."""
+        each = {"max_units": self.read.long_units, **more}
+        return [self.request(index, index % len(self.prompts), seed=index, **each) for index in range(count)]
+
+    def expect_logprobs(
         self,
-        pricer: Pricer,
-        generated: Generated,
-        capabilities: EngineCapabilities,
+        results: Sequence[Generated],
         *,
         weights: int = 0,
         temperature: float | None = None,
-        places: Sequence[int] | None = None,
+        version: int | None = None,
     ) -> None:
-        """Check a completion's log-probs (those of the units at `places`, or all) against the trainer's."""
-        semantics = capabilities.logprob_semantics
-        temperature = self.temperature if temperature is None else temperature
-        processed, raw = (
-            pricer.logprobs([generated.payload], temperature=each, weights=weights)[0] for each in (temperature, 1.0)
-        )
-        expected, other = (processed, raw) if semantics == "processed" else (raw, processed)
-        found = self.logprobs(generated)
-        if found.shape != expected.shape:
-            fault(f"a completion of {len(expected)} decisions has {len(found)} log-probs; give one for each")
-        apart = (found - expected).abs()
-        if places is not None:
-            apart = apart[list(places)]
-        if apart.numel() and not apart.max() <= self.tolerance:
-            worst = int(apart.argmax()) if places is None else places[int(apart.argmax())]
-            fault(
-                f"log-probs are not the trainer's: unit {worst}, of version {self.versions(generated)[worst]}, has "
-                f"{found[worst]:.4f}, the trainer says {expected[worst]:.4f} for the declared logprob_semantics "
-                f"{semantics!r} at temperature {temperature}{_hint(found, other, semantics, self.tolerance)}"
-            )
+        """Fault log-probs (of the units of a version, or of all) that are not the trainer's under these weights."""
+        semantics = self.capabilities.logprob_semantics
+        temperature = self.read.temperature if temperature is None else temperature
+        at, otherwise = (temperature, 1.0) if semantics == "processed" else (1.0, temperature)
+        payloads = [each.payload for each in results]
+        priced = self.pricer.logprobs(payloads, temperature=at, weights=weights) if payloads else []
+        for generated, expected in zip(results, priced, strict=True):
+            found = self.read.logprobs(generated)
+            if found.shape != expected.shape:
+                fault(f"a completion of {len(expected)} decisions has {len(found)} log-probs; give one for each")
+            apart = (found - expected).abs()
+            versions = self.read.versions(generated)
+            if version is not None:
+                apart = apart.masked_fill(torch.tensor(versions, dtype=torch.int64) != version, 0.0)
+            if apart.numel() and not apart.max() <= self.read.tolerance:
+                worst = int(apart.argmax())
+                (other,) = self.pricer.logprobs([generated.payload], temperature=otherwise, weights=weights)
+                fault(
+                    f"log-probs are not the trainer's: unit {worst}, of version {versions[worst]}, has "
+                    f"{found[worst]:.4f}, the trainer says {expected[worst]:.4f} for the declared logprob_semantics "
+                    f"{semantics!r} at temperature {temperature}{_hint(found, other, semantics, self.read.tolerance)}"
+                )
 
-    def check_scores(
-        self, pricer: Pricer, engine: EngineDriver, payloads: Sequence[Payload], *, temperature: float, weights: int = 0
+    def expect_scores(
+        self, engine: EngineDriver, payloads: Sequence[Payload], *, temperature: float, weights: int = 0
     ) -> None:
-        """Check what `score` gives for completions against the trainer's log-probs."""
+        """Fault what `score` gives for completions if it is not the trainer's log-probs."""
         scores = engine.score(payloads, temperature=temperature)
-        for index, expected in enumerate(pricer.logprobs(payloads, temperature=temperature, weights=weights)):
+        for index, expected in enumerate(self.pricer.logprobs(payloads, temperature=temperature, weights=weights)):
             found = scores[index].cpu()
-            if found.shape != expected.shape or not (found - expected).abs().max() <= self.tolerance:
+            if found.shape != expected.shape or not (found - expected).abs().max() <= self.read.tolerance:
                 fault(
                     f"score() of payload {index} at temperature {temperature} gives {found.tolist()}; the trainer "
                     f"says {expected.tolist()}; price it under the loaded weights, after the temperature"
                 )
 
+    def expect_whole(self, results: Sequence[Generated], what: str, units: int = 0) -> None:
+        """Fault completions that are not as long as they were asked to be, a long one's length unless given."""
+        wanted = self.read.decisions(units or self.read.long_units)
+        for generated in results:
+            if generated.num_units != wanted or generated.reason is not self.read.whole:
+                fault(
+                    f"a request that {what} ended with {generated.reason} and {generated.num_units} of {wanted} units; "
+                    "nothing may be lost"
+                )
 
-def needs_tokens(capabilities: EngineCapabilities) -> None:
-    """Skip what only tokens have."""
-    if "tokens" not in capabilities.payload_kinds:
-        pytest.skip("not declared: payload kind tokens")
+    def expect_versions(self, results: Sequence[Generated], allowed: set[int]) -> None:
+        """Fault versions of units that were never loaded, that go down, or that the result sums up wrongly."""
+        for generated in results:
+            versions = self.read.versions(generated)
+            if len(versions) != generated.num_units or versions != sorted(versions) or not set(versions) <= allowed:
+                fault(f"versions of a completion's units are {versions}; {sorted(allowed)} were loaded, in that order")
+            ends = (generated.oldest_version, generated.newest_version)
+            if ends != (min(versions), max(versions)):
+                fault(f"oldest and newest version are {ends}, those of the units {(min(versions), max(versions))}")
 
 
 def tokens_of(generated: Generated) -> list[int]:
@@ -451,13 +416,9 @@ def tokens_of(generated: Generated) -> list[int]:
     return list(memoryview(generated.payload.arrays["completion"].data).cast("B").cast("i"))
 
 
-def recorded_of(generated: Generated, record: Record) -> torch.Tensor:
-    """A completion's records, float32, in their shape."""
-    array = generated.payload.arrays.get(record.name)
-    if array is None or array.dtype != record.dtype:
-        found = None if array is None else array.dtype
-        fault(f"the model records {record.name!r} as {record.dtype}, the payload has {found}; add it to completions")
-    return torch.from_numpy(np.frombuffer(array.data, np.float32).copy()).reshape(array.shape)
+def flat(results: Iterable[Sequence[Generated]]) -> list[Generated]:
+    """The completions of several requests."""
+    return [generated for each in results for generated in each]
 
 
 def _hint(found: torch.Tensor, other: torch.Tensor, semantics: str, tolerance: float) -> str:
