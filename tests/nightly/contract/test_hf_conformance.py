@@ -6,10 +6,9 @@ import torch
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing import ModelConformance
-from cosmos_core.testing.conformance.model.decisions import ModelDecisions
-from cosmos_core.testing.conformance.model.gradients import ModelGradients, ModelWeights
-from cosmos_core.testing.conformance.model.packing import ModelPacking
-from cosmos_core.testing.conformance.model.subject import ModelBuilding
+from cosmos_core.testing.conformance.model.building import BuildingTests
+from cosmos_core.testing.conformance.model.decisions import DecisionTests
+from cosmos_core.testing.conformance.model.packing import PackingTests
 
 BASE = {
     "hidden_size": 32,
@@ -52,7 +51,21 @@ class TestQwen3WithWindows(ModelConformance):
     config = CONFIGS["qwen3 with windows"]
 
 
-class TestCheckpoint(ModelBuilding, ModelPacking, ModelWeights):
+def only(*parts):
+    """Leaves the tests of some parts of the kit to a class, since the rest of the plugin is the same for all."""
+    kept = {name for part in parts for name in vars(part)}
+
+    def leave(cls):
+        for name in dir(cls):
+            if name.startswith("test_") and name not in kept:
+                setattr(cls, name, None)
+        return cls
+
+    return leave
+
+
+@only(BuildingTests, PackingTests)
+class TestCheckpoint(ModelConformance):
     """What depends on where the weights come from."""
 
     plugin = "hf"
@@ -66,8 +79,9 @@ class TestCheckpoint(ModelBuilding, ModelPacking, ModelWeights):
         return ModelContext(path=str(tmp_path / "checkpoint"), config=None, assets=tmp_path / "nothing")
 
 
-class Evaluated(ModelDecisions, ModelGradients, ModelWeights):
-    """What depends on the architecture; the rest of the plugin is the same for all."""
+@only(BuildingTests, DecisionTests)
+class Evaluated(ModelConformance):
+    """What depends on the architecture."""
 
     plugin = "hf"
 

@@ -9,10 +9,7 @@ from transformers import AutoModelForImageTextToText
 from cosmos_core.models import values
 from cosmos_core.models.tokens import view
 from cosmos_core.protocols import Decided, ModelContext
-from cosmos_core.testing.conformance.model.decisions import ModelDecisions
-from cosmos_core.testing.conformance.model.gradients import ModelWeights
-from cosmos_core.testing.conformance.model.latents import ModelConditioning
-from cosmos_core.testing.conformance.model.packing import ModelPacking, ModelPadding
+from cosmos_core.testing import ModelConformance
 from tests.vision import checkpoint, prompts
 
 
@@ -32,11 +29,12 @@ def own_inputs(payload, forward):
     return {name: value for name, value in given.items() if name in signature(forward).parameters}
 
 
-class TestQwen3VL(ModelPacking, ModelPadding, ModelDecisions, ModelWeights, ModelConditioning):
-    """What depends on images; the rest of the plugin is the same for all, and layouts have a test of their own."""
+class TestQwen3VL(ModelConformance):
+    """Layouts have a test of their own."""
 
     plugin = "hf"
     tokenizer = None
+    test_declared_mesh_axes_equal_one_process = None
 
     @pytest.fixture
     def context(self, tmp_path):

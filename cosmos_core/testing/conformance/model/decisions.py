@@ -1,355 +1,310 @@
-"""Decisions: the log-probabilities are the model's own, whatever else is packed.
+"""Tests of decisions: log-probs, entropies, divergences, features and gradients, whatever else is packed.
 
 Shape legend: N decisions of a micro-batch, or of one payload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities
-from cosmos_core.protocols.frozen import Divergence, KLTarget
-from cosmos_core.testing.conformance.model.subject import CPU, ROOM, SEED, ModelSetting, decide_each, pack_alone, splits
+from cosmos_core.protocols import Divergence, KLTarget, MicroBatch
+from cosmos_core.testing.conformance.model.subject import SEED, Subject, expect_close, expect_each_close
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Payload
 
 _LEAST_SPREAD: Final = 0.25
 """Standard deviation of the log-probs, in nats: below it a model says much the same of everything."""
 _BF16_ERROR: Final = 0.1
 """Mean difference, in nats, that computing in bfloat16 may make to a model of some layers."""
+_AIM: Final = 0.01
+"""Change of the total log-prob, in nats, for which a parameter is moved along its gradient: far below curvature."""
+_SHORTER: Final = 0.125
+"""Part of the move that is tried when the whole one fails: it may have crossed the boundary between two experts."""
+_FURTHEST: Final = 0.01
+"""Longest move, as a part of the parameter's own length plus one."""
+_ERROR: Final = 0.02
+"""Part by which a promise may be missed."""
+_ROUNDING: Final = 2e-7
+"""Part of the total log-prob that rounding in float32 may add."""
+_STILL: Final = 1e-5
+"""Change of the total log-prob, in nats, that is no change, on top of five times the rounding: the move is long."""
+_AUTOCAST_ERROR: Final = 0.5
+"""Distance between a gradient in bfloat16 and in float32, as a part of its length."""
 
 
-class ModelDecisions(ModelSetting):
-    """`decide` against a reference, and against itself."""
+class DecisionTests:
+    """Tests of `decide`."""
 
-    @pytest.fixture
-    def alone(self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]) -> list[torch.Tensor]:
-        """Log-probs of each payload in a micro-batch of its own."""
-        with torch.no_grad():
-            return [
-                model.decide(module, pack_alone(model, payload), temperature=1.0).logprobs_N for payload in payloads
-            ]
-
-    def test_log_probs_equal_the_reference(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
+    def test_decisions_equal_the_reference(self, subject: Subject) -> None:
         """Ratios of the loss are between these numbers and the engine's; both must be the model's."""
-        for temperature in self.temperatures:
-            expected = [each.logprobs_N for each in self.reference(model, module, payloads, temperature=temperature)]
+        for temperature in subject.temperatures:
+            expected = subject.reference(subject.model, subject.module, subject.payloads, temperature=temperature)
             with torch.no_grad():
-                found = decide_each(model, module, payloads, temperature=temperature)
-            self._compare(
-                [each.logprobs_N for each in found],
-                expected,
-                f"log-probs at temperature {temperature:g} are not those of the reference",
-            )
-
-    def test_a_mistake_would_show_in_this_model(self, alone: list[torch.Tensor]) -> None:
-        """A model that says much the same of everything would pass whatever its plugin did."""
-        spread = float(torch.cat(alone).std())
-        if not spread >= _LEAST_SPREAD:
+                found = subject.each(temperature=temperature, with_entropy=True)
+            where = f"at temperature {temperature:g} are not those of the reference"
+            mine, theirs = ([each.logprobs_N for each in side] for side in (found, expected))
+            expect_each_close(mine, theirs, f"log-probs {where}", subject.tolerance)
+            given = [each.entropy_N for each in expected if each.entropy_N is not None]
+            if len(given) == len(expected):
+                entropies = [each.entropy_N for each in found if each.entropy_N is not None]
+                expect_each_close(entropies, given, f"entropies {where}", subject.tolerance)
+        if not (spread := float(torch.cat(subject.logprobs()).std())) >= _LEAST_SPREAD:
             fault(
                 f"the log-probs of all decisions are nearly equal (standard deviation {spread:.2g}), so the kit could "
-                f"not see a mistake; test a model with larger weights, such as initializer_range = 0.2 in its config"
+                "not see a mistake; test a model with larger weights, such as initializer_range = 0.2 in its config"
             )
-
-    def test_log_probs_do_not_depend_on_what_else_is_packed(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], alone: list[torch.Tensor]
-    ) -> None:
-        """Packed sequences never see one another."""
-        with torch.no_grad():
-            together = [each.logprobs_N for each in decide_each(model, module, payloads)]
-        self._compare(together, alone, "log-probs change with what else is packed: sequences see one another")
-
-    def test_log_probs_do_not_depend_on_order_or_budget(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], alone: list[torch.Tensor]
-    ) -> None:
-        """`decide` answers in the order of `batch.sequences`, however the payloads were split."""
-        longest = max(payloads, key=lambda payload: pack_alone(model, payload).num_units)
-        size = pack_alone(model, longest).num_units
-        halves = (size // 2,) if splits(model, longest) else ()
-        for budget in (*halves, size + 1, ROOM):
-            with torch.no_grad():
-                found = decide_each(model, module, list(reversed(payloads)), budget=budget)
-            self._compare(
-                [each.logprobs_N for each in reversed(found)],
-                alone,
-                f"log-probs change with the order of the payloads (budget of {budget} units): "
-                "give them in the order of batch.sequences",
+        plain, asked = (subject.decide(subject.batch, with_entropy=with_entropy) for with_entropy in (False, True))
+        entropy_N = asked.entropy_N
+        if plain.entropy_N is not None or entropy_N is None:
+            fault(
+                "decide(with_entropy=False) gave an entropy, or decide(with_entropy=True) none; algorithms rely on it"
             )
+        if entropy_N.shape != asked.logprobs_N.shape or entropy_N.requires_grad or entropy_N.dtype != torch.float32:
+            fault("the entropy must be one for each decision, detached and float32: it is never part of the graph")
+        if not torch.equal(plain.logprobs_N, asked.logprobs_N):
+            fault("log-probs change when the entropy is asked for")
 
-    def test_the_same_micro_batch_gives_the_same_bits(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """Nothing is drawn in a forward; dropout would make log-probs incomparable."""
-        with torch.no_grad():
-            first, second = (decide_each(model, module, payloads) for _ in range(2))
-        if any(not torch.equal(a.logprobs_N, b.logprobs_N) for a, b in zip(first, second, strict=True)):
+    def test_log_probs_do_not_depend_on_how_payloads_are_packed(self, subject: Subject) -> None:
+        """Packed sequences never see one another, and nothing is drawn in a forward."""
+        first, second = subject.logprobs(), subject.logprobs()
+        if not all(torch.equal(one, other) for one, other in zip(first, second, strict=True)):
             fault("decide() gives other log-probs the second time; build() must leave no dropout on (module.eval())")
-
-    def test_log_probs_are_float32_whatever_the_precision(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """A trainer computes in bfloat16 by autocast, a rollout replica holds bfloat16 weights."""
         with torch.no_grad():
-            exact = decide_each(model, module, payloads)
-            with torch.autocast("cpu", torch.bfloat16):
-                trained = decide_each(model, module, payloads)
-            half = model.build(seed=SEED, dtype=torch.bfloat16, device=CPU)
-            held = decide_each(model, half, payloads)
-        for what, found in (("float32", exact), ("bfloat16 autocast", trained), ("bfloat16 weights", held)):
-            _check_values(found, f"with {what}")
-            values_N = _joined(found)
+            alone = [subject.decide(batch).logprobs_N for batch in subject.alone]
+        for budget in subject.budgets:
+            for step, order in ((1, "in their order"), (-1, "in reverse")):
+                found = subject.logprobs(payloads=subject.payloads[::step], budget=budget)[::step]
+                what = f"log-probs change with what else is packed ({order}, budget of {budget} units)"
+                why = "sequences see one another, or decisions are not in the order of batch.sequences"
+                expect_each_close(found, alone, f"{what}: {why}", subject.tolerance)
+
+    def test_log_probs_are_float32_whatever_the_precision(self, subject: Subject) -> None:
+        """A trainer computes in bfloat16 by autocast, a rollout replica holds bfloat16 weights."""
+        exact_N = torch.cat(subject.logprobs())
+        with torch.autocast("cpu", torch.bfloat16):
+            trained_N = torch.cat(subject.logprobs())
+        held_N = torch.cat(subject.logprobs(subject.build(dtype=torch.bfloat16)))
+        for what, values_N in (("float32", exact_N), ("bfloat16 autocast", trained_N), ("bfloat16 weights", held_N)):
+            if values_N.dtype != torch.float32 or not bool(values_N.isfinite().all()):
+                fault(
+                    f"with {what}, decide() gave log-probs of {values_N.dtype}; give finite torch.float32: {values_N}"
+                )
             if bool((values_N.bfloat16().float() == values_N).all()):
                 fault(
                     f"with {what} every log-prob is a bfloat16 number: they were rounded, by some 0.4% each; compute "
                     "the log-softmax in float32 and give what it gives"
                 )
-            error = float((values_N - _joined(exact)).abs().mean())
-            if not error <= _BF16_ERROR:
+            if not (error := float((values_N - exact_N).abs().mean())) <= _BF16_ERROR:
                 fault(
                     f"with {what} log-probs are off by {error:.2g} nats on average (allowed {_BF16_ERROR}); "
                     "compute norms and the log-softmax in float32"
                 )
 
-    def test_the_entropy_is_given_where_asked_for(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """It costs a pass over the distribution, and only some algorithms use it."""
-        batch = model.pack(payloads, budget=ROOM)[0]
-        plain = model.decide(module, batch, temperature=1.0)
-        asked = model.decide(module, batch, temperature=1.0, with_entropy=True)
-        if plain.entropy_N is not None:
-            fault("decide(with_entropy=False) gave an entropy; give None, algorithms rely on it")
-        if asked.entropy_N is None or asked.entropy_N.shape != asked.logprobs_N.shape:
-            shape = None if asked.entropy_N is None else tuple(asked.entropy_N.shape)
-            fault(f"decide(with_entropy=True) gave entropies {shape} for {len(asked.logprobs_N)} decisions")
-        if asked.entropy_N.requires_grad or asked.entropy_N.dtype != torch.float32:
-            fault("the entropy must be detached and float32: it is a measure, and never part of the graph")
-        if not torch.equal(plain.logprobs_N, asked.logprobs_N):
-            fault("log-probs change when the entropy is asked for")
-
-    def test_the_entropy_equals_the_reference(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """Of the distribution that the decision was drawn from: after the temperature."""
-        for temperature in self.temperatures:
-            expected = [each.entropy_N for each in self.reference(model, module, payloads, temperature=temperature)]
-            given = [entropy_N for entropy_N in expected if entropy_N is not None]
-            if len(given) < len(expected):
-                pytest.skip("not given: the reference has no entropies")
-            with torch.no_grad():
-                found = decide_each(model, module, payloads, temperature=temperature, with_entropy=True)
-            entropies = [each.entropy_N for each in found if each.entropy_N is not None]
-            self._compare(entropies, given, f"entropies at temperature {temperature:g} are not those of the reference")
-
-    def _compare(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], what: str) -> None:
-        """Fault with the payload and decision that is furthest off, if any is off by more than `tolerance`."""
-        worst = (0.0, "")
-        for index, (mine_N, theirs_N) in enumerate(zip(found, expected, strict=True)):
-            if mine_N.shape != theirs_N.shape:
-                fault(f"{what}: payload {index} has {len(mine_N)} decisions, expected {len(theirs_N)}")
-            if not len(mine_N):
-                continue
-            # `not <=` and this place keep NaN from passing.
-            excess_N = ((mine_N - theirs_N).abs() - self.tolerance * theirs_N.abs()).nan_to_num(nan=float("inf"))
-            place = int(excess_N.argmax())
-            if float(excess_N[place]) > max(self.tolerance, worst[0]):
-                values = f"{float(mine_N[place]):.6g}, expected {float(theirs_N[place]):.6g}"
-                worst = (float(excess_N[place]), f"payload {index}, decision {place}: {values}")
-        if worst[1]:
-            fault(f"{what}; {worst[1]} (tolerance {self.tolerance:g})")
-
-
-def _check_values(found: Sequence[Decided], when: str) -> None:
-    for index, each in enumerate(found):
-        if each.logprobs_N.dtype != torch.float32:
-            fault(f"{when}, decide() gave log-probs of {each.logprobs_N.dtype}; the loss needs torch.float32")
-        if not bool(each.logprobs_N.isfinite().all()):
-            fault(f"{when}, log-probs of payload {index} are not finite: {each.logprobs_N.tolist()}")
-
-
-def _joined(found: Sequence[Decided]) -> torch.Tensor:
-    return torch.cat([each.logprobs_N for each in found])
-
-
-_TEMPERATURE = 0.7
-
-
-class ModelComparing(ModelSetting):
-    """`decide` with `prediction_for`, `kl_target` and `with_features`, of a model that declares them."""
-
-    @pytest.fixture
-    def divergences(self, capabilities: ModelCapabilities) -> Sequence[Divergence]:
-        """Divergences that the model can compute, each with all outcomes told apart, and with a few."""
-        if not capabilities.divergences:
+    def test_divergences_are_distances_that_their_gradient_shortens(self, subject: Subject) -> None:
+        """Nothing from itself, something from another model, and of fewer outcomes never more."""
+        if not subject.capabilities.divergences:
             pytest.skip("it declares no divergences")
-        kinds = sorted(capabilities.divergences)
-        return [Divergence(kind=kind, beta=0.3, top=top) for kind in kinds for top in (None, 3)]
-
-    @pytest.fixture
-    def other(self, model: Model) -> torch.nn.Module:
-        """A module of other weights."""
-        return model.build(seed=SEED + 1, dtype=torch.float32, device=CPU)
-
-    def test_divergences_are_distances(
-        self,
-        model: Model,
-        module: torch.nn.Module,
-        other: torch.nn.Module,
-        payloads: Sequence[Payload],
-        divergences: Sequence[Divergence],
-    ) -> None:
-        """None from itself, some from another model, and never less than nothing."""
-        batch = model.pack(payloads, budget=ROOM)[0]
-        for divergence in divergences:
-            own, apart = (_compared(model, module, each, batch, divergence).detach() for each in (module, other))
-            if float(own.abs().max()) > 1e-4:
-                fault(f"{divergence}: a decision is {float(own.abs().max()):.3g} away from the very same distribution")
-            if float(apart.min()) < -1e-5:
-                fault(f"{divergence}: a decision is {float(apart.min()):.3g} away from another distribution")
-            if not float(apart.mean()) > 1e-3:
-                fault(f"{divergence}: decisions are {float(apart.mean()):.3g} away from those of other weights")
-
-    def test_fewer_outcomes_told_apart_are_not_further_apart(
-        self,
-        model: Model,
-        module: torch.nn.Module,
-        other: torch.nn.Module,
-        payloads: Sequence[Payload],
-        divergences: Sequence[Divergence],
-    ) -> None:
-        """`Divergence.top` promises it."""
-        batch = model.pack(payloads, budget=ROOM)[0]
-        for kind in dict.fromkeys(divergence.kind for divergence in divergences):
-            few, all_ = (
-                _compared(model, module, other, batch, Divergence(kind=kind, beta=0.3, top=top)).detach()
-                for top in (3, None)
-            )
-            if bool((few > all_ + 1e-4).any()):
+        other, batch = subject.build(SEED + 1), subject.batch
+        for kind in sorted(subject.capabilities.divergences):
+            all_, few = (Divergence(kind=kind, beta=0.3, top=top) for top in (None, 3))
+            _check_unasked(subject, all_)
+            apart = {}
+            for each in (all_, few):
+                own_N = _compared(subject, subject.module, batch, each).detach()
+                apart[each] = apart_N = _compared(subject, other, batch, each).detach()
+                if float(own_N.abs().max()) > 1e-4:
+                    fault(f"{each}: a decision is {own_N.abs().max():.3g} away from the very same distribution")
+                if float(apart_N.min()) < -1e-5:
+                    fault(f"{each}: a decision is {apart_N.min():.3g} away from another distribution")
+                if not float(apart_N.mean()) > 1e-3:
+                    fault(f"{each}: decisions are {apart_N.mean():.3g} away from those of other weights")
+                _check_shortened(subject, other, each)
+                for index, part_N in zip(batch.sequences, torch.split(apart_N, list(batch.num_decisions)), strict=True):
+                    alone_N = _compared(subject, other, subject.alone[index], each).detach()
+                    what = f"the divergence of payload {index} changes with what else is packed"
+                    expect_close(part_N, alone_N, what, rtol=1e-3)
+            if bool((apart[few] > apart[all_] + 1e-4).any()):
                 fault(f"{kind} with top = 3 is larger than with all outcomes told apart; take the others as one")
 
-    def test_the_gradient_of_a_divergence_brings_distributions_together(
-        self,
-        model: Model,
-        module: torch.nn.Module,
-        other: torch.nn.Module,
-        payloads: Sequence[Payload],
-        divergences: Sequence[Divergence],
-    ) -> None:
-        """A small step against it makes it smaller, and its own prediction carries none."""
-        batch = model.pack(payloads, budget=ROOM)[0]
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for divergence in divergences:
-            before = _compared(model, module, other, batch, divergence).sum()
-            if not before.requires_grad:
-                fault(f"{divergence}: divergence_N carries no gradient, so nothing would be learnt from it")
-            grads = torch.autograd.grad(before, parameters, allow_unused=True)
-            norm = sum(float(grad.square().sum()) for grad in grads if grad is not None)
-            step = 1e-3 * float(before.detach()) / max(norm, 1e-12)
-            with _moved(parameters, grads, step), torch.no_grad():
-                after = float(_compared(model, module, other, batch, divergence).sum())
-            if not after < float(before.detach()):
-                fault(f"{divergence}: a small step against its gradient takes it from {before:.6g} to {after:.6g}")
-
-    def test_what_is_asked_besides_changes_no_log_prob(
-        self,
-        model: Model,
-        module: torch.nn.Module,
-        payloads: Sequence[Payload],
-        divergences: Sequence[Divergence],
-    ) -> None:
-        """And what was not asked for is not given."""
-        batch = model.pack(payloads, budget=ROOM)[0]
-        plain = model.decide(module, batch, temperature=_temperature(batch))
-        asked = model.decide(module, batch, temperature=_temperature(batch), prediction_for=divergences[0])
-        if not torch.allclose(plain.logprobs_N, asked.logprobs_N, atol=1e-6):
-            fault("log-probs change when the prediction is asked for")
-        if plain.prediction is not None or plain.divergence_N is not None or asked.divergence_N is not None:
-            fault("decide() gave a prediction or a divergence that was not asked for")
-
-    def test_divergences_do_not_depend_on_what_else_is_packed(
-        self,
-        model: Model,
-        module: torch.nn.Module,
-        other: torch.nn.Module,
-        payloads: Sequence[Payload],
-        divergences: Sequence[Divergence],
-    ) -> None:
-        """Predictions are of decisions, in the order of the micro-batch."""
-        batch = model.pack(payloads, budget=ROOM)[0]
-        sizes = list(batch.num_decisions)
-        together = torch.split(_compared(model, module, other, batch, divergences[0]), sizes)
-        for number, index in enumerate(batch.sequences):
-            alone = _compared(model, module, other, pack_alone(model, payloads[index]), divergences[0])
-            if not torch.allclose(alone, together[number], rtol=1e-3, atol=1e-4):
-                fault(f"the divergence of payload {index} changes with what else is packed")
-
-    def test_features_are_there_where_declared(
-        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], capabilities: ModelCapabilities
-    ) -> None:
+    def test_features_are_there_where_declared(self, subject: Subject) -> None:
         """One row a decision, with a gradient to the weights."""
-        if not capabilities.features:
+        if not subject.capabilities.features:
             pytest.skip("it declares no features")
-        batch = model.pack(payloads, budget=ROOM)[0]
-        plain = model.decide(module, batch, temperature=1.0)
-        asked = model.decide(module, batch, temperature=1.0, with_features=True)
-        expected = (sum(batch.num_decisions), model.facts().hidden_size)
-        found = None if asked.features_ND is None else tuple(asked.features_ND.shape)
-        if found != expected:
+        plain, asked = (subject.decide(subject.batch, with_features=with_features) for with_features in (False, True))
+        expected = (sum(subject.batch.num_decisions), subject.facts.hidden_size)
+        features_ND = asked.features_ND
+        if features_ND is None or tuple(features_ND.shape) != expected:
+            found = features_ND if features_ND is None else tuple(features_ND.shape)
             fault(f"decide(with_features=True) gave features {found}; expected {expected} (decisions, hidden_size)")
-        assert asked.features_ND is not None
-        if not asked.features_ND.requires_grad:
+        if not features_ND.requires_grad:
             fault("features carry no gradient, so a critic could not train the model's layers")
         if plain.features_ND is not None or not torch.equal(plain.logprobs_N, asked.logprobs_N):
             fault("features were given unasked, or log-probs change when they are asked for")
 
+    def test_gradients_are_those_of_the_log_probs(self, subject: Subject) -> None:
+        """A parameter moved along its gradient changes log-probs as it says; what has no gradient changes nothing."""
+        # At 1 a forgotten division would not show.
+        temperature = next((each for each in subject.temperatures if each != 1.0), 1.0)
+        _backward(subject, temperature)
+        parameters = dict(subject.module.named_parameters())
+        if uncovered := [name for name, p in parameters.items() if p.requires_grad and p.grad is None]:
+            fault(
+                f"{len(uncovered)} parameters have no gradient, so no decision depends on them: "
+                f"{', '.join(uncovered[:5])}; use them in decide(), drop them, or set requires_grad = False"
+            )
+        slope = _Slope(subject=subject, temperature=temperature)
+        rounding = _ROUNDING * abs(slope.total())
+        for name, parameter in parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            furthest = _FURTHEST * (1.0 + float(parameter.detach().norm()))
+            if length := float(gradient.norm()):
+                step = min(_AIM / length, furthest)
+                promised = step * length
+                if (risen := slope.broken(parameter, gradient * (step / length), promised, rounding)) is not None:
+                    fault(
+                        f"the gradient of {name} is wrong: at temperature {temperature:g} it promises that the total "
+                        f"log-prob changes by {promised:.3g}, and it changes by {risen:.3g}; look for detach(), "
+                        "no_grad() or a scale between this parameter and the log-probs"
+                    )
+            if number := int((gradient == 0).sum()):
+                aside = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0)) * (gradient == 0)
+                aside *= furthest / float(aside.norm())
+                if (risen := slope.broken(parameter, aside, 0.0, 5 * rounding + _STILL)) is not None:
+                    fault(
+                        f"the gradient of {name} is cut: it is 0 for {number} of {parameter.numel()} elements, and "
+                        f"moving those changes the total log-prob by {risen:.3g}; look for a mask, a hook, detach() or "
+                        "no_grad() on a part of this parameter"
+                    )
 
-def _compared(
-    model: Model, module: torch.nn.Module, other: torch.nn.Module, batch: MicroBatch, divergence: Divergence
-) -> torch.Tensor:
-    """The divergence of each decision of one module from those of another."""
+    def test_gradients_depend_neither_on_packing_nor_on_precision(self, subject: Subject) -> None:
+        """A step does not depend on how its batch was packed, and a trainer runs `decide` under bfloat16 autocast."""
+        together, alone = _backward(subject), _backward(subject, batches=subject.alone)
+        for name, gradient in alone.items():
+            what = f"the gradient of {name} changes with how sequences are packed"
+            expect_close(together[name], gradient, what, rtol=0, atol=1e-3 * max(float(gradient.abs().max()), 1.0))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = _backward(subject)
+        if missing := sorted(together.keys() - found.keys()):
+            fault(f"under bfloat16 autocast {len(missing)} parameters have no gradient: {', '.join(missing[:5])}")
+        error = _length({name: found[name] - gradient for name, gradient in together.items()})
+        if not (part := error / max(_length(together), 1e-30)) <= _AUTOCAST_ERROR:
+            fault(
+                f"under bfloat16 autocast the gradient is off by {part:.0%} of its length (allowed "
+                f"{_AUTOCAST_ERROR:.0%}); look for what decide() does otherwise where torch.is_autocast_enabled()"
+            )
+
+
+def _check_unasked(subject: Subject, divergence: Divergence) -> None:
+    temperature = _temperature(subject.batch)
+    plain = subject.decide(subject.batch, temperature=temperature)
+    asked = subject.decide(subject.batch, temperature=temperature, prediction_for=divergence)
+    if plain.prediction is not None or plain.divergence_N is not None or asked.divergence_N is not None:
+        fault("decide() gave a prediction or a divergence that was not asked for")
+    expect_close(
+        asked.logprobs_N, plain.logprobs_N, "log-probs change when the prediction is asked for", rtol=1e-5, atol=1e-6
+    )
+
+
+def _compared(subject: Subject, other: torch.nn.Module, batch: MicroBatch, divergence: Divergence) -> torch.Tensor:
+    """The divergence of each decision of the module from those of another."""
+    temperature, number = _temperature(batch), sum(batch.num_decisions)
     with torch.no_grad():
-        look = model.decide(other, batch, temperature=_temperature(batch), prediction_for=divergence)
-    prediction = _expect_prediction(look, divergence)
+        prediction = subject.decide(batch, other, temperature=temperature, prediction_for=divergence).prediction
+    shapes = {name: tuple(array.shape) for name, array in (prediction or {}).items()}
+    if not prediction or any(shape[:1] != (number,) for shape in shapes.values()):
+        fault(f"decide(prediction_for={divergence}) gave {shapes} for {number} decisions; give a row for each")
     kl_target = KLTarget(prediction=prediction, comparison=divergence)
-    decided = model.decide(module, batch, temperature=_temperature(batch), kl_target=kl_target)
-    found, number = decided.divergence_N, len(decided.logprobs_N)
-    if found is None or found.shape != (number,) or found.dtype != torch.float32 or not bool(found.isfinite().all()):
-        shape = None if found is None else f"{found.dtype} {tuple(found.shape)}"
-        fault(f"{divergence}: divergence_N is {shape} for {number} decisions; give one finite float32 for each")
-    return found
+    found_N = subject.decide(batch, temperature=temperature, kl_target=kl_target).divergence_N
+    is_good = found_N is not None and found_N.shape == (number,) and found_N.dtype == torch.float32
+    if found_N is None or not is_good or not bool(found_N.isfinite().all()):
+        fault(f"{divergence}: divergence_N is {found_N} for {number} decisions; give one finite float32 for each")
+    return found_N
 
 
 def _temperature(batch: MicroBatch) -> float:
     """One at which a forgotten division shows; of denoising steps, whose noise has none, 1."""
-    return 1.0 if batch.spans else _TEMPERATURE
+    return 1.0 if batch.spans else 0.7
 
 
-def _expect_prediction(decided: Decided, divergence: Divergence) -> Mapping[str, torch.Tensor]:
-    prediction, number = decided.prediction, len(decided.logprobs_N)
-    if prediction is None or not prediction:
-        fault(f"decide(prediction_for={divergence}) gave no prediction")
-    for name, array in prediction.items():
-        if array.shape[:1] != (number,):
-            fault(f"the prediction's {name!r} has shape {tuple(array.shape)} for {number} decisions; one row for each")
-    return prediction
-
-
-@contextmanager
-def _moved(parameters: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], step: float) -> Iterator[None]:
-    """With parameters after a step against their gradients."""
-    pairs = [(parameter, grad) for parameter, grad in zip(parameters, grads, strict=True) if grad is not None]
-    kept = [parameter.detach().clone() for parameter, _ in pairs]
+def _check_shortened(subject: Subject, other: torch.nn.Module, divergence: Divergence) -> None:
+    """That a small step against its gradient makes it smaller."""
+    before_N = _compared(subject, other, subject.batch, divergence)
+    if not before_N.requires_grad:
+        fault(f"{divergence}: divergence_N carries no gradient, so nothing would be learnt from it")
+    parameters = [parameter for parameter in subject.module.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(before_N.sum(), parameters, allow_unused=True)
+    grads = [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
+    before, norm = float(before_N.detach().sum()), sum(float(grad.square().sum()) for grad in grads)
+    kept = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
-        for parameter, grad in pairs:
-            parameter.sub_(step * grad)
-    yield
-    with torch.no_grad():
-        for (parameter, _), before in zip(pairs, kept, strict=True):
-            parameter.copy_(before)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.sub_(grad * (1e-3 * before / max(norm, 1e-12)))
+        after = float(_compared(subject, other, subject.batch, divergence).sum())
+        for parameter, old in zip(parameters, kept, strict=True):
+            parameter.copy_(old)
+    if not after < before:
+        fault(f"{divergence}: a small step against its gradient takes it from {before:.6g} to {after:.6g}")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Slope:
+    """The total log-prob of the payloads, as a function of the parameters."""
+
+    subject: Subject
+    temperature: float
+
+    def total(self) -> float:
+        """With the parameters as they are, summed in float64."""
+        subject = self.subject
+        with torch.no_grad():
+            found = [subject.decide(batch, temperature=self.temperature) for batch in subject.batches]
+        return sum(float(decided.logprobs_N.double().sum()) for decided in found)
+
+    def broken(
+        self, parameter: torch.nn.Parameter, step: torch.Tensor, promised: float, allowed: float
+    ) -> float | None:
+        """By how much the total rises with a step, if neither it nor a shorter one does what is promised."""
+        rises = []
+        for part in (1.0, _SHORTER):
+            with torch.no_grad():
+                # Half of the way from minus to plus.
+                kept, totals = parameter.detach().clone(), []
+                for sign in (part, -part):
+                    parameter.copy_(kept + sign * step)
+                    totals.append(self.total())
+                parameter.copy_(kept)
+            rises.append((totals[0] - totals[1]) / 2.0)
+            if abs(rises[-1] - part * promised) <= _ERROR * part * promised + allowed:
+                return None
+        return rises[0]
+
+
+def _length(gradients: Mapping[str, torch.Tensor]) -> float:
+    """Of all gradients together."""
+    return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+
+
+def _backward(
+    subject: Subject, temperature: float = 1.0, batches: Sequence[MicroBatch] | None = None
+) -> dict[str, torch.Tensor]:
+    """Gradients of the log-probability of everything, left in the parameters too."""
+    module = subject.module
+    module.zero_grad()
+    for batch in batches or subject.batches:
+        total = subject.decide(batch, temperature=temperature, with_entropy=True).logprobs_N.sum()
+        if not total.requires_grad:
+            where = ", under bfloat16 autocast" if torch.is_autocast_enabled("cpu") else ""
+            fault(
+                f"log-probs carry no gradient (decided with_entropy=True{where}); decide() must not run under "
+                "no_grad(), nor detach what it returns"
+            )
+        with torch.autocast("cpu", enabled=False):
+            total.backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}

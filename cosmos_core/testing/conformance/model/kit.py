@@ -1,191 +1,48 @@
-"""The kit for models, with the tests of records, counters and mesh axes."""
+"""The kit for models: what a test class sets and overrides, with the tests of its parts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-import attrs
-import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from cosmos_core.config.loading import recipe_from
-from cosmos_core.config.schema import MeshConfig
-from cosmos_core.policy.mesh.layout import undeclared
-from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities
-from cosmos_core.protocols.model import AfterStep, Record, Recording
-from cosmos_core.testing.conformance.model.decisions import ModelComparing, ModelDecisions
-from cosmos_core.testing.conformance.model.encoding import ModelConversing, ModelEncoding, ModelShowing
-from cosmos_core.testing.conformance.model.gradients import ModelGradients, ModelWeights
-from cosmos_core.testing.conformance.model.latents import ModelBlending, ModelConditioning
-from cosmos_core.testing.conformance.model.layouts import ModelLayouts
-from cosmos_core.testing.conformance.model.noise import ModelDenoising, ModelNoising
-from cosmos_core.testing.conformance.model.packing import ModelPacking, ModelPadding
-from cosmos_core.testing.conformance.model.subject import ROOM, ModelBuilding, ModelSetting
-from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Array, Payload
-from cosmos_core.weights.shards import dtype_name
+from cosmos_core.models.tokens import KIND
+from cosmos_core.protocols import Decided, Kind, Model, ModelCapabilities, ModelContext
+from cosmos_core.testing.conformance.model.building import BuildingTests
+from cosmos_core.testing.conformance.model.decisions import DecisionTests
+from cosmos_core.testing.conformance.model.denoising import DenoisingTests
+from cosmos_core.testing.conformance.model.encoding import EncodingTests
+from cosmos_core.testing.conformance.model.layouts import LayoutTests
+from cosmos_core.testing.conformance.model.optional import OptionalTests
+from cosmos_core.testing.conformance.model.packing import PackingTests
+from cosmos_core.testing.conformance.model.subject import Subject, demonstrations, reference_decisions
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.layouts import PluginModel
+from cosmos_core.types import JSON, Payload, Prompt
 
-
-class ModelRecording(ModelSetting):
-    """`records` and `record` of a model that has them; engines are tested by their own kit."""
-
-    @pytest.fixture
-    def recording(self, model: Model) -> Recording:
-        """The model, as one that records."""
-        if not isinstance(model, Recording) or not model.records():
-            pytest.skip("not declared: with these options the model records nothing (`Recording`)")
-        return model
-
-    def test_each_unit_has_a_record_of_what_is_declared(
-        self, model: Model, recording: Recording, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """An engine keeps rows by the place of a unit in the forward."""
-        newest = recording.record(module)
-        for batch in model.pack(payloads, budget=ROOM):
-            _decide(model, module, batch)
-            found = {name: (dtype_name(rows.dtype), tuple(rows.shape)) for name, rows in newest().items()}
-            wanted = {record.name: (record.dtype, (batch.num_units, *record.shape)) for record in recording.records()}
-            if found != wanted:
-                fault(f"a forward of {batch.num_units} units recorded {found}; records() declares {wanted}")
-
-    def test_training_on_its_own_records_changes_nothing(
-        self, model: Model, recording: Recording, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """With equal weights, what was recorded is what would have been done."""
-        newest = recording.record(module)
-        for payload in payloads:
-            (batch,) = model.pack([payload], budget=ROOM)
-            free = _decide(model, module, batch)
-            recorded = _with_records(payload, [(record, newest()[record.name]) for record in recording.records()])
-            (again,) = model.pack([recorded], budget=ROOM)
-            apart = (_decide(model, module, again).logprobs_N - free.logprobs_N).abs()
-            if apart.numel() and not apart.max() <= self.tolerance:
-                fault(f"with its own records, under the same weights, log-probs differ by {apart.max():.2g}")
-
-
-def _decide(model: Model, module: torch.nn.Module, batch: MicroBatch) -> Decided:
-    with torch.no_grad():
-        return model.decide(module, batch, temperature=1.0)
-
-
-def _with_records(payload: Payload, recorded: Sequence[tuple[Record, torch.Tensor]]) -> Payload:
-    """The payload as an engine would have made it."""
-    arrays = {
-        record.name: Array(
-            dtype=record.dtype,
-            shape=tuple(rows.shape),
-            data=rows.cpu().contiguous().view(torch.uint8).numpy().tobytes(),
-        )
-        for record, rows in recorded
-    }
-    zeros = np.zeros(payload.arrays["completion"].shape, np.float32)
-    logprobs = Array(dtype="float32", shape=zeros.shape, data=zeros.tobytes())
-    return attrs.evolve(payload, arrays={**payload.arrays, **arrays, "logprobs": logprobs})
-
-
-class ModelCounters(ModelSetting):
-    """`counters` and `after_step` of a model that has them; their sums over processes are tested with the layouts."""
-
-    @pytest.fixture
-    def counting(self, model: Model, module: torch.nn.Module) -> AfterStep:
-        """The model, as one that counts."""
-        if not isinstance(model, AfterStep) or not model.counters(module):
-            pytest.skip("not declared: with these options the model counts nothing (`AfterStep`)")
-        return model
-
-    def test_only_forwards_of_a_step_are_counted_from_zero(
-        self, model: Model, counting: AfterStep, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """The trainer zeroes the tensors and writes the sums over all processes into them."""
-        if odd := [counter.dtype for counter in counting.counters(module) if counter.dtype != torch.float32]:
-            fault(f"counters() gave {odd[0]}; give float32, in which they are summed over processes")
-        seen = []
-        for is_learned in (True, True, False):
-            for counter in counting.counters(module):
-                counter.zero_()
-            _total(model, module, payloads, is_learned=is_learned)
-            seen.append([counter.clone() for counter in counting.counters(module)])
-        first, again, unlearned = seen
-        if any(not torch.equal(one, other) for one, other in zip(first, again, strict=True)):
-            fault("the same forwards count something else after counters() were zeroed; give the tensors, never copies")
-        if any(bool(counter.any()) for counter in unlearned):
-            fault("a forward without weights_N is counted: nothing is learned from it")
-
-    def test_acting_on_counts_leaves_trained_parameters_alone(
-        self, model: Model, counting: AfterStep, module: torch.nn.Module, payloads: Sequence[Payload]
-    ) -> None:
-        """The optimizer has moved them already, and keeps a state for each."""
-        _total(model, module, payloads, is_learned=True).backward()  # type: ignore[no-untyped-call]
-        before = {
-            name: parameter.detach().clone()
-            for name, parameter in module.named_parameters()
-            if parameter.grad is not None
-        }
-        metrics = counting.after_step(module)
-        if odd := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            fault(f"after_step() reports {odd[0]} = {metrics[odd[0]]}; give finite numbers")
-        after = dict(module.named_parameters())
-        if moved := [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]:
-            fault(f"after_step() changed {moved[0]}, which has a gradient; leave it to the optimizer")
-
-
-def _total(model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, is_learned: bool) -> torch.Tensor:
-    """The log-probability of all payloads, evaluated as in a step or outside of one."""
-    total = torch.zeros(())
-    for batch in model.pack(payloads, budget=ROOM):
-        weights_N = torch.ones(sum(batch.num_decisions)) if is_learned else None
-        decided = model.decide(module, attrs.evolve(batch, weights_N=weights_N), temperature=1.0)
-        total = total + decided.logprobs_N.sum()
-    return total
-
-
-class ModelDeclarations(ModelSetting):
-    """Mesh axes that are not declared; payload kinds are tested where payloads are made."""
-
-    def test_undeclared_mesh_axes_are_refused(self, capabilities: ModelCapabilities) -> None:
-        """A recipe that asks for what a model cannot do fails before it starts."""
-        for axis in attrs.fields(MeshConfig):
-            if axis.name in capabilities.mesh_axes:
-                continue
-            mesh = recipe_from(self._recipe(axis.name)).policy.mesh
-            refused = "".join(undeclared(mesh, capabilities.mesh_axes))
-            if f"policy.mesh.{axis.name}" in refused:
-                continue
-            fault(f"a recipe with policy.mesh.{axis.name} = 2 is taken, and the model does not declare that axis")
-
-    def _recipe(self, axis: str) -> dict[str, Any]:
-        return {
-            "run": {"name": "conformance", "steps": 1},
-            "model": {"plugin": self.plugin, "config": {"model_type": "any"}},
-            "algorithm": {"plugin": "any"},
-            "dataset": {"plugin": "any"},
-            # `ep` spreads experts over the processes of other axes.
-            "policy": {"mesh": {axis: 2} if axis != "ep" else {"dp_shard": 2, "ep": 2}},
-        }
+_ROWS = (
+    ("Ann has 3 apples and buys 4 more. How many?", "3+4=7\n#### 7"),
+    ("2+2=", "4"),
+    ("Zoë zählt: 12, 13,", "14 😀"),
+    ("How many?", "Twenty-one"),
+    ("a", ""),
+    ("One, two, three, four, five, six,", "seven, eight, nine, ten, eleven"),
+)
 
 
 class ModelConformance(
-    ModelBuilding,
-    ModelEncoding,
-    ModelPacking,
-    ModelPadding,
-    ModelDecisions,
-    ModelComparing,
-    ModelDenoising,
-    ModelNoising,
-    ModelBlending,
-    ModelGradients,
-    ModelWeights,
-    ModelCounters,
-    ModelRecording,
-    ModelConditioning,
-    ModelShowing,
-    ModelConversing,
-    ModelLayouts,
-    ModelDeclarations,
+    BuildingTests,
+    EncodingTests,
+    PackingTests,
+    DecisionTests,
+    OptionalTests,
+    DenoisingTests,
+    LayoutTests,
+    PluginConformance,
 ):
     """Tests that every model must pass, on a tiny one of its family.
 
@@ -213,6 +70,8 @@ class ModelConformance(
         corpus: Texts that the tokenizer is trained on; those of `prompts`.
         payloads: What is packed and evaluated; the demonstrations of `prompts`, noised where the model is `Noising`. At
             least two, of different lengths, and one at least of each payload kind that is declared.
+        steering: Texts of the tokens that end or begin turns or stand for something else than text, with their ids;
+            those of a Hugging Face `tokenizer` of the model.
 
     Methods to override:
         reference(model, module, payloads, *, temperature): What each payload's decisions are, by other means; one
@@ -221,3 +80,113 @@ class ModelConformance(
         load_exported(directory): The tensors of an exported folder by canonical name, as the family's public library
             reads them. The default is `AutoModelForCausalLM.from_pretrained`.
     """
+
+    kind: ClassVar[Kind] = "model"
+    config: ClassVar[Mapping[str, JSON] | None] = None
+    path: ClassVar[str | None] = None
+    tokenizer: ClassVar[Mapping[str, JSON] | None] = {
+        "build": "byte-bpe",
+        "vocab_size": 300,
+        "split_digits": True,
+        "corpus_rows": 100,
+    }
+    temperatures: ClassVar[Sequence[float]] = (1.0, 0.6, 1.7)
+    tolerance: ClassVar[float] = 1e-4
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """Sums in one order, the same on every machine of a kind; and tiny tensors are slower on many threads."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    @pytest.fixture
+    def prompts(self) -> Sequence[Prompt]:
+        """Rows of different lengths, each with a demonstration."""
+        return tuple(Prompt(text=text, demonstration=answer) for text, answer in _ROWS)
+
+    @pytest.fixture
+    def corpus(self, prompts: Sequence[Prompt]) -> Sequence[str]:
+        """The texts that a tokenizer is trained on."""
+        return tuple(f"{prompt.text}{prompt.demonstration or ''}" for prompt in prompts)
+
+    @pytest.fixture
+    def context(self, tmp_path: Path) -> ModelContext:
+        """A model's context: `path` or `config`, and an empty folder for what is made locally."""
+        if (self.config is None) == (self.path is None):
+            fault(
+                f"{type(self).__name__} names no model, or two: set config, a Hugging Face config of a few layers such "
+                "as {'model_type': 'qwen3', 'hidden_size': 32, ...}, or path, the folder of a small checkpoint"
+            )
+        return ModelContext(path=self.path, config=self.config, assets=tmp_path / "assets")
+
+    @pytest.fixture
+    def model(self, make: Callable[..., Any], context: ModelContext, corpus: Sequence[str]) -> Model:
+        """The plugin's model, as a replica makes it once planning has made the tokenizer."""
+        planned: Model = make()
+        if context.config is not None and self.tokenizer is not None:
+            planned.prepare(corpus, self.tokenizer)
+        replica: Model = make()
+        return replica
+
+    @pytest.fixture
+    def payloads(self, model: Model, prompts: Sequence[Prompt]) -> Sequence[Payload]:
+        """Payloads to evaluate: the demonstrations, encoded, and noised where the model learns them at drawn points."""
+        shown = demonstrations(model, prompts)
+        if len(shown) < 2:
+            fault("the kit needs two payloads at least: give `prompts` demonstrations, or override `payloads`")
+        return shown
+
+    @pytest.fixture
+    def steering(self, model: Model) -> Mapping[str, int]:
+        """Texts of tokens that end or begin turns, or stand for something else than text, with their ids."""
+        tokenizer = getattr(model, "tokenizer", None)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            pytest.skip("not given: no tokenizer whose special tokens the kit knows; override the fixture `steering`")
+        # Of the ordinary vocabulary, what ends a completion is a word elsewhere, such as the end of a line.
+        stops = model.facts().stop_ids & tokenizer.added_tokens_decoder.keys()
+        ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | stops
+        return {str(tokenizer.convert_ids_to_tokens(id_)): id_ for id_ in sorted(ids)}
+
+    @pytest.fixture
+    def subject(  # noqa: PLR0917 - all that a test class may override
+        self,
+        options: Mapping[str, JSON],
+        context: ModelContext,
+        make: Callable[..., Any],
+        model: Model,
+        capabilities: ModelCapabilities,
+        prompts: Sequence[Prompt],
+        payloads: Sequence[Payload],
+    ) -> Subject:
+        """The model, and what it is tested with."""
+        return Subject(
+            maker=PluginModel(plugin=self.plugin, options=options, context=context),
+            make=make,
+            model=model,
+            capabilities=capabilities,
+            prompts=prompts,
+            payloads=payloads,
+            temperatures=self.temperatures,
+            tolerance=self.tolerance,
+            reference=self.reference,
+            load_exported=self.load_exported,
+        )
+
+    def reference(
+        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, temperature: float
+    ) -> list[Decided]:
+        """Decisions of each payload, by other means than `decide` of a packed row."""
+        if foreign := {payload.kind for payload in payloads} - {KIND}:
+            fault(
+                f"the kit has no reference for payloads of kind {', '.join(sorted(foreign))}; "
+                "override ModelConformance.reference"
+            )
+        return reference_decisions(model, module, payloads, temperature)
+
+    def load_exported(self, directory: Path) -> Mapping[str, torch.Tensor]:
+        """The tensors of an exported folder by canonical name, as the family's public library reads them."""
+        loaded, report = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+        # What the files lack, transformers draws.
+        return {name: tensor for name, tensor in loaded.state_dict().items() if name not in report["missing_keys"]}

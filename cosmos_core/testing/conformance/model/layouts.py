@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final, get_args
+from typing import Any, Final, cast, get_args
 
+import attrs
 import pytest
 import torch
 
 from cosmos_core.config.schema import LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
+from cosmos_core.errors import CosmosError
 from cosmos_core.models.adapters import is_adapter
+from cosmos_core.models.parallel.layout import undeclared
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import pieces
-from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities, ModelContext
-from cosmos_core.protocols.layout import Axis
-from cosmos_core.testing.conformance.model.subject import SEED, ModelSetting, first_difference, inspect, pack_alone
+from cosmos_core.protocols import Axis, MicroBatch, Model, ModelCapabilities, PipelinedModel
+from cosmos_core.testing.conformance.model.subject import SEED, Subject, first_difference
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import (
     MakeModel,
-    PluginModel,
     Stepped,
     build_part,
     packed,
@@ -31,81 +32,124 @@ from cosmos_core.testing.layouts import (
     worst_error,
 )
 from cosmos_core.testing.worlds import WorldFailedError, run_world
-from cosmos_core.types import JSON, Payload
+from cosmos_core.types import Payload
 
 _PAIR: Final = 2
 _PIPELINED: Final = ("stages", "advance", "conclude")
 _PAIR_LOSS: Final = 1e-5
 _PAIR_GRADIENT: Final = 1e-4
 """Largest relative differences in float32; faults are orders of magnitude larger."""
+_SAID: Final = 1e-4
+"""Largest difference of a log-prob between processes."""
 
 
-class ModelLayouts(ModelSetting):
-    """A training step on two processes along each axis, in float32."""
+class LayoutTests:
+    """A training step on two processes along each declared axis, in float32, and axes that are not declared."""
 
-    def test_declared_mesh_axes_equal_one_process(
-        self,
-        capabilities: ModelCapabilities,
-        options: Mapping[str, JSON],
-        context: ModelContext,
-        model: Model,
-        payloads: Sequence[Payload],
-    ) -> None:
+    def test_declared_mesh_axes_equal_one_process(self, subject: Subject) -> None:
         """Weights, loss, gradients and counts do not depend on the layout, nor does what a process says of a batch."""
-        # Planning refuses the impossible ones.
-        possible = capabilities.mesh_axes - model.facts().impossible.keys()
-        axes = [axis for axis in get_args(Axis) if axis in possible]
+        axes = [axis for axis in get_args(Axis) if axis in _possible(subject)]
         if not axes:
             pytest.skip("not declared: no axis that this model can be spread over")
-        if "pp" in axes and (missing := [name for name in _PIPELINED if not callable(getattr(model, name, None))]):
+        missing = [name for name in _PIPELINED if not callable(getattr(subject.model, name, None))]
+        if "pp" in axes and missing:
             fault(f"ModelCapabilities.mesh_axes declares pp, and the model has no method {', '.join(missing)}")
-        make = PluginModel(plugin=self.plugin, options=options, context=context)
-        # Two micro-batches at least: what is reduced twice shows at the second one only.
-        budget = max(pack_alone(model, payload).num_units for payload in payloads)
-        policies = [_pair_policy(axis, budget) for axis in axes]
+        # Experts are spread over processes that another axis makes.
+        sizes: list[dict[str, int]] = [{axis: _PAIR, **({"dp_shard": _PAIR} if axis == "ep" else {})} for axis in axes]
+        policies = [_policy(subject, MeshConfig(**each)) for each in sizes]
         try:
-            found = steps_in_layouts(make, payloads, policies, processes=_PAIR, inspect=inspect)
+            found = steps_in_layouts(subject.maker, subject.payloads, policies, processes=_PAIR, inspect=inspect)
         except WorldFailedError as error:
             fault(f"a step with {', '.join(axes)} of {_PAIR}, one after another, failed:\n{error}")
-        expected = step_alone(make, payloads, PolicyConfig(precision="fp32", micro_batch_units=budget))
+        expected = step_alone(subject.maker, subject.payloads, _policy(subject))
         for axis, stepped in zip(axes, found, strict=True):
-            _compare(axis, stepped, expected)
+            where = f"with {axis} = {_PAIR}"
+            if name := first_difference(stepped.weights, expected.weights):
+                fault(f"{where} build() makes other weights: {name}; they must not depend on the layout")
+            _compare(where, stepped, expected, loss=_PAIR_LOSS, gradient=_PAIR_GRADIENT)
+            _compare_numbers(where, {"norm of the gradient": (stepped.norm, expected.norm)}, _PAIR_GRADIENT)
+            counted = {
+                f"{name} of after_step()": (stepped.metrics.get(name, math.nan), expected.metrics.get(name, math.nan))
+                for name in stepped.metrics.keys() | expected.metrics.keys()
+            }
+            _compare_numbers(where, counted, _PAIR_GRADIENT)
+
+    def test_undeclared_mesh_axes_are_refused(self, capabilities: ModelCapabilities) -> None:
+        """A recipe that asks for what a model cannot do fails before it starts."""
+        for axis in {each.name for each in attrs.fields(MeshConfig)} - capabilities.mesh_axes:
+            # `ep` spreads experts over the processes of other axes.
+            mesh = MeshConfig(**({axis: 2} if axis != "ep" else {"dp_shard": 2, "ep": 2}))
+            if f"policy.mesh.{axis}" not in "".join(undeclared(mesh, capabilities.mesh_axes)):
+                fault(f"a recipe with policy.mesh.{axis} = 2 is taken, and the model does not declare that axis")
 
 
-def _pair_policy(axis: Axis, budget: int) -> PolicyConfig:
-    # Experts are spread over processes that another axis makes.
-    sizes = {axis: _PAIR} | ({"dp_shard": _PAIR} if axis == "ep" else {})
-    return PolicyConfig(precision="fp32", micro_batch_units=budget, mesh=MeshConfig(**sizes))
+class BrokenPromiseError(CosmosError):
+    """A module that is spread over processes does not do what every other part relies on."""
 
 
-def _compare(axis: Axis, found: Stepped, expected: Stepped) -> None:
-    if name := first_difference(found.weights, expected.weights):
-        fault(f"with {axis} = {_PAIR} build() makes other weights: {name}; they must not depend on the layout")
-    _compare_numbers(axis, {"loss": (found.loss, expected.loss, _PAIR_LOSS)})
-    _compare_gradients(axis, found, expected)
-    numbers = {"norm of the gradient": (found.norm, expected.norm, _PAIR_GRADIENT)}
-    for name in found.metrics.keys() | expected.metrics.keys():
-        values = (found.metrics.get(name, math.nan), expected.metrics.get(name, math.nan))
-        numbers[f"{name} of after_step()"] = (*values, _PAIR_GRADIENT)
-    _compare_numbers(axis, numbers)
+def inspect(model: Model, module: torch.nn.Module, batches: Sequence[MicroBatch], world: World) -> None:
+    """Look at a module on every process of a world, all of which have these micro-batches.
+
+    Raises:
+        BrokenPromiseError: Processes say different things, or a stage gives what cannot be passed on.
+    """
+    if world.mesh.size("pp") > 1:
+        pipelined = cast("PipelinedModel", model)
+        stages = pipelined.stages(module)
+        if not stages:
+            raise BrokenPromiseError(f"stages() gave none on rank {world.rank}")
+        if world.mesh.place("pp") == 0 and pipelined.advance(stages[0], batches[0], None)._is_view():  # noqa: SLF001
+            raise BrokenPromiseError("advance() gave a view: what is passed on is detached in place; give a clone")
+        return
+    for batch in batches:
+        with torch.no_grad():
+            logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N
+        if tuple(logprobs_N.shape) != (total := sum(batch.num_decisions),):
+            raise BrokenPromiseError(
+                f"decide() gave log-probs of shape {tuple(logprobs_N.shape)} for {total} decisions on rank "
+                f"{world.rank}; every process that shares the sequences returns all of their decisions"
+            )
+        for rank, data in enumerate(world.exchange(logprobs_N.numpy().tobytes())):
+            other_N = torch.frombuffer(bytearray(data), dtype=logprobs_N.dtype)
+            if not torch.allclose(other_N, logprobs_N, rtol=_SAID, atol=_SAID):
+                raise BrokenPromiseError(
+                    f"decide() gives other log-probs on rank {rank} than on rank {world.rank} for the same "
+                    f"micro-batch, by {float((other_N - logprobs_N).abs().max()):.3g}"
+                )
 
 
-def _compare_numbers(axis: Axis, numbers: Mapping[str, tuple[float, float, float]]) -> None:
-    for what, (one, other, allowed) in numbers.items():
+def _compare(where: str, found: Stepped, expected: Stepped, *, loss: float, gradient: float) -> None:
+    _compare_numbers(where, {"loss": (found.loss, expected.loss)}, loss)
+    _compare_gradients(where, found.gradients, expected.gradients, gradient)
+
+
+def _compare_numbers(where: str, numbers: Mapping[str, tuple[float, float]], allowed: float) -> None:
+    for what, (one, other) in numbers.items():
         if not abs(one - other) <= allowed * abs(other):
-            fault(f"with {axis} = {_PAIR} the {what} is {one:.9g}, in one process {other:.9g}")
+            fault(f"{where} the {what} is {one:.9g}, in one process {other:.9g}")
 
 
-def _compare_gradients(axis: Axis, found: Stepped, expected: Stepped) -> None:
-    name, error = worst_error(found.gradients, expected.gradients)
-    if not error <= _PAIR_GRADIENT:
-        norms = [
-            float(side[name].norm()) if name in side else torch.nan for side in (found.gradients, expected.gradients)
-        ]
+def _compare_gradients(
+    where: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], allowed: float
+) -> None:
+    name, error = worst_error(found, expected)
+    if not error <= allowed:
+        norms = [f"{float(side[name].norm()):.6g}" if name in side else "none" for side in (found, expected)]
         fault(
-            f"with {axis} = {_PAIR} the gradient of {name} differs from one process's by {error:.3g} of its norm "
-            f"(norms {norms[0]:.6g} and {norms[1]:.6g}); is it summed over processes exactly once?"
+            f"{where} the gradient of {name} differs from one process's by {error:.3g} of its norm (norms "
+            f"{' and '.join(norms)}); is it summed over processes exactly once?"
         )
+
+
+def _possible(subject: Subject) -> frozenset[Axis]:
+    """The declared axes but for those of which planning refuses any recipe."""
+    return subject.capabilities.mesh_axes - subject.facts.impossible.keys()
+
+
+def _policy(subject: Subject, mesh: MeshConfig | None = None, **others: Any) -> PolicyConfig:
+    # Two micro-batches at least: what is reduced twice shows at the second one only.
+    budget = max(batch.num_units for batch in subject.alone)
+    return PolicyConfig(precision="fp32", micro_batch_units=budget, mesh=mesh or MeshConfig(), **others)
 
 
 PROCESSES: Final = 4
@@ -115,83 +159,55 @@ GRADIENTS: Final[Mapping[torch.dtype, float]] = {torch.float64: 1e-6, torch.floa
 """Largest difference of a parameter's gradient, relative to its norm."""
 LOGPROB: Final = 1e-6
 
-_LORA: Final = LoraConfig(rank=2, alpha=4.0)
-_LAYOUTS: Final[Sequence[tuple[MeshConfig, ParallelConfig | None, LoraConfig | None]]] = (
-    (MeshConfig(dp_shard=4), None, None),
-    (MeshConfig(dp_replicate=2, dp_shard=2), ParallelConfig(recompute="selective"), None),
-    (MeshConfig(dp_shard=2, cp=2), None, None),
-    (MeshConfig(dp_replicate=2, cp=2), ParallelConfig(recompute="full"), None),
-    (MeshConfig(dp_shard=2, cp=2), None, _LORA),
+_LAYOUTS: Final[Sequence[tuple[MeshConfig, Mapping[str, Any]]]] = (
+    (MeshConfig(dp_shard=4), {}),
+    (MeshConfig(dp_replicate=2, dp_shard=2), {"parallel": ParallelConfig(recompute="selective")}),
+    (MeshConfig(dp_shard=2, cp=2), {}),
+    (MeshConfig(dp_replicate=2, cp=2), {"parallel": ParallelConfig(recompute="full")}),
+    (MeshConfig(dp_shard=2, cp=2), {"lora": LoraConfig(rank=2, alpha=4.0)}),
 )
 
 
-class ModelSpreading(ModelSetting):
+class ModelSpreading:
     """Training steps on four processes, and a loss that is not linear in log-probs on two."""
 
-    @pytest.fixture
-    def batch(self, payloads: Sequence[Payload]) -> Sequence[Payload]:
-        """The batch that is trained on."""
-        return payloads
-
-    @pytest.fixture
-    def maker(self, options: Mapping[str, JSON], context: ModelContext) -> MakeModel:
-        """Makes the model in other processes."""
-        return PluginModel(plugin=self.plugin, options=options, context=context)
-
-    def test_axes_together_equal_one_process(
-        self, capabilities: ModelCapabilities, maker: MakeModel, model: Model, batch: Sequence[Payload]
-    ) -> None:
+    def test_axes_together_equal_one_process(self, subject: Subject) -> None:
         """Sums over processes are those of one process: to 1e-6 in float64, in float32 but for its rounding.
 
         In float32 a gradient that is what is left of larger terms, such as that of the bias of keys, is rounded to some
         1e-6 of its norm in any layout. In float64 what is left are parts that a transformer computes in float32.
         """
-        possible = _possible(capabilities, model)
-        policies = [_policy(model, batch, *layout) for layout in _LAYOUTS if _axes(layout[0]) <= possible]
+        possible = _possible(subject)
+        policies = [_policy(subject, mesh, **others) for mesh, others in _LAYOUTS if _axes(mesh) <= possible]
         if not policies:
             pytest.skip("not declared: neither dp_shard nor two axes that this model can be spread over")
         # In float64 all of them; float32 is the same arithmetic, rounded, so one of them tells.
-        asked = {torch.float64: policies, torch.float32: policies[:1]}
-        alone = {
-            (lora, dtype): _alone(maker, batch, _policy(model, batch, MeshConfig(), None, lora), dtype)
-            for dtype, some in asked.items()
-            for lora in {policy.lora for policy in some}
-        }
-        try:
-            found = [
-                (dtype, policy, stepped)
-                for dtype, some in asked.items()
-                for policy, stepped in zip(
-                    some,
-                    steps_in_layouts(maker, batch, some, processes=PROCESSES, dtypes=[dtype], timeout_s=TIMEOUT_S),
-                    strict=True,
+        for dtype, some in ((torch.float64, policies), (torch.float32, policies[:1])):
+            alone = {lora: _alone(subject, dtype, lora) for lora in {policy.lora for policy in some}}
+            try:
+                found = steps_in_layouts(
+                    subject.maker, subject.payloads, some, processes=PROCESSES, dtypes=[dtype], timeout_s=TIMEOUT_S
                 )
-            ]
-        except WorldFailedError as failure:
-            fault(f"a step on {PROCESSES} processes failed:\n{failure}")
-        for dtype, policy, stepped in found:
-            expected, where = alone[policy.lora, dtype], f"with {_named(policy)} in {dtype}"
-            trained = [] if policy.lora is None else [name for name in stepped.gradients if not is_adapter(name)]
-            if trained:
-                fault(f"{where} {trained[0]} has a gradient, and is no adapter; freeze what adapters are beside")
-            if not abs(stepped.loss - expected.loss) <= LOSS * abs(expected.loss):
-                fault(f"{where} the loss is {stepped.loss:.9g}, in one process {expected.loss:.9g}")
-            name, error = worst_error(stepped.gradients, expected.gradients)
-            if not error <= GRADIENTS[dtype]:
-                fault(f"{where} the gradient of {name} differs from one process's by {error:.3g} of its norm")
+            except WorldFailedError as failure:
+                fault(f"a step on {PROCESSES} processes failed:\n{failure}")
+            for policy, stepped in zip(some, found, strict=True):
+                where = f"with {_named(policy)} in {dtype}"
+                trained = [] if policy.lora is None else [name for name in stepped.gradients if not is_adapter(name)]
+                if trained:
+                    fault(f"{where} {trained[0]} has a gradient, and is no adapter; freeze what adapters are beside")
+                _compare(where, stepped, alone[policy.lora], loss=LOSS, gradient=GRADIENTS[dtype])
 
-    def test_a_ratio_over_slices_is_that_of_one_process(
-        self, capabilities: ModelCapabilities, maker: MakeModel, model: Model, batch: Sequence[Payload]
-    ) -> None:
+    def test_a_ratio_over_slices_is_that_of_one_process(self, subject: Subject) -> None:
         """Log-probs are of whole samples on every process of `cp`: clipping those of a slice would be another loss."""
-        if "cp" not in _possible(capabilities, model):
+        if "cp" not in _possible(subject):
             pytest.skip("not declared: mesh axis cp")
-        alone, sliced = (_policy(model, batch, MeshConfig(cp=cp)) for cp in (1, 2))
-        old_N = _clipped(maker, batch, alone, None)[0][0]
+        make, payloads = subject.maker, list(subject.payloads)
+        alone, sliced = (_policy(subject, MeshConfig(cp=cp)) for cp in (1, 2))
+        old_N = _clipped(make, payloads, alone, None)[0][0]
         old_N += torch.linspace(-0.3, 0.4, len(old_N))
-        expected = _clipped(maker, batch, alone, old_N)
+        expected = _clipped(make, payloads, alone, old_N)
         try:
-            spread = run_world(2, _clipped, maker, list(batch), sliced, old_N, timeout_s=TIMEOUT_S)
+            spread = run_world(2, _clipped, make, payloads, sliced, old_N, timeout_s=TIMEOUT_S)
         except WorldFailedError as failure:
             fault(f"clipped ratios on 2 processes failed:\n{failure}")
         for rank, found in enumerate(spread):
@@ -202,36 +218,14 @@ class ModelSpreading(ModelSetting):
                 if not torch.allclose(logprobs_N, expected_N, rtol=LOGPROB, atol=LOGPROB):
                     error = float((logprobs_N - expected_N).abs().max())
                     fault(f"{where} rank {rank}'s log-probs, and so ratios, differ from one process's by {error:.3g}")
-                name, error = worst_error(own, gradients)
-                if not error <= GRADIENTS[dtype]:
-                    fault(f"{where} the gradient of a clipped ratio by {name} differs by {error:.3g} of its norm")
+                _compare_gradients(f"{where}, of a clipped ratio,", own, gradients, GRADIENTS[dtype])
 
 
-def _alone(make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, dtype: torch.dtype) -> Stepped:
+def _alone(subject: Subject, dtype: torch.dtype, lora: LoraConfig | None) -> Stepped:
     try:
-        return step_alone(make, payloads, policy, dtype=dtype)
+        return step_alone(subject.maker, subject.payloads, _policy(subject, lora=lora), dtype=dtype)
     except Exception as error:  # noqa: BLE001 - whatever a model raises
         fault(f"the model does not compute in {dtype} ({type(error).__name__}: {error}); build() must take it")
-
-
-def _possible(capabilities: ModelCapabilities, model: Model) -> frozenset[Axis]:
-    return capabilities.mesh_axes - model.facts().impossible.keys()
-
-
-def _policy(
-    model: Model,
-    payloads: Sequence[Payload],
-    mesh: MeshConfig,
-    parallel: ParallelConfig | None = None,
-    lora: LoraConfig | None = None,
-) -> PolicyConfig:
-    return PolicyConfig(
-        precision="fp32",
-        micro_batch_units=max(pack_alone(model, payload).num_units for payload in payloads),
-        mesh=mesh,
-        parallel=parallel or ParallelConfig(),
-        lora=lora,
-    )
 
 
 def _axes(mesh: MeshConfig) -> frozenset[Axis]:
@@ -252,12 +246,12 @@ def _clipped(
     They are in the order of the payloads: what is padded to a multiple may be packed otherwise.
     """
     model, world = make(), World(form_mesh(policy.mesh, "cpu"))
+    batches = packed(model, payloads, policy, world)
+    places = _places(batches)
     results = []
     for dtype in GRADIENTS:
         module = build_part(model, policy, world, seed=SEED, dtype=dtype)
         found: list[torch.Tensor] = []
-        batches = packed(model, payloads, policy, world)
-        places = _places(batches)
         for batch, places_N in zip(batches, places, strict=True):
             logprobs_N = model.decide(module, batch, temperature=1.0).logprobs_N
             if old_N is not None:

@@ -1,0 +1,224 @@
+"""Tests of the weights: how they are built, described, published, trained and exported."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from cosmos_core.config.schema import PolicyConfig
+from cosmos_core.models.tokens import KIND, values
+from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
+from cosmos_core.policy.processes.group import solo
+from cosmos_core.policy.processes.world import single_world
+from cosmos_core.policy.training.metrics import Stopwatch
+from cosmos_core.protocols import ModelContext, ModelFacts
+from cosmos_core.testing.conformance.model.subject import (
+    ROOM,
+    SEED,
+    Subject,
+    contents,
+    copied,
+    first_difference,
+)
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.testing.layouts import CPU, make_trainer
+from cosmos_core.weights.shards import canonical_tensors
+
+_CODE: Final = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
+"""File names that say pickle: reading one may run what it holds."""
+
+
+class BuildingTests:
+    """Tests of `build`, `facts` and `export`."""
+
+    def test_the_seed_alone_decides_the_weights(self, subject: Subject) -> None:
+        """Every replica starts from the same weights, in the dtype asked for, and in memory of its own."""
+        first = copied(subject.module)
+        for builder in (subject.model, subject.make()):
+            torch.rand(3)
+            if name := first_difference(first, copied(builder.build(seed=SEED, dtype=torch.float32, device=CPU))):
+                fault(f"build(seed={SEED}) gives other weights the second time: {name}; draw from `seed` alone")
+        torch.rand(3)
+        before = torch.get_rng_state()
+        other = subject.build()
+        if not torch.equal(torch.get_rng_state(), before):
+            fault("build() changes torch's global random state; draw under torch.random.fork_rng()")
+        held = {tensor.data_ptr(): name for name, tensor in canonical_tensors(subject.module).items()}
+        shared = [held[t.data_ptr()] for t in canonical_tensors(other).values() if t.numel() and t.data_ptr() in held]
+        if other is subject.module or shared:
+            fault(f"build() gave weights that an earlier module holds: {', '.join(shared[:3])}; make new ones")
+        # Those of a checkpoint are not drawn.
+        if subject.maker.context.path is None and not first_difference(first, copied(subject.build(SEED + 1))):
+            fault(f"build(seed={SEED}) and build(seed={SEED + 1}) give the same weights; draw them from `seed`")
+        for dtype in (torch.float32, torch.bfloat16):
+            for name, each in subject.build(dtype=dtype).named_parameters():
+                if each.device != CPU or (each.is_floating_point() and each.dtype != dtype):
+                    fault(f"build(dtype={dtype}) made {name} as {each.dtype} on {each.device}; cast the whole module")
+
+    def test_facts_are_those_of_the_module(self, subject: Subject) -> None:
+        """Planning and engines go by them, on a machine that could not hold the weights."""
+        facts = _facts_without_building(subject)
+        if facts != subject.make().facts() or facts != subject.model.facts():
+            fault(f"facts() differ between two instances or two calls: {facts}")
+        _check_consistent(facts)
+        counted = sum(parameter.numel() for parameter in subject.module.parameters())
+        if facts.num_parameters != counted:
+            fault(
+                f"facts().num_parameters is {facts.num_parameters:,}, the module has {counted:,} (tied parameters "
+                "counted once); count what build() makes"
+            )
+        tensors = canonical_tensors(subject.module)
+        for name, shape in facts.matrices.items():
+            found = tuple(tensors[name].shape) if name in tensors else None
+            if found != tuple(shape) or len(shape) < 2:
+                what = "no such tensor" if found is None else f"a tensor of shape {found}"
+                fault(
+                    f"facts().matrices gives {name!r} as {tuple(shape)}, and the module has {what}; name weights of "
+                    "[..., rows, columns] by their canonical names"
+                )
+        _check_embedding(subject, facts)
+
+    def test_the_published_tensors_are_the_whole_model(self, subject: Subject) -> None:
+        """A rollout replica that loads them must say what the trainer says."""
+        _disturb(subject.module)
+        replica = subject.build(SEED + 1)
+        places, sent = canonical_tensors(replica), canonical_tensors(subject.module)
+        if places.keys() != sent.keys():
+            fault(f"two modules of one model have other tensors: {', '.join(sorted(places.keys() ^ sent.keys())[:5])}")
+        spans = sorted((*_span(tensor), name) for name, tensor in sent.items() if tensor.numel())
+        for (_, end, name), (start, _, other) in itertools.pairwise(spans):
+            if start < end:
+                fault(
+                    f"{name} and {other} share memory, so the shard map covers it twice; tie parameters by assigning "
+                    "one Parameter object to both places, never a view of it"
+                )
+        for name, tensor in sent.items():
+            places[name].copy_(tensor)
+        if not _are_same(subject.logprobs(), subject.logprobs(replica)):
+            fault(
+                "a module that was given every published tensor gives other log-probs: weights lie outside its "
+                "parameters and persistent buffers; register them with register_parameter or register_buffer"
+            )
+
+    def test_training_changes_every_published_parameter(self, subject: Subject) -> None:
+        """Imitating the payloads through the trainer makes them likelier, and reaches all that is published."""
+        policy, world = PolicyConfig(precision="fp32", micro_batch_units=ROOM), single_world()
+        trainer = make_trainer(subject.model, policy, world, seed=SEED)
+        before = copied(trainer.module)
+        trainable = {name for name, parameter in trainer.module.named_parameters() if parameter.requires_grad}
+        number = len(subject.payloads)
+        counts = Counts(
+            sequences=number, decisions=sum(batch.num_decisions[0] for batch in subject.alone), trained=number
+        )
+        sequences = tuple(TrainSequence(payload=payload, advantage=1.0) for payload in subject.payloads)
+        share, watch = Share(sequences=sequences, counts=counts), Stopwatch(CPU)
+        losses = [trainer.train(share, counts, solo(), watch).meter.report()["loss"] for _ in range(4)]
+        after = canonical_tensors(trainer.module)
+        still = [name for name, tensor in after.items() if name in trainable and torch.equal(tensor, before[name])]
+        if still:
+            fault(f"training left {len(still)} trainable parameters as they were: {', '.join(still[:5])}")
+        if not losses[-1] < losses[0]:
+            fault(f"imitating the payloads did not make them likelier: losses of the steps were {losses}")
+
+    def test_the_exported_model_is_the_same_model(self, subject: Subject, tmp_path: Path) -> None:
+        """Another library finds what was trained, bit for bit, and a run goes on from it as from any checkpoint."""
+        module, folder = subject.module, tmp_path / "exported"
+        _disturb(module)
+        subject.model.export(module, folder)
+        if unsafe := sorted(path.name for path in folder.rglob("*") if path.suffix in _CODE):
+            fault(f"export() wrote {', '.join(unsafe)}, which may hold pickles; write safetensors")
+        found = subject.load_exported(folder)
+        for name, tensor in canonical_tensors(module).items():
+            if name not in found:
+                fault(f"the exported folder has no tensor {name}, a canonical name, as its public library reads it")
+            if not torch.equal(found[name], tensor):
+                fault(
+                    f"the exported {name} is not that of the module that export() was given, which was changed since "
+                    "build() as training does; write each tensor of that module as it is"
+                )
+        context = ModelContext(path=str(folder), config=None, assets=tmp_path / "nothing-made-locally")
+        again = attrs.evolve(subject.maker, context=context)()
+        rebuilt = again.build(seed=SEED + 1, dtype=torch.float32, device=CPU)
+        if different := first_difference(copied(module), copied(rebuilt)):
+            fault(f"a model from the exported folder has other weights: {different}")
+        if not _are_same(subject.logprobs(), attrs.evolve(subject, model=again).logprobs(rebuilt)):
+            fault("a model from the exported folder gives other log-probs, though its weights are the same")
+        for prompt in subject.prompts:
+            if contents(again.encode(prompt)) != contents(subject.model.encode(prompt)):
+                fault(f"a model from the exported folder encodes {prompt.text!r} differently; export the tokenizer too")
+        if (facts := again.facts()) != subject.facts:
+            fault(f"a model from the exported folder has other facts: {facts}, not {subject.facts}")
+
+
+def _facts_without_building(subject: Subject) -> ModelFacts:
+    allocated: list[str] = []
+
+    def note(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+        # A FakeTensor names a device, and has no storage there.
+        if parameter is not None and parameter.device.type != "meta" and not isinstance(parameter, FakeTensor):
+            allocated.append(f"{type(module).__name__}.{name}")
+
+    handle = register_module_parameter_registration_hook(note)
+    try:
+        facts = subject.model.facts()
+    finally:
+        handle.remove()
+    if allocated:
+        fault(f"facts() allocates weights ({allocated[0]} first); count them on the meta device, or by arithmetic")
+    return facts
+
+
+def _check_consistent(facts: ModelFacts) -> None:
+    if not facts.architecture or facts.context_length < 1:
+        fault(f"facts() name no architecture or no context: {facts}; context_length counts the prompt too")
+    if facts.tokenizer_size > facts.vocab_size:
+        fault(
+            f"facts().tokenizer_size is {facts.tokenizer_size}, facts().vocab_size {facts.vocab_size}: token ids would "
+            "have no row in the embedding"
+        )
+    if not facts.tokenizer_size:
+        return
+    if not facts.stop_ids:
+        fault("facts().stop_ids is empty: no completion would ever end before the longest length")
+    if foreign := sorted(i for i in {*facts.stop_ids, facts.pad_id} if not 0 <= i < facts.tokenizer_size):
+        fault(f"facts() name stop or pad ids {foreign} outside the tokenizer's {facts.tokenizer_size} ids")
+
+
+def _check_embedding(subject: Subject, facts: ModelFacts) -> None:
+    """That each token id has a row: an id beyond them reads past the end of a table."""
+    tokens = [payload for payload in subject.payloads if payload.kind == KIND]
+    arrays = [values(payload, name) for payload in tokens for name in ("prompt", "completion")]
+    largest = max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
+    if largest >= facts.tokenizer_size and tokens:
+        fault(
+            f"a demonstration is encoded to token id {largest}, and facts().tokenizer_size is {facts.tokenizer_size}; "
+            "give the largest id of the tokenizer plus one"
+        )
+    find = getattr(subject.module, "get_input_embeddings", None)
+    if tokens and find is not None and facts.vocab_size != (rows := find().weight.shape[0]):
+        fault(f"facts().vocab_size is {facts.vocab_size}, and the embedding has {rows} rows; give those of build()")
+
+
+def _disturb(module: torch.nn.Module) -> None:
+    """Change every element that travels a little, as training would: a zero too, and no sign."""
+    generator = torch.Generator().manual_seed(0)
+    for tensor in canonical_tensors(module).values():
+        if tensor.is_floating_point():
+            drawn = 0.1 * torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(torch.where(tensor == 0, drawn.abs(), tensor * (1 + drawn)))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last address of a tensor, the last excluded."""
+    length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + length * tensor.element_size()
+
+
+def _are_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
