@@ -285,7 +285,7 @@ SPLITTING = {
     "cut": (
         changed(PLACED, PLACED.replace("for start in range(0, len(rows), budget)", "for start in (0,)")),
         "test_each_payload_is_packed_once_within_the_budget",
-        "or split it (`MicroBatch.spans`)",
+        "give every decision once",
     ),
     "flipped": (
         changed("torch.stack([time for _, _, _, time, *_ in rows])", "torch.stack([row[3] for row in rows]).flip(0)"),
