@@ -13,10 +13,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -34,7 +36,7 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
     """Call `function(*arguments)` on each process of a gloo world; results in the order of ranks.
 
     The function, its arguments and its results are pickled; tensors are copied. `torch.distributed` is initialised
-    as the default group, with one thread a process. A world of one has a group too.
+    as the default group, with one thread a process and another hash seed than here. A world of one has a group too.
 
     Args:
         size: Processes.
@@ -47,6 +49,10 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
+    # The server is a new interpreter, whose hashes its forks have: they are to be others than here.
+    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    with mock.patch.dict(os.environ, {"PYTHONHASHSEED": hash_seed}):
+        forkserver.ensure_running()
     with tempfile.TemporaryDirectory(prefix="cosmos-world-") as folder:
         processes: list[BaseProcess] = []
         process: BaseProcess

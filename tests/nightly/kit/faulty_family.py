@@ -123,7 +123,7 @@ COMPARING_TESTS = {
 _NOT_DENOISING = "not declared: the model does not denoise (`Denoising`)"
 _NOT_NOISING = "not declared: the model learns no regressions (`Noising`)"
 WORLD_TESTS = {
-    "test_a_canvas_says_what_is_denoised": _NOT_DENOISING,
+    "test_a_latent_spec_says_what_is_denoised": _NOT_DENOISING,
     "test_velocities_depend_on_the_row_alone": _NOT_DENOISING,
     "test_guidance_begins_at_the_neutral_one": _NOT_DENOISING,
     "test_transitions_are_normal_round_what_the_velocity_says": _NOT_DENOISING,

@@ -164,17 +164,17 @@ DENOISING = {
     ),
     "no-frames": (
         changed('"fps": array(8.0)', '"rate": array(8.0)'),
-        "test_a_canvas_says_what_is_denoised",
+        "test_a_latent_spec_says_what_is_denoised",
         "give frames and fps",
     ),
     "float-frames": (
         changed('array(frames, "uint8")', "array(frames)"),
-        "test_a_canvas_says_what_is_denoised",
+        "test_a_latent_spec_says_what_is_denoised",
         "give uint8 [frames, height, width, 3]",
     ),
     "black": (
         changed("* 127.5).clamp(0, 255)", "* 0.0).clamp(0, 255)"),
-        "test_a_canvas_says_what_is_denoised",
+        "test_a_latent_spec_says_what_is_denoised",
         "the same frames of other latents",
     ),
 }

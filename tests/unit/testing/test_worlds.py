@@ -29,6 +29,10 @@ def test_results_are_in_the_order_of_ranks():
     assert run_world(2, add, 10) == [(0, 21), (1, 21)]
 
 
+def test_processes_have_other_hashes_than_this_one():
+    assert run_world(1, hash, "text") != [hash("text")]
+
+
 def test_the_first_process_that_fails_or_dies_is_told_at_once():
     with pytest.raises(WorldFailedError, match=r"(?s)rank 1 of 2 failed.*no such luck"):
         run_world(2, fail_on, 1, timeout_s=30)

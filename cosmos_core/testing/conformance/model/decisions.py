@@ -13,7 +13,8 @@ import attrs
 import pytest
 import torch
 
-from cosmos_core.protocols import Divergence, KLTarget, MicroBatch
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols.frozen import Divergence, KLTarget
 from cosmos_core.testing.conformance.model.subject import SEED, Subject, expect_close, expect_each_close
 from cosmos_core.testing.conformance.plugin import fault
 

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from cosmos_core.models.diffusion.arrays import with_tensors
-from cosmos_core.protocols import Blend, Blended, Canvas, Denoising, KLTarget, MicroBatch, Noising
-from cosmos_core.testing.conformance.model.subject import SEED, Subject, contents, expect_close, tensor
+from cosmos_core.protocols import MicroBatch
+from cosmos_core.protocols.frozen import Blend, Blended, KLTarget
+from cosmos_core.protocols.world import Denoising, LatentSpec, Noising
+from cosmos_core.testing.conformance.model.subject import SEED, Subject, contents, expect_close, skip_rest, tensor
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
@@ -29,23 +31,23 @@ _NUMBER: Final = 6
 _BLEND: Final = Blend(shares=(0.0, 0.5, 1.0, 2.0))
 
 
-def drawn(canvas: Canvas, number: int, seed: int) -> torch.Tensor:
-    """Latents from noise, float32 [number, C, T, H, W], with the frames that the canvas gives in place."""
-    latents = torch.randn(number, *canvas.shape, generator=torch.Generator().manual_seed(seed))
-    if canvas.given is None or canvas.is_given_T is None:
+def drawn(latent_spec: LatentSpec, number: int, seed: int) -> torch.Tensor:
+    """Latents from noise, float32 [number, C, T, H, W], with the frames that the latent_spec gives in place."""
+    latents = torch.randn(number, *latent_spec.shape, generator=torch.Generator().manual_seed(seed))
+    if latent_spec.given is None or latent_spec.is_given_T is None:
         return latents
-    return torch.where(canvas.is_given_T[:, None, None], canvas.given, latents)
+    return torch.where(latent_spec.is_given_T[:, None, None], latent_spec.given, latents)
 
 
-def walked(prompt: Payload, canvas: Canvas, *, number: int, guidance: float, seed: int = 0) -> Payload:
+def walked(prompt: Payload, latent_spec: LatentSpec, *, number: int, guidance: float, seed: int = 0) -> Payload:
     """Transitions whose states and steps are made up; the last has an offset, too."""
     generator = torch.Generator().manual_seed(seed)
     places_N = torch.arange(number, dtype=torch.int32)
     steps = torch.rand(number, 3, generator=generator) + torch.tensor([0.5, -1.0, 0.3])
-    offsets = torch.zeros(number, *canvas.shape)
+    offsets = torch.zeros(number, *latent_spec.shape)
     offsets[-1] = 0.1
     made = {
-        "states": drawn(canvas, number + 1, seed + 1),
+        "states": drawn(latent_spec, number + 1, seed + 1),
         "places": torch.stack([places_N, places_N + 1], 1),
         "times": torch.linspace(1.0, 0.2, number),
         "steps": steps,
@@ -57,41 +59,41 @@ def walked(prompt: Payload, canvas: Canvas, *, number: int, guidance: float, see
 
 @attrs.frozen(eq=False)
 class _World:
-    """A model that denoises, its weights, and its rows with the canvas of each."""
+    """A model that denoises, its weights, and its rows with the latent_spec of each."""
 
     model: Denoising
     module: torch.nn.Module
-    rows: list[tuple[Payload, Canvas]]
+    rows: list[tuple[Payload, LatentSpec]]
 
     @classmethod
     def of(cls, subject: Subject) -> _World:
         """The model, if it denoises; else the test is skipped."""
         model: Denoising = subject.optional(Denoising, "the model does not denoise")
         encoded = map(subject.model.encode, subject.prompts)
-        return cls(model, subject.module, [(payload, model.canvas(payload)) for payload in encoded])
+        return cls(model, subject.module, [(payload, model.latent_spec(payload)) for payload in encoded])
 
-    def velocity(self, row: tuple[Payload, Canvas], time: float, *, beside: float = 0.0) -> torch.Tensor:
+    def velocity(self, row: tuple[Payload, LatentSpec], time: float, *, beside: float = 0.0) -> torch.Tensor:
         """The velocity [1, C, T, H, W] of a row's noise, at a guidance so far beside the neutral one."""
-        payload, canvas = row
+        payload, latent_spec = row
         guidance = self.model.neutral_guidance + beside
         with torch.no_grad():
-            state = drawn(canvas, 1, 3)
+            state = drawn(latent_spec, 1, 3)
             return self.model.velocity(self.module, state, torch.tensor([time]), [payload], guidance=guidance)
 
 
 class DenoisingTests:
     """Tests of a model that is `Denoising` or `Noising`, or declares blends."""
 
-    def test_a_canvas_says_what_is_denoised(self, subject: Subject) -> None:
+    def test_a_latent_spec_says_what_is_denoised(self, subject: Subject) -> None:
         """An engine draws noise of its shape, keeps what is given, and shows rewards and reports the frames."""
         world = _World.of(subject)
-        for payload, canvas in world.rows:
-            _check_canvas(canvas)
+        for payload, latent_spec in world.rows:
+            _check_latent_spec(latent_spec)
             for when, again in (("a second time", world.model), ("by another instance", subject.make())):
-                if not _is_same(canvas, again.canvas(payload)):
-                    fault(f"canvas() says something else {when}; go by the payload and the options alone")
-        for payload, canvas in world.rows[:2]:
-            state = drawn(canvas, 1, 0)[0]
+                if not _is_same(latent_spec, again.latent_spec(payload)):
+                    fault(f"latent_spec() says something else {when}; go by the payload and the options alone")
+        for payload, latent_spec in world.rows[:2]:
+            state = drawn(latent_spec, 1, 0)[0]
             shown, again, other = (world.model.render(each, payload) for each in (state, state, -state))
             _check_shown(shown)
             if contents(again) != contents(shown):
@@ -130,6 +132,12 @@ class DenoisingTests:
                 "velocity() is the same for a row whatever its text says; encode() and the forward go by the text (if "
                 "the model takes none, give `prompts` one text)"
             )
+        skip_rest(
+            {
+                "two rows of other texts, without metadata": not others,
+                "a row of `prompts` that gives frames": all(row[1].is_given_T is None for row in world.rows),
+            }
+        )
 
     def test_guidance_begins_at_the_neutral_one(self, subject: Subject) -> None:
         """Guided velocities lie on a line, on which the neutral guidance is the prompt's own, in fewer forwards."""
@@ -154,8 +162,8 @@ class DenoisingTests:
         for beside in (0.0, _BESIDE):
             guidance = world.model.neutral_guidance + beside
             made = [
-                walked(payload, canvas, number=2 + index % 2, guidance=guidance, seed=10 * index)
-                for index, (payload, canvas) in enumerate(world.rows)
+                walked(payload, latent_spec, number=2 + index % 2, guidance=guidance, seed=10 * index)
+                for index, (payload, latent_spec) in enumerate(world.rows)
             ]
             for index, found_N in enumerate(subject.logprobs(payloads=made)):
                 what = (
@@ -194,21 +202,21 @@ class DenoisingTests:
         """Minus the mean squared distance to e - x_0, e standard normal: seen with a velocity of zero."""
         noising, samples = _noising(subject)
         world, payload = _World.of(subject), samples[0]
-        canvas = world.model.canvas(payload)
+        latent_spec = world.model.latent_spec(payload)
         with torch.no_grad():
             for parameter in subject.module.parameters():
                 parameter.zero_()
-        if bool(world.velocity((payload, canvas), 0.5).any()):
+        if bool(world.velocity((payload, latent_spec), 0.5).any()):
             pytest.skip("without weights, the velocity of this family is not zero")
         noised = noising.noised(payload, _SEED, num_decisions=_NUMBER)
-        levels = [with_tensors(noised, {"sample": torch.full(canvas.shape, level)}) for level in (0.0, 1.0, -1.0)]
+        levels = [with_tensors(noised, {"sample": torch.full(latent_spec.shape, level)}) for level in (0.0, 1.0, -1.0)]
         zero_N, one_N, minus_N = (-subject.logprobs(payloads=[each])[0] for each in levels)
         # (e - 1)² + (e + 1)² - 2 e² is 2 at each place, whatever e.
         what = "log-probs of regressions are not minus the mean squared distance of the velocity to e - sample"
         expect_close(one_N + minus_N - 2 * zero_N, torch.full((_NUMBER,), 2.0), what, rtol=0, atol=1e-3)
-        number = math.prod(canvas.shape)
-        if canvas.is_given_T is not None:
-            number = number // canvas.shape[1] * int((~canvas.is_given_T).sum())
+        number = math.prod(latent_spec.shape)
+        if latent_spec.is_given_T is not None:
+            number = number // latent_spec.shape[1] * int((~latent_spec.is_given_T).sum())
         spread = 8 * (2.0 / number) ** 0.5
         if not bool(((zero_N - 1.0).abs() <= spread).all()) or len({*zero_N.tolist()}) < _NUMBER:
             fault(
@@ -254,21 +262,21 @@ class DenoisingTests:
         )
 
 
-def _check_canvas(canvas: Canvas) -> None:
-    if len(canvas.shape) != 4 or not all(isinstance(size, int) and size > 0 for size in canvas.shape):
-        fault(f"canvas() has shape {canvas.shape}; give (channels, frames, height, width)")
-    given, is_given_T = canvas.given, canvas.is_given_T
+def _check_latent_spec(latent_spec: LatentSpec) -> None:
+    if len(latent_spec.shape) != 4 or not all(isinstance(size, int) and size > 0 for size in latent_spec.shape):
+        fault(f"latent_spec() has shape {latent_spec.shape}; give (channels, frames, height, width)")
+    given, is_given_T = latent_spec.given, latent_spec.is_given_T
     if (given is None) != (is_given_T is None):
-        fault("canvas() has only one of given and is_given_T; give both, or neither")
+        fault("latent_spec() has only one of given and is_given_T; give both, or neither")
     if given is None or is_given_T is None:
         return
-    if given.shape != canvas.shape or given.dtype != torch.float32:
-        fault(f"canvas().given is {given.dtype} {tuple(given.shape)}; give float32 {canvas.shape}")
-    if is_given_T.shape != canvas.shape[1:2] or is_given_T.dtype != torch.bool or bool(is_given_T.all()):
-        fault(f"canvas().is_given_T is {is_given_T}; give bool [{canvas.shape[1]}], not all of them true")
+    if given.shape != latent_spec.shape or given.dtype != torch.float32:
+        fault(f"latent_spec().given is {given.dtype} {tuple(given.shape)}; give float32 {latent_spec.shape}")
+    if is_given_T.shape != latent_spec.shape[1:2] or is_given_T.dtype != torch.bool or bool(is_given_T.all()):
+        fault(f"latent_spec().is_given_T is {is_given_T}; give bool [{latent_spec.shape[1]}], not all of them true")
 
 
-def _is_same(first: Canvas, second: Canvas) -> bool:
+def _is_same(first: LatentSpec, second: LatentSpec) -> bool:
     return first.shape == second.shape and all(
         torch.equal(one, other) if one is not None and other is not None else one is other
         for one, other in ((first.given, second.given), (first.is_given_T, second.is_given_T))
@@ -286,8 +294,9 @@ def _check_shown(shown: Payload) -> None:
 
 
 def _check_batched(world: _World) -> None:
-    alike = [(payload, canvas) for payload, canvas in world.rows if canvas.shape == world.rows[0][1].shape]
-    states = torch.cat([drawn(canvas, 1, index) for index, (_, canvas) in enumerate(alike)])
+    shape = world.rows[0][1].shape
+    alike = [(payload, latent_spec) for payload, latent_spec in world.rows if latent_spec.shape == shape]
+    states = torch.cat([drawn(latent_spec, 1, index) for index, (_, latent_spec) in enumerate(alike)])
     times = torch.linspace(0.1, 0.9, len(alike))
     payloads, guidance = [payload for payload, _ in alike], world.model.neutral_guidance + _BESIDE
     with torch.no_grad():
@@ -298,7 +307,7 @@ def _check_batched(world: _World) -> None:
             expect_close(together[part], alone, f"velocity() of row {index} changes with what else is in the batch")
 
 
-def _densities(world: _World, payload: Payload, prompt: Payload, canvas: Canvas) -> torch.Tensor:
+def _densities(world: _World, payload: Payload, prompt: Payload, latent_spec: LatentSpec) -> torch.Tensor:
     """The log-probs [N] of a payload's transitions by the velocity, in float64 but for this."""
     states, places_N2, times_N, guidance = (tensor(payload, name) for name in ("states", "places", "times", "guidance"))
     before, after = (states[column.long()] for column in places_N2.unbind(1))
@@ -309,8 +318,8 @@ def _densities(world: _World, payload: Payload, prompt: Payload, canvas: Canvas)
     a_N, b_N, std_N = (each[:, None, None, None, None] for each in tensor(payload, "steps").double().unbind(1))
     apart = after - a_N * before - b_N * velocity - tensor(payload, "offsets")
     density = -apart.square() / (2 * std_N.square()) - std_N.log() - 0.5 * math.log(2 * math.pi)
-    if canvas.is_given_T is not None:
-        density = density[:, :, ~canvas.is_given_T]
+    if latent_spec.is_given_T is not None:
+        density = density[:, :, ~latent_spec.is_given_T]
     return density.flatten(1).mean(1).float()
 
 

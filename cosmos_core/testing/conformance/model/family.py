@@ -19,7 +19,9 @@ import torch
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import TEXT, DiffusionModel, DiffusionOptions
 from cosmos_core.models.diffusion.noising import noise_of
-from cosmos_core.protocols import Decided, Kept, Model, Vetting
+from cosmos_core.protocols import Decided, Model
+from cosmos_core.protocols.facts import Kept
+from cosmos_core.protocols.reward import Vetting
 from cosmos_core.testing.conformance.model.denoising import walked
 from cosmos_core.testing.conformance.model.kit import ModelConformance
 from cosmos_core.testing.conformance.model.layouts import ModelSpreading
@@ -231,4 +233,4 @@ def _payload(model: DiffusionModel, prompt: Prompt, index: int) -> Payload:
         return model.noised(model.encode_demonstration(prompt), index, num_decisions=1 + (index + 2) % 4)
     condition = model.encode(prompt)
     guidance = model.neutral_guidance + _BESIDE
-    return walked(condition, model.canvas(condition), number=2, guidance=guidance, seed=index)
+    return walked(condition, model.latent_spec(condition), number=2, guidance=guidance, seed=index)

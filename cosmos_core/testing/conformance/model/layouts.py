@@ -14,11 +14,13 @@ import torch
 from cosmos_core.config.schema import LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import CosmosError
 from cosmos_core.models.adapters import is_adapter
-from cosmos_core.models.parallel.layout import undeclared
+from cosmos_core.policy.mesh.layout import undeclared
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import pieces
-from cosmos_core.protocols import Axis, MicroBatch, Model, ModelCapabilities, PipelinedModel
+from cosmos_core.protocols import MicroBatch, Model, ModelCapabilities
+from cosmos_core.protocols.layout import Axis
+from cosmos_core.protocols.model import PipelinedModel
 from cosmos_core.testing.conformance.model.subject import SEED, Subject, first_difference
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import (

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from cosmos_core.models.tokens import array_of
-from cosmos_core.protocols import AfterStep, Conditioned, Recording, Showing
+from cosmos_core.protocols.model import AfterStep, Recording
+from cosmos_core.protocols.vision import Conditioned, Showing
 from cosmos_core.testing.conformance.model.subject import SEED, Subject, expect_close, expect_refusal
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Payload

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import values
-from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities, ModelFacts, Noising
+from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities, ModelFacts
+from cosmos_core.protocols.world import Noising
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import CPU, PluginModel
 from cosmos_core.types import Payload, Prompt
@@ -179,6 +180,12 @@ def expect_refusal(what: str, function: Callable[..., object], *arguments: Any, 
     except DataError:
         return
     fault(f"{what}; raise DataError")
+
+
+def skip_rest(lacking: Mapping[str, bool]) -> None:
+    """Skip the end of a test that lacks something, and say what: the names that are mapped to True."""
+    if wanted := " and ".join(name for name, is_lacking in lacking.items() if is_lacking):
+        pytest.skip(f"not given: {wanted}; the other checks of this test passed")
 
 
 def expect_close(
