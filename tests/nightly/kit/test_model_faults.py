@@ -504,6 +504,10 @@ NOT_DECLARED = {
 }
 
 
+REST = "the other checks of this test passed"
+DEMONSTRATIONS = "test_demonstrations_are_what_is_asked_for_and_answered"
+
+
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
     modules = {"good": family(), "latent": LATENT, **{name: source for name, (source, *_) in PLANTED.items()}}
@@ -517,6 +521,7 @@ def outcomes(run_kit):
 def test_a_good_language_model_passes(outcomes):
     assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == {
         **NOT_DECLARED,
+        "test_words_of_others_never_become_tokens_that_steer": f"not declared: the model takes no chats; {REST}",
         "test_divergences_are_distances_that_their_gradient_shortens": "it declares no divergences",
         "test_features_are_there_where_declared": "it declares no features",
     }
@@ -528,6 +533,7 @@ def test_a_good_model_without_tokens_passes(outcomes):
     assert rest == {
         **NOT_DECLARED,
         **dict.fromkeys(talks, "not declared: the model has no `encode_observation` (`Conversing`)"),
+        DEMONSTRATIONS: f"not given: no row of `prompts` has a demonstration; {REST}",
     }
 
 

@@ -134,8 +134,8 @@ class DenoisingTests:
             )
         skip_rest(
             {
-                "two rows of other texts, without metadata": not others,
-                "a row of `prompts` that gives frames": all(row[1].is_given_T is None for row in world.rows),
+                "not given: two rows of other texts, without metadata": not others,
+                "not given: no row of `prompts` gives frames": all(row[1].is_given_T is None for row in world.rows),
             }
         )
 

@@ -56,10 +56,9 @@ class EncodingTests:
 
     def test_demonstrations_are_what_is_asked_for_and_answered(self, subject: Subject) -> None:
         """A model is trained on the conditioning that it will be given, and to stop; rewards read its text."""
-        model = subject.model
-        for prompt in subject.prompts:
-            if prompt.demonstration is not None:
-                _check_demonstration(subject, prompt)
+        model, shown = subject.model, [each for each in subject.prompts if each.demonstration is not None]
+        for prompt in shown:
+            _check_demonstration(subject, prompt)
         row = Prompt(text=subject.prompts[0].text, media=subject.prompts[0].media)
         what = "encode_demonstration() took a row without a demonstration"
         expect_refusal(what, model.encode_demonstration, row)
@@ -67,9 +66,7 @@ class EncodingTests:
             payload = attempt(encode, Prompt(text=_TURNS, demonstration="7"))
             if payload is not None and payload.kind == KIND and not len(values(payload, "prompt")):
                 fault(f"{encode.__name__}() encodes a chat to no tokens; raise DataError for what cannot be encoded")
-        skip_rest(
-            {"a row of `prompts` with a demonstration": all(each.demonstration is None for each in subject.prompts)}
-        )
+        skip_rest({"not given: no row of `prompts` has a demonstration": not shown})
 
     def test_another_process_encodes_packs_and_builds_the_same(self, subject: Subject) -> None:
         """Every replica is a process of its own, with hashes of its own."""
@@ -110,7 +107,7 @@ class EncodingTests:
             what = f"payload {index}: log-probs of what was decided change when units between are declared not to be"
             expect_close(found_N, all_C[torch.from_numpy(decided_C)], what, rtol=0, atol=subject.tolerance)
             is_seen = True
-        skip_rest({"a payload of tokens with three decisions": not is_seen})
+        skip_rest({"not given: no payload of tokens has three decisions": not is_seen})
 
     def test_an_observation_is_encoded_to_what_it_says(self, subject: Subject) -> None:
         """The model is to read what the environment answered, and its own turn ends once."""
@@ -157,7 +154,7 @@ class EncodingTests:
                         f"encode() of a chat whose user says {text!r} has the token {id_} of that name; only the chat "
                         "template may write it: encode the words of others as text"
                     )
-        skip_rest({"a model that takes chats": len(talks) == 1})
+        skip_rest({"not declared: the model takes no chats": len(talks) == 1})
 
 
 def _check_demonstration(subject: Subject, prompt: Prompt) -> None:

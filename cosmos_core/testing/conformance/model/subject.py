@@ -183,9 +183,9 @@ def expect_refusal(what: str, function: Callable[..., object], *arguments: Any, 
 
 
 def skip_rest(lacking: Mapping[str, bool]) -> None:
-    """Skip the end of a test that lacks something, and say what: the names that are mapped to True."""
-    if wanted := " and ".join(name for name, is_lacking in lacking.items() if is_lacking):
-        pytest.skip(f"not given: {wanted}; the other checks of this test passed")
+    """Skip the end of a test that lacks something, and say what: the reasons that are mapped to True."""
+    if reasons := [reason for reason, is_lacking in lacking.items() if is_lacking]:
+        pytest.skip("; ".join([*reasons, "the other checks of this test passed"]))
 
 
 def expect_close(
