@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,14 +92,6 @@ class ModelConformance(
     }
     temperatures: ClassVar[Sequence[float]] = (1.0, 0.6, 1.7)
     tolerance: ClassVar[float] = 1e-4
-
-    @pytest.fixture(autouse=True)
-    def one_thread(self) -> Iterator[None]:
-        """Sums in one order, the same on every machine of a kind; and tiny tensors are slower on many threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(before)
 
     @pytest.fixture
     def prompts(self) -> Sequence[Prompt]:
