@@ -79,7 +79,7 @@ PLACED = (
 )
 
 DENOISING = {
-    "latent_spec-drawn": (
+    "latent-spec-drawn": (
         changed(
             "            return LatentSpec(shape=SHAPE)",
             "            return LatentSpec(shape=(*SHAPE[:3], 1 + int(torch.randint(99, ()))))",
@@ -87,7 +87,7 @@ DENOISING = {
         "test_a_latent_spec_says_what_is_denoised",
         "says something else a second time",
     ),
-    "latent_spec-half": (
+    "latent-spec-half": (
         changed(', is_given_T=view(prompt, "is_given"))', ")"),
         "test_a_latent_spec_says_what_is_denoised",
         "has only one of given and is_given_T",
@@ -323,7 +323,7 @@ def test_a_good_world_model_passes(outcomes):
 
 def test_rows_whose_metadata_may_say_more_are_not_held_to_their_texts(outcomes):
     (found,) = (each for each in outcomes["told"] if each.test == TEXTS)
-    lacking = "not given: two rows of other texts, without metadata"
+    lacking = "not given: two rows of other texts, without metadata; not given: no row of `prompts` gives frames"
     assert (found.result, found.message) == ("skipped", f"{lacking}; the other checks of this test passed")
 
 
