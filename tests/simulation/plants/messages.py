@@ -107,7 +107,11 @@ PLANTS = (
     ),
     plant(
         "a session takes directives of any term",
-        (f"{SESSION}.receive", "case Directive() if message.term >= max(self._term, 1):", "case Directive():"),
+        (
+            f"{SESSION}.receive",
+            "case Directive() | Acknowledged() if message.term >= max(self._term, 1):",
+            "case Directive() | Acknowledged():",
+        ),
         (
             f"{SESSION}._on_directive",
             "(directive.term, directive.revision) > (newest.term, newest.revision)",
