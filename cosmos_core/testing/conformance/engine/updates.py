@@ -29,7 +29,7 @@ def expect_layout(subject: Subject, engine: EngineDriver, dtype: torch.dtype, nu
         share = {name: torch.zeros_like(count) for name, count in held.items()}
         for piece, name in pieces:
             _expect_piece(piece, name, tensors, dtype)
-            share[piece.name][_box(piece, tensors)] += 1
+            share[piece.name][_place_of(piece, tensors)] += 1
         for name, count in share.items():
             if count.max() > 1:
                 fault(f"rank {rank} lists elements of {name!r} more than once; its slices must be disjoint")
@@ -87,7 +87,7 @@ def expect_loaded(subject: Subject) -> None:
     tensors = subject.pricer.tensors(2)
     engine.begin_update(5)
     for rank, piece, dtype in reversed(_parts(engine)):
-        engine.write(rank, piece, tensors[piece.name][_box(piece, tensors)].to(torch_dtype(dtype)))
+        engine.write(rank, piece, tensors[piece.name][_place_of(piece, tensors)].to(torch_dtype(dtype)))
     if engine.commit_update() != digest_of(tensors):
         fault("an update that was written in halves was not loaded as it was written")
     results = flat(engine.generate(requests))
@@ -121,7 +121,7 @@ def expect_whole_updates(subject: Subject) -> None:
         engine.begin_update(1)
         for index, (rank, piece, dtype) in enumerate(parts):
             again = parts[index - 1][1] if index == twice else piece
-            engine.write(rank, again, tensors[again.name][_box(again, tensors)].to(torch_dtype(dtype)))
+            engine.write(rank, again, tensors[again.name][_place_of(again, tensors)].to(torch_dtype(dtype)))
         refuses(WeightSyncError, engine.commit_update, "an update with one slice twice and another missing")
         engine.abort_update()
     for weights in (1, 2):
@@ -237,7 +237,7 @@ def expect_quantised(subject: Subject, model: Model, form: Format) -> None:
     rounded.expect_logprobs(flat(engine.generate(requests)), weights=1)
 
 
-def _box(piece: TensorSlice, tensors: Mapping[str, torch.Tensor]) -> tuple[slice, ...]:
+def _place_of(piece: TensorSlice, tensors: Mapping[str, torch.Tensor]) -> tuple[slice, ...]:
     return slices.within(piece, slices.whole(piece.name, tuple(tensors[piece.name].shape)))
 
 
