@@ -132,13 +132,10 @@ def look_at_rows(
     imitates: bool,
     longest: int,
 ) -> Measured:
-    """Look at some rows, spread over the train split; unusable ones are passed over, as in the run.
+    """Look at some encoded rows, spread over the train split; unusable ones are passed over, as in the run.
 
     Args:
-        model: Encodes them.
-        dataset: Has them.
         rewards: Those that vet train rows.
-        sizes: Rows of each split.
         recipe: Limits lengths, and says how many held-out rows are evaluated.
         imitates: Whether demonstrations of train rows are learned.
         longest: Most units of a prompt of tokens that what follows it fits beside.
