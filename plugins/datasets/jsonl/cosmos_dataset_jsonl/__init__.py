@@ -1,6 +1,5 @@
 """JSONL and Parquet files as datasets."""
 
-from cosmos_dataset_jsonl.dataset import FileDataset
-from cosmos_dataset_jsonl.options import JsonlOptions
+from cosmos_dataset_jsonl.plugin import FileDataset, JsonlOptions
 
 __all__ = ["FileDataset", "JsonlOptions"]

@@ -14,8 +14,8 @@ from PIL import Image
 from cosmos_core.protocols import DatasetContext
 from cosmos_core.types import Message
 from cosmos_dataset_shapes import Drawing, Shapes, ShapesOptions
-from cosmos_dataset_shapes.dataset import COLOUR_QUESTIONS
 from cosmos_dataset_shapes.drawing import BACKGROUND, COLOURS, KINDS, draw_shape
+from cosmos_dataset_shapes.plugin import COLOUR_QUESTIONS
 
 CONTEXT = DatasetContext(seed=0, directory=Path())
 

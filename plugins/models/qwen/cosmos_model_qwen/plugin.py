@@ -1,10 +1,25 @@
-"""The entry point `qwen`."""
+"""Qwen models: the tokens that end a completion, and the chat template."""
 
 from __future__ import annotations
 
-from cosmos_core.models import DIVERGENCES, HuggingFaceOptions
+from typing import ClassVar, Final
+
+from cosmos_core.models import DIVERGENCES, HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
-from cosmos_model_qwen.model import QwenModel
+
+CHATML: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class QwenModel(HuggingFaceModel):
+    """A dense Qwen model."""
+
+    model_types: ClassVar[frozenset[str] | None] = frozenset({"qwen2", "qwen3"})
+    turn_end: ClassVar[str | None] = "<|im_end|>"
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
+    turn_template: ClassVar[str | None] = CHATML
 
 
 @hookimpl

@@ -1,6 +1,5 @@
 """Wan2.1: video diffusion from text, and from text and an image."""
 
-from cosmos_model_wan.model import WanModel
-from cosmos_model_wan.options import WanOptions
+from cosmos_model_wan.model import WanModel, WanOptions
 
 __all__ = ["WanModel", "WanOptions"]

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import attrs
 import torch
 from torch import nn
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.models.diffusion import DiffusionModel, TokenSlices, tensor_of, with_tensors
+from cosmos_core.models.diffusion import DiffusionModel, DiffusionOptions, TokenSlices, tensor_of, with_tensors
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_wan.attention import spread
-from cosmos_model_wan.options import WanOptions
 
 if TYPE_CHECKING:
     from cosmos_model_wan.encoders import ImageEncoder, TextEncoder
@@ -37,6 +37,11 @@ IMAGE_ENCODER: Final = "image_encoder"
 IMAGE_PROCESSOR: Final = "image_processor"
 _IMAGE_TOKENS: Final = 257
 """Of CLIP ViT-H/14, the image encoder of Wan2.1."""
+
+
+@attrs.frozen(kw_only=True)
+class WanOptions(DiffusionOptions):
+    """The making of conditionings from rows, and the learning of demonstrations."""
 
 
 class WanModel(DiffusionModel):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cosmos_core.models.diffusion import DIVERGENCES
 from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
-from cosmos_model_wan.model import WanModel
-from cosmos_model_wan.options import WanOptions
+from cosmos_model_wan.model import WanModel, WanOptions
 
 
 @hookimpl

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_core.data import BadRowError
-from cosmos_core.storage import LocalCache
+from cosmos_core.storage import LocalCache, cache_folder
 from cosmos_core.types import JSON, Prompt
 from cosmos_dataset_world.clips.clip import PICKLES, Clip, Part
 from cosmos_dataset_world.clips.embeddings import usable_embedding
 from cosmos_dataset_world.clips.options import ClipOptions
 from cosmos_dataset_world.clips.probing import Prober
+
+
+def copies(options: ClipOptions) -> LocalCache:
+    """The local copies of clips, in a folder that all datasets of clips of this user share."""
+    return LocalCache(cache_folder() / "world" / "copies", options.max_cache_bytes)
 
 
 class ClipMapping:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from cosmos_core.data import RowsDataset, RowSource, expand
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, hookimpl
-from cosmos_dataset_world.clips import ClipMapping
-from cosmos_dataset_world.clips.copies import copies
+from cosmos_dataset_world.clips import ClipMapping, copies
 from cosmos_dataset_world.clips.probing import Prober
-from cosmos_dataset_world.folder.options import FolderOptions
-from cosmos_dataset_world.folder.source import ClipFolder
+from cosmos_dataset_world.folder.source import ClipFolder, FolderOptions
 
 
 class WorldFolder(RowsDataset):

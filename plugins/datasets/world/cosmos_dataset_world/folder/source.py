@@ -6,15 +6,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import attrs
+
+from cosmos_core.config import option
 from cosmos_core.data import BadRowError, RawRow
 from cosmos_core.errors import DataError
-from cosmos_dataset_world.clips import Clip, Part
+from cosmos_dataset_world.clips import Clip, ClipOptions, Part
 from cosmos_dataset_world.clips.clip import EMBEDDINGS, IMAGES, PICKLES, VIDEOS
 from cosmos_dataset_world.clips.probing import Prober
-from cosmos_dataset_world.folder.options import FolderOptions
 
 CAPTIONS: Final = "metas"
 _MAX_CAPTION_BYTES: Final = 1 << 20
+
+
+@attrs.frozen(kw_only=True)
+class FolderOptions(ClipOptions):
+    """The folders of clips, and the names within them."""
+
+    train: str = option(
+        help="Folder of the train clips: `metas/NAME.txt`, `videos/NAME.mp4`, and `images/NAME.png` for images that "
+        "are given. `${NAME}` and `${NAME:-default}` stand for environment variables; a relative path starts at the "
+        "recipe."
+    )
+    heldout: str | None = option(None, help="Folder of the held-out clips.")
+    embeddings_folder: str = option(
+        "text_embedding", help="Where embeddings are, `NAME.safetensors`, within the folder of the clips."
+    )
+
+    def __attrs_post_init__(self) -> None:
+        ClipOptions.__attrs_post_init__(self)
+        if self.heldout is not None and (self.heldout_rows is not None or self.heldout_fraction is not None):
+            raise ValueError("give at most one of `heldout`, `heldout_rows` and `heldout_fraction`")
 
 
 class ClipFolder:

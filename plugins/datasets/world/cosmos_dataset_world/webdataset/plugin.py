@@ -10,11 +10,9 @@ from cosmos_core.data import RowsDataset, RowSource, expand, find_files
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, hookimpl
 from cosmos_core.storage import file_system, is_url, told
-from cosmos_dataset_world.clips import ClipMapping
-from cosmos_dataset_world.clips.copies import copies
+from cosmos_dataset_world.clips import ClipMapping, copies
 from cosmos_dataset_world.clips.probing import Prober
-from cosmos_dataset_world.webdataset.options import WebDatasetOptions
-from cosmos_dataset_world.webdataset.source import ClipTar
+from cosmos_dataset_world.webdataset.source import ClipTar, WebDatasetOptions
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_TARS: Final = 1_000_000
