@@ -134,11 +134,8 @@ def look_at_rows(
 ) -> Measured:
     """Look at some encoded rows, spread over the train split; unusable ones are passed over, as in the run.
 
-    Args:
-        rewards: Those that vet train rows.
-        recipe: Limits lengths, and says how many held-out rows are evaluated.
-        imitates: Whether demonstrations of train rows are learned.
-        longest: Most units of a prompt of tokens that what follows it fits beside.
+    The rewards vet them; where the run imitates, a model that vets looks at demonstrations, too. `longest` is the most
+    units of a prompt of tokens that what follows it fits beside.
     """
     num_rows = sizes["train"]
     count = min(num_rows, _MEASURED_PROMPTS)
