@@ -1,5 +1,5 @@
 """From a recipe to a finished run: plan, launch, supervise, summarise.
 
-What `cosmos` does is in `command` (run, plan), `submit` (launch), `replica`, `settings` (set), `status`, `watch`,
+The commands of `cosmos` are in `command` (run, plan), `submit` (launch), `replica`, `settings` (set), `status`,
 `audit`, `recovery` and `artifacts` (export, generate, eval). Their layers are in `pyproject.toml`, enforced.
 """

@@ -1,6 +1,6 @@
 """Plants defects in the product, one at a time, and counts those that the tests catch.
 
-    python benchmarks/planted_defects.py --seed 18 --each 5 > defects.md
+    python -m tests.planted_defects --seed 18 --each 5 > defects.md
 
 Defects are drawn at random: a statement deleted, a comparison turned round, a number off by one, two arguments swapped.
 A first run of the tests records the lines that each executes. Of each defect the tests that execute its line are run,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import os
 import random
 import shutil
@@ -179,6 +180,8 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=["tests/unit", "plugins"], help="the tests of `make test`")
     parser.add_argument("--then", nargs="+", default=[], help="tests for the defects that these do not catch")
     options = parser.parse_args()
+    if importlib.util.find_spec("pytest_cov") is None:
+        parser.error("pytest-cov is not installed: pip install pytest-cov")
     with tempfile.TemporaryDirectory() as folder:
         data = options.data or Path(folder) / "coverage"
         if not data.exists():
@@ -188,7 +191,7 @@ def main() -> None:
         caught: list[str] = []
         for name, package in PACKAGES.items():
             own = "plugins/algorithms" if name == "algorithms" else package.replace("cosmos_core", "tests/unit")
-            chance = random.Random(f"{options.seed} {name}")  # noqa: S311 - nothing is kept secret
+            chance = random.Random(f"{options.seed} {name}")
             for defect in drawn(package, options.each, chance):
                 attempts = [tests_of(defect, data), [own], options.then]
                 found = next(filter(None, (run(defect, tests, copy) for tests in attempts if tests)), "")
