@@ -29,8 +29,10 @@ from cosmos_core.protocols import (
     hooks,
 )
 from cosmos_core.protocols.hooks import PROJECT
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import JSON
 
+_LACKING: Final = object()
 _LOG: Final = logging.getLogger(__name__)
 _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "model": ModelCapabilities,
@@ -42,6 +44,8 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "launcher": LauncherCapabilities,
 }
 """The record of each kind; hooks declare nothing."""
+_OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {"model": (WorldModel,)}
+"""The protocols that some plugins of a kind implement besides, whole or not at all."""
 
 
 def describe(record: PluginRecord) -> str:
@@ -227,13 +231,14 @@ class PluginSet:
         Raises:
             ConfigError: An option is unknown or wrong; one of which the plugin says so itself (`OPTION: …`) is named by
                 its key path, too.
-            PluginBrokenError: The plugin failed with an error that it does not explain itself.
+            PluginBrokenError: The plugin failed with an error that it does not explain itself, or implements a part of
+                an optional protocol.
         """
         provider = self._providers[kind, name]
         path = path or f"{kind}.options"
         structured: Any = structure(options, provider.options, path)
         try:
-            return provider.create(structured, context)
+            made = provider.create(structured, context)
         except ConfigError as error:
             if _is_of_option(str(error), provider.options):
                 raise ConfigError(f"{path}.{error}") from error
@@ -243,6 +248,9 @@ class PluginSet:
         except Exception as error:
             record = self._records[kind, name]
             raise PluginBrokenError(f"{describe(record)} could not be made: {type(error).__name__}: {error}") from error
+        for problem in _half_implemented(made, _OPTIONAL.get(kind, ())):
+            raise PluginBrokenError(f"{describe(self._records[kind, name])} {problem}")
+        return made
 
     def check_hook(self, name: str) -> None:
         """Check what a hook plugin implements before an instance of it is made, where its class tells.
@@ -297,6 +305,17 @@ class PluginSet:
 
 def _one_line(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def _half_implemented(made: object, protocols: Iterable[type]) -> Iterator[str]:
+    """Say which protocols an instance implements in part: it would be taken for one that does not mean to."""
+    for protocol in protocols:
+        members = [name for name in vars(protocol) if not name.startswith("_")]
+        lacking = [name for name in members if inspect.getattr_static(made, name, _LACKING) is _LACKING]
+        # One name of several may be chance.
+        if lacking and len(members) - len(lacking) >= min(2, len(members) - 1):
+            has = ", ".join(name for name in members if name not in lacking)
+            yield f"has {has}, and lacks {', '.join(lacking)} of `{protocol.__name__}`; give all of them, or none"
 
 
 def _is_of_option(message: str, options: type) -> bool:

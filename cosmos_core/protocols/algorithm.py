@@ -196,8 +196,8 @@ class Imitating(Algorithm, Protocol):
     """An algorithm of rollouts that imitates demonstrations beside them: of the rows that a step has groups of.
 
     Optional. Each demonstration is weighed over the step's demonstrations alone, as `aggregation` says, and its loss is
-    added to that of the rollouts. It is read where it is trained on, with a seed of the group's (`Noising`). A recipe
-    whose dataset has no demonstrations is refused.
+    added to that of the rollouts. It is read where it is trained on, with a seed of the group's (`WorldModel.noised`).
+    A recipe whose dataset has no demonstrations is refused.
     """
 
     @property

@@ -114,7 +114,7 @@ class ModelFacts:
             [out, in], of stacked experts [experts, out, in]; not of embeddings, norms, routers and the output layer.
             Empty where they are not known: then nothing can be quantised.
         latent_size: Values of the latents of what the recipe has it generate (0: it decides tokens).
-        num_regressions: Decisions that it draws of a demonstration (`Noising`; 0: it draws none).
+        num_regressions: Decisions that it draws of a demonstration (`WorldModel.noised`; 0: it draws none).
         rows_per_unit: Rows of `hidden_size` that a unit is in the residual stream: 1 of a token, and of a denoising
             step as many as its latents have tokens, which `cp` splits then.
         uncounted: What its processes hold besides what is counted here, in words; then no GPU is said to hold it all.

@@ -44,8 +44,8 @@ class LatentSpec:
 
 
 @runtime_checkable
-class Denoising(Protocol):
-    """A model that turns noise into latents. Optional, beside `Model`; an engine that denoises asks for it.
+class WorldModel(Protocol):
+    """A model that turns noise into latents, and learns from samples by regressions. Optional, beside `Model`.
 
     `Model.encode` gives a payload of kind `latents` with what conditions the denoising; the arrays that an engine adds
     are told in `cosmos_core.types.Payload`. `pack` takes payloads with decisions of either kind.
@@ -97,13 +97,8 @@ class Denoising(Protocol):
             float32 [].
         """
 
-
-@runtime_checkable
-class Noising(Protocol):
-    """A model that trains on regressions, of demonstrations or of what was generated. Optional, beside `Model`."""
-
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
-        """A payload with a `sample`, and the points at which it is to be learned.
+        """A payload with a `sample`, a demonstration's or a generated one, and the points at which it is learned.
 
         Deterministic in its arguments; drawn anew for each seed, that is each time a row is trained on.
 

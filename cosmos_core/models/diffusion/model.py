@@ -35,7 +35,7 @@ from cosmos_core.types import Payload, Prompt
 
 
 class DiffusionModel(Family):
-    """A transformer that denoises latents (`protocols.Model`, `Denoising` and `Noising`).
+    """A transformer that denoises latents (`protocols.Model` and `WorldModel`).
 
     A family says what `Family` asks for, and where it conditions on more than the text, `condition`, `conditioning` and
     `blank`.
@@ -265,7 +265,7 @@ class DiffusionModel(Family):
         *,
         guidance: float,
     ) -> torch.Tensor:
-        """The velocity at each latent (see `protocols.world.Denoising`)."""
+        """The velocity at each latent (see `protocols.world.WorldModel`)."""
         device = latents_B.device
         conditions = self._resident.of(prompts, device, _dtype(module))
         is_given_BT = conditions.get(IS_GIVEN)
@@ -275,13 +275,13 @@ class DiffusionModel(Family):
         return self._velocity(module, latents_B, times_B, conditions, is_given_BT=is_given_BT, guidance_B=guidance_B)
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:  # noqa: ARG002 - of the protocol
-        """The frames of a video (see `protocols.world.Denoising`)."""
+        """The frames of a video (see `protocols.world.WorldModel`)."""
         frames = frames_of(self.codec.decode(latents))
         arrays = {"frames": array_of(frames), "fps": array_of(torch.tensor(self.options.fps))}
         return Payload(kind="media", arrays=arrays)
 
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
-        """The points at which a sample is learned (see `protocols.world.Noising`)."""
+        """The points at which a sample is learned (see `protocols.world.WorldModel`)."""
         tensor_of(payload, "sample", torch.float32, self.shape)
         options = self.options
         times = Times(law=options.times, mean=options.times_mean, std=options.times_std, shift=options.times_shift)

@@ -54,7 +54,7 @@ def trajectory_of(payload: Payload, shape: tuple[int, int, int, int]) -> Traject
     """The decisions of a payload, transitions or regressions.
 
     Args:
-        payload: What an engine recorded, or what `Noising.noised` gave.
+        payload: What an engine recorded, or what `WorldModel.noised` gave.
         shape: (C, T, H, W) of the model's latents.
 
     Raises:

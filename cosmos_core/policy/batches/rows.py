@@ -20,7 +20,7 @@ from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.policy.batches.batch import TrainSequence, units_of
 from cosmos_core.protocols import Dataset, Model, Split
 from cosmos_core.protocols.layout import Mesh
-from cosmos_core.protocols.world import Noising
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.transport.bounds import DETAIL, sendable
 from cosmos_core.transport.frames import PayloadHeader, pack, unpack
 from cosmos_core.types import Payload, Prompt
@@ -39,7 +39,7 @@ class Row:
         split: Of the dataset,
         row: and its number there.
         name: The number that it is reported under.
-        seed: Of the points at which it is learned, by a model that draws them (`Noising`).
+        seed: Of the points at which it is learned, by a model that draws them (`WorldModel`).
         is_rejected: Whether it is the rejected one of a pair.
     """
 
@@ -119,7 +119,7 @@ class RowReader:
             self._encoded[row.key] = self.model.encode_demonstration(self._prompt(row))
             self.advance()
         payload = self._encoded[row.key]
-        return self.model.noised(payload, row.seed) if isinstance(self.model, Noising) else payload
+        return self.model.noised(payload, row.seed) if isinstance(self.model, WorldModel) else payload
 
     def _prompt(self, row: Row) -> Prompt:
         assert self.dataset is not None, "where demonstrations are learned from, there is a dataset"

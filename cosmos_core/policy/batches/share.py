@@ -40,7 +40,7 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Algorithm, Dataset, Model
 from cosmos_core.protocols.algorithm import Imitating
 from cosmos_core.protocols.layout import Mesh
-from cosmos_core.protocols.world import Noising
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.payloads import PayloadClient
 
@@ -170,7 +170,7 @@ class ShareReader:
 
     def _looked(self, reader: RowReader, rows: Sequence[Row], indices: Iterable[int]) -> dict[int, Read]:
         """Look at rows that are this process's own, and of those that share its sequences."""
-        if isinstance(self.model, Noising):
+        if isinstance(self.model, WorldModel):
             return look_together(reader, {index: rows[index] for index in indices}, self.world.mesh)
         return {index: reader.look(rows[index]) for index in indices}
 
@@ -183,7 +183,7 @@ class ShareReader:
         reader = self._rows()
         size = data_size(self.world.mesh)
         parted: list[tuple[int, ...]] = []
-        if isinstance(self.model, Noising):
+        if isinstance(self.model, WorldModel):
             parted = balanced([1] * len(rows), group.size * size)
             reads = self._looked(reader, rows, parted[group.rank * size + self._place])
         else:

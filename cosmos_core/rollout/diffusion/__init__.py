@@ -1,1 +1,1 @@
-"""The engine `diffusion`: denoises with any model that is a `Denoising`, and records what is trained on."""
+"""The engine `diffusion`: denoises with any model that is a `WorldModel`, and records what is trained on."""

@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols.world import Denoising
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.rollout.diffusion.samplers import Row
 from cosmos_core.rollout.diffusion.trajectory import Decision, Trajectory, with_given
 
@@ -38,7 +38,7 @@ class _Taken:
     after_B: torch.Tensor
 
 
-def denoise(model: Denoising, module: torch.nn.Module, samples: Sequence[Trajectory], version: int) -> int:
+def denoise(model: WorldModel, module: torch.nn.Module, samples: Sequence[Trajectory], version: int) -> int:
     """Take the next step of each sample, begun and not ended; those of one shape and guidance share a forward.
 
     Gives how many of the steps were decisions.

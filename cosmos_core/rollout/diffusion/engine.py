@@ -10,7 +10,7 @@ import torch
 
 from cosmos_core.errors import CosmosError, DataError, EngineError
 from cosmos_core.protocols import CachePolicy, EngineContext, Model, Request, TensorSlice
-from cosmos_core.protocols.world import Denoising, LatentSpec, Noising
+from cosmos_core.protocols.world import LatentSpec, WorldModel
 from cosmos_core.rollout.diffusion.denoising import denoise
 from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, problems, sampling_problems
 from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed
@@ -49,9 +49,9 @@ class DiffusionEngine(ServedEngine[Trajectory]):
         return self._denoisers
 
     @property
-    def _model(self) -> Denoising:
+    def _model(self) -> WorldModel:
         model = self._context.model
-        assert isinstance(model, Denoising)
+        assert isinstance(model, WorldModel)
         return model
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class DiffusionEngine(ServedEngine[Trajectory]):
         return self._commands.call(score)
 
 
-def check_request(request: Request, options: DiffusionOptions, model: Denoising) -> LatentSpec:
+def check_request(request: Request, options: DiffusionOptions, model: WorldModel) -> LatentSpec:
     """The latents that a request asks for."""
     where, sampling = f"request {request.request_id!r}", request.sampling
     if request.prompt.kind != "latents":
@@ -161,7 +161,7 @@ def finish_payload(
     made = {**sample.arrays(), "sample": array(sample.state)}
     payload = attrs.evolve(sample.parent.request.prompt, arrays=made)
     if regressions and sample.parent.request.sampling.temperature:
-        assert isinstance(model, Noising)
+        assert isinstance(model, WorldModel)
         of_transitions = ("states", "places", "steps", "logprobs", "versions", "times")
         plain = attrs.evolve(payload, arrays={name: made[name] for name in made if name not in of_transitions})
         seed = sample_seed(sample.parent.request.seed, sample.index)
@@ -190,7 +190,7 @@ def logprobs_of(
     return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
 
 
-def rendered(model: Denoising, sample: Trajectory, *, size: int) -> Payload:
+def rendered(model: WorldModel, sample: Trajectory, *, size: int) -> Payload:
     """Render a trajectory that is at t = 0; its longer side has at most `size` pixels, or for 0 all of them."""
     assert sample.state is not None
     media = model.render(sample.state, sample.parent.request.prompt)

@@ -20,7 +20,7 @@ from cosmos_core.protocols import (
     Sampling,
     hookimpl,
 )
-from cosmos_core.protocols.world import Denoising, Noising
+from cosmos_core.protocols.world import WorldModel
 
 SamplerName: TypeAlias = Literal["flow-sde", "cps", "edm", "euler", "unipc"]
 EvaluationSamplerName: TypeAlias = Literal["euler", "unipc", "edm"]
@@ -138,15 +138,15 @@ def _most_decisions(options: DiffusionOptions, sampling: Sampling | None) -> int
 
 def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
     """Yield what options ask for that a model cannot give."""
-    if not isinstance(model, Denoising):
+    if not isinstance(model, WorldModel):
         yield (
             f"rollout.engine.plugin: 'diffusion' denoises, and {type(model).__name__} is no world model "
-            "(cosmos_core.protocols.world.Denoising); use the engine 'embedded', or another model"
+            "(cosmos_core.protocols.world.WorldModel); use the engine 'embedded', or another model"
         )
     if options.sigma_min >= options.sigma_max:
         yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
     if options.regressions:
-        yield from _regressions(options, model)
+        yield from _regressions(options)
     elif options.sampler in _NOISELESS:
         yield (
             f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
@@ -156,16 +156,11 @@ def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
         yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
 
 
-def _regressions(options: DiffusionOptions, model: Model) -> Iterator[str]:
+def _regressions(options: DiffusionOptions) -> Iterator[str]:
     if options.sampler not in _ODES:
         yield (
             f"{_OPTIONS}.sampler: {options.sampler!r} adds noise, and regressions are learned of what an ODE leads to; "
             f"take one of {', '.join(map(repr, _ODES))}"
-        )
-    if not isinstance(model, Noising):
-        yield (
-            f"{_OPTIONS}.regressions: {options.regressions}, and {type(model).__name__} does not learn any "
-            "(cosmos_core.protocols.world.Noising); set it to 0"
         )
 
 

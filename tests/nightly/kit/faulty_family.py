@@ -120,15 +120,14 @@ COMPARING_TESTS = {
     "test_features_are_there_where_declared",
 }
 """Those of what is asked besides log-probs; likewise."""
-_NOT_DENOISING = "not declared: the model does not denoise (`Denoising`)"
-_NOT_NOISING = "not declared: the model learns no regressions (`Noising`)"
+_NOT_DENOISING = "not declared: the model does not denoise (`WorldModel`)"
 WORLD_TESTS = {
     "test_a_latent_spec_says_what_is_denoised": _NOT_DENOISING,
     "test_velocities_depend_on_the_row_alone": _NOT_DENOISING,
     "test_guidance_begins_at_the_neutral_one": _NOT_DENOISING,
     "test_transitions_are_normal_round_what_the_velocity_says": _NOT_DENOISING,
-    "test_points_are_drawn_by_the_seed_alone": _NOT_NOISING,
-    "test_regressions_are_errors_of_the_velocity": _NOT_NOISING,
+    "test_points_are_drawn_by_the_seed_alone": _NOT_DENOISING,
+    "test_regressions_are_errors_of_the_velocity": _NOT_DENOISING,
     "test_blends_lie_between_both_models": "it declares no blends",
 }
 """Those of world models, likewise, and why others skip them."""

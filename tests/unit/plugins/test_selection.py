@@ -1,3 +1,4 @@
+import contextlib
 import sys
 
 import attrs
@@ -234,6 +235,34 @@ def test_one_module_may_provide_several_kinds_and_names(make_distribution):
     assert [(record.kind, record.name) for record in plugins] == selections
     assert plugins.provider("reward", "brief").create.__name__ == "Short"
     assert plugins.provider("dataset", "rows").create is dict
+
+
+HALF = """
+from cosmos_core.protocols import Provider, hookimpl
+
+class Half:
+    def __init__(self, options, context):
+        for name in context:
+            setattr(self, name, lambda: None)
+
+@hookimpl
+def cosmos_KIND():
+    return Provider(create=Half)
+"""
+
+
+def test_an_optional_protocol_is_implemented_whole_or_not_at_all(make_distribution):
+    for kind, members, message in [
+        ("model", ("velocity", "render"), r"has velocity, render, and lacks latent_spec.* of `WorldModel`; give all"),
+        ("model", ("render",), None),
+        ("model", ("latent_spec", "velocity", "neutral_guidance", "render", "noised"), None),
+    ]:
+        make_distribution(
+            "acme-a", entries={f"{kind}/half": "acme_a"}, modules={"acme_a.py": HALF.replace("KIND", kind)}
+        )
+        plugins = PluginSet.load([(kind, "half")])
+        with pytest.raises(PluginBrokenError, match=message) if message else contextlib.nullcontext():
+            plugins.create(kind, "half", {}, members)
 
 
 def test_what_breaks_a_rule_of_the_core_is_refused_before_import(make_distribution):

@@ -50,7 +50,7 @@ class _Net(torch.nn.Module):
 @final
 @attrs.frozen
 class TinyDenoiser:
-    """A `Model` that is a `Denoising` and a `Noising`; weights are drawn from a seed."""
+    """A `Model` that is a `WorldModel`; weights are drawn from a seed."""
 
     def facts(self) -> ModelFacts:
         """Describe it."""

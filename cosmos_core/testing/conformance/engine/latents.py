@@ -14,7 +14,7 @@ import torch
 
 from cosmos_core.config.structure import structure
 from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, PlannedRun, Provider, RolloutEngine
-from cosmos_core.protocols.world import Denoising
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.subject import Subject, flat
@@ -59,9 +59,9 @@ class DenoisingEngineConformance(EngineConformance):
         ]
 
     @pytest.fixture
-    def denoising(self, context: EngineContext) -> Denoising:
+    def denoising(self, context: EngineContext) -> WorldModel:
         """The model, as what it is."""
-        assert isinstance(context.model, Denoising)
+        assert isinstance(context.model, WorldModel)
         return context.model
 
     def decisions(self, max_units: int) -> int:
@@ -83,7 +83,7 @@ class DenoisingEngineConformance(EngineConformance):
 
     # -- what was decided ---------------------------------------------------------------------------------------------
 
-    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, denoising: Denoising) -> None:
+    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, denoising: WorldModel) -> None:
         """The trainer reads arrays by name, dtype and shape; a video goes on from the frames that its prompt gives."""
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
         for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
@@ -160,7 +160,7 @@ class DenoisingEngineConformance(EngineConformance):
                     "depends on the first noise, and on nothing else"
                 )
 
-    def test_samples_are_rendered(self, subject: Subject, denoising: Denoising) -> None:
+    def test_samples_are_rendered(self, subject: Subject, denoising: WorldModel) -> None:
         """Rewards and people look at frames."""
         for generated in flat(subject.start().generate([subject.request("seen", 1, num_samples=2)])):
             if not subject.capabilities.renders:

@@ -18,7 +18,7 @@ import torch
 from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.protocols.frozen import Blend, Blended, KLTarget
-from cosmos_core.protocols.world import Denoising, LatentSpec, Noising
+from cosmos_core.protocols.world import LatentSpec, WorldModel
 from cosmos_core.testing.conformance.model.subject import SEED, Subject, contents, expect_close, skip_rest, tensor
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
@@ -61,14 +61,14 @@ def walked(prompt: Payload, latent_spec: LatentSpec, *, number: int, guidance: f
 class _World:
     """A model that denoises, its weights, and its rows with the latent_spec of each."""
 
-    model: Denoising
+    model: WorldModel
     module: torch.nn.Module
     rows: list[tuple[Payload, LatentSpec]]
 
     @classmethod
     def of(cls, subject: Subject) -> _World:
         """The model, if it denoises; else the test is skipped."""
-        model: Denoising = subject.optional(Denoising, "the model does not denoise")
+        model: WorldModel = subject.optional(WorldModel, "the model does not denoise")
         encoded = map(subject.model.encode, subject.prompts)
         return cls(model, subject.module, [(payload, model.latent_spec(payload)) for payload in encoded])
 
@@ -82,7 +82,7 @@ class _World:
 
 
 class DenoisingTests:
-    """Tests of a model that is `Denoising` or `Noising`, or declares blends."""
+    """Tests of a model that is a `WorldModel`, or declares blends."""
 
     def test_a_latent_spec_says_what_is_denoised(self, subject: Subject) -> None:
         """An engine draws noise of its shape, keeps what is given, and shows rewards and reports the frames."""
@@ -340,9 +340,9 @@ def _counted(module: torch.nn.Module) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _noising(subject: Subject) -> tuple[Noising, list[Payload]]:
+def _noising(subject: Subject) -> tuple[WorldModel, list[Payload]]:
     """The model, and demonstrations before points are drawn."""
-    noising: Noising = subject.optional(Noising, "the model learns no regressions")
+    noising: WorldModel = subject.optional(WorldModel, "the model does not denoise")
     shown = [prompt for prompt in subject.prompts if prompt.demonstration is not None]
     if not shown:
         pytest.skip("not given: no row of `prompts` has a demonstration")

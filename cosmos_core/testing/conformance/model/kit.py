@@ -68,7 +68,7 @@ class ModelConformance(
         context: The `ModelContext`.
         prompts: Rows, of different lengths, with demonstrations.
         corpus: Texts that the tokenizer is trained on; those of `prompts`.
-        payloads: What is packed and evaluated; the demonstrations of `prompts`, noised where the model is `Noising`. At
+        payloads: What is packed and evaluated; the demonstrations of `prompts`, noised by a `WorldModel`. At
             least two, of different lengths, and one at least of each payload kind that is declared.
         steering: Texts of the tokens that end or begin turns or stand for something else than text, with their ids;
             those of a Hugging Face `tokenizer` of the model.

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import values
 from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities, ModelFacts
-from cosmos_core.protocols.world import Noising
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import CPU, PluginModel
 from cosmos_core.types import Payload, Prompt
@@ -213,7 +213,7 @@ def expect_each_close(
 def demonstrations(model: Model, prompts: Sequence[Prompt]) -> list[Payload]:
     """The rows that have one, as a policy trains on them: with drawn points, of a model that needs these."""
     shown = [model.encode_demonstration(prompt) for prompt in prompts if prompt.demonstration is not None]
-    return [model.noised(each, index) for index, each in enumerate(shown)] if isinstance(model, Noising) else shown
+    return [model.noised(each, index) for index, each in enumerate(shown)] if isinstance(model, WorldModel) else shown
 
 
 def tensor(payload: Payload, name: str) -> torch.Tensor:

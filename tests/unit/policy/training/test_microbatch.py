@@ -16,7 +16,7 @@ from cosmos_core.policy.training.microbatch import decision_weights, know
 from cosmos_core.protocols import Aggregation, Loss, NoOptions
 from cosmos_core.protocols.algorithm import Estimate
 from cosmos_core.protocols.frozen import Blend, Divergence
-from cosmos_core.protocols.world import Noising
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import Array, Prompt
 from tests.unit.policy.training.test_frozen import frozen_model
 from tests.world_model import World, walked
@@ -224,7 +224,7 @@ def test_comparisons_are_answered_however_sequences_lie(kit):
 
 
 def test_the_model_of_these_tests_draws_its_points():
-    assert isinstance(WORLD, Noising)
+    assert isinstance(WORLD, WorldModel)
 
 
 TOTALS = Counts(sequences=5, decisions=40, trained=4)
