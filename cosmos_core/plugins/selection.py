@@ -29,6 +29,7 @@ from cosmos_core.protocols import (
     hooks,
 )
 from cosmos_core.protocols.hooks import PROJECT
+from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import JSON
 
@@ -44,7 +45,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "launcher": LauncherCapabilities,
 }
 """The record of each kind; hooks declare nothing."""
-_OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {"model": (WorldModel,)}
+_OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {"model": (VisionModel, WorldModel)}
 """The protocols that some plugins of a kind implement besides, whole or not at all."""
 
 

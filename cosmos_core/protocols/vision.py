@@ -6,7 +6,7 @@ A rotary axes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import attrs
@@ -25,7 +25,7 @@ class Conditioning:
     Attributes:
         positions: int64 [P], or [A, P] with one for each of A rotary axes; on the CPU.
         next_position: Of the first generated unit, on every axis; that of each later one is one more.
-        batch: What `Conditioned.enter` reads; an engine does not look inside.
+        batch: What `VisionModel.enter` reads; an engine does not look inside.
     """
 
     positions: torch.Tensor
@@ -41,7 +41,7 @@ class VisionInputs:
         tokens_N: int64.
         positions: int64 [N], or [A, N].
         places_K: int64, ascending: which units enter with more than their token.
-        features: What those enter with, [K, ...] each: rows of what `Conditioned.enter` gave.
+        features: What those enter with, [K, ...] each: rows of what `VisionModel.enter` gave.
         kept_R: int64, the units whose logits are asked for.
     """
 
@@ -50,31 +50,6 @@ class VisionInputs:
     places_K: torch.Tensor
     features: Mapping[str, torch.Tensor]
     kept_R: torch.Tensor
-
-
-@runtime_checkable
-class Conditioned(Protocol):
-    """A model whose prompts may show images or videos, for engines that run its modules themselves.
-
-    Optional, beside `Model`. Prompts may enter in pieces, among units of other sequences, and once for many samples.
-    """
-
-    def condition(self, prompt: Payload) -> Conditioning | None:
-        """Lay a prompt out; None where its token ids say it all. Needs no weights.
-
-        Raises:
-            DataError: The arrays of the payload do not fit its prompt.
-        """
-
-    def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
-        """Compute what each unit of the prompt enters with under the weights of the module (its tower runs here).
-
-        Returns:
-            [P, ...] each, on the module's device, by names that only the model reads.
-        """
-
-    def evaluate(self, module: torch.nn.Module, inputs: VisionInputs) -> torch.Tensor:
-        """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -98,15 +73,34 @@ class Shown:
 
 
 @runtime_checkable
-class Showing(Protocol):
-    """A model whose family has other implementations, for engines that run one of these, its tower included.
+class VisionModel(Protocol):
+    """A model whose prompts may show images or videos. Optional, beside `Model`.
 
-    Optional, beside `Conditioned`: positions are those that `condition` gives.
+    Engines that run its modules themselves let prompts enter in pieces, among units of other sequences, and once for
+    many samples. Those that run another implementation of the family, its tower included, ask what is `shown`.
     """
 
-    def shown(self, prompt: Payload) -> Sequence[Shown]:
-        """The images and videos of a prompt, in its order; none where its token ids say it all. Needs no weights.
+    def condition(self, prompt: Payload) -> Conditioning | None:
+        """Lay a prompt out; None where its token ids say it all. Needs no weights.
 
         Raises:
             DataError: The arrays of the payload do not fit its prompt.
+        """
+
+    def enter(self, module: torch.nn.Module, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
+        """Compute what each unit of the prompt enters with under the weights of the module (its tower runs here).
+
+        Returns:
+            [P, ...] each, on the module's device, by names that only the model reads.
+        """
+
+    def evaluate(self, module: torch.nn.Module, inputs: VisionInputs) -> torch.Tensor:
+        """Logits [R, V], before the temperature, of a forward that attends as the engine has it attend."""
+
+    @property
+    def shown(self) -> Callable[[Payload], Sequence[Shown]] | None:
+        """A method that gives the images and videos of a prompt, in its order; None where it cannot tell.
+
+        It gives none where the token ids of the prompt say it all, and needs no weights; positions are those of
+        `condition`. It raises `DataError` where the arrays of the payload do not fit the prompt.
         """

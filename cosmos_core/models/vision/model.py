@@ -9,7 +9,7 @@ size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -26,7 +26,7 @@ from cosmos_core.models.tokens import token_array
 from cosmos_core.models.vision.decoder import deeper_keywords, per_unit
 from cosmos_core.models.weights import loading
 from cosmos_core.protocols import Layout, ModelFacts
-from cosmos_core.protocols.vision import Conditioning, VisionInputs
+from cosmos_core.protocols.vision import Conditioning, Shown, VisionInputs
 from cosmos_core.types import Payload
 
 _NEXT: Final = (0, 0)
@@ -36,12 +36,17 @@ _NEXT: Final = (0, 0)
 class VisionLanguageModel(HuggingFaceModel):
     """A vision-language model of transformers, with a `text_config` and a text backbone of its own.
 
-    Engines that run a module themselves are handed what training computes (`protocols.vision.Conditioned`): `pack`
+    Engines that run a module themselves are handed what training computes (`protocols.vision.VisionModel`): `pack`
     lays a prompt out, `embed` runs the towers. A family says which arrays of a prompt it reads (`is_media`); one whose
     `embed` gives its backbone other things than transformers' decoders take overrides `per_unit` and `keywords`.
     """
 
     auto_class: ClassVar[Any] = AutoModelForImageTextToText
+
+    @property
+    def shown(self) -> Callable[[Payload], Sequence[Shown]] | None:
+        """None: a family whose other implementations take what its prompts show overrides it with a method."""
+        return None
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights (see `HuggingFaceModel.facts`)."""
@@ -65,7 +70,7 @@ class VisionLanguageModel(HuggingFaceModel):
         return text
 
     def condition(self, prompt: Payload) -> Conditioning | None:
-        """Lay out a prompt that shows something (see `cosmos_core.protocols.vision.Conditioned`)."""
+        """Lay out a prompt that shows something (see `cosmos_core.protocols.vision.VisionModel`)."""
         more = prompt.arrays.keys() - {"prompt"}
         if foreign := sorted(name for name in more if not self.is_media(name)):
             raise DataError(f"{type(self).__name__} has no use for the prompt's {', '.join(foreign)}")

@@ -11,7 +11,7 @@ from cosmos_core.errors import EngineError
 from cosmos_core.protocols import CachePolicy, EngineContext, FinishReason, Model, TensorSlice
 from cosmos_core.protocols.model import Record, Recording
 from cosmos_core.protocols.quantization import FORMATS
-from cosmos_core.protocols.vision import Conditioned
+from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, problems
@@ -45,7 +45,7 @@ class EmbeddedEngine(TokenEngine):
             raise EngineError(problem)
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)
-        self._prompts = ConditionedPrompts(context.model, module) if isinstance(context.model, Conditioned) else None
+        self._prompts = ConditionedPrompts(context.model, module) if isinstance(context.model, VisionModel) else None
         form = FORMATS.get(context.quantization)
         with torch.no_grad():
             self._loaded = LoadedWeights(canonical_tensors(module), form, context.model.facts().matrices)

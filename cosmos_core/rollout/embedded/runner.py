@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 
-from cosmos_core.protocols.vision import Conditioned, Conditioning, VisionInputs
+from cosmos_core.protocols.vision import Conditioning, VisionInputs, VisionModel
 from cosmos_core.rollout.embedded.attention import Chunk, SlotStep
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single
@@ -185,7 +185,7 @@ class ConditionedPrompts:
     need them: a vision tower never runs for a sample or a chunk. New weights make them anew.
     """
 
-    def __init__(self, model: Conditioned, module: torch.nn.Module) -> None:
+    def __init__(self, model: VisionModel, module: torch.nn.Module) -> None:
         self._model = model
         self._module = module
         self._features: dict[TokenRequestState, Mapping[str, torch.Tensor]] = {}

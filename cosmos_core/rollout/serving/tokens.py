@@ -10,7 +10,7 @@ import torch
 
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import FinishReason, Generated, Model, Request
-from cosmos_core.protocols.vision import Conditioned, Conditioning
+from cosmos_core.protocols.vision import Conditioning, VisionModel
 from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.randomness import sample_key
 from cosmos_core.rollout.serving.requests import RequestState, ServedHandle
@@ -67,7 +67,7 @@ def check_ids(payload: Payload, name: str, where: str, vocabulary: int) -> np.nd
 
 def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:
     """Conditioning of a prompt; None where its token ids say it all."""
-    if isinstance(model, Conditioned):
+    if isinstance(model, VisionModel):
         try:
             return model.condition(prompt)
         except DataError as error:
@@ -75,7 +75,7 @@ def condition(prompt: Payload, model: Model, where: str) -> Conditioning | None:
     if more := sorted(prompt.arrays.keys() - {"prompt"}):
         raise EngineError(
             f"{where}: its prompt has the arrays {', '.join(more)}, and {type(model).__name__} does not say how they "
-            "enter a forward (cosmos_core.protocols.vision.Conditioned)"
+            "enter a forward (cosmos_core.protocols.vision.VisionModel)"
         )
     return None
 

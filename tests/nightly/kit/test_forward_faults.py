@@ -55,6 +55,8 @@ def enter(self, module, conditioning):
 
 def evaluate(self, module, inputs):
     raise NotImplementedError("engines are tested by their own kit")
+
+shown = None
 """
 SHOWS = (
     ENTERS

@@ -491,8 +491,8 @@ def load_exported(self, directory):
 NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are padded"
 NOT_COUNTED = "not declared: with these options the model counts nothing (`AfterStep`)"
 NOT_RECORDED = "not declared: with these options the model records nothing (`Recording`)"
-NOT_CONDITIONED = "not declared: prompts are token ids alone (`Conditioned`)"
-NOT_SHOWN = "not declared: no other implementation takes what its prompts show (`Showing`)"
+NOT_CONDITIONED = "not declared: prompts are token ids alone (`VisionModel`)"
+NOT_SHOWN = "not declared: no other implementation takes what its prompts show (`VisionModel`)"
 NOT_DECLARED = {
     "test_padding_decides_nothing": NOT_PADDED,
     "test_only_forwards_of_a_step_are_counted": NOT_COUNTED,

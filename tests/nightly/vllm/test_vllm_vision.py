@@ -198,7 +198,7 @@ def test_a_model_that_does_not_say_what_it_shows_is_refused_its_images(start, mo
     silent = twin(stopping_at(model, frozenset()))
     type(silent).shown = None
     engine = start(model=silent)
-    with pytest.raises(EngineError, match=r"request '1'.*does not say what its prompts show.*Showing.*'embedded'"):
+    with pytest.raises(EngineError, match=r"request '1'.*does not say what its prompts show.*VisionModel.*'embedded'"):
         engine.submit(requests(stills[:2], max_units=2))
 
 

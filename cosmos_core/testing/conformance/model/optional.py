@@ -10,7 +10,7 @@ import torch
 
 from cosmos_core.models.tokens import array_of
 from cosmos_core.protocols.model import AfterStep, Recording
-from cosmos_core.protocols.vision import Conditioned, Showing
+from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.testing.conformance.model.subject import SEED, Subject, expect_close, expect_refusal
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Payload
@@ -18,7 +18,7 @@ from cosmos_core.weights.shards import dtype_name
 
 
 class OptionalTests:
-    """Tests of a model that is `AfterStep`, `Recording`, `Conditioned` or `Showing`."""
+    """Tests of a model that is `AfterStep`, `Recording` or a `VisionModel`."""
 
     def test_only_forwards_of_a_step_are_counted(self, subject: Subject) -> None:
         """The trainer zeroes the counters, sums them over processes, and acts on them after the optimizer."""
@@ -68,13 +68,13 @@ class OptionalTests:
 
     def test_each_unit_of_a_prompt_enters_by_the_weights(self, subject: Subject) -> None:
         """An engine cuts prompts anywhere, asks again after an update, and refuses a request when it comes."""
-        conditioned: Conditioned = subject.optional(Conditioned, "prompts are token ids alone")
+        conditioned: VisionModel = subject.optional(VisionModel, "prompts are token ids alone")
         plain, shown = (
             [subject.model.encode(prompt) for prompt in subject.prompts if bool(prompt.media) == is_shown]
             for is_shown in (False, True)
         )
         if not shown:
-            fault("the model is `Conditioned`, and none of `prompts` shows anything; give some of them media")
+            fault("the model is a `VisionModel`, and none of `prompts` shows anything; give some of them media")
         if any(conditioned.condition(payload) is not None for payload in plain):
             fault("condition() of a prompt without media gave something; give None where token ids say it all")
         other = subject.build(SEED + 1)
@@ -94,12 +94,12 @@ class OptionalTests:
     def test_each_image_or_video_is_shown_where_it_stands(self, subject: Subject) -> None:
         """Once, in the order of the prompt, no unit for two of them."""
         why = "no other implementation takes what its prompts show"
-        showing: Showing = subject.optional(Showing, why)
+        shown_by = subject.optional(VisionModel, why, lambda model: model.shown is not None).shown
         if not any(prompt.media for prompt in subject.prompts):
-            fault("the model is `Showing`, and none of `prompts` shows anything; give some of them media")
+            fault("the model has `shown`, and none of `prompts` shows anything; give some of them media")
         for prompt in subject.prompts:
             payload, end = subject.model.encode(prompt), 0
-            shown, units = showing.shown(payload), payload.arrays["prompt"].shape[0]
+            shown, units = shown_by(payload), payload.arrays["prompt"].shape[0]
             if len(shown) != len(prompt.media):
                 fault(f"shown() of a prompt with {len(prompt.media)} media gave {len(shown)}; give one for each")
             for each in shown:
@@ -113,7 +113,7 @@ class OptionalTests:
                 end = each.start + number
             for lost in payload.arrays.keys() - {"prompt"} if prompt.media else ():
                 what = f"shown() took a prompt that shows something without its array {lost!r}"
-                expect_refusal(what, showing.shown, _without(payload, lost))
+                expect_refusal(what, shown_by, _without(payload, lost))
 
 
 def _total(subject: Subject, *, is_learned: bool) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _without(payload: Payload, lost: str) -> Payload:
     return attrs.evolve(payload, arrays={name: each for name, each in payload.arrays.items() if name != lost})
 
 
-def _check_entered(conditioned: Conditioned, payload: Payload, module: torch.nn.Module, other: torch.nn.Module) -> None:
+def _check_entered(conditioned: VisionModel, payload: Payload, module: torch.nn.Module, other: torch.nn.Module) -> None:
     units, conditioning = payload.arrays["prompt"].shape[0], conditioned.condition(payload)
     if conditioning is None:
         fault("condition() of a prompt that shows something gave None; it would be computed as text")

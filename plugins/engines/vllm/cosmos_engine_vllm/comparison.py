@@ -14,7 +14,7 @@ from PIL import Image
 
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import EngineContext, Model
-from cosmos_core.protocols.vision import Showing
+from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.rollout.serving.scoring import scoring_inputs
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_engine_vllm.backend import Backend
@@ -70,7 +70,7 @@ def check(
 def _samples(model: Model, size: int, num_tokens: int) -> Iterator[tuple[str, Payload]]:
     ids = np.linspace(0, num_tokens - 1, size, dtype=np.int32)
     yield "text", Payload(kind="tokens", arrays={"prompt": _ids(ids[:1]), "completion": _ids(ids[1:])})
-    if not isinstance(model, Showing):
+    if not isinstance(model, VisionModel) or model.shown is None:
         return
     try:
         prompt = model.encode(Prompt(text="What is it?", media=(_picture(),)))

@@ -19,7 +19,7 @@ from transformers import BatchFeature
 
 from cosmos_core.errors import DataError, EngineError
 from cosmos_core.protocols import Model
-from cosmos_core.protocols.vision import Conditioning, Showing, Shown
+from cosmos_core.protocols.vision import Conditioning, Shown, VisionModel
 from cosmos_core.types import Payload
 from cosmos_engine_vllm.preflight import needs_one_process
 
@@ -92,15 +92,16 @@ class Media:
             EngineError: vLLM's model sees nothing, or otherwise than the plugin's.
         """
         model = type(self._model).__name__
-        if self._processor is None or not isinstance(self._model, Showing):
+        shown_by = self._model.shown if isinstance(self._model, VisionModel) else None
+        if self._processor is None or shown_by is None:
             reason = (
                 f"vLLM has it as a model of text that {model} shows things to"
                 if self._processor is None
-                else f"{model} does not say what its prompts show (cosmos_core.protocols.vision.Showing)"
+                else f"{model} does not say what its prompts show (cosmos_core.protocols.vision.VisionModel.shown)"
             )
             raise EngineError(f"{where}: it shows images or videos, and {reason}; use the engine 'embedded'")
         try:
-            shown = self._model.shown(prompt)
+            shown = shown_by(prompt)
         except DataError as error:
             raise EngineError(f"{where}: {error}") from error
         made = self._made(shown, conditioning, where)

@@ -7,7 +7,7 @@ from typing import Final
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import PlannedRun, Preflight
-from cosmos_core.protocols.vision import Showing
+from cosmos_core.protocols.vision import VisionModel
 from cosmos_engine_vllm.options import VllmOptions
 
 LEAST_TEMPERATURE: Final = 0.01
@@ -51,13 +51,14 @@ def _sampling(planned: PlannedRun) -> Iterator[str]:
 
 
 def _media(planned: PlannedRun) -> Iterator[str]:
-    if planned.num_ranks > 1 and isinstance(planned.model, Showing):
+    tells = isinstance(planned.model, VisionModel) and planned.model.shown is not None
+    if planned.num_ranks > 1 and tells:
         yield needs_one_process(planned.num_ranks, planned.facts.architecture)
-    if planned.shows_media and not isinstance(planned.model, Showing):
+    if planned.shows_media and not tells:
         yield (
             f"rollout.engine.plugin: 'vllm' has a vision tower of its own, and {type(planned.model).__name__} does not "
-            "say what its prompts show in a way that it takes (cosmos_core.protocols.vision.Showing); use the engine "
-            "'embedded'"
+            "say what its prompts show in a way that it takes (cosmos_core.protocols.vision.VisionModel.shown); use "
+            "the engine 'embedded'"
         )
 
 

@@ -101,7 +101,7 @@ class QwenVLModel(VisionLanguageModel):
         return super().text_positions(lengths).expand(3, -1)
 
     def shown(self, prompt: Payload) -> Sequence[Shown]:
-        """Images and videos of a prompt, one by one (see `cosmos_core.protocols.vision.Showing`).
+        """Images and videos of a prompt, one by one (see `cosmos_core.protocols.vision.VisionModel`).
 
         Raises:
             DataError: The payload has other patches than its grids and placeholders say.

@@ -17,7 +17,7 @@ from cosmos_model_qwen_vl.vision import Vision
 
 
 def show(payload: Payload, vision: Vision) -> list[Shown]:
-    """Images and videos of a prompt, in the order of their placeholders (see `cosmos_core.protocols.vision.Showing`).
+    """Images and videos of a prompt, in the order of their placeholders (see `protocols.vision.VisionModel`).
 
     Raises:
         DataError: The payload has other patches than its grids and placeholders say.

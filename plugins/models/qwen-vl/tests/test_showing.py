@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.models import values
-from cosmos_core.protocols.vision import Showing
+from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.types import Array, Prompt
 from cosmos_model_qwen_vl.tiny import data_url, film, picture
 
@@ -21,7 +21,7 @@ def prompt(model, tmp_path):
 
 
 def test_each_stands_where_its_placeholders_are(model, prompt):
-    assert isinstance(model, Showing)
+    assert isinstance(model, VisionModel)
     video, image = model.shown(prompt)
     assert (video.modality, image.modality) == ("video", "image")
     tokens = values(prompt, "prompt")
