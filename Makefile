@@ -16,8 +16,7 @@ PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
 WFM := recipes/wfm
 WFM_PORT ?= 8077
-DEMO_NEEDS := cosmos-tracker-mlflow cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft \
-	cosmos-dataset-arithmetic cosmos-reward-math
+DEMO_NEEDS := cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft cosmos-dataset-arithmetic cosmos-reward-math
 export OMP_NUM_THREADS ?= 1
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"

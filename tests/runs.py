@@ -11,7 +11,6 @@ SHORT: Final = (
     "run.steps=8",
     "evaluation.prompts=16",
     "evaluation.interval=4",
-    "tracking.hooks=[]",
     "rollout.max_in_flight=64",
 )
 WHIM: Final = """

@@ -1,6 +1,6 @@
 """An environment outside the checkout with releases from wheels, and a recipe that runs in it.
 
-python -m tests.nightly.ecosystem.environment --wheels dist --recipe recipes/arithmetic.toml cosmos-tracker-mlflow …
+python -m tests.nightly.ecosystem.environment --wheels dist --recipe recipes/arithmetic.toml cosmos-model-qwen …
 """
 
 from __future__ import annotations

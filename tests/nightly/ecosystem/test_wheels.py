@@ -23,7 +23,7 @@ from tests.nightly.ecosystem.wheels import ROOT, Wheelhouse, build, projects
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CORE, *PLUGINS = projects()
-SHORT = ("warmup.steps=12", "run.steps=8", "evaluation.prompts=16", "evaluation.interval=4", "tracking.hooks=[]")
+SHORT = ("warmup.steps=12", "run.steps=8", "evaluation.prompts=16", "evaluation.interval=4")
 
 
 def name_of(project: Path) -> str:

@@ -46,7 +46,6 @@ SETTINGS = (
     f"warmup.steps={WARMUP}",
     "evaluation.prompts=0",
     "evaluation.interval=0",
-    "tracking.hooks=[]",
     "policy.replicas=2",
     "policy.mesh.dp_shard=2",
     "policy.checkpoint.interval=0",

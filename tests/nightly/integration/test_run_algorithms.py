@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 STEPS = 30
-QUIET = ("tracking.hooks=[]", "evaluation.interval=0", "evaluation.prompts=128")
+QUIET = ("evaluation.interval=0", "evaluation.prompts=128")
 STALE = ("sync.interval=8", "sync.max_staleness=8")
 RUNS = {
     "gspo": ("gspo", ()),

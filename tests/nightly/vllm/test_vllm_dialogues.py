@@ -27,7 +27,6 @@ SETTINGS = (
     "run.steps=5",
     "evaluation.prompts=12",
     "evaluation.interval=0",
-    "tracking.hooks=[]",
     "rollout.max_in_flight=64",
     "sync.cache=recompute",
 )

@@ -20,7 +20,6 @@ SETTINGS = (
     f"run.steps={STEPS}",
     "evaluation.prompts=8",
     "evaluation.interval=3",
-    "tracking.hooks=[]",
     "rollout.max_in_flight=64",
 )
 

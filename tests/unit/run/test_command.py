@@ -23,7 +23,7 @@ from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
-SETTINGS = ["warmup.steps=3", "run.steps=6", "warmup.optimizer.warmup_steps=0", "tracking.hooks=[]"]
+SETTINGS = ["warmup.steps=3", "run.steps=6", "warmup.optimizer.warmup_steps=0"]
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ OVERRIDES = (
     "control.lost_after_s=4",
     "control.join_timeout_s=900",
     "launch.restarts=1000",
-    "tracking.hooks=[]",
 )
 
 
