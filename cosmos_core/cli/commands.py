@@ -6,16 +6,18 @@ a command is not one of the core's own, or where all are listed.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from glob import glob
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from cosmos_core.errors import PluginError
 
@@ -28,18 +30,30 @@ GROUP: Final = "cosmos_core.commands"
 class CommandGroup(TyperGroup):
     """The commands of the core, and after them those that distributions add; a core command's name is never taken."""
 
+    core: ClassVar[Mapping[str, Callable[..., Any] | typer.Typer]] = {}
+
+    def __init__(self, **arguments: Any) -> None:
+        """Name and describe the core's commands; the options of one are read when it is called."""
+        super().__init__(**arguments)
+        for name, command in self.core.items():
+            self.commands[name] = TyperCommand(name, help=_described(command), rich_markup_mode=None)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order of `--help`."""
         own = super().list_commands(ctx)
         return [*own, *sorted(set(installed_commands()) - set(own))]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as Typer calls it
         """The command of a name, imported if a distribution adds it; None if there is none."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
+        if cmd_name in self.core:
+            return _built(cmd_name, self.core[cmd_name])
         entries = installed_commands().get(cmd_name, ())
         return _load(cmd_name, entries) if entries else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with the first sentence of each."""
+        described = {name: self.commands.get(name) or self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        TyperGroup(commands=described).format_commands(ctx, formatter)
 
 
 def installed_commands() -> Mapping[str, tuple[tuple[str, str], ...]]:
@@ -61,13 +75,14 @@ def _added(folders: tuple[str, ...]) -> Mapping[str, tuple[tuple[str, str], ...]
 def _entries(folders: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     # `importlib.metadata` takes longer to import than `cosmos --help` may take.
     for folder in folders:
-        for file in Path(folder or ".").glob("*.dist-info/entry_points.txt"):
-            text = file.read_text(encoding="utf-8", errors="replace")
+        # `Path.glob` takes three times as long.
+        for file in glob("*.dist-info/entry_points.txt", root_dir=folder or "."):  # noqa: PTH207
+            text = Path(folder, file).read_text(encoding="utf-8", errors="replace")
             _, _, section = text.partition(f"[{GROUP}]")
             for line in section.partition("\n[")[0].splitlines():
                 name, equals, value = line.partition("=")
                 if equals and not line.startswith(("#", ";")):
-                    yield file.parent.name.partition("-")[0].replace("_", "-"), name.strip(), value.strip()
+                    yield file.partition("-")[0].replace("_", "-"), name.strip(), value.strip()
 
 
 def _load(name: str, entries: tuple[tuple[str, str], ...]) -> Any:
@@ -76,6 +91,16 @@ def _load(name: str, entries: tuple[tuple[str, str], ...]) -> Any:
     except PluginError as error:
         # The others are listed all the same; it fails when it is called.
         command = _failing(error)
+    return _built(name, command)
+
+
+def _described(command: Callable[..., Any] | typer.Typer) -> str | None:
+    if isinstance(command, typer.Typer):
+        return inspect.getdoc((command.registered_callback or command.registered_commands[0]).callback)
+    return inspect.getdoc(command)
+
+
+def _built(name: str, command: Callable[..., Any] | typer.Typer) -> Any:
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
     application = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

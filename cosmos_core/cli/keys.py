@@ -9,7 +9,7 @@ import typer
 
 from cosmos_core.cli.options import Debug, set_debugging
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of keys, or a run's folder.")]
 Label = Annotated[str, typer.Argument(metavar="NAME", help="Name of a key, as in the allow-list.")]

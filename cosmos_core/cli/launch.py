@@ -11,7 +11,10 @@ import typer
 from cosmos_core.cli.options import Debug, set_debugging
 from cosmos_core.errors import ConfigError
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def launch(
     context: typer.Context,
     launcher: Annotated[str, typer.Argument(metavar="LAUNCHER", help="Name of a launcher plugin, such as slurm.")],

@@ -46,18 +46,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.add_typer(plugins.app, name="plugins")
-app.add_typer(replica.app, name="replica")
-app.add_typer(keys.app, name="keys")
-app.command("export")(artifacts.export)
-app.command("generate")(artifacts.generate)
-app.command("eval")(artifacts.evaluate)
-app.command("status")(status.status)
-app.command("audit")(status.audit)
-app.command("recover")(status.recover)
-app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.launch)
-app.command("set")(requests.change)
-app.command("drain")(requests.drain)
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]
@@ -84,7 +72,6 @@ def _root(*, debug: Debug = False) -> None:
     set_debugging(debug)
 
 
-@app.command()
 def run(
     recipe: RecipeFile = None,
     *,
@@ -135,7 +122,6 @@ def run(
     raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, _console(), overwrite=overwrite)])
 
 
-@app.command()
 def plan(
     recipe: RecipeFile = None,
     *,
@@ -162,12 +148,30 @@ def plan(
     show_plan(chosen, recipe, _console())
 
 
-@app.command()
 def version() -> None:
     """Print the version."""
     from cosmos_core import __version__  # noqa: PLC0415
 
     typer.echo(__version__)
+
+
+CommandGroup.core = {
+    "run": run,
+    "plan": plan,
+    "status": status.status,
+    "set": requests.change,
+    "drain": requests.drain,
+    "eval": artifacts.evaluate,
+    "export": artifacts.export,
+    "generate": artifacts.generate,
+    "audit": status.audit,
+    "recover": status.recover,
+    "launch": launch.app,
+    "replica": replica.app,
+    "keys": keys.app,
+    "plugins": plugins.app,
+    "version": version,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

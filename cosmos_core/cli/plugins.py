@@ -32,7 +32,12 @@ def _kind(typed: str) -> Kind:
 KindOption = Annotated[Any, typer.Option("--kind", metavar="KIND", parser=_kind, help="Only plugins of this kind.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-app = typer.Typer(no_args_is_help=True, help="List, show, make and check plugins.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _root() -> None:
+    """List, show, make and check plugins."""
 
 
 @app.command("list")

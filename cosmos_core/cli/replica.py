@@ -22,7 +22,7 @@ RunFolder = Annotated[
 ]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="The replica's name; a new one if absent.")]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
