@@ -3,16 +3,14 @@
     python -m tests.planted_defects --seed 18 --each 5 > defects.md
 
 Defects are drawn at random: a statement deleted, a comparison turned round, a number off by one, two arguments swapped.
-A first run of the tests records the lines that each executes. Of each defect the tests that execute its line are run,
-in a copy of the checkout; where none of them fails, all of its package, as other processes execute lines too. `--then`
-names tests that are run against the defects that are left. Needs `pytest-cov` beside the development tools.
+Each is planted in a copy of the checkout, and tests are run there until one fails: first those that bear the module's
+name, then all of its package, then what `--then` names, such as the nightly tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import os
 import random
 import shutil
@@ -23,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -116,21 +115,13 @@ def drawn(package: str, number: int, chance: random.Random) -> list[Defect]:
     return [chance.choice(by_kind[chance.choice(sorted(by_kind))]) for _ in range(number)]
 
 
-def tests_by_line(tests: Sequence[str], data: Path) -> None:
-    """Run the tests once and record the lines that each executes."""
-    command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "2", "--dist", "worksteal", "--cov=cosmos_core"]
-    command += ["--cov=plugins/algorithms", "--cov-context=test", "--cov-report=", *tests]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "COVERAGE_FILE": str(data)}, check=False)
-
-
-def tests_of(defect: Defect, data: Path) -> list[str]:
-    """The tests that execute a defect's line in their own process."""
-    from coverage import CoverageData
-
-    recorded = CoverageData(str(data))
-    recorded.read()
-    contexts = recorded.contexts_by_lineno(str(ROOT / defect.path)).get(defect.line, [])
-    return sorted({context.rsplit("|", 1)[0] for context in contexts if context})
+def nearest(defect: Defect) -> list[str]:
+    """The tests that bear the name of a defect's module, or of a package that it lies in, where there are any."""
+    if defect.path.startswith("plugins/"):
+        return ["/".join([*Path(defect.path).parts[:3], "tests"])]
+    folder = ROOT / "tests/unit" / Path(defect.path).relative_to("cosmos_core").parent
+    stem = Path(defect.path).stem
+    return [str(path.relative_to(ROOT)) for path in sorted(folder.glob("test_*.py")) if stem in path.stem]
 
 
 def run(defect: Defect, tests: Sequence[str], copy: Path) -> str:
@@ -144,10 +135,8 @@ def run(defect: Defect, tests: Sequence[str], copy: Path) -> str:
     path.write_bytes(good[: defect.start] + defect.text.encode() + good[defect.end :])
     roots = [copy, *(each.parent for each in copy.glob("plugins/*/*/pyproject.toml"))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTHONDONTWRITEBYTECODE": "1"}
-    spread = (
-        ["--numprocesses", "2", "--dist", "worksteal"] if len(tests) > 200 or any("::" not in t for t in tests) else []
-    )
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", "-p", "no:cacheprovider", *spread, *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", "-p", "no:cacheprovider"]
+    command += ["--numprocesses", "2", "--dist", "worksteal", *tests]
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200, check=False
@@ -156,7 +145,7 @@ def run(defect: Defect, tests: Sequence[str], copy: Path) -> str:
         return "(they hang)"
     finally:
         path.write_bytes(good)
-    if done.returncode == 0:
+    if done.returncode in {0, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0].split(" - ")[0] if failed else f"(exit code {done.returncode})"
@@ -176,24 +165,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--each", type=int, default=5, help="defects of each package")
-    parser.add_argument("--data", type=Path, help="the recorded lines: of an earlier call, or to be kept there")
-    parser.add_argument("--tests", nargs="+", default=["tests/unit", "plugins"], help="the tests of `make test`")
+    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
     parser.add_argument("--then", nargs="+", default=[], help="tests for the defects that these do not catch")
     options = parser.parse_args()
-    if importlib.util.find_spec("pytest_cov") is None:
-        parser.error("pytest-cov is not installed: pip install pytest-cov")
     with tempfile.TemporaryDirectory() as folder:
-        data = options.data or Path(folder) / "coverage"
-        if not data.exists():
-            tests_by_line(options.tests, data)
         copy = copied(Path(folder) / "copy")
         print(f"Seed {options.seed}.\n\n| package | place | defect | caught by |\n|---|---|---|---|", flush=True)
         caught: list[str] = []
-        for name, package in PACKAGES.items():
+        for name in options.packages:
+            package = PACKAGES[name]
             own = "plugins/algorithms" if name == "algorithms" else package.replace("cosmos_core", "tests/unit")
             chance = random.Random(f"{options.seed} {name}")
             for defect in drawn(package, options.each, chance):
-                attempts = [tests_of(defect, data), [own], options.then]
+                attempts = [nearest(defect), [own], options.then]
                 found = next(filter(None, (run(defect, tests, copy) for tests in attempts if tests)), "")
                 caught.append(found)
                 place = f"{defect.path.removeprefix('cosmos_core/')}:{defect.line}"
