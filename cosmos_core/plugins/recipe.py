@@ -31,8 +31,8 @@ from cosmos_core.protocols import (
     Reward,
     RewardContext,
 )
-from cosmos_core.protocols.algorithm import Source, Valuing
-from cosmos_core.protocols.frozen import Consulting, FrozenRole
+from cosmos_core.protocols.algorithm import Source
+from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.storage import fetch_model, is_url
 from cosmos_core.types import JSON
 
@@ -241,7 +241,7 @@ def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | 
 def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
     """Tables of models that an algorithm needs, and the recipe does not have."""
     asks = f"{stage.plugin!r} with these {stage.key}.options"
-    for role in algorithm.consults if isinstance(algorithm, Consulting) else ():
+    for role in algorithm.consults:
         if role == "average":
             if recipe.policy.average is None:
                 yield (
@@ -254,7 +254,7 @@ def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
                 f"{role}: {asks} consults a {role} model, and the recipe has none; add a table [{role}] ({what}), or "
                 "set options that need none"
             )
-    if isinstance(algorithm, Valuing) and algorithm.needs_critic and recipe.critic is None:
+    if algorithm.needs_critic and recipe.critic is None:
         yield f"critic: {asks} needs a critic, and the recipe has none; add a table [critic], empty for its defaults"
 
 

@@ -28,6 +28,7 @@ from cosmos_core.protocols import (
     RewardCapabilities,
     hooks,
 )
+from cosmos_core.protocols.algorithm import AdvantageEstimator
 from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
@@ -45,7 +46,10 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
     "launcher": LauncherCapabilities,
 }
 """The record of each kind; hooks declare nothing."""
-_OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {"model": (VisionModel, WorldModel)}
+_OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {
+    "model": (VisionModel, WorldModel),
+    "algorithm": (AdvantageEstimator,),
+}
 """The protocols that some plugins of a kind implement besides, whole or not at all."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Final, get_args
 
@@ -25,7 +26,6 @@ from cosmos_core.policy.replica import PolicyReplica, UnitRate
 from cosmos_core.policy.training.setup import StageSettings, choose_device, make_trainer
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols.algorithm import Imitating
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.process import RoleArgs, run_role
@@ -146,14 +146,15 @@ def make_writer(job: Job, world: World) -> VersionWriter | None:
 
 
 def make_reader(job: Job, plugins: PluginSet, trainer: Trainer, payloads: PayloadClient) -> ShareReader:
-    """Reads shares; the dataset is loaded only where a stage learns from its rows, or may be set to."""
+    """Reads shares; the dataset is loaded where a stage learns from its rows, or once it is set to."""
     model = trainer.model
     sources = {stage.index: source_of(plugins, stage) for stage in stages(job.recipe)}
-    learns = any(
-        sources[stage.index] != "rollouts" or isinstance(load_algorithm(job, plugins, stage), Imitating)
+    dataset = functools.cache(lambda: load_dataset(job, plugins))
+    if any(
+        sources[stage.index] != "rollouts" or load_algorithm(job, plugins, stage).num_demonstrations > 0
         for stage in stages(job.recipe)
-    )
-    dataset = load_dataset(job, plugins) if learns else None
+    ):
+        dataset()
     return ShareReader(
         model=model,
         payloads=payloads,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_c
 
 import attrs
 
-from cosmos_core.protocols.frozen import FrozenOutput, FrozenRole
+from cosmos_core.protocols.frozen import Comparison, FrozenOutput, FrozenRole
 from cosmos_core.protocols.world import DecisionKind
 from cosmos_core.types import Group
 
@@ -46,7 +46,7 @@ CORE_METRICS: Final = frozenset(
     }
 )
 """What the core measures of a step; besides, all names that end in `_s` are seconds, and all that begin with
-`imitation_` are of demonstrations beside rollouts (`Imitating`)."""
+`imitation_` are of demonstrations beside rollouts (`Algorithm.imitation`)."""
 
 
 def is_core_metric(name: str) -> bool:
@@ -117,11 +117,11 @@ class Decisions:
         old_logprobs_N: float32, under the weights at the start of the step (`old_logprobs = "recompute"`), the
             behaviour's (`"behaviour"`), or None (`"none"`).
         entropy_N: float32, or None unless `needs_entropy`.
-        advantages_N: float32, each sequence's advantage at each of its decisions, or what `Estimating` made of it.
+        advantages_N: float32, each sequence's advantage at each of its decisions, or an `AdvantageEstimator`'s.
         sequence_N: int64 in [0, S), non-decreasing: the sequence of each decision.
         num_sequences: S.
-        frozen: What the frozen models say that the algorithm consults (`Consulting`), by role.
-        targets_N: float32, those of `Estimating`; None where it gives none.
+        frozen: What the frozen models say that the algorithm `consults`, by role.
+        targets_N: float32, those of an `AdvantageEstimator`; None where it gives none.
         values_N: float32, the critic's, which carry the gradient; None without a critic.
     """
 
@@ -177,6 +177,29 @@ class Algorithm(Protocol):
         It still counts in the aggregation's denominators.
         """
 
+    @property
+    def consults(self) -> Mapping[FrozenRole, Comparison | None]:
+        """The frozen models that say something of its decisions, by role, each with what it needs; None: log-probs.
+
+        A recipe without the table of a role (`[reference]`, `[teacher]`, `[policy.average]`) is refused; the policy
+        may be compared with one model.
+        """
+
+    @property
+    def needs_critic(self) -> bool:
+        """True if a critic is needed, for `Taken.values_n` and `Decisions.values_N`, by which the loss trains it.
+
+        A recipe without `[critic]` is then refused.
+        """
+
+    @property
+    def num_demonstrations(self) -> int:
+        """Demonstrations beside each group of rollouts, of its row: the same one with other draws, where more than one.
+
+        0 for none. Each is read where it is trained on, with a seed of the group's (`WorldModel.noised`). A recipe
+        whose dataset has none is refused.
+        """
+
     def admit(self, group: Group) -> str | None:
         """None to train on the group, else the reason to drop it (dynamic sampling); counted and shown."""
 
@@ -190,25 +213,12 @@ class Algorithm(Protocol):
     def loss(self, decisions: Decisions) -> Loss:
         """Price the decisions of a micro-batch."""
 
-
-@runtime_checkable
-class Imitating(Algorithm, Protocol):
-    """An algorithm of rollouts that imitates demonstrations beside them: of the rows that a step has groups of.
-
-    Optional. Each demonstration is weighed over the step's demonstrations alone, as `aggregation` says, and its loss is
-    added to that of the rollouts. It is read where it is trained on, with a seed of the group's (`WorldModel.noised`).
-    A recipe whose dataset has no demonstrations is refused.
-    """
-
-    @property
-    def num_demonstrations(self) -> int:
-        """Demonstrations for each group: the same one with other draws, where more than one; 0 for none."""
-
     def imitation(self, decisions: Decisions) -> Loss:
-        """Price the decisions of a micro-batch of demonstrations.
+        """Price the decisions of a micro-batch of demonstrations beside rollouts, where there are any.
 
-        Their advantages are 1; nothing is known of them but log-probs, and the entropy where it is needed. Metrics are
-        reported under names that begin with `imitation_`.
+        Each demonstration is weighed over the step's demonstrations alone, as `aggregation` says, and its loss is
+        added to that of the rollouts. Their advantages are 1; nothing is known of them but log-probs, and the entropy
+        where it is needed. Metrics are reported under names that begin with `imitation_`.
         """
 
 
@@ -247,8 +257,8 @@ class Estimate:
 
 
 @runtime_checkable
-class Estimating(Algorithm, Protocol):
-    """An algorithm whose advantages depend on log-probs or values, or on other sequences' of the batch.
+class AdvantageEstimator(Algorithm, Protocol):
+    """An algorithm whose advantages depend on log-probs or values, or on other sequences' of the batch. Optional.
 
     Sequences of a batch lie in many processes: each tells the others of its own in a few numbers, then settles them.
     Sequences that are skipped (`skips_zero_advantage`) take no part.
@@ -266,12 +276,3 @@ class Estimating(Algorithm, Protocol):
         Returns:
             What settles a sequence of the batch; it is asked of those of this process, in any order.
         """
-
-
-@runtime_checkable
-class Valuing(Algorithm, Protocol):
-    """An algorithm that needs a critic: `Taken.values_n`, and `Decisions.values_N` to train it."""
-
-    @property
-    def needs_critic(self) -> bool:
-        """True if it does, with these options; a recipe without `[critic]` is then refused."""

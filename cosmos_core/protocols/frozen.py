@@ -6,7 +6,7 @@ Shape legend: N decisions of a micro-batch, K blends.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
@@ -85,23 +85,10 @@ class FrozenOutput:
 
     Attributes:
         logprobs_N: float32 log-probability of each decision that was taken, at the temperature it was taken at.
-        divergence_N: float32, as `Consulting.consults` asks for it; carries the gradient. None where it does not.
+        divergence_N: float32, as `Algorithm.consults` asks for it; carries the gradient. None where it does not.
         blended: Likewise.
     """
 
     logprobs_N: torch.Tensor
     divergence_N: torch.Tensor | None = None
     blended: Blended | None = None
-
-
-@runtime_checkable
-class Consulting(Protocol):
-    """An algorithm that prices decisions by what frozen models say of them. Optional, beside `Algorithm`."""
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Comparison | None]:
-        """The models it consults, by role, each with what it needs; None needs log-probs alone.
-
-        A recipe without the table of a role (`[reference]`, `[teacher]`, `[policy.average]`) is refused; the policy
-        may be compared with one model.
-        """

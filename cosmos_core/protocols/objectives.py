@@ -8,10 +8,11 @@ Shape legend: N decisions of a micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from cosmos_core.protocols.algorithm import Aggregation, AlgorithmContext, Decisions, Loss, OldLogprobs
+from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:
@@ -155,6 +156,9 @@ class PlainAlgorithm:
         old_logprobs: None are looked at.
         needs_entropy: No entropy term.
         skips_zero_advantage: Every sequence goes through the model.
+        consults: No frozen models.
+        needs_critic: No critic.
+        num_demonstrations: Rollouts alone.
     """
 
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
@@ -162,7 +166,16 @@ class PlainAlgorithm:
     old_logprobs: OldLogprobs = "none"
     needs_entropy: bool = False
     skips_zero_advantage: bool = False
+    consults: Mapping[FrozenRole, Comparison | None] = {}
+    needs_critic: bool = False
+    num_demonstrations: int = 0
 
     def admit(self, group: Group) -> str | None:
         """Train on every group whose rewards are finite numbers."""
         return refuse_nonfinite(group)
+
+    def imitation(self, decisions: Decisions) -> Loss:
+        """Refuse: one that has demonstrations says what they cost."""
+        raise NotImplementedError(
+            f"num_demonstrations is {self.num_demonstrations}, and {type(self).__name__} has no `imitation`; give both"
+        )

@@ -27,8 +27,7 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Aggregation, Decisions, Loss, MicroBatch, Model, ModelContext
-from cosmos_core.protocols.algorithm import OldLogprobs
+from cosmos_core.protocols import Decisions, Loss, MicroBatch, Model, ModelContext, PlainAlgorithm
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import JSON, Group, Payload
 
@@ -63,18 +62,8 @@ class PluginModel:
         return made
 
 
-class Imitation:
-    """Makes every decision likelier, as much as its advantage says (see `cosmos_core.protocols.Algorithm`)."""
-
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    constant_length: int = 1
-    old_logprobs: OldLogprobs = "none"
-    needs_entropy: bool = False
-    skips_zero_advantage: bool = False
-
-    def admit(self, group: Group) -> str | None:  # noqa: ARG002
-        """Take every group."""
-        return None
+class Imitation(PlainAlgorithm):
+    """Makes every decision likelier, as much as its advantage says."""
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Value every sample alike."""

@@ -71,14 +71,14 @@ class RowReader:
 
     Attributes:
         model: Encodes them.
-        dataset: Has them; None where nothing learns from them.
+        dataset: Has them.
         longest: Most units of a sequence of tokens. Latents have no such limit: a model splits them over micro-batches.
         config: Which lengths of prompts are trained on.
         advance: Called once a row is read, which is progress.
     """
 
     model: Model
-    dataset: Dataset | None
+    dataset: Dataset
     longest: int
     config: DatasetConfig | None
     advance: Callable[[], object] = lambda: None
@@ -122,7 +122,6 @@ class RowReader:
         return self.model.noised(payload, row.seed) if isinstance(self.model, WorldModel) else payload
 
     def _prompt(self, row: Row) -> Prompt:
-        assert self.dataset is not None, "where demonstrations are learned from, there is a dataset"
         prompt = self.dataset.row(row.split, row.row)
         if not row.is_rejected:
             return prompt

@@ -38,7 +38,6 @@ from cosmos_core.policy.batches.rows import Read, Row, RowReader, look_together
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Algorithm, Dataset, Model
-from cosmos_core.protocols.algorithm import Imitating
 from cosmos_core.protocols.layout import Mesh
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.transport.directives import TrainOrder
@@ -54,7 +53,7 @@ class ShareReader:
     Attributes:
         model: Encodes demonstrations.
         payloads: The line to the rollout replicas.
-        dataset: Rows of demonstrations; None where no stage learns from them.
+        dataset: Gives the rows of demonstrations, where a stage learns from them.
         longest: Most tokens of a demonstration that can be trained on.
         world: The processes of this replica.
         config: Which lengths of prompts are trained on.
@@ -65,7 +64,7 @@ class ShareReader:
 
     model: Model
     payloads: PayloadClient
-    dataset: Dataset | None
+    dataset: Callable[[], Dataset]
     longest: int
     world: World
     config: DatasetConfig | None = None
@@ -159,7 +158,7 @@ class ShareReader:
 
     def _rows(self) -> RowReader:
         return RowReader(
-            model=self.model, dataset=self.dataset, longest=self.longest, config=self.config, advance=self.advance
+            model=self.model, dataset=self.dataset(), longest=self.longest, config=self.config, advance=self.advance
         )
 
     @property
@@ -208,7 +207,7 @@ class ShareReader:
 
     def _imitated(self, order: TrainOrder, group: GradientGroup, algorithm: Algorithm) -> Share | None:
         """This process's part of the demonstrations of this replica's groups; None where none are imitated."""
-        times = algorithm.num_demonstrations if isinstance(algorithm, Imitating) else 0
+        times = algorithm.num_demonstrations
         if times == 0:
             return None
         rows = [self._row(order, number, again=again) for number in order.shares[group.rank] for again in range(times)]

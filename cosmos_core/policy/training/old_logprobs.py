@@ -19,8 +19,8 @@ from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import Piece, Prepared, pieces
 from cosmos_core.protocols import Algorithm, Decided
-from cosmos_core.protocols.algorithm import Estimate, Estimating, Taken
-from cosmos_core.protocols.frozen import Comparison, Consulting, FrozenOutput, FrozenRole, KLTarget
+from cosmos_core.protocols.algorithm import AdvantageEstimator, Estimate, Taken
+from cosmos_core.protocols.frozen import Comparison, FrozenOutput, FrozenRole, KLTarget
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -78,8 +78,6 @@ def comparison_of(algorithm: Algorithm) -> tuple[FrozenRole, Comparison] | None:
     Raises:
         TrainingError: There are several.
     """
-    if not isinstance(algorithm, Consulting):
-        return None
     asked = [(role, comparison) for role, comparison in algorithm.consults.items() if comparison is not None]
     if len(asked) > 1:
         raise TrainingError(
@@ -90,7 +88,7 @@ def comparison_of(algorithm: Algorithm) -> tuple[FrozenRole, Comparison] | None:
 
 
 def with_estimates(
-    algorithm: Estimating, parts: Sequence[Evaluated], world: World, group: GradientGroup
+    algorithm: AdvantageEstimator, parts: Sequence[Evaluated], world: World, group: GradientGroup
 ) -> tuple[list[Evaluated], list[Estimate]]:
     """The parts with the advantages and targets that the algorithm estimates, and the estimates of their sequences.
 

@@ -22,8 +22,8 @@ from cosmos_core.policy.training.metrics import Measures
 from cosmos_core.policy.training.microbatch import Packer, Prepared
 from cosmos_core.policy.training.old_logprobs import Evaluated, comparison_of, with_estimates
 from cosmos_core.protocols import Algorithm, Decided, Loss
-from cosmos_core.protocols.algorithm import Estimating, Imitating
-from cosmos_core.protocols.frozen import Comparison, Consulting, FrozenRole, KLTarget
+from cosmos_core.protocols.algorithm import AdvantageEstimator
+from cosmos_core.protocols.frozen import Comparison, FrozenRole, KLTarget
 
 
 def is_measured(world: World) -> bool:
@@ -89,7 +89,7 @@ class Passes:
             TrainingError: What the algorithm makes of a sequence does not fit it.
         """
         evaluated = [self._evaluated(prepared) for prepared in parts]
-        if isinstance(self.algorithm, Estimating):
+        if isinstance(self.algorithm, AdvantageEstimator):
             evaluated, estimates = with_estimates(self.algorithm, evaluated, self.world, group)
             if is_measured(self.world):
                 measures.take_estimates(estimates)
@@ -107,10 +107,8 @@ class Passes:
 
     def imitate(self, prepared: Prepared, measures: Measures) -> None:
         """The same of demonstrations beside rollouts, for which nothing is evaluated before."""
-        algorithm = self.algorithm
-        assert isinstance(algorithm, Imitating), "no other has demonstrations beside rollouts"
-        known = prepared.known
-        self._train(prepared, lambda index, decided: algorithm.imitation(known[index].decisions(decided)), measures)
+        known, imitation = prepared.known, self.algorithm.imitation
+        self._train(prepared, lambda index, decided: imitation(known[index].decisions(decided)), measures)
 
     def _train(
         self,
@@ -140,10 +138,9 @@ class Passes:
     def _evaluated(self, prepared: Prepared) -> Evaluated:
         algorithm, critic = self.algorithm, self.critic
         compared = comparison_of(algorithm)
-        consulted = algorithm.consults if isinstance(algorithm, Consulting) else ()
         frozen = {
             role: self._consult(role, prepared, compared[1] if compared is not None and compared[0] == role else None)
-            for role in consulted
+            for role in algorithm.consults
         }
         old: list[Decided] | None = []
         if algorithm.old_logprobs == "recompute" or critic is not None:

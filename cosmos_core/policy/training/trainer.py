@@ -30,7 +30,6 @@ from cosmos_core.policy.training.metrics import IMITATION, Counters, Measures, M
 from cosmos_core.policy.training.microbatch import Packer
 from cosmos_core.policy.training.passes import Passes, is_measured
 from cosmos_core.protocols import Algorithm, Model
-from cosmos_core.protocols.algorithm import Valuing
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.replica.activity import Activity
 
@@ -296,8 +295,7 @@ class Trainer:
     @property
     def _asked_critic(self) -> Critic | None:
         """The critic, where the algorithm needs it."""
-        is_asked = isinstance(self._algorithm, Valuing) and self._algorithm.needs_critic
-        return self._critic if is_asked else None
+        return self._critic if self._algorithm.needs_critic else None
 
     @property
     def _generating_version(self) -> int | None:

@@ -25,9 +25,8 @@ from cosmos_core.plugins.recipe import (
 )
 from cosmos_core.plugins.selection import PluginSet, describe
 from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflight, Split
-from cosmos_core.protocols.algorithm import Imitating
 from cosmos_core.protocols.dataset import Omitting, Paced, Window
-from cosmos_core.protocols.frozen import Comparison, Consulting, FrozenRole
+from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Conversing, Recording
 from cosmos_core.protocols.reward import Vetting
 from cosmos_core.run.launch.launcher import capabilities_of
@@ -227,9 +226,8 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         for problem in unlike(recipe, stage, capable, makes):
             raise ConfigError(problem)
         algorithm = load_algorithm(job, plugins, stage)  # its options and its own checks
-        if isinstance(algorithm, Consulting):
-            consults[stage.index] = algorithm.consults
-        if isinstance(algorithm, Imitating) and algorithm.num_demonstrations > 0:
+        consults[stage.index] = algorithm.consults
+        if algorithm.num_demonstrations > 0:
             imitates[stage.index] = algorithm.num_demonstrations
         lacking += unmet(recipe, stage, algorithm)
         algorithms.append((stage, capable))

@@ -8,9 +8,9 @@ import pytest
 ALGORITHM = """
 import random
 import torch
-from cosmos_core.protocols import Aggregation, AlgorithmCapabilities, Loss, Provider, hookimpl
+from cosmos_core.protocols import Aggregation, AlgorithmCapabilities, Loss, PlainAlgorithm, Provider, hookimpl
 
-class Algorithm:
+class Algorithm(PlainAlgorithm):
     aggregation = Aggregation.TOKEN_MEAN
     constant_length = 1
     old_logprobs = "behaviour"

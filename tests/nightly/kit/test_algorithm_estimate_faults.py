@@ -82,12 +82,12 @@ PLANTED = {
     "summarises-for-nothing": (
         estimating().replace("def settle(", "def resolve("),
         "test_declarations_mean_something",
-        "it has summarise and not the other of summarise and settle",
+        "has summarise, and lacks settle of `AdvantageEstimator`",
     ),
     "settles-nothing": (
         estimating().replace("def summarise(", "def summary("),
         "test_declarations_mean_something",
-        "it has settle and not the other of summarise and settle",
+        "has settle, and lacks summarise of `AdvantageEstimator`",
     ),
     "settles-at-once": (
         estimating(settle="return [Estimate(advantages_n=torch.zeros(1)) for _ in batch]"),

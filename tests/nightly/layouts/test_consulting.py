@@ -21,7 +21,7 @@ from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Aggregation, Loss
+from cosmos_core.protocols import Aggregation, Loss, PlainAlgorithm
 from cosmos_core.protocols.algorithm import Estimate
 from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.testing.layouts import share_of, whole, worst_error
@@ -32,7 +32,7 @@ MESHES = (MeshConfig(dp_shard=2), MeshConfig(tp=2), MeshConfig(cp=2), MeshConfig
 
 
 @attrs.frozen
-class Everything:
+class Everything(PlainAlgorithm):
     """A divergence from the teacher, log-probs of the reference, whitened advantages, and a critic."""
 
     aggregation = Aggregation.TOKEN_MEAN

@@ -255,6 +255,11 @@ def test_an_optional_protocol_is_implemented_whole_or_not_at_all(make_distributi
     for kind, members, message in [
         ("model", ("velocity", "render"), r"has velocity, render, and lacks latent_spec.* of `WorldModel`; give all"),
         ("model", ("render",), None),
+        (
+            "algorithm",
+            ("settle",),
+            r"has settle, and lacks summarise of `AdvantageEstimator`; give all",
+        ),
         ("model", ("latent_spec", "velocity", "neutral_guidance", "render", "noised"), None),
     ]:
         make_distribution(

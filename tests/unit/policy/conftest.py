@@ -13,7 +13,7 @@ from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Aggregation, Loss, ModelContext
+from cosmos_core.protocols import Aggregation, Loss, ModelContext, PlainAlgorithm
 from cosmos_core.types import Array, Payload
 
 torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def counts_of(sequences):
 
 
 @attrs.frozen(kw_only=True)
-class Reinforce:
+class Reinforce(PlainAlgorithm):
     """-A · log π, or what `loss_of` says."""
 
     aggregation: Aggregation = Aggregation.TOKEN_MEAN

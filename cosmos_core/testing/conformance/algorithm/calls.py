@@ -21,8 +21,8 @@ import torch
 from cosmos_core.policy.batches.batch import Counts, TrainSequence
 from cosmos_core.policy.training.microbatch import Known
 from cosmos_core.protocols import Aggregation, Algorithm, AlgorithmCapabilities, Decided, Decisions, Loss
-from cosmos_core.protocols.algorithm import Estimate, Estimating, Imitating, OldLogprobs, Taken, Valuing
-from cosmos_core.protocols.frozen import Blend, Comparison, Consulting, Divergence, FrozenOutput, FrozenRole
+from cosmos_core.protocols.algorithm import AdvantageEstimator, Estimate, OldLogprobs, Taken
+from cosmos_core.protocols.frozen import Blend, Comparison, Divergence, FrozenOutput, FrozenRole
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Group, Payload
 
@@ -32,6 +32,7 @@ _CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
     "old_logprobs": get_args(OldLogprobs),
     "needs_entropy": (False, True),
     "skips_zero_advantage": (False, True),
+    "needs_critic": (False, True),
 }
 
 
@@ -61,8 +62,6 @@ def properties_of(algorithm: Algorithm) -> dict[str, object]:
 
 def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Comparison | None]:
     """The frozen models that the algorithm consults, at most one of which the policy is compared with."""
-    if not isinstance(algorithm, Consulting):
-        return {}
     with calling("reading consults"):
         asked: object = algorithm.consults
     roles = get_args(FrozenRole)
@@ -79,7 +78,7 @@ def consulted(algorithm: Algorithm) -> Mapping[FrozenRole, Comparison | None]:
     return asked
 
 
-def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Estimate]:
+def estimates_of(algorithm: AdvantageEstimator, sequences: Sequence[Taken]) -> list[Estimate]:
     """Estimates of each sequence of a batch, from what the algorithm says of all of them."""
     with calling("summarise"):
         said = {taken.place: [*map(float, algorithm.summarise(taken))] for taken in sequences}
@@ -91,7 +90,9 @@ def estimates_of(algorithm: Estimating, sequences: Sequence[Taken]) -> list[Esti
     return estimates
 
 
-def settled(algorithm: Estimating, said: Mapping[int, Sequence[float]], sequences: Sequence[Taken]) -> list[Estimate]:
+def settled(
+    algorithm: AdvantageEstimator, said: Mapping[int, Sequence[float]], sequences: Sequence[Taken]
+) -> list[Estimate]:
     """Estimates of sequences, one after another, of a batch in which this was said."""
     with calling("settle"):
         estimate: object = algorithm.settle(said)
@@ -113,7 +114,7 @@ def priced(
     return _priced("loss", algorithm, known.decisions(decided, old_logprobs_N, frozen))
 
 
-def priced_imitation(algorithm: Imitating, decided: Decided, known: Known) -> Loss:
+def priced_imitation(algorithm: Algorithm, decided: Decided, known: Known) -> Loss:
     """Price a micro-batch of demonstrations that are imitated beside rollouts."""
     return _priced("imitation", algorithm, known.decisions(decided))
 
@@ -366,7 +367,7 @@ def extreme(capabilities: AlgorithmCapabilities, *, advantages: Sequence[float])
 
 def is_judged(algorithm: Algorithm) -> bool:
     """True if the algorithm needs a critic."""
-    return isinstance(algorithm, Valuing) and algorithm.needs_critic
+    return algorithm.needs_critic
 
 
 def _array(values: np.ndarray) -> Array:

@@ -18,7 +18,7 @@ from cosmos_core.protocols import (
     EngineCapabilities,
     RewardCapabilities,
 )
-from cosmos_core.protocols.algorithm import Imitating, Source
+from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.world import DecisionKind
 from cosmos_core.testing.conformance.algorithm.calls import Batch, admitted, advantages_of, properties_of
 from cosmos_core.testing.conformance.algorithm.step import (
@@ -156,7 +156,7 @@ def _seen(algorithm: Algorithm, batches: Sequence[Batch], groups: Sequence[Group
     for part in (price_all(algorithm, each) for each in batches):
         metrics = [values_N for _, values_N in sorted(part.loss.metrics.items())]
         seen += [part.loss.loss_N.detach(), gradient_of(part), *metrics]
-    if isinstance(algorithm, Imitating) and algorithm.num_demonstrations:
+    if algorithm.num_demonstrations:
         loss, _ = price_demonstrations(algorithm, as_demonstrations(batches[0]))
         seen.append(loss.loss_N.detach())
     answers = [admitted(algorithm, group) for group in groups]

@@ -14,7 +14,7 @@ from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, AlgorithmContext, Decisions, Kind, Provider
-from cosmos_core.protocols.algorithm import Estimate, Estimating, Imitating, Taken
+from cosmos_core.protocols.algorithm import AdvantageEstimator, Estimate, Taken
 from cosmos_core.testing.conformance.algorithm import declarations, prices
 from cosmos_core.testing.conformance.algorithm import groups as of_groups
 from cosmos_core.testing.conformance.algorithm.calls import (
@@ -163,10 +163,6 @@ class AlgorithmConformance(PluginConformance):
         if capabilities.source != "rollouts" and values["old_logprobs"] == "behaviour":
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
         consulted(algorithm)
-        # With one of them alone it would be taken for an algorithm that estimates nothing.
-        has = [name for name in ("summarise", "settle") if callable(getattr(algorithm, name, None))]
-        if len(has) == 1:
-            fault(f"it has {has[0]} and not the other of summarise and settle; give both (`Estimating`) or neither")
 
     def test_a_recipe_is_accepted_if_it_gives_what_is_declared(self, capabilities: AlgorithmCapabilities) -> None:
         """A declaration leaves a way to use it, and `cosmos plan` refuses what the algorithm could not use."""
@@ -252,7 +248,7 @@ class AlgorithmConformance(PluginConformance):
         self, make: Callable[..., Any], trainable: Algorithm, batch: Batch
     ) -> None:
         """Other sequences lie in other processes; the trainer prices decisions from the same tensors."""
-        if not isinstance(trainable, Estimating):
+        if not isinstance(trainable, AdvantageEstimator):
             pytest.skip("it has no summarise and settle")
         taken = [batch.taken(index, trainable) for index in range(len(batch.lengths))]
         before = [_copies(each) for each in taken]
@@ -365,10 +361,6 @@ class AlgorithmConformance(PluginConformance):
         self, make: Callable[..., Any], algorithm: Algorithm, capabilities: AlgorithmCapabilities
     ) -> None:
         """From log-probs alone, at finite prices, however they lie; every replica reads as many of them."""
-        if not isinstance(algorithm, Imitating):
-            pytest.skip("not declared: it imitates nothing beside rollouts (`Imitating`)")
-        if capabilities.source != "rollouts":
-            fault(f"it has `imitation`, and learns from {capabilities.source}: these are its batch; price them in loss")
         with calling("reading num_demonstrations"):
             numbers: list[object] = [algorithm.num_demonstrations, make().num_demonstrations]
         if not isinstance(numbers[0], int) or isinstance(numbers[0], bool) or numbers[0] < 0 or len({*numbers}) > 1:
@@ -377,11 +369,13 @@ class AlgorithmConformance(PluginConformance):
                 "least 0, by the options alone"
             )
         if numbers[0] == 0:
-            pytest.skip("with these options it imitates nothing")
+            pytest.skip("with these options it imitates nothing beside rollouts (`num_demonstrations`)")
+        if capabilities.source != "rollouts":
+            fault(f"it imitates, and learns from {capabilities.source}: these are its batch; price them in loss")
         _expect_imitation(algorithm, capabilities)
 
 
-def _expect_imitation(algorithm: Imitating, capabilities: AlgorithmCapabilities) -> None:
+def _expect_imitation(algorithm: Algorithm, capabilities: AlgorithmCapabilities) -> None:
     """Fault prices of demonstrations that teach the wrong thing, overflow, or depend on how they lie."""
     shown, far = map(as_demonstrations, (draw(capabilities), extreme(capabilities, advantages=(1.0,))))
     whole, logprobs_N = price_demonstrations(algorithm, shown)

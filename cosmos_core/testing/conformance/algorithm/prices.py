@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from cosmos_core.protocols import Algorithm, Decided, Decisions
-from cosmos_core.protocols.algorithm import CORE_METRICS, Estimating, is_core_metric
+from cosmos_core.protocols.algorithm import CORE_METRICS, AdvantageEstimator, is_core_metric
 from cosmos_core.testing.conformance.algorithm.calls import Batch, described
 from cosmos_core.testing.conformance.algorithm.step import (
     Part,
@@ -65,7 +65,7 @@ def same_prices(first: Part, second: Part) -> bool:
 def expect_inputs_left(algorithm: Algorithm, part: Part, batch: Batch) -> None:
     """Fault tensors that pricing a batch has changed."""
     advantages_N = batch.advantages_of_decisions()
-    if isinstance(algorithm, Estimating):
+    if isinstance(algorithm, AdvantageEstimator):
         advantages_N = torch.cat([each.advantages_n for each in estimated(algorithm, batch)])
     is_recomputed = algorithm.old_logprobs == "recompute"
     for name, seen_N, given_N in (
@@ -271,7 +271,7 @@ def expect_same_step(algorithm: Algorithm, batch: Batch, *, is_cut: bool) -> Non
     steps = [(name, train(algorithm, batch, split(number)), own) for name, split in _SPLITS.items()]
     if is_cut:
         advice = (
-            "price each decision by itself (`Estimating` is told of whole sequences), or declare payload_kinds = "
+            "price each decision by itself (`settle` is told of whole sequences), or declare payload_kinds = "
             "frozenset({'tokens'})"
         )
         cut = train(algorithm, batch, [[range(number)]], longest=2)

@@ -14,8 +14,8 @@ import torch
 from cosmos_core.policy.training.microbatch import Known, Piece, know
 from cosmos_core.policy.training.old_logprobs import cut
 from cosmos_core.protocols import Algorithm, Decided, Loss, MicroBatch
-from cosmos_core.protocols.algorithm import Estimate, Estimating, Imitating
-from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Consulting, Divergence, FrozenOutput, FrozenRole
+from cosmos_core.protocols.algorithm import AdvantageEstimator, Estimate
+from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Divergence, FrozenOutput, FrozenRole
 from cosmos_core.protocols.model import Span
 from cosmos_core.testing.conformance.algorithm.calls import Batch, estimates_of, is_judged, priced, priced_imitation
 
@@ -81,7 +81,7 @@ def price_all(algorithm: Algorithm, batch: Batch) -> Part:
     return _price_part(algorithm, batch, everything, whole, batch.logprobs_N.clone().requires_grad_())
 
 
-def estimated(algorithm: Estimating, batch: Batch) -> list[Estimate]:
+def estimated(algorithm: AdvantageEstimator, batch: Batch) -> list[Estimate]:
     """Estimates by an algorithm that estimates advantages, of each sequence of a batch."""
     asked = cast("Algorithm", algorithm)
     return estimates_of(algorithm, [batch.taken(index, asked) for index in range(len(batch.lengths))])
@@ -93,7 +93,7 @@ def as_demonstrations(batch: Batch) -> Batch:
 
 
 def price_demonstrations(
-    algorithm: Imitating, batch: Batch, members: Sequence[int] | None = None
+    algorithm: Algorithm, batch: Batch, members: Sequence[int] | None = None
 ) -> tuple[Loss, torch.Tensor]:
     """The prices of a micro-batch of demonstrations, and the log-probs that they depend on."""
     share = range(len(batch.lengths)) if members is None else members
@@ -162,7 +162,7 @@ def _price_part(
 ) -> Part:
     """Price a micro-batch; `share` holds the sequences of its rank, which `members` are of."""
     chosen, known = _laid_out(algorithm, batch, share, members)
-    if isinstance(algorithm, Estimating):
+    if isinstance(algorithm, AdvantageEstimator):
         estimates = estimated(algorithm, batch)
         known = known.settled([cut(estimates[each.sequence], each) for each in members])
     known = attrs.evolve(known, advantages_N=known.advantages_N * batch.strength)
@@ -194,8 +194,6 @@ def outputs(
     algorithm: Algorithm, decided: Decided, frozen_N: Mapping[FrozenRole, torch.Tensor]
 ) -> Mapping[FrozenRole, FrozenOutput]:
     """Outputs of the frozen models that the algorithm consults; a divergence is a stand-in that carries a gradient."""
-    if not isinstance(algorithm, Consulting):
-        return {}
     return {role: _output(asked, decided, frozen_N[role]) for role, asked in algorithm.consults.items()}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cosmos_algorithm_ddrl.options import DdrlOptions
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Loss, PlainAlgorithm
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.protocols.objectives import add_divergence, clipped_surrogate, limited, log_ratio, relative_rewards
 from cosmos_core.types import Group
 
@@ -36,17 +36,9 @@ class Ddrl(PlainAlgorithm):
         self.aggregation = Aggregation(options.aggregation)
         # Without a divergence every term of a sample is a multiple of its advantage.
         self.skips_zero_advantage = options.kl_weight == 0.0
+        self.consults = {"reference": Divergence(kind="reverse-kl")} if options.kl_weight > 0.0 else {}
+        self.num_demonstrations = options.demonstrations
         self._options: Final = options
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence]:
-        """The divergence from the reference, if it counts."""
-        return {"reference": Divergence(kind="reverse-kl")} if self._options.kl_weight > 0.0 else {}
-
-    @property
-    def num_demonstrations(self) -> int:
-        """As the option says."""
-        return self._options.demonstrations
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, transformed, within the limit."""

@@ -12,7 +12,6 @@ import torch
 
 from cosmos_algorithm_ddrl import Ddrl, DdrlOptions
 from cosmos_core.protocols import AlgorithmContext, Decisions
-from cosmos_core.protocols.algorithm import Imitating
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2)
@@ -86,7 +85,6 @@ def test_the_data_term_is_the_flow_matching_loss_of_the_demonstrations():
     v_ND.requires_grad_()
     diffusion_N = (v_ND - (e_ND - x0_ND)).square().mean(-1)
     algorithm = make(data_weight=0.01, demonstrations=2)
-    assert isinstance(algorithm, Imitating)
     assert algorithm.num_demonstrations == 2
     priced = algorithm.imitation(decisions(-diffusion_N, None, [1.0] * 3))
     torch.testing.assert_close(priced.loss_N, 0.01 * diffusion_N)

@@ -7,13 +7,13 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cosmos_algorithm_diffusion_nft.options import DiffusionNftOptions
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Loss, PlainAlgorithm
-from cosmos_core.protocols.frozen import Blend, FrozenRole
+from cosmos_core.protocols.frozen import Blend
 from cosmos_core.protocols.objectives import limited, relative_rewards
 from cosmos_core.types import Group
 
@@ -46,12 +46,9 @@ class DiffusionNft(PlainAlgorithm):
                 "rollouts come from the trained weights; add a table [policy.average] with publish = true"
             )
         self.aggregation = Aggregation(options.aggregation)
+        # v⁺ has a share of β of the policy, v⁻ of -β.
+        self.consults = {"average": Blend(shares=(options.beta, -options.beta))}
         self._options: Final = options
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Blend]:
-        """The two blends with the average: v⁺ has a share of β of the policy, v⁻ of -β."""
-        return {"average": Blend(shares=(self._options.beta, -self._options.beta))}
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, within the limit."""

@@ -14,7 +14,7 @@ from cosmos_algorithm_diffusion_nft import DiffusionNft, DiffusionNftOptions
 from cosmos_algorithm_diffusion_nft.plugin import cosmos_algorithm
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmContext, Decisions
-from cosmos_core.protocols.frozen import Blend, Blended, Consulting, FrozenOutput
+from cosmos_core.protocols.frozen import Blend, Blended, FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=4, temperature=1.0, max_units=10, max_staleness=2, generates_average=True)
@@ -86,7 +86,6 @@ def test_loss_and_gradient_are_those_of_the_paper():
     v_ND.requires_grad_()
     time, beta, advantages = 0.6, 0.7, [2.0, -3.0, 5.0, -5.0, 0.0]
     algorithm = make(beta=beta)
-    assert isinstance(algorithm, Consulting)
     assert algorithm.consults == {"average": Blend(shares=(0.7, -0.7))}
     blended = told(v_ND, old_ND, x0_ND, e_ND, time=time, shares=algorithm.consults["average"].shares)
     priced = algorithm.loss(decisions(blended, advantages))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from cosmos_algorithm_distill.objective import Distillation
 from cosmos_algorithm_distill.options import DistillOptions
 from cosmos_core.protocols import Decisions, Loss
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.frozen import Divergence
 
 
 class ExactDistillation(Distillation):
@@ -17,12 +15,7 @@ class ExactDistillation(Distillation):
     """
 
     def __init__(self, options: DistillOptions) -> None:
-        self._divergence = Divergence(kind=options.divergence, beta=options.beta, top=options.top)
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
-        """The divergence from the teacher."""
-        return {"teacher": self._divergence}
+        self.consults = {"teacher": Divergence(kind=options.divergence, beta=options.beta, top=options.top)}
 
     def loss(self, decisions: Decisions) -> Loss:
         """The divergence of each decision."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cosmos_algorithm_distill.objective import Distillation
 from cosmos_algorithm_distill.options import DistillOptions
 from cosmos_core.protocols import Decisions, Loss
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.frozen import FrozenRole
 
 
 class SampledDistillation(Distillation):
@@ -20,13 +20,10 @@ class SampledDistillation(Distillation):
     2.2, for one step. The weight is that of truncated importance sampling.
     """
 
+    consults: Mapping[FrozenRole, None] = {"teacher": None}
+
     def __init__(self, options: DistillOptions) -> None:
         self._cap = options.weight_cap
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
-        """The teacher's log-probs."""
-        return {"teacher": None}
 
     def loss(self, decisions: Decisions) -> Loss:
         """Minus the advantage times the weight times the log-prob."""

@@ -19,7 +19,7 @@ import attrs
 
 from cosmos_core.protocols import Aggregation, Decisions, Loss, PlainAlgorithm
 from cosmos_core.protocols.algorithm import Estimate, Taken
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import Group
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ Shape: TypeAlias = Callable[[Margin], Slope]
 
 
 class PreferenceObjective(PlainAlgorithm):
-    """An objective over pairs (see `cosmos_core.protocols.algorithm.Estimating`).
+    """An objective over pairs (see `cosmos_core.protocols.algorithm.AdvantageEstimator`).
 
     Args:
         shape: The loss of a pair by its margin.
@@ -70,15 +70,11 @@ class PreferenceObjective(PlainAlgorithm):
     aggregation = Aggregation.SEQUENCE_MEAN_TOKEN_SUM
     # Margins follow from those of the starting weights.
     old_logprobs = "recompute"
+    consults: Mapping[FrozenRole, None] = {"reference": None}
 
     def __init__(self, shape: Shape, beta: float) -> None:
         self._shape = shape
         self._beta = beta
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
-        """The reference's log-probs."""
-        return {"reference": None}
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """None for every sample: preferences have no rewards."""

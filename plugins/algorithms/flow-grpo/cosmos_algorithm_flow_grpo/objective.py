@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cosmos_algorithm_flow_grpo.options import FlowGrpoOptions
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Aggregation, AlgorithmContext, Decisions, Loss, PlainAlgorithm
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
+from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.protocols.objectives import (
     add_divergence,
     clipped_surrogate,
@@ -45,12 +45,8 @@ class FlowGrpo(PlainAlgorithm):
         self.old_logprobs = options.old_logprobs
         # Without a divergence every term is a multiple of the advantage.
         self.skips_zero_advantage = options.kl_weight == 0.0
+        self.consults = {"reference": Divergence(kind="reverse-kl")} if options.kl_weight > 0.0 else {}
         self._options: Final = options
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence]:
-        """The divergence from the reference, if it counts."""
-        return {"reference": Divergence(kind="reverse-kl")} if self._options.kl_weight > 0.0 else {}
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Rewards relative to their prompt's, within the limit."""

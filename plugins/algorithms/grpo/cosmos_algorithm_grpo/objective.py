@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cosmos_algorithm_grpo.advantage import all_equal, centred, over_group_deviation, scored, whitened
@@ -13,7 +13,6 @@ from cosmos_algorithm_grpo.options import PolicyOptions
 from cosmos_algorithm_grpo.ratio import sequence_log_ratio
 from cosmos_algorithm_grpo.surrogate import Surrogate
 from cosmos_core.protocols import Aggregation, AlgorithmCapabilities, AlgorithmContext, Decisions, Loss, PlainAlgorithm
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
 from cosmos_core.protocols.objectives import log_ratio
 from cosmos_core.types import Group, Sample
 
@@ -58,14 +57,10 @@ class Objective(PlainAlgorithm):
         self.old_logprobs = options.old_logprobs
         # Without a divergence every term is a multiple of the advantage.
         self.skips_zero_advantage = options.kl_weight == 0.0
+        self.consults = {"reference": None} if options.kl_weight > 0.0 else {}
         self._options: Final = options
         self._surrogate: Final = surrogate
         self._shaping: Final = shaping
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
-        """The reference, if the divergence from it counts."""
-        return {"reference": None} if self._options.kl_weight > 0.0 else {}
 
     def admit(self, group: Group) -> str | None:
         """Drop a group with a reward that is no finite number, and, if the option says so, one of equal rewards."""

@@ -10,7 +10,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts
 from cosmos_core.policy.training.microbatch import decision_weights
 from cosmos_core.protocols import AlgorithmContext, Decisions
-from cosmos_core.protocols.algorithm import Estimating, Taken
+from cosmos_core.protocols.algorithm import AdvantageEstimator, Taken
 from cosmos_core.protocols.frozen import FrozenOutput
 from cosmos_core.types import Group, Sample, SampleStatus
 
@@ -62,7 +62,7 @@ class Table:
         logprobs_N, behaviour_N, reference_N = map(taken, (self.logits_PTV, behaviour_PTV, self.reference_PTV))
         old_N = logprobs_N.detach() if algorithm.old_logprobs == "recompute" else behaviour_N
         advantages_N = torch.tensor(advantages).repeat_interleave(T)
-        if isinstance(algorithm, Estimating):
+        if isinstance(algorithm, AdvantageEstimator):
             advantages_N = estimated(algorithm, advantages, old_N, reference_N)
         number = len(kept) * G
         priced = algorithm.loss(

@@ -25,7 +25,6 @@ from cosmos_core.protocols import (
     hookimpl,
 )
 from cosmos_core.protocols.algorithm import Estimate, Taken
-from cosmos_core.protocols.frozen import Divergence, FrozenRole
 from cosmos_core.protocols.objectives import clipped_surrogate, log_ratio, refuse_recomputed
 from cosmos_core.types import Group
 
@@ -84,12 +83,8 @@ class Ppo(PlainAlgorithm):
         if uncorrected is not None:
             raise ConfigError(f"algorithm.options.{uncorrected}")
         self.old_logprobs = options.old_logprobs
+        self.consults = {"reference": None} if options.kl_weight > 0.0 else {}
         self._options = options
-
-    @property
-    def consults(self) -> Mapping[FrozenRole, Divergence | None]:
-        """The reference, if the divergence from it counts."""
-        return {"reference": None} if self._options.kl_weight > 0.0 else {}
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """The rewards: what they are worth is `settle`'s to say."""

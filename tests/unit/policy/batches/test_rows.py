@@ -37,7 +37,7 @@ class Rows:
 def reader_of(world, advance):
     model = Counting(NoOptions(), SimpleNamespace(path=None, encoded=[]))
     return ShareReader(
-        model=model, payloads=None, dataset=Rows(), longest=9, world=world, seed=5, advance=lambda: advance.append(1)
+        model=model, payloads=None, dataset=Rows, longest=9, world=world, seed=5, advance=lambda: advance.append(1)
     )
 
 

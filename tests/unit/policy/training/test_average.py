@@ -133,12 +133,12 @@ def test_the_held_out_loss_is_of_what_is_published(model, kit):
 
 def consulting(kit, **declared):
     @attrs.frozen(kw_only=True)
-    class Consulting(kit.Reinforce):
+    class Consults(kit.Reinforce):
         skips_zero_advantage: bool = False
         old_logprobs: str = "none"
         consults: dict = attrs.field(factory=lambda: {"average": None})
 
-    return Consulting(**declared)
+    return Consults(**declared)
 
 
 def test_the_average_is_consulted_as_it_was_before_the_step(model, kit):

@@ -43,7 +43,7 @@ def consulting(kit, divergence=None, role="reference"):
     """The policy's log-probs against the frozen model's, and the divergence from it."""
 
     @attrs.frozen(kw_only=True)
-    class Consulting(kit.Reinforce):
+    class Consults(kit.Reinforce):
         skips_zero_advantage: bool = False
         consults: dict = attrs.field(factory=lambda: {role: divergence})
 
@@ -54,7 +54,7 @@ def consulting(kit, divergence=None, role="reference"):
                 return Loss(loss_N=output.divergence_N)
             return Loss(loss_N=(output.logprobs_N - decisions.logprobs_N).square())
 
-    return Consulting()
+    return Consults()
 
 
 def step(trainer, sequences, totals):
@@ -195,7 +195,7 @@ def estimating(kit, batches):
     """The advantage of each decision: minus its sequence's part of all log-probs."""
 
     @attrs.frozen(kw_only=True)
-    class Estimating(kit.Reinforce):
+    class Estimates(kit.Reinforce):
         old_logprobs: str = "recompute"
         skips_zero_advantage: bool = False
 
@@ -220,7 +220,7 @@ def estimating(kit, batches):
                 metrics={"off": (decisions.targets_N - decisions.logprobs_N.detach()).abs()},
             )
 
-    return Estimating()
+    return Estimates()
 
 
 def test_estimates_know_the_whole_batch_whatever_the_micro_batches(model, kit):

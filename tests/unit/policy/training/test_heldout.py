@@ -89,7 +89,7 @@ def reader_of(trainer, heldout, train=()):
     return ShareReader(
         model=Encoding(trainer.model),
         payloads=None,
-        dataset=Rows(list(train), list(heldout)),
+        dataset=lambda: Rows(list(train), list(heldout)),
         longest=LONGEST,
         world=trainer.world,
     )

@@ -1,5 +1,6 @@
 """Demonstrations of a step's rows, imitated beside its rollouts."""
 
+import functools
 from types import SimpleNamespace
 
 import attrs
@@ -29,7 +30,7 @@ POSITIONS = (40, 41, 42, 43)
 
 def imitating(kit, *, times=1, **settings):
     @attrs.frozen(kw_only=True)
-    class Imitating(kit.Reinforce):
+    class WithDemonstrations(kit.Reinforce):
         skips_zero_advantage: bool = False
         num_demonstrations: int = times
         imitated: list = attrs.field(factory=list)
@@ -38,7 +39,7 @@ def imitating(kit, *, times=1, **settings):
             self.imitated.append(decisions)
             return Loss(loss_N=-COEFFICIENT * decisions.logprobs_N, metrics={"nll": -decisions.logprobs_N})
 
-    return Imitating(**settings)
+    return WithDemonstrations(**settings)
 
 
 class Rows:
@@ -116,7 +117,12 @@ def order_of(groups, *shares, stage=0):
 def runner_of(kit, model, held, rows, algorithm, **policy):
     trainer = kit.make_trainer(model, algorithm, **policy)
     reader = ShareReader(
-        model=model, payloads=Payloads(held), dataset=Rows(rows), longest=100, world=trainer.world, seed=5
+        model=model,
+        payloads=Payloads(held),
+        dataset=functools.cache(lambda: Rows(rows)),
+        longest=100,
+        world=trainer.world,
+        seed=5,
     )
     return StepRunner(trainer=trainer, reader=reader)
 
@@ -194,7 +200,7 @@ def test_demonstrations_of_latents_are_drawn_by_the_groups_position(kit):
     flats = applied_gradient(runner)
     done = run(runner, order_of(groups, (0, 1, 2, 3), stage=3))
     assert done.metrics["imitation_sequences"] == 8
-    assert sorted(runner.reader.dataset.asked) == [0, 1, 2, 3], "each row is read once, and drawn twice"
+    assert sorted(runner.reader.dataset().asked) == [0, 1, 2, 3], "each row is read once, and drawn twice"
 
     module = WORLD.build(seed=0, dtype=torch.float64, device=torch.device("cpu"))
     losses = []
@@ -262,7 +268,7 @@ def test_a_step_whose_rows_cannot_be_read_trains_on_rollouts_alone(kit):
 def test_steps_in_a_row_without_anything_to_imitate_end_the_run(kit):
     groups, held = world_batch()
     runner = runner_of(kit, WORLD, held, [None] * 4, imitating(kit))
-    rows, readable = runner.reader.dataset, [Prompt(text="x", demonstration="y")] * 4
+    rows, readable = runner.reader.dataset(), [Prompt(text="x", demonstration="y")] * 4
     for _ in range(2):
         for step in range(MOST_UNIMITATED):
             assert isinstance(run(runner, order_of(groups, (0, 1, 2, 3))), StepDone), step
@@ -320,7 +326,7 @@ def test_seeds_of_demonstrations_are_their_own():
 def test_held_out_latents_are_drawn_alike_at_each_step(kit):
     rows = [Prompt(text=f"{row} balls", demonstration="a" * (row + 1)) for row in range(4)]
     runner = runner_of(kit, WORLD, {}, rows, imitating(kit))
-    runner.reader.dataset.row = lambda split, row: rows[row]
+    runner.reader.dataset().row = lambda split, row: rows[row]
     shares = [runner.reader.heldout(3, solo()) for _ in range(2)]
     times = [[view(each.payload, "times").tolist() for each in share.sequences] for share in shares]
     assert times[0] == times[1]

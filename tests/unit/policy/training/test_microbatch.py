@@ -13,7 +13,7 @@ from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.microbatch import decision_weights, know
-from cosmos_core.protocols import Aggregation, Loss, NoOptions
+from cosmos_core.protocols import Aggregation, Loss, NoOptions, PlainAlgorithm
 from cosmos_core.protocols.algorithm import Estimate
 from cosmos_core.protocols.frozen import Blend, Divergence
 from cosmos_core.protocols.world import WorldModel
@@ -120,7 +120,7 @@ def test_what_is_known_is_cut_where_the_sequence_is():
 
 
 @attrs.frozen(kw_only=True)
-class Settling:
+class Settling(PlainAlgorithm):
     """Advantages that rise along a sequence, from what all of its decisions come to."""
 
     aggregation: Aggregation = Aggregation.SEQUENCE_MEAN_TOKEN_MEAN

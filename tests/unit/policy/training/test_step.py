@@ -82,7 +82,7 @@ def order_of(groups, *shares, step=1):
 def runner_of(kit, model, held, *, algorithm=None, rows=(), seed=0, error=None, longest=100, **policy):
     trainer = kit.make_trainer(model, algorithm, seed=seed, **policy)
     reader = ShareReader(
-        model=model, payloads=Payloads(held, error), dataset=Rows(rows), longest=longest, world=trainer.world
+        model=model, payloads=Payloads(held, error), dataset=lambda: Rows(rows), longest=longest, world=trainer.world
     )
     return StepRunner(trainer=trainer, reader=reader)
 
@@ -203,7 +203,13 @@ def test_demonstrations_of_prompts_of_unwanted_lengths_are_dropped(model, kit):
     pairs = {0: ([1], [3, 2]), 1: ([1, 2], [3, 2]), 2: ([1, 2, 3], [4, 2])}
     encoding = SimpleNamespace(encode_demonstration=lambda prompt: tokens_payload(*prompt))
     config = DatasetConfig(plugin="rows", min_prompt_units=2, max_prompt_units=2)
-    parts = {"model": encoding, "payloads": Payloads({}), "dataset": Rows(pairs), "longest": 59, "world": trainer.world}
+    parts = {
+        "model": encoding,
+        "payloads": Payloads({}),
+        "dataset": lambda: Rows(pairs),
+        "longest": 59,
+        "world": trainer.world,
+    }
     groups = tuple(GroupRef(position=row, row=row, lease=0, endpoint="", samples=()) for row in pairs)
     share = ShareReader(**parts, config=config).read(order_of(groups, (0, 1, 2)), solo(), None)
     assert share.dropped == ((0, "prompt_too_short"), (2, "prompt_too_long"))
@@ -222,7 +228,9 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
 
     groups = tuple(GroupRef(position=100 + row, row=row, lease=0, endpoint="", samples=()) for row in pairs)
     trainer = kit.make_trainer(model)
-    reader = ShareReader(model=Encoding(), payloads=Payloads({}), dataset=Rows(pairs), longest=59, world=trainer.world)
+    reader = ShareReader(
+        model=Encoding(), payloads=Payloads({}), dataset=lambda: Rows(pairs), longest=59, world=trainer.world
+    )
     done = StepRunner(trainer=trainer, reader=reader).run(order_of(groups, (0, 1, 2, 3)), solo(), nothing, 0.0)
     assert done.dropped == ((101, "bad_row"), (102, "prompt_too_long"))
     assert set(done.details) == {"bad_row", "prompt_too_long"}
@@ -254,7 +262,7 @@ def test_what_is_wrong_with_a_row_fits_a_report_whatever_it_says(model, kit):
     groups = (GroupRef(position=7, row=0, lease=0, endpoint="", samples=()),)
     trainer = kit.make_trainer(model)
     reader = ShareReader(
-        model=Odd(), payloads=Payloads({}), dataset=Rows([([1], [2])]), longest=59, world=trainer.world
+        model=Odd(), payloads=Payloads({}), dataset=lambda: Rows([([1], [2])]), longest=59, world=trainer.world
     )
     done = StepRunner(trainer=trainer, reader=reader).run(order_of(groups, (0,)), solo(), nothing, 0.0)
     assert REPORT.decode(REPORT.encode(done)) == done
