@@ -7,21 +7,30 @@ from control.replica import BATCH
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, RunOpened
-from cosmos_core.control.machine.settings import Settings
+from cosmos_core.control.machine.settings import Settings, StageSettings
 from cosmos_core.control.machine.state import State
-from cosmos_core.testing.settings import rollouts, small_settings
 
 
 def settings(num_replicas: int, group_size: int) -> Settings:
     """Of one policy replica and so many rollout replicas."""
-    stage = rollouts(0, 10**6, max(256, num_replicas * BATCH // 2), min_group_size=1)
-    return small_settings(
-        stage,
+    prompts = max(256, num_replicas * BATCH // 2)
+    stage = StageSettings(source="rollouts", first_version=0, steps=10**6, prompts_per_step=prompts, min_group_size=1)
+    return Settings(
+        run_id="run",
+        run_seed=5,
         num_rows=10**5,
+        stages=(stage,),
+        policy_replicas=1,
         rollout_replicas=num_replicas,
         rollout_group_size=group_size,
         capacity=2 * BATCH,
         sync_max_staleness=10**5,
+        synchronous=False,
+        sync_interval=1,
+        evaluation_prompts=0,
+        evaluation_interval=0,
+        policy_checkpoint_interval=0,
+        rewards=("right",),
     )
 
 

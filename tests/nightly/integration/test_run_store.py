@@ -16,7 +16,7 @@ from cosmos_core.testing import CommandLine
 pytest.importorskip("moto", reason="needs moto, which `make` installs")
 pytest.importorskip("s3fs", reason="needs cosmos-core[s3], which `make` installs")
 
-from cosmos_core.testing.buckets import SECRET, BucketServer
+from tests.buckets import SECRET, BucketServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

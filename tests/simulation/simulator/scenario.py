@@ -10,7 +10,7 @@ import attrs
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.machine.settings import Settings
-from cosmos_core.testing.settings import demonstrations, rollouts, small_settings
+from tests.run_settings import demonstrations, rollouts, small_settings
 
 _STRICT: Final = 0.3
 """Chance that a group with one unscored sample cannot be trained on."""

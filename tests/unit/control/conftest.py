@@ -19,10 +19,10 @@ from cosmos_core.control.machine.events import (
 )
 from cosmos_core.control.machine.invariants import check
 from cosmos_core.control.machine.settings import Settings
-from cosmos_core.testing.settings import demonstrations, rollouts, small_settings
 from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import REQUEST, Stop
 from cosmos_core.transport.reports import REPORT, GroupFinished, Report, SampleReport
+from tests.run_settings import demonstrations, rollouts, small_settings
 from tests.simulation.replicas import FakePolicy, FakeRollout, World
 
 

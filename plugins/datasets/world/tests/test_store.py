@@ -19,7 +19,7 @@ CAPTIONS = {f"{number:02}": f"scene {number}" for number in range(4)}
 
 @pytest.fixture(scope="module")
 def server():
-    from cosmos_core.testing.buckets import BucketServer
+    from tests.buckets import BucketServer
 
     server = BucketServer()
     server.start()

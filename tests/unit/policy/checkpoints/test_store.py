@@ -20,7 +20,7 @@ EXPIRED = r"\(403: refused\); the credentials have expired.* renew PROD_S3_CHECK
 
 @pytest.fixture(scope="module")
 def server():
-    from cosmos_core.testing.buckets import BucketServer
+    from tests.buckets import BucketServer
 
     server = BucketServer()
     server.start()

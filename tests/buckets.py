@@ -31,7 +31,7 @@ class BucketServer:
 
     def __init__(self) -> None:
         # The test that asks for it may be skipped for want of them.
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
         self.requests: list[tuple[str, str, str]] = []
         self.is_expired = False
@@ -57,7 +57,7 @@ class BucketServer:
 
     def start(self) -> None:
         """Serve."""
-        from werkzeug.serving import WSGIRequestHandler, make_server  # noqa: PLC0415
+        from werkzeug.serving import WSGIRequestHandler, make_server
 
         class Silent(WSGIRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -79,7 +79,7 @@ class BucketServer:
 
     def make_bucket(self, name: str) -> None:
         """Make an empty bucket."""
-        from moto.s3.models import s3_backends  # noqa: PLC0415
+        from moto.s3.models import s3_backends
 
         s3_backends[_ACCOUNT]["aws"].create_bucket(name, "us-east-1")
 

@@ -1,4 +1,4 @@
-"""Settings of small runs, for tests, simulations and benchmarks of the controller."""
+"""Settings of small runs, for tests and simulations of the controller."""
 
 from __future__ import annotations
 
