@@ -35,8 +35,6 @@ class TestQwen3VL(ModelConformance):
     plugin = "hf"
     tokenizer = None
     test_declared_mesh_axes_equal_one_process = None
-    # A checkpoint has one set of weights, whatever the seed: nothing to be apart from.
-    test_divergences_are_distances_that_their_gradient_shortens = None
 
     @pytest.fixture
     def context(self, tmp_path):

@@ -15,7 +15,7 @@ import torch
 
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.protocols.frozen import Divergence, KLTarget
-from cosmos_core.testing.conformance.model.subject import SEED, Subject, expect_close, expect_each_close, skip_rest
+from cosmos_core.testing.conformance.model.subject import Subject, expect_close, expect_each_close, skip_rest
 from cosmos_core.testing.conformance.plugin import fault
 
 _LEAST_SPREAD: Final = 0.25
@@ -111,7 +111,7 @@ class DecisionTests:
         """Nothing from itself, something from another model, and of fewer outcomes never more."""
         if not subject.capabilities.divergences:
             pytest.skip("it declares no divergences")
-        other, batch = subject.build(SEED + 1), subject.batch
+        other, batch = subject.other_weights(), subject.batch
         for kind in sorted(subject.capabilities.divergences):
             all_, few = (Divergence(kind=kind, beta=0.3, top=top) for top in (None, 3))
             _check_unasked(subject, all_)

@@ -19,7 +19,7 @@ from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.protocols.frozen import Blend, Blended, KLTarget
 from cosmos_core.protocols.world import LatentSpec, WorldModel
-from cosmos_core.testing.conformance.model.subject import SEED, Subject, contents, expect_close, skip_rest, tensor
+from cosmos_core.testing.conformance.model.subject import Subject, contents, expect_close, skip_rest, tensor
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
@@ -231,7 +231,7 @@ class DenoisingTests:
         regressions = [payload for payload in subject.payloads if "noise_seed" in payload.arrays]
         if not regressions:
             fault("blends are declared, and no payload of the kit has regressions; add one to the fixture `payloads`")
-        subject, neighbour = attrs.evolve(subject, payloads=regressions), subject.build(SEED + 1)
+        subject, neighbour = attrs.evolve(subject, payloads=regressions), subject.other_weights()
         batch = subject.batch
         blended = _blended(subject, neighbour, batch)
         squared_NK = blended.squared_NK.detach()

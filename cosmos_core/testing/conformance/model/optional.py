@@ -11,7 +11,7 @@ import torch
 from cosmos_core.models.tokens import array_of
 from cosmos_core.protocols.model import AfterStep, Recording
 from cosmos_core.protocols.vision import VisionModel
-from cosmos_core.testing.conformance.model.subject import SEED, Subject, expect_close, expect_refusal
+from cosmos_core.testing.conformance.model.subject import Subject, expect_close, expect_refusal
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights.shards import dtype_name
@@ -77,10 +77,7 @@ class OptionalTests:
             fault("the model is a `VisionModel`, and none of `prompts` shows anything; give some of them media")
         if any(conditioned.condition(payload) is not None for payload in plain):
             fault("condition() of a prompt without media gave something; give None where token ids say it all")
-        other = subject.build(SEED + 1)
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.mul_(1.5)  # those of a checkpoint are not drawn
+        other = subject.other_weights()
         for payload in shown:
             _check_entered(conditioned, payload, subject.module, other)
             for lost in payload.arrays.keys() - {"prompt"}:

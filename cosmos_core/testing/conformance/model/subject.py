@@ -99,6 +99,17 @@ class Subject:
         """A module of the model."""
         return self.model.build(seed=seed, dtype=dtype, device=CPU)
 
+    def other_weights(self) -> torch.nn.Module:
+        """A module whose every number is another: of a checkpoint, too, which has one set of weights for all seeds."""
+        other = self.build(SEED + 1)
+        generator = torch.Generator().manual_seed(0)
+        for tensor in canonical_tensors(other).values():
+            if tensor.is_floating_point():
+                # No sign changes: a variance, or a scale, stays one.
+                drawn = 0.5 * torch.rand(tensor.shape, generator=generator).clamp_min(0.01)
+                tensor.copy_(torch.where(tensor == 0, drawn, tensor * (1 + drawn)))
+        return other
+
     def optional(self, protocol: Any, why: str, uses: Callable[[Any], object] = lambda _: True) -> Any:
         """The model, as one that keeps an optional protocol, and uses it; else the test is skipped."""
         if not isinstance(self.model, protocol) or not uses(self.model):
