@@ -16,20 +16,16 @@ import numpy as np
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.models import tokens
-from cosmos_core.types import Array, Payload
+from cosmos_core.models.tokens import array_of
+from cosmos_core.types import Payload
 
 KIND: Final = "latents"
 
 
-def array_of(tensor: torch.Tensor) -> Array:
-    """A tensor as payloads hold it."""
-    return tokens.array_of(tensor.detach().to("cpu").numpy())
-
-
-def payload_of(tensors: Mapping[str, torch.Tensor]) -> Payload:
+def payload_of(tensors: Mapping[str, torch.Tensor], kind: str = KIND) -> Payload:
     """A payload of some tensors."""
-    return Payload(kind=KIND, arrays={name: array_of(tensor) for name, tensor in tensors.items()})
+    arrays = {name: array_of(tensor.detach().to("cpu").numpy()) for name, tensor in tensors.items()}
+    return Payload(kind=kind, arrays=arrays)
 
 
 def with_tensors(payload: Payload, tensors: Mapping[str, torch.Tensor]) -> Payload:
@@ -37,19 +33,8 @@ def with_tensors(payload: Payload, tensors: Mapping[str, torch.Tensor]) -> Paylo
     return attrs.evolve(payload, arrays={**payload.arrays, **payload_of(tensors).arrays})
 
 
-def has(payload: Payload, name: str) -> bool:
-    """Tell whether there is such an array."""
-    return name in payload.arrays
-
-
 def tensor_of(payload: Payload, name: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
-    """A copy of an array, as a tensor on the CPU.
-
-    Args:
-        payload: Of kind `latents`.
-        name: Of the array.
-        dtype: That it must have.
-        shape: That it must have; None for dims of any size.
+    """A copy of an array of this dtype and shape, None for dims of any size, as a tensor on the CPU.
 
     Raises:
         DataError: The payload is of another kind, has no such array, or the array is of another dtype or shape.
@@ -61,17 +46,14 @@ def tensor_of(payload: Payload, name: str, dtype: torch.dtype, shape: tuple[int 
         raise DataError(
             f"a payload of latents without the array {name!r}: it has {', '.join(payload.arrays) or 'none'}"
         )
-    fits = len(array.shape) == len(shape) and all(
-        wanted is None or found == wanted for found, wanted in zip(array.shape, shape, strict=True)
-    )
-    if array.dtype != str(dtype).removeprefix("torch.") or not fits:
+    is_alike = [wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=False)]
+    wanted_dtype = str(dtype).removeprefix("torch.")
+    if array.dtype != wanted_dtype or len(array.shape) != len(shape) or not all(is_alike):
         wanted_shape = ", ".join("any" if size is None else str(size) for size in shape)
         raise DataError(
-            f"the array {name!r} is {array.dtype} {list(array.shape)}, and must be "
-            f"{str(dtype).removeprefix('torch.')} [{wanted_shape}]"
+            f"the array {name!r} is {array.dtype} {list(array.shape)}, and must be {wanted_dtype} [{wanted_shape}]"
         )
-    flat = np.frombuffer(array.data, dtype=np.dtype(array.dtype)).reshape(array.shape)
-    return torch.from_numpy(flat.copy())
+    return torch.from_numpy(np.frombuffer(array.data, dtype=np.dtype(array.dtype)).reshape(array.shape).copy())
 
 
 Conditions: TypeAlias = Mapping[str, torch.Tensor]
@@ -118,8 +100,8 @@ class Resident:
         if self._at != (device, dtype):
             self._kept.clear()
             self._at = device, dtype
-        found = {id(prompt): self._one(prompt, device, dtype) for prompt in dict.fromkeys(prompts)}
-        return side_by_side([found[id(prompt)] for prompt in prompts])
+        found = {prompt: self._one(prompt, device, dtype) for prompt in dict.fromkeys(prompts)}
+        return side_by_side([found[prompt] for prompt in prompts])
 
     def _one(self, prompt: Payload, device: torch.device, dtype: torch.dtype) -> Conditions:
         found = self._kept.pop(prompt, None)

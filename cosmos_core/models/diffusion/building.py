@@ -5,6 +5,7 @@ Planning is told of it from the shell alone, without weights (`facts_of`).
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,36 +43,37 @@ class Blueprint:
     """A transformer that is to be built: with the weights in `folder`, or where that is None with drawn ones."""
 
     family: Family
-    config: Mapping[str, Any]
     folder: Path | None
     seed: int
     dtype: torch.dtype
     device: torch.device
 
 
-def make_shell(family: Family, config: Mapping[str, Any]) -> nn.Module:
+def make_shell(family: Family) -> nn.Module:
     """The transformer on the meta device, in evaluation mode: nothing is allocated."""
+    # It imports diffusers, of which nothing shall be on meta.
+    config = family.config
     with torch.device("meta"):
         return _made(family, config)
 
 
 def draw(blueprint: Blueprint) -> nn.Module:
     """All of it with weights drawn from the seed, in float32 on the CPU."""
+    config = blueprint.family.config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(blueprint.seed)
-        return _made(blueprint.family, blueprint.config)
+        return _made(blueprint.family, config)
 
 
 def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
     """All of it, or this process's part; every process of the mesh calls it."""
-    is_drawn_here = blueprint.folder is None and (layout is None or layout.mesh.world_size == 1)
-    if is_drawn_here:
+    if blueprint.folder is None and (layout is None or layout.mesh.world_size == 1):
         module = _cast(draw(blueprint), blueprint.dtype).to(blueprint.device)
         if layout is not None:
             lay_out(module, blueprint, layout)
             draw_adapters(module, blueprint.seed)
         return module
-    shell = _cast(make_shell(blueprint.family, blueprint.config), blueprint.dtype)
+    shell = _cast(make_shell(blueprint.family), blueprint.dtype)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
     folder = blueprint.folder
     weights: Weights = Drawn(draw(blueprint)) if folder is None else StreamedTransformer(folder, shell)
@@ -89,12 +91,11 @@ def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
     if layout.cpu_offload and layout.mesh.world_size == 1:
         raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
     name = blueprint.family.layers
-    blocks: Sequence[nn.Module] = list(module.get_submodule(name).children())
-    layers = {f"{name}.{number}": block for number, block in enumerate(blocks)}
+    blocks = _blocks(module, name)
     if layout.lora is not None:
         check_adapted(blocks, type(module).__name__, layout.lora)
-    adapted = surround_adapted(layers, layout)
-    add_adapters(module, adapted, layout)
+    layers = {f"{name}.{number}": block for number, block in enumerate(blocks)}
+    add_adapters(module, surround_adapted(layers, layout), layout)
     slices = TokenSlices.of(layout)
     for block in blocks:
         if layout.compile:
@@ -105,6 +106,10 @@ def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
     root(module, layout)
     if layout.mesh.world_size > 1:
         shard(module, blocks, [], None, layout)
+
+
+def _blocks(module: nn.Module, layers: str) -> Sequence[nn.Module]:
+    return list(module.get_submodule(layers).children())
 
 
 def _made(family: Family, config: Mapping[str, Any]) -> nn.Module:
@@ -124,13 +129,11 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _materialise(shell: nn.Module, blueprint: Blueprint, *, offload: bool) -> None:
     place = torch.device("cpu") if offload else blueprint.device
-    computed = blueprint.family.computed(blueprint.config)
-    saved = shell.state_dict().keys()
-
-    def allocate(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor, device=place) if tensor.is_meta else tensor.to(place)
-
-    shell._apply(allocate)  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
+    family = blueprint.family
+    computed, saved = family.computed(family.config), shell.state_dict().keys()
+    shell._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
+        lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor.to(place)
+    )
     for name, buffer in list(shell.named_buffers()):
         if name in saved:
             continue
@@ -147,56 +150,45 @@ _NO_LIMIT = 1 << 20
 
 
 def facts_of(
-    shell: nn.Module,
-    *,
-    layers: str,
-    heads: int,
-    hidden_size: int,
-    num_tokens: int,
-    latent_size: int,
-    num_regressions: int,
-    absent: str,
-    uncounted: tuple[str, ...],
-    forward: Callable[[int], None],
+    family: Family, shell: nn.Module, *, absent: str, uncounted: tuple[str, ...], forward: Callable[[int], None]
 ) -> ModelFacts:
     """Describe a transformer on meta, which is of no use afterwards.
 
-    `layers` is the name of the list of its blocks, `num_regressions` the number of decisions drawn of a demonstration;
     `absent` says what is missing of a checkpoint, if anything is, and `uncounted` what its processes hold besides.
     `forward` calls the shell for so many decisions.
     """
-    architecture = type(shell).__name__
-    whole = _parts(shell, layers)
-    kept = _kept(shell, layers, forward)
+    heads, head_size = int(family.config["num_attention_heads"]), int(family.config["attention_head_dim"])
+    whole = _parts(shell, family.layers)
+    kept = _kept(shell, family.layers, forward)
     places = (BEFORE_LAYERS, 0, AFTER_LAYERS)
     parts = tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(whole, places, strict=True))
     return ModelFacts(
-        architecture=architecture,
+        architecture=type(shell).__name__,
         num_parameters=sum(part.count * part.num_parameters for part in parts),
         num_layers=whole[1].count,
-        hidden_size=hidden_size,
+        hidden_size=heads * head_size,
         vocab_size=0,
         tokenizer_size=0,
         context_length=_NO_LIMIT,
         stop_ids=frozenset(),
         pad_id=0,
-        head_size=hidden_size // heads,
+        head_size=head_size,
         parts=parts,
         extents=(
             Extent(axis="cp", name="attention heads", size=heads),
-            Extent(axis="cp", name="tokens of a video", size=num_tokens),
+            Extent(axis="cp", name="tokens of a video", size=family.num_tokens),
         ),
         absent_weights=absent,
-        latent_size=latent_size,
-        num_regressions=num_regressions,
-        rows_per_unit=num_tokens,
+        latent_size=math.prod(family.shape),
+        num_regressions=family.options.regressions,
+        rows_per_unit=family.num_tokens,
         uncounted=uncounted,
     )
 
 
 def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPart]:
     """The modules before the blocks, the blocks, and the modules after them."""
-    blocks = list(shell.get_submodule(layers).children())
+    blocks = _blocks(shell, layers)
     names = [name for name, _ in shell.named_children()]
     before = _count(*(shell.get_submodule(name) for name in names[: names.index(layers)]))
     inside = _count(*blocks)
@@ -215,7 +207,7 @@ def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPa
 
 def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapping[int, Mapping[Compute, Kept]]:
     """Bytes that a decision keeps before, in and after the blocks, which are alike; none if they cannot be traced."""
-    block = next(shell.get_submodule(layers).children())
+    block = _blocks(shell, layers)[0]
     shell.set_submodule(layers, nn.ModuleList([block]))
     try:
         with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -20,7 +21,7 @@ from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.weights import streaming
 from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, led, share_files, write_gathered
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS, Stored, first_line, require_folder, stored_tensors
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, require_folder, stored_tensors
 from cosmos_core.weights.shards import LocalShard
 
 TRANSFORMER: Final = "transformer"
@@ -78,8 +79,8 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     return found
 
 
-def check_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[str, Any]:
-    """The arguments with which a class of diffusers is made, of a config that errors call `key`.
+def complete_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[str, Any]:
+    """The arguments with which a class of diffusers is made, of a config that errors call `key`, and its defaults.
 
     Raises:
         ConfigError: It is of another class, or has an unknown key.
@@ -87,18 +88,13 @@ def check_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[str
     stated = config.get("_class_name", made.__name__)
     if stated != made.__name__:
         raise ConfigError(f"{key}: of a {stated}, and this plugin is for {made.__name__}")
-    known = arguments_of(made)
+    parameters = inspect.signature(made.__init__).parameters  # type: ignore[misc]
+    known = {name: each.default for name, each in parameters.items() if name != "self"}
     given = {name: value for name, value in config.items() if name not in _OWN_KEYS}
     for name in given:
         if name not in known:
             raise ConfigError(f"{key}.{name}: {made.__name__} has no such option; {suggestion(name, known)}")
-    return given
-
-
-def arguments_of(made: type) -> dict[str, Any]:
-    """The arguments of a class of diffusers, with their defaults."""
-    parameters = inspect.signature(made.__init__).parameters  # type: ignore[misc]
-    return {name: each.default for name, each in parameters.items() if name != "self"}
+    return known | given
 
 
 class StreamedTransformer:
@@ -119,35 +115,25 @@ class StreamedTransformer:
                 f"model.path: {folder} lacks {len(missing)} of the {len(wanted)} tensors of {type(module).__name__}, "
                 f"the first is {missing[0]}; it holds {len(stored)}"
             )
-        strays = [name for name in stored if name not in wanted and not _is_ignored(name, module)]
+        ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+        strays = [name for name in stored if name not in wanted and not any(part in name for part in ignored)]
         if strays:
             raise CheckpointError(
                 f"model.path: {folder} holds {strays[0]}, which {type(module).__name__} has no use for; is its config "
                 "of another model?"
             )
         for name, tensor in wanted.items():
-            _check(name, stored[name], tuple(tensor.shape), type(module).__name__)
+            found = stored[name]
+            found.check_float(name)
+            if found.shape != tuple(tensor.shape):
+                raise CheckpointError(
+                    f"{found.file}: {name} has shape {found.shape}, and {type(module).__name__} needs "
+                    f"{tuple(tensor.shape)}; is the config of another model?"
+                )
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies."""
         return self._files.read(name, share.index)
-
-
-def _check(name: str, stored: Stored, wanted: tuple[int, ...], model: str) -> None:
-    stored.check_float(name)
-    if stored.shape != wanted:
-        raise CheckpointError(
-            f"{stored.file}: {name} has shape {stored.shape}, and {model} needs {wanted}; is the config of another "
-            "model?"
-        )
-
-
-def _is_ignored(name: str, module: torch.nn.Module) -> bool:
-    ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return any(part in name for part in ignored)
-
-
-_WEIGHTS: Final = ".safetensors"
 
 
 def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
@@ -191,11 +177,8 @@ def _placed(source: str, target: str) -> None:
     Path(target).unlink(missing_ok=True)
     real = Path(source).resolve()
     # In the caches of hubs the name is a link's, and that of the file is its hash.
-    if Path(source).suffix == _WEIGHTS:
-        try:
+    if Path(source).suffix == ".safetensors":
+        with contextlib.suppress(OSError):
             os.link(real, target)
-        except OSError:
-            pass
-        else:
             return
     shutil.copy2(real, target)

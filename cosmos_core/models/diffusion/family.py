@@ -7,6 +7,7 @@ E their width.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import threading
@@ -22,12 +23,12 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models.diffusion import checkpoint
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.parts import Autoencoder, Codec, Part, Pixels
+from cosmos_core.models.diffusion.parts import Autoencoder, Codec, Part
 from cosmos_core.protocols import ModelContext
 
 
 class _Here(threading.local):
-    """Says of one thread whether it encodes on the CPU now, whatever the recipe says."""
+    """A thread, and whether it encodes on the CPU now, whatever the recipe says."""
 
     is_on_cpu = False
 
@@ -50,9 +51,6 @@ class Family(ABC):
         self.options = options
         self.context = context
         self.device = torch.device("cpu")
-        self._config: dict[str, Any] | None = None
-        self._folder: Path | None = None
-        self._codec: Codec | None = None
         self._here: Final = _Here()
 
     @property
@@ -139,28 +137,23 @@ class Family(ABC):
         """The transformer, on the device of the context."""
         return self.transformer(**config)
 
-    @property
+    @functools.cached_property
     def config(self) -> Mapping[str, Any]:
         """Arguments of the transformer's class."""
-        if self._config is None:
-            if self.context.config is not None:
-                raw, key = self.context.config, "model.config"
-            else:
-                raw, key = checkpoint.read_config(self.folder / checkpoint.TRANSFORMER), "model.path"
-            given = checkpoint.check_config(raw, self.transformer, key=key)
-            config = {**checkpoint.arguments_of(self.transformer), **given}
-            self.check(config)
-            self._config = config
-        return self._config
+        if self.context.config is not None:
+            raw, key = self.context.config, "model.config"
+        else:
+            raw, key = checkpoint.read_config(self.folder / checkpoint.TRANSFORMER), "model.path"
+        config = checkpoint.complete_config(raw, self.transformer, key=key)
+        self.check(config)
+        return config
 
-    @property
+    @functools.cached_property
     def folder(self) -> Path:
         """Of the checkpoint, with its configs and tokenizers; of one on the hub the weights may not be there yet."""
-        if self._folder is None:
-            if self.context.path is None:
-                raise ConfigError("model.path: the recipe names no checkpoint, so there are none of its other parts")
-            self._folder = checkpoint.folder_of(self.context.path, self.options.revision)
-        return self._folder
+        if self.context.path is None:
+            raise ConfigError("model.path: the recipe names no checkpoint, so there are none of its other parts")
+        return checkpoint.folder_of(self.context.path, self.options.revision)
 
     def has(self, name: str) -> bool:
         """Tell whether the recipe names a checkpoint that has this part."""
@@ -173,8 +166,10 @@ class Family(ABC):
 
     def encoder(self, name: str, made: Any) -> Part:
         """An encoder of the checkpoint, where `model.options.encoders` says."""
+        chosen = self.options.encoder_precision
+        precision = {} if chosen is None else {"dtype": torch.bfloat16 if chosen == "bf16" else torch.float32}
         return Part(
-            lambda: checkpoint.load_frozen(made, self.component(name), **self._precision),
+            lambda: checkpoint.load_frozen(made, self.component(name), **precision),
             lambda: torch.device("cpu") if self._here.is_on_cpu or self.options.encoders == "cpu" else self.device,
             "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
         )
@@ -192,32 +187,20 @@ class Family(ABC):
         finally:
             self._here.is_on_cpu = False
 
-    @property
-    def _precision(self) -> Mapping[str, torch.dtype]:
-        chosen = self.options.encoder_precision
-        return {} if chosen is None else {"dtype": torch.bfloat16 if chosen == "bf16" else torch.float32}
-
-    @property
+    @functools.cached_property
     def codec(self) -> Codec:
         """Between pixels and latents: the checkpoint's autoencoder, else latents are pixels."""
-        if self._codec is None:
-            part = checkpoint.AUTOENCODER
-            if self.has(part):
-                module = Part(
-                    lambda: checkpoint.load_frozen(
-                        # Loading through meta tensors would need accelerate, and is for larger ones.
-                        self.autoencoder,
-                        self.component(part),
-                        torch_dtype=torch.float32,
-                        low_cpu_mem_usage=False,
-                    ),
-                    lambda: self.device,
-                    "; train on more processes (policy.mesh.dp_shard), or with device = 'cpu'",
-                )
-                self._codec = Autoencoder(checkpoint.read_config(self.folder / part), module)
-            else:
-                self._codec = Pixels()
-        return self._codec
+        name = checkpoint.AUTOENCODER
+        if not self.has(name):
+            return Codec()
+
+        def load() -> Any:
+            # Loading through meta tensors would need accelerate, and is for larger ones.
+            how = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
+            return checkpoint.load_frozen(self.autoencoder, self.component(name), **how)
+
+        instead = "; train on more processes (policy.mesh.dp_shard), or with device = 'cpu'"
+        return Autoencoder(checkpoint.read_config(self.folder / name), Part(load, lambda: self.device, instead))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -229,7 +212,7 @@ class Family(ABC):
         codec, options = self.codec, self.options
         patch, generated = self.config["patch_size"], self.config["out_channels"] or self.config["in_channels"]
         if generated != codec.channels:
-            whose = "pixels have" if isinstance(codec, Pixels) else "its autoencoder has"
+            whose = "its autoencoder has" if isinstance(codec, Autoencoder) else "pixels have"
             raise ConfigError(f"model: the transformer generates {generated} channels, and {whose} {codec.channels}")
         frames = (options.num_frames - 1) // codec.temporal + 1
         if (options.num_frames - 1) % codec.temporal or frames % patch[0]:

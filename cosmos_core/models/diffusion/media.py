@@ -8,11 +8,10 @@ Shape legend: F frames, h and w height and width in pixels.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -24,7 +23,7 @@ from torch.nn import functional
 
 from cosmos_core.data.npy import is_npy, read_npy
 from cosmos_core.errors import DataError
-from cosmos_core.models.vision.images import image_size, local_path, open_image, shown
+from cosmos_core.models.vision.images import inline_bytes, local_path, open_image, shown
 
 
 def pixels_of(frames: torch.Tensor) -> torch.Tensor:
@@ -55,206 +54,151 @@ def fitted(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 _Sized = TypeVar("_Sized")
 
-_IMAGES: Final = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"RIFF")
-_WEBP: Final = b"WEBP"
+_IMAGES: Final = (b"\x89PNG", b"\xff\xd8\xff", b"BM")
 _HEAD: Final = 16
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
-    """Limits of what is read: bytes of a file, pixels of a frame."""
+class FrameReader:
+    """Reads images and videos as frames of one size.
 
-    num_bytes: int
-    num_pixels: int
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Film:
-    """Frames of an image or a video, uint8 [F, h, w, 3], with their rate; 0 where there is none, as of an image."""
-
-    frames: torch.Tensor
-    fps: float
-
-
-def read_film(
-    location: str,
-    limits: Limits,
-    *,
-    most: int | None = None,
-    fps: float | None = None,
-    size: tuple[int, int] | None = None,
-    from_end: bool = False,
-) -> Film:
-    """Read what is at a location; of a video no more than a frame is held at its own size.
-
-    Args:
-        location: A path, a `file:` URL, or a `data:` URL.
-        limits: What is refused.
-        most: How many frames are wanted; None for all.
-        fps: At which rate they are wanted: of a video of another rate the frames nearest in time are taken.
-        size: Height and width that frames are fitted to (see `fitted`); None for their own.
-        from_end: Whether the last frames are wanted, not the first; of a video these are held at their own size.
-
-    Raises:
-        DataError: There is nothing, it cannot be read, is larger than a limit, or would have to be fetched.
+    Attributes:
+        num_frames: Most frames that are wanted.
+        fps: Their rate: of a video of another rate the frames nearest in time are taken.
+        size: Height and width that frames are fitted to (see `fitted`).
+        from_end: Whether the last frames are wanted, not the first; of a video these are held at their own size, where
+            else no more than one is.
+        max_bytes: Most bytes of a file.
+        max_pixels: Most pixels of a frame, as it is or when it has been scaled.
     """
-    source, num_bytes = _source(location)
-    _check_bytes(location, num_bytes, limits)
-    reading = _Reading(location=location, limits=limits, most=most, size=size, from_end=from_end)
-    if isinstance(source, Path) and source.is_dir():
-        return _folder(source, reading)
-    head = _head(source)
-    if is_npy(head):
-        return _stored(source, reading)
-    if head.startswith(_IMAGES[:3]) or (head.startswith(_IMAGES[3]) and _WEBP in head):
-        return reading.film([_image(source, location, reading)], 0.0)
-    return _video(source, reading, fps)
 
+    num_frames: int
+    fps: float
+    size: tuple[int, int]
+    from_end: bool = False
+    max_bytes: int
+    max_pixels: int
 
-@attrs.frozen(kw_only=True)
-class _Reading:
-    """A film that is being read (see `read_film`)."""
+    def read(self, location: str) -> torch.Tensor:
+        """Frames uint8 [F, height, width, 3] of what is at a path, a `file:` URL, or a `data:` URL.
 
-    location: str
-    limits: Limits
-    most: int | None
-    size: tuple[int, int] | None
-    from_end: bool
+        Raises:
+            DataError: There is nothing, it cannot be read, is larger than a limit, or would have to be fetched.
+        """
+        source: Path | io.BytesIO
+        if location.startswith("data:"):
+            held = inline_bytes(location, "data:", "in base64, data:video/mp4;base64,…")
+            source, num_bytes, head = io.BytesIO(held), len(held), held[:_HEAD]
+        else:
+            source = local_path(location)
+            if source.is_dir():
+                return self._folder(source, location)
+            if not source.is_file():
+                raise DataError(f"media {shown(location)}: no such file")
+            num_bytes = source.stat().st_size
+            with source.open("rb") as file:
+                head = file.read(_HEAD)
+        self._check_bytes(num_bytes, location)
+        if is_npy(head):
+            return self._stored(source, location)
+        if head.startswith(_IMAGES) or (head.startswith(b"RIFF") and b"WEBP" in head):
+            return self._fitted([self._image(source, location)], location)
+        return self._video(source, location)
 
-    @property
-    def part(self) -> slice:
-        """The frames that are wanted."""
-        return slice(None) if self.most is None else slice(-self.most, None) if self.from_end else slice(self.most)
-
-    def check(self, height: int, width: int) -> None:
-        """Refuse frames that are too large, as they are or when they have been scaled."""
-        scale = 1.0 if self.size is None else max(self.size[0] / max(height, 1), self.size[1] / max(width, 1), 1.0)
-        if height * width * scale**2 > self.limits.num_pixels:
+    def _check_bytes(self, num_bytes: int, location: str) -> None:
+        if num_bytes > self.max_bytes:
             raise DataError(
-                f"media {shown(self.location)}: frames of {width} x {height}"
-                f"{'' if scale == 1.0 else f', scaled by {scale:.3g},'} are more than the "
-                f"{self.limits.num_pixels:,} pixels of model.options.max_media_pixels"
+                f"media {shown(location)}: {num_bytes:,} bytes are more than the {self.max_bytes:,} of "
+                "model.options.max_media_bytes"
             )
 
-    def alike(self, frames: Iterable[_Sized], size_of: Callable[[_Sized], tuple[int, int]]) -> Iterator[_Sized]:
+    def _check_size(self, height: int, width: int, location: str) -> None:
+        scale = max(self.size[0] / max(height, 1), self.size[1] / max(width, 1), 1.0)
+        if height * width * scale**2 > self.max_pixels:
+            raise DataError(
+                f"media {shown(location)}: frames of {width} x {height}"
+                f"{'' if scale == 1.0 else f', scaled by {scale:.3g},'} are more than the "
+                f"{self.max_pixels:,} pixels of model.options.max_media_pixels"
+            )
+
+    def _alike(
+        self, frames: Iterable[_Sized], size_of: Callable[[_Sized], tuple[int, int]], location: str
+    ) -> Iterator[_Sized]:
         """The frames, each looked at before it is passed on: none is too large, or of another size than the first."""
         first: tuple[int, int] | None = None
         for number, frame in enumerate(frames):
             height, width = size_of(frame)
             if first is None:
-                self.check(height, width)
+                self._check_size(height, width, location)
                 first = height, width
             if (height, width) != first:
                 raise DataError(
-                    f"media {shown(self.location)}: frame {number} is {width} x {height}, and those before it are "
+                    f"media {shown(location)}: frame {number} is {width} x {height}, and those before it are "
                     f"{first[1]} x {first[0]}; frames are all of one size"
                 )
             yield frame
 
-    def film(self, frames: Iterable[Any], fps: float) -> Film:
-        """A film of frames uint8 [h, w, 3], each of which is let go when it has been fitted."""
-        fit = [self._fitted(torch.from_numpy(frame)[None]) for frame in frames]
+    def _fitted(self, frames: Iterable[Any], location: str) -> torch.Tensor:
+        """Arrays uint8 [h, w, 3], each of which is let go when it has been fitted, as one tensor."""
+        fit = [fitted(torch.from_numpy(frame)[None], *self.size) for frame in frames]
         if not fit:
-            raise DataError(f"media {shown(self.location)}: a video without frames")
-        return Film(frames=torch.cat(fit), fps=fps)
+            raise DataError(f"media {shown(location)}: a video without frames")
+        return torch.cat(fit)
 
-    def _fitted(self, frame: torch.Tensor) -> torch.Tensor:
-        return frame if self.size is None else fitted(frame, *self.size)
+    @property
+    def _wanted(self) -> slice:
+        return slice(-self.num_frames, None) if self.from_end else slice(self.num_frames)
 
+    def _folder(self, path: Path, location: str) -> torch.Tensor:
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        files = files[self._wanted]
+        self._check_bytes(sum(file.stat().st_size for file in files), location)
+        if not files:
+            raise DataError(f"media {path}: a folder of 0 images is no video")
+        images = (self._image(file, str(file)) for file in files)
+        return self._fitted(self._alike(images, lambda image: image.shape[:2], location), location)
 
-def _source(location: str) -> tuple[Path | io.BytesIO, int]:
-    if location.startswith("data:"):
-        head, _, data = location.partition(",")
-        if not head.endswith(";base64"):
-            raise DataError(f"media {shown(location)}: a data URL is in base64, data:video/mp4;base64,…")
+    def _image(self, source: Path | io.BytesIO, location: str) -> Any:
+        return np.array(open_image(source, location, lambda height, width: self._check_size(height, width, location)))
+
+    def _stored(self, source: Path | io.BytesIO, location: str) -> torch.Tensor:
         try:
-            held = base64.b64decode(data, validate=True)
-        except binascii.Error as error:
-            raise DataError(f"media {shown(location)}: no base64: {error}") from error
-        return io.BytesIO(held), len(held)
-    path = local_path(location)
-    if path.is_dir():
-        return path, 0
-    if not path.is_file():
-        raise DataError(f"media {shown(location)}: no such file")
-    return path, path.stat().st_size
+            array = read_npy(source.getvalue() if isinstance(source, io.BytesIO) else source.read_bytes())
+        except (OSError, ValueError) as error:
+            raise DataError(f"media {shown(location)}: no readable .npy file: {error}") from error
+        shape = array.shape
+        if array.dtype != "uint8" or len(shape) != 4 or shape[-1] != 3 or not array.nbytes:
+            raise DataError(
+                f"media {shown(location)}: {array.dtype} {list(shape)}; frames are uint8 [F, height, width, 3]"
+            )
+        self._check_size(shape[1], shape[2], location)
+        frames = np.frombuffer(array.data, np.uint8).reshape(shape)
+        return self._fitted((frame.copy() for frame in frames[self._wanted]), location)
+
+    def _video(self, source: Path | io.BytesIO, location: str) -> torch.Tensor:
+        av = _pyav(location)
+        try:
+            with av.open(str(source) if isinstance(source, Path) else source, metadata_errors="replace") as container:
+                if not container.streams.video:
+                    raise DataError(f"media {shown(location)}: the file has no video in it")
+                stream = container.streams.video[0]
+                self._check_size(stream.height, stream.width, location)
+                decoded = self._alike(container.decode(stream), lambda frame: (frame.height, frame.width), location)
+                nearest = _at_rate(decoded, float(stream.average_rate or self.fps), self.fps)
+                number = self.num_frames
+                taken = deque(nearest, maxlen=number) if self.from_end else islice(nearest, number)
+                return self._fitted((frame.to_ndarray(format="rgb24") for frame in taken), location)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise DataError(f"media {shown(location)}: no readable video: {error}") from error
 
 
-def _head(source: Path | io.BytesIO) -> bytes:
-    if isinstance(source, io.BytesIO):
-        return source.getvalue()[:_HEAD]
-    with source.open("rb") as file:
-        return file.read(_HEAD)
-
-
-def _folder(path: Path, reading: _Reading) -> Film:
-    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    files = files[reading.part]
-    _check_bytes(reading.location, sum(file.stat().st_size for file in files), reading.limits)
-    if not files:
-        raise DataError(f"media {path}: a folder of 0 images is no video")
-    images = (_image(file, str(file), reading) for file in files)
-    return reading.film(reading.alike(images, lambda image: image.shape[:2]), 0.0)
-
-
-def _image(source: Path | io.BytesIO, location: str, reading: _Reading) -> Any:
-    attrs.evolve(reading, location=location).check(*image_size(source, location))
-    return np.array(open_image(source, location))
-
-
-def _stored(source: Path | io.BytesIO, reading: _Reading) -> Film:
-    try:
-        array = read_npy(source.getvalue() if isinstance(source, io.BytesIO) else source.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"media {shown(reading.location)}: no readable .npy file: {error}") from error
-    shape = array.shape
-    if array.dtype != "uint8" or len(shape) != 4 or shape[-1] != 3 or not array.nbytes:
-        raise DataError(
-            f"media {shown(reading.location)}: {array.dtype} {list(shape)}; frames are uint8 [F, height, width, 3]"
-        )
-    reading.check(shape[1], shape[2])
-    frames = np.frombuffer(array.data, np.uint8).reshape(shape)
-    return reading.film((frame.copy() for frame in frames[reading.part]), 0.0)
-
-
-def _video(source: Path | io.BytesIO, reading: _Reading, fps: float | None) -> Film:
-    location = reading.location
-    av = _pyav(location)
-    try:
-        with av.open(str(source) if isinstance(source, Path) else source, metadata_errors="replace") as container:
-            if not container.streams.video:
-                raise DataError(f"media {shown(location)}: the file has no video in it")
-            stream = container.streams.video[0]
-            reading.check(stream.height, stream.width)
-            native = float(stream.average_rate or 0.0)
-            decoded = reading.alike(container.decode(stream), lambda frame: (frame.height, frame.width))
-            taken = _at_rate(decoded, native, fps or native, None if reading.from_end else reading.most)
-            if reading.from_end:
-                taken = iter(deque(taken, maxlen=reading.most))
-            return reading.film((frame.to_ndarray(format="rgb24") for frame in taken), fps or native)
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"media {shown(location)}: no readable video: {error}") from error
-
-
-def _at_rate(decoded: Iterator[Any], native: float, wanted: float, most: int | None) -> Iterator[Any]:
+def _at_rate(decoded: Iterable[Any], native: float, wanted: float) -> Iterator[Any]:
     """The frame nearest to each moment k / wanted."""
     taken = 0
     for number, frame in enumerate(decoded):
-        while (most is None or taken < most) and (native <= 0 or round(taken * native / wanted) == number):
+        while round(taken * native / wanted) == number:
             taken += 1
             yield frame
-            if native <= 0:
-                break
-        if most is not None and taken >= most:
-            return
-
-
-def _check_bytes(location: str, num_bytes: int, limits: Limits) -> None:
-    if num_bytes > limits.num_bytes:
-        raise DataError(
-            f"media {shown(location)}: {num_bytes:,} bytes are more than the {limits.num_bytes:,} of "
-            "model.options.max_media_bytes"
-        )
 
 
 def _pyav(location: str) -> ModuleType:

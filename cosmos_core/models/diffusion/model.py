@@ -6,8 +6,7 @@ of the text, E their width.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ from torch import nn
 
 from cosmos_core.errors import ConfigError, DataError, TrainingError
 from cosmos_core.models.diffusion import building, checkpoint, packing
-from cosmos_core.models.diffusion.arrays import Resident, array_of, has, payload_of, placed, tensor_of, with_tensors
+from cosmos_core.models.diffusion.arrays import Resident, payload_of, placed, tensor_of, with_tensors
 from cosmos_core.models.diffusion.checkpoint import export_transformer
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import frames_of
@@ -60,11 +59,9 @@ class DiffusionModel(Family):
             raise DataError("the row has no demonstration: the location of a video to imitate")
         payload = self.encode(prompt)
         sample = self.codec.encode(self.rows.read_pixels(prompt.demonstration, self.options.num_frames))
-        if has(payload, GIVEN):
-            latent_spec = self.latent_spec(payload)
-            assert latent_spec.given is not None
-            assert latent_spec.is_given_T is not None
-            sample = torch.where(latent_spec.is_given_T[None, :, None, None], latent_spec.given, sample)
+        spec = self.latent_spec(payload)
+        if spec.given is not None and spec.is_given_T is not None:
+            sample = torch.where(spec.is_given_T[None, :, None, None], spec.given, sample)
         return with_tensors(payload, {"sample": sample})
 
     def vet(self, prompt: Prompt) -> None:
@@ -101,7 +98,7 @@ class DiffusionModel(Family):
     def latent_spec(self, prompt: Payload) -> LatentSpec:
         """The latents to denoise."""
         shape = self.shape
-        if not has(prompt, GIVEN):
+        if GIVEN not in prompt.arrays:
             return LatentSpec(shape=shape)
         is_given_T = tensor_of(prompt, IS_GIVEN, torch.bool, (shape[1],))
         if bool(is_given_T.all()):
@@ -109,12 +106,12 @@ class DiffusionModel(Family):
         return LatentSpec(shape=shape, given=tensor_of(prompt, GIVEN, torch.float32, shape), is_given_T=is_given_T)
 
     def negative_text(self) -> torch.Tensor:
-        """float32 [L, E], what guidance leads away from (see `RowReader.negative_text`)."""
-        return self.rows.negative_text()
+        """float32 [L, E], what guidance leads away from."""
+        return self.rows.negative
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights; those of a checkpoint on this machine are looked through."""
-        shell = building.make_shell(self, self.config)
+        shell = building.make_shell(self)
         absent = ""
         if self.context.path is not None and Path(self.context.path).is_dir():
             folder = self.folder / checkpoint.TRANSFORMER
@@ -122,57 +119,33 @@ class DiffusionModel(Family):
                 checkpoint.StreamedTransformer(folder, shell)
             else:
                 absent = absence(folder, checkpoint.STEM)
-        heads = int(self.config["num_attention_heads"])
-        return building.facts_of(
-            shell,
-            layers=self.layers,
-            heads=heads,
-            hidden_size=heads * int(self.config["attention_head_dim"]),
-            num_tokens=self.num_tokens,
-            latent_size=math.prod(self.shape),
-            num_regressions=self.options.regressions,
-            absent=absent,
-            uncounted=self._uncounted,
-            forward=self._forward_of_nothing(shell),
-        )
-
-    @property
-    def _uncounted(self) -> tuple[str, ...]:
         encodes = self.options.text == "encoder" and self.options.encoders == "device"
-        return (
+        uncounted = (
             "guidance's second forward",
             *(["encoders of captions and images"] if encodes else []),
             *(["autoencoder"] if self.has(checkpoint.AUTOENCODER) else []),
         )
-
-    def _forward_of_nothing(self, module: nn.Module) -> Callable[[int], None]:
-        """A forward of decisions about a blank prompt, without guidance: what is computed does not matter."""
         conditions, shape = self.conditioning(self.blank()), self.shape
 
         def forward(decisions: int) -> None:
-            like = next(module.parameters())
+            """Decide about a blank prompt, without guidance: what is computed does not matter."""
+            like = next(shell.parameters())
             given = {
                 name: placed(each, like.device, like.dtype).expand(decisions, *each.shape)
                 for name, each in conditions.items()
             }
             text_BLE = given.pop(TEXT)
-            self.denoise(module, like.new_zeros(decisions, *shape), torch.zeros(decisions), text_BLE, given)
+            self.denoise(shell, like.new_zeros(decisions, *shape), torch.zeros(decisions), text_BLE, given)
 
-        return forward
+        return building.facts_of(self, shell, absent=absent, uncounted=uncounted, forward=forward)
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
     ) -> torch.nn.Module:
         """Make the transformer, in evaluation mode."""
-        blueprint = building.Blueprint(
-            family=self,
-            config=self.config,
-            folder=None if self.context.path is None else self.component(checkpoint.TRANSFORMER),
-            seed=seed,
-            dtype=dtype,
-            device=device,
-        )
+        folder = None if self.context.path is None else self.component(checkpoint.TRANSFORMER)
         self.device = device
+        blueprint = building.Blueprint(family=self, folder=folder, seed=seed, dtype=dtype, device=device)
         return building.build(blueprint, layout)
 
     def pack(
@@ -207,36 +180,23 @@ class DiffusionModel(Family):
             raise TrainingError(f"a world model's noise is its sampler's: a temperature of {temperature:g} is not 1")
         if with_features:
             raise TrainingError("a world model has no features for a critic")
-        device = device_of(module)
-        dtype = _dtype(module)
-        found = dict(batch.inputs)
-        conditions_S = {
-            name.removeprefix(packing.CONDITION): placed(found.pop(name), device, dtype)
-            for name in batch.inputs
-            if name.startswith(packing.CONDITION)
-        }
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
+        device, dtype = device_of(module), _dtype(module)
+        inputs, conditions_S = {}, {}
+        for name, tensor in batch.inputs.items():
+            if name.startswith(packing.CONDITION):
+                conditions_S[name.removeprefix(packing.CONDITION)] = placed(tensor, device, dtype)
+            else:
+                inputs[name] = tensor.to(device, non_blocking=True)
         rows_N = inputs["rows"]
         conditions = {
             name: each_S.expand(len(rows_N), *each_S.shape[1:]) if len(each_S) == 1 else each_S[rows_N]
             for name, each_S in conditions_S.items()
         }
         decisions = Decisions.of(inputs)
-        velocity_N = self._velocity(
-            module,
-            decisions.latents_N,
-            decisions.times_N,
-            conditions,
-            is_given_BT=decisions.is_given_NT,
-            guidance_B=inputs["guidance"],
-        )
+        given = {"is_given_BT": inputs["is_given"], "guidance_B": inputs["guidance"]}
+        velocity_N = self._velocity(module, inputs["latents"], inputs["times"], conditions, **given)
         return decided_of(
-            decisions,
-            velocity_N,
-            with_entropy=with_entropy,
-            prediction_for=prediction_for,
-            comparison=None if kl_target is None else kl_target.comparison,
-            other=None if kl_target is None else kl_target.prediction,
+            decisions, velocity_N, with_entropy=with_entropy, prediction_for=prediction_for, kl_target=kl_target
         )
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
@@ -276,9 +236,8 @@ class DiffusionModel(Family):
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:  # noqa: ARG002 - of the protocol
         """The frames of a video (see `protocols.world.WorldModel`)."""
-        frames = frames_of(self.codec.decode(latents))
-        arrays = {"frames": array_of(frames), "fps": array_of(torch.tensor(self.options.fps))}
-        return Payload(kind="media", arrays=arrays)
+        found = {"frames": frames_of(self.codec.decode(latents)), "fps": torch.tensor(self.options.fps)}
+        return payload_of(found, kind="media")
 
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
         """The points at which a sample is learned (see `protocols.world.WorldModel`)."""
@@ -315,7 +274,7 @@ class DiffusionModel(Family):
         if not bool((guidance_B != self.neutral_guidance).any()):
             return self._forward(module, latents_B, times_B, conditions).masked_fill(kept_B, 0.0)
         negative = {**conditions, TEXT: self._negative_like(conditions[TEXT])}
-        if _is_sharded(module):
+        if _sharded(module) is not None:
             # Processes that share weights make equally many forwards, whatever their sequences ask for.
             both = {name: torch.cat((each, negative[name])) for name, each in conditions.items()}
             twice_B = torch.cat((latents_B, latents_B)), torch.cat((times_B, times_B))
@@ -333,15 +292,14 @@ class DiffusionModel(Family):
         return within(module, lambda: self.denoise(module, latents_B, times_B, conditions[TEXT], others).float())
 
 
+def _sharded(module: nn.Module) -> Layout | None:
+    """The layout of a transformer that is spread over processes."""
+    layout = layout_of(module)
+    return None if layout is None or layout.mesh.world_size == 1 else layout
+
+
 def _dtype(module: nn.Module) -> torch.dtype:
     """In which forwards take what they are given."""
-    layout = layout_of(module)
-    if layout is not None and _is_sharded(module):
-        found: torch.dtype = getattr(torch, layout.micro_batch_precision)
-        return found
-    return next(module.parameters()).dtype
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    layout = layout_of(module)
-    return layout is not None and layout.mesh.world_size > 1
+    layout = _sharded(module)
+    found: torch.dtype = next(module.parameters()).dtype
+    return found if layout is None else getattr(torch, layout.micro_batch_precision)

@@ -9,6 +9,7 @@ width.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -17,7 +18,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.diffusion.arrays import Conditions, has, side_by_side, tensor_of
+from cosmos_core.models.diffusion.arrays import Conditions, side_by_side, tensor_of
 from cosmos_core.models.diffusion.noising import noise_of
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.protocols.model import Span
@@ -39,38 +40,40 @@ class Trajectory:
         shape: (C, T, H, W).
         num_decisions: How many.
         is_given_T: bool, frames that are no part of any decision.
-        guidance: Of the velocities; None where it is neutral.
-        at: Gives the inputs of one decision.
+        guidance: Of the velocities.
+        at: Gives the inputs of some decisions.
     """
 
     shape: tuple[int, int, int, int]
     num_decisions: int
     is_given_T: torch.Tensor
-    guidance: float | None
-    at: Callable[[int], dict[str, torch.Tensor]]
+    guidance: float
+    at: Callable[[slice], dict[str, torch.Tensor]]
 
 
-def trajectory_of(payload: Payload, shape: tuple[int, int, int, int]) -> Trajectory:
+def trajectory_of(payload: Payload, shape: tuple[int, int, int, int], neutral_guidance: float) -> Trajectory:
     """The decisions of a payload, transitions or regressions.
 
     Args:
-        payload: What an engine recorded, or what `WorldModel.noised` gave.
+        payload: What an engine recorded, or what `Noising.noised` gave.
         shape: (C, T, H, W) of the model's latents.
+        neutral_guidance: That of a payload that has none of its own.
 
     Raises:
         DataError: It has no decisions of either kind, or its arrays do not fit together.
     """
-    num_frames = shape[1]
     times_N = tensor_of(payload, "times", torch.float32, (None,))
     if not bool(((times_N >= 0) & (times_N <= 1)).all()):
         raise DataError(f"times from {float(times_N.min()):g} to {float(times_N.max()):g}; they lie in [0, 1]")
-    is_given_T = torch.zeros(num_frames, dtype=torch.bool)
-    if has(payload, "is_given"):
-        is_given_T = tensor_of(payload, "is_given", torch.bool, (num_frames,))
-    guidance = float(tensor_of(payload, "guidance", torch.float32, ())) if has(payload, "guidance") else None
-    if has(payload, "states"):
+    is_given_T = torch.zeros(shape[1], dtype=torch.bool)
+    if "is_given" in payload.arrays:
+        is_given_T = tensor_of(payload, "is_given", torch.bool, (shape[1],))
+    guidance = neutral_guidance
+    if "guidance" in payload.arrays:
+        guidance = float(tensor_of(payload, "guidance", torch.float32, ()))
+    if "states" in payload.arrays:
         at = _transitions(payload, shape, times_N)
-    elif has(payload, "noise_seed"):
+    elif "noise_seed" in payload.arrays:
         at = _regressions(payload, shape, times_N, is_given_T)
     else:
         raise DataError(
@@ -82,7 +85,7 @@ def trajectory_of(payload: Payload, shape: tuple[int, int, int, int]) -> Traject
 
 def _transitions(
     payload: Payload, shape: tuple[int, int, int, int], times_N: torch.Tensor
-) -> Callable[[int], dict[str, torch.Tensor]]:
+) -> Callable[[slice], dict[str, torch.Tensor]]:
     number = len(times_N)
     states_M = tensor_of(payload, "states", torch.float32, (None, *shape))
     places_N2 = tensor_of(payload, "places", torch.int32, (number, 2)).long()
@@ -92,17 +95,17 @@ def _transitions(
     if not bool((steps_N3[:, 2] > 0).all()):
         raise DataError("a transition without noise (a standard deviation of 0 in `steps`) is no decision")
     offsets_N = None
-    if has(payload, "offsets"):
+    if "offsets" in payload.arrays:
         offsets_N = tensor_of(payload, "offsets", torch.float32, (number, *shape))
 
-    def at(index: int) -> dict[str, torch.Tensor]:
-        before, after = places_N2[index].tolist()
+    def at(part: slice) -> dict[str, torch.Tensor]:
+        before_n, after_n = places_N2[part].unbind(1)
         return {
-            "latents": states_M[before],
-            "targets": states_M[after] if offsets_N is None else states_M[after] - offsets_N[index],
-            "times": times_N[index],
-            "steps": steps_N3[index],
-            "is_regression": torch.tensor(data=False),
+            "latents": states_M[before_n],
+            "targets": states_M[after_n] if offsets_N is None else states_M[after_n] - offsets_N[part],
+            "times": times_N[part],
+            "steps": steps_N3[part],
+            "is_regression": torch.zeros_like(before_n, dtype=torch.bool),
         }
 
     return at
@@ -110,20 +113,22 @@ def _transitions(
 
 def _regressions(
     payload: Payload, shape: tuple[int, int, int, int], times_N: torch.Tensor, is_given_T: torch.Tensor
-) -> Callable[[int], dict[str, torch.Tensor]]:
+) -> Callable[[slice], dict[str, torch.Tensor]]:
     sample = tensor_of(payload, "sample", torch.float32, shape)
     seed = int(tensor_of(payload, "noise_seed", torch.int64, ()))
-    kept = is_given_T[None, :, None, None]
 
-    def at(index: int) -> dict[str, torch.Tensor]:
-        noise = noise_of(seed, index, shape)
-        time = times_N[index]
+    def at(part: slice) -> dict[str, torch.Tensor]:
+        times_n = times_N[part]
+        noise_n = sample.new_empty(len(times_n), *shape)
+        for noise, index in zip(noise_n, range(len(times_N))[part], strict=True):
+            noise.copy_(noise_of(seed, index, shape))
+        each_n = times_n[:, None, None, None, None]
         return {
-            "latents": torch.where(kept, sample, (1 - time) * sample + time * noise),
-            "targets": noise - sample,
-            "times": time,
-            "steps": torch.tensor([0.0, 1.0, 1.0]),
-            "is_regression": torch.tensor(data=True),
+            "latents": torch.where(is_given_T[:, None, None], sample, (1 - each_n) * sample + each_n * noise_n),
+            "targets": noise_n - sample,
+            "times": times_n,
+            "steps": torch.tensor([0.0, 1.0, 1.0]).expand(len(times_n), 3),
+            "is_regression": torch.ones_like(times_n, dtype=torch.bool),
         }
 
     return at
@@ -139,7 +144,8 @@ def pack(
 ) -> list[MicroBatch]:
     """Decisions in the order of the payloads, at most `budget` to a micro-batch; sequences are split where one is full.
 
-    A micro-batch is laid out when its inputs are asked for, and let go when those of another are.
+    A micro-batch is laid out when its inputs are asked for, and let go when those of another are: those of a whole step
+    together would repeat conditions.
 
     `inputs` of a micro-batch, besides what conditions: `latents` and `targets` float32 [N, C, T, H, W], `times` float32
     [N], `steps` float32 [N, 3], `is_regression` bool [N], `guidance` float32 [N], `is_given` bool [N, T], `rows` int64
@@ -158,12 +164,28 @@ def pack(
     """
     if budget < 1:
         raise DataError(f"a micro-batch of {budget} decisions holds none; raise policy.micro_batch_units")
-    packed = _Packed(
-        trajectories=[trajectory_of(payload, shape) for payload, shape in zip(payloads, shapes, strict=True)],
-        conditions=_conditions(payloads, conditioning),
-        neutral_guidance=neutral_guidance,
-    )
-    return [packed.micro_batch(pieces) for pieces in _pieces(packed.trajectories, budget)]
+    each = zip(payloads, shapes, strict=True)
+    trajectories = [trajectory_of(payload, shape, neutral_guidance) for payload, shape in each]
+    conditions = _conditions(payloads, conditioning)
+    batches = list(_pieces(trajectories, budget))
+
+    # Names of the one that was asked for last are asked for one by one.
+    @functools.lru_cache(maxsize=1)
+    def inputs_of(number: int) -> Mapping[str, torch.Tensor]:
+        # Asked for first by who only looks, it is trained on next.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return _lay_out(batches[number], trajectories, conditions)
+
+    return [
+        MicroBatch(
+            sequences=tuple(index for index, _, _ in pieces),
+            num_decisions=tuple(taken for _, _, taken in pieces),
+            num_units=sum(taken for _, _, taken in pieces),
+            inputs=_Inputs(inputs_of, number),
+            spans=tuple(Span(first=first, total=trajectories[index].num_decisions) for index, first, _ in pieces),
+        )
+        for number, pieces in enumerate(batches)
+    ]
 
 
 def _conditions(payloads: Sequence[Payload], conditioning: Callable[[Payload], Conditions]) -> list[Conditions]:
@@ -188,93 +210,45 @@ def _pieces(trajectories: Sequence[Trajectory], budget: int) -> Iterator[list[_P
         room = budget
         for index in alike:
             first, total = 0, trajectories[index].num_decisions
-            while first < total or not total:
+            while True:
                 taken = min(room, total - first)
                 held.append((index, first, taken))
                 first, room = first + taken, room - taken
                 if not room:
                     yield held
                     held, room = [], budget
-                if not total:
+                if first == total:
                     break
         if held:
             yield held
 
 
-class _Packed:
-    """Lays micro-batches out when they are asked for: those of a whole step together would repeat conditions.
-
-    The one that was asked for last is kept, as its names are asked for one by one.
-    """
-
-    def __init__(
-        self, trajectories: Sequence[Trajectory], conditions: Sequence[Conditions], neutral_guidance: float
-    ) -> None:
-        self.trajectories = trajectories
-        self._conditions = conditions
-        self._neutral_guidance = neutral_guidance
-        self._last: tuple[Sequence[_Piece], Mapping[str, torch.Tensor]] | None = None
-
-    def micro_batch(self, pieces: Sequence[_Piece]) -> MicroBatch:
-        """The micro-batch of some pieces."""
-        return MicroBatch(
-            sequences=tuple(index for index, _, _ in pieces),
-            num_decisions=tuple(taken for _, _, taken in pieces),
-            num_units=sum(taken for _, _, taken in pieces),
-            inputs=_Inputs(self, pieces),
-            spans=tuple(Span(first=first, total=self.trajectories[index].num_decisions) for index, first, _ in pieces),
-        )
-
-    def inputs(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
-        """Inputs of a micro-batch (see `pack`)."""
-        last = self._last
-        if last is None or last[0] is not pieces:
-            # Asked for first by who only looks, it is trained on next.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                self._last = last = pieces, self._lay_out(pieces)
-        return last[1]
-
-    def _lay_out(self, pieces: Sequence[_Piece]) -> Mapping[str, torch.Tensor]:
-        trajectories = [self.trajectories[index] for index, _, _ in pieces]
-        decided = [
-            each.at(first + i)
-            for each, (_, first, taken) in zip(trajectories, pieces, strict=True)
-            for i in range(taken)
-        ]
-        inputs = {name: torch.stack([each[name] for each in decided]) for name in (decided or [{}])[0]}
-        inputs = inputs or _none(trajectories[0].shape)
-        inputs["rows"] = torch.repeat_interleave(
-            torch.arange(len(pieces)), torch.tensor([taken for _, _, taken in pieces])
-        )
-        guidances = [self._neutral_guidance if each.guidance is None else each.guidance for each in trajectories]
-        inputs["guidance"] = torch.tensor(guidances)[inputs["rows"]]
-        inputs["is_given"] = torch.stack([each.is_given_T for each in trajectories])[inputs["rows"]]
-        conditions = side_by_side([self._conditions[index] for index, _, _ in pieces])
-        return inputs | {CONDITION + name: each for name, each in conditions.items()}
+def _lay_out(
+    pieces: Sequence[_Piece], trajectories: Sequence[Trajectory], conditions: Sequence[Conditions]
+) -> Mapping[str, torch.Tensor]:
+    own = [trajectories[index] for index, _, _ in pieces]
+    parts = [each.at(slice(first, first + taken)) for each, (_, first, taken) in zip(own, pieces, strict=True)]
+    inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    rows_N = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor([taken for _, _, taken in pieces]))
+    inputs["rows"] = rows_N
+    inputs["guidance"] = torch.tensor([each.guidance for each in own])[rows_N]
+    inputs["is_given"] = torch.stack([each.is_given_T for each in own])[rows_N]
+    joined = side_by_side([conditions[index] for index, _, _ in pieces])
+    return inputs | {CONDITION + name: each for name, each in joined.items()}
 
 
 class _Inputs(Mapping[str, torch.Tensor]):
     """Inputs of a micro-batch, laid out when they are asked for."""
 
-    def __init__(self, packed: _Packed, pieces: Sequence[_Piece]) -> None:
-        self._packed = packed
-        self._pieces = pieces
+    def __init__(self, inputs_of: Callable[[int], Mapping[str, torch.Tensor]], number: int) -> None:
+        self._inputs_of = inputs_of
+        self._number = number
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._packed.inputs(self._pieces)[name]
+        return self._inputs_of(self._number)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._packed.inputs(self._pieces))
+        return iter(self._inputs_of(self._number))
 
     def __len__(self) -> int:
-        return len(self._packed.inputs(self._pieces))
-
-
-def _none(shape: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
-    return {
-        "latents": torch.zeros(0, *shape),
-        "targets": torch.zeros(0, *shape),
-        "times": torch.zeros(0),
-        "steps": torch.zeros(0, 3),
-        "is_regression": torch.zeros(0, dtype=torch.bool),
-    }
+        return len(self._inputs_of(self._number))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -48,20 +48,18 @@ class Part:
             if self._module is None:
                 self._module = self._load()
             device = self._device()
-            yield self._taken(self._module, device), device
-
-    def _taken(self, module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-        try:
-            return module.to(device)
-        except torch.OutOfMemoryError as error:
-            # What was moved already would stay there.
-            module.to("cpu")
-            name = type(module).__name__
-            raise ConfigError(f"{device} has no room for {name}{self._instead}: {first_line(error)}") from error
+            try:
+                module = self._module.to(device)
+            except torch.OutOfMemoryError as error:
+                # What was moved already would stay there.
+                self._module.to("cpu")
+                name = type(self._module).__name__
+                raise ConfigError(f"{device} has no room for {name}{self._instead}: {first_line(error)}") from error
+            yield module, device
 
 
-class Codec(Protocol):
-    """Turns pixels into latents and back.
+class Codec:
+    """Turns pixels into latents and back; this one leaves them as they are.
 
     Attributes:
         channels: C.
@@ -69,37 +67,20 @@ class Codec(Protocol):
         spatial: Pixels of a latent along each side.
     """
 
-    channels: int
-    temporal: int
-    spatial: int
+    channels: int = 3
+    temporal: int = 1
+    spatial: int = 1
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """float32 [C, T, H, W] of float32 [3, F, h, w] in [-1, 1]; nothing is drawn."""
-        ...
-
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """float32 [3, F, h, w] of float32 [C, T, H, W]."""
-        ...
-
-
-class Pixels:
-    """Latents are pixels in [-1, 1]."""
-
-    def __init__(self) -> None:
-        self.channels: int = 3
-        self.temporal: int = 1
-        self.spatial: int = 1
-
-    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The same."""
         return pixels
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """The same."""
+        """float32 [3, F, h, w] of float32 [C, T, H, W]."""
         return latents
 
 
-class Autoencoder:
+class Autoencoder(Codec):
     """A causal video autoencoder of diffusers.
 
     Its latents are normalised by the mean and the standard deviation that its config states, channel by channel.
@@ -110,10 +91,10 @@ class Autoencoder:
     """
 
     def __init__(self, config: Any, part: Part) -> None:
-        self.channels: int = int(config["z_dim"])
+        self.channels = int(config["z_dim"])
         stages = config["temperal_downsample"]
-        self.temporal: int = int(config.get("scale_factor_temporal") or 2 ** sum(stages))
-        self.spatial: int = int(config.get("scale_factor_spatial") or 2 ** len(stages))
+        self.temporal = int(config.get("scale_factor_temporal") or 2 ** sum(stages))
+        self.spatial = int(config.get("scale_factor_spatial") or 2 ** len(stages))
         self._mean: Final = torch.tensor(config["latents_mean"]).view(-1, 1, 1, 1)
         self._std: Final = torch.tensor(config["latents_std"]).view(-1, 1, 1, 1)
         self._part: Final = part

@@ -6,6 +6,7 @@ F frames of a video.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Final
@@ -17,12 +18,12 @@ from torch import nn
 
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.family import Family
-from cosmos_core.models.diffusion.media import Limits, pixels_of, read_film
+from cosmos_core.models.diffusion.media import FrameReader, pixels_of
 from cosmos_core.models.diffusion.noising import generator_of
 from cosmos_core.models.vision.images import shown
 from cosmos_core.types import Prompt
 
-METADATA: str = "text_embedding"
+_EMBEDDING: Final = "text_embedding"
 """The key of a row's metadata that names a file with its embedding."""
 
 
@@ -37,7 +38,8 @@ def table_embedding(words: str, length: int, width: int) -> torch.Tensor:
         raise DataError(
             f"a prompt of {len(found)} words, and model.options.text_length is {length}; raise it or shorten the prompt"
         )
-    rows = [torch.randn(width, generator=generator_of(_number(word), 0)) for word in found]
+    seeds = [int.from_bytes(hashlib.sha256(word.encode()).digest()[:7], "big") for word in found]
+    rows = [torch.randn(width, generator=generator_of(seed, 0)) for seed in seeds]
     return torch.stack(rows) if rows else torch.zeros(0, width)
 
 
@@ -69,10 +71,6 @@ def file_embedding(location: str, length: int, width: int) -> torch.Tensor:
     return found.float()
 
 
-def _number(word: str) -> int:
-    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:7], "big")
-
-
 GIVEN: Final = "given"
 IS_GIVEN: Final = "is_given"
 TEXT: Final = "text"
@@ -85,21 +83,25 @@ class RowReader:
 
     def __init__(self, family: Family) -> None:
         self._family: Final = family
-        self._negative: torch.Tensor | None = None
 
     def read_pixels(self, location: str, num_frames: int, *, from_end: bool = False) -> torch.Tensor:
         """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated."""
         options = self._family.options
-        limits = Limits(num_bytes=options.max_media_bytes, num_pixels=options.max_media_pixels)
-        size = options.height, options.width
-        film = read_film(location, limits, most=num_frames, fps=options.fps, size=size, from_end=from_end)
-        found = len(film.frames)
-        if found < num_frames:
+        frames = FrameReader(
+            num_frames=num_frames,
+            fps=options.fps,
+            size=(options.height, options.width),
+            from_end=from_end,
+            max_bytes=options.max_media_bytes,
+            max_pixels=options.max_media_pixels,
+        ).read(location)
+        if len(frames) < num_frames:
             raise DataError(
-                f"media {shown(location)}: {found} frames at {options.fps:g} a second are fewer than the {num_frames} "
-                "that are needed: too short; lower num_frames or fps in [model.options], or leave the row out"
+                f"media {shown(location)}: {len(frames)} frames at {options.fps:g} a second are fewer than the "
+                f"{num_frames} that are needed: too short; lower num_frames or fps in [model.options], or leave the "
+                "row out"
             )
-        return pixels_of(film.frames)
+        return pixels_of(frames)
 
     def given_pixels(self, prompt: Prompt) -> torch.Tensor | None:
         """The frames that a row gives: an image, the last frames of a video, or the first ones of its demonstration.
@@ -118,20 +120,16 @@ class RowReader:
         if len(prompt.media) > 1:
             raise DataError(f"{len(prompt.media)} media in a row; a world model is given one image or video")
         if prompt.media:
-            return self.read_pixels(prompt.media[0], number or 1, from_end=self._goes_on(prompt))
+            # A row's own continuation begins with the video that it shows.
+            end = prompt.metadata.get(_GIVEN_FROM, "start" if prompt.media[0] == prompt.demonstration else "end")
+            if end not in ("start", "end"):
+                raise DataError(f"metadata.{_GIVEN_FROM} is {end!r}; frames are given from the 'start' or the 'end'")
+            return self.read_pixels(prompt.media[0], number or 1, from_end=end == "end")
         if not number:
             return None
         if prompt.demonstration is None:
             raise DataError(f"metadata.{_NUM_GIVEN} is {number}, and the row has neither media nor a demonstration")
         return self.read_pixels(prompt.demonstration, number)
-
-    def _goes_on(self, prompt: Prompt) -> bool:
-        """Tell whether what is generated goes on where the row's video ends, and is not its own continuation."""
-        default = "start" if prompt.media[0] == prompt.demonstration else "end"
-        end = prompt.metadata.get(_GIVEN_FROM, default)
-        if end not in ("start", "end"):
-            raise DataError(f"metadata.{_GIVEN_FROM} is {end!r}; frames are given from the 'start' or the 'end'")
-        return end == "end"
 
     def num_given(self, prompt: Prompt) -> int:
         """The number of frames that a row gives by its metadata; 0 if it does not say."""
@@ -149,14 +147,16 @@ class RowReader:
         """float32 [L, E], of a row's caption."""
         if not isinstance(prompt.text, str):
             raise DataError("the row's text is a chat, and a world model takes a caption: plain text")
-        location = prompt.metadata.get(METADATA)
-        if location is not None:
-            return file_embedding(str(location), self._family.options.text_length, self._family.text_width)
-        return self._words(prompt.text)
+        location = prompt.metadata.get(_EMBEDDING)
+        return self._embedded(prompt.text, None if location is None else str(location))
 
-    def _words(self, words: str) -> torch.Tensor:
-        if self._family.options.text == "table":
-            return table_embedding(words, self._family.options.text_length, self._family.text_width)
+    def _embedded(self, words: str, location: str | None) -> torch.Tensor:
+        """The embedding of words, or the one that stands in a file for them."""
+        options, width = self._family.options, self._family.text_width
+        if location is not None:
+            return file_embedding(location, options.text_length, width)
+        if options.text == "table":
+            return table_embedding(words, options.text_length, width)
         return self._family.encode_words(words)
 
     def filled(self, text_LE: torch.Tensor) -> torch.Tensor:
@@ -166,18 +166,14 @@ class RowReader:
             raise DataError(f"a text of {len(text_LE)} tokens, and model.options.text_length is {length}")
         return nn.functional.pad(text_LE, (0, 0, 0, length - len(text_LE)))
 
-    def negative_text(self) -> torch.Tensor:
+    @functools.cached_property
+    def negative(self) -> torch.Tensor:
         """float32 [L, E], what guidance leads away from."""
-        if self._negative is None:
-            location = self._family.options.negative_embedding
-            if location is not None:
-                found = file_embedding(location, self._family.options.text_length, self._family.text_width)
-            else:
-                words = self._family.options.negative_prompt
-                if words is None:
-                    # A table knows nothing of what encoders were told.
-                    words = "" if self._family.options.text == "table" else self._family.default_negative_prompt
-                with self._family.on_cpu():
-                    found = self._words(words)
-            self._negative = self.filled(found)
-        return self._negative
+        options = self._family.options
+        words, location = options.negative_prompt, options.negative_embedding
+        if words is None:
+            # A table knows nothing of what encoders were told.
+            is_told = options.text == "encoder" and location is None
+            words = self._family.default_negative_prompt if is_told else ""
+        with self._family.on_cpu():
+            return self.filled(self._embedded(words, location))

@@ -20,7 +20,7 @@ import torch
 
 from cosmos_core.errors import TrainingError
 from cosmos_core.protocols import Decided
-from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Divergence
+from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Divergence, KLTarget
 
 VELOCITY: Final = "velocity"
 _HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)
@@ -50,14 +50,8 @@ class Decisions:
     @staticmethod
     def of(inputs: Mapping[str, torch.Tensor]) -> Decisions:
         """Those of a micro-batch."""
-        return Decisions(
-            latents_N=inputs["latents"],
-            targets_N=inputs["targets"],
-            times_N=inputs["times"],
-            steps_N=inputs["steps"],
-            is_regression_N=inputs["is_regression"],
-            is_given_NT=inputs["is_given"],
-        )
+        names = {field.name: field.name.rpartition("_")[0] for field in attrs.fields(Decisions)}
+        return Decisions(**{name: inputs[of_input] for name, of_input in names.items()})
 
     def mean(self, values_N: torch.Tensor) -> torch.Tensor:
         """The mean [N] over decided dims of [N, C, T, H, W]."""
@@ -107,22 +101,20 @@ def decided_of(
     *,
     with_entropy: bool,
     prediction_for: Comparison | None,
-    comparison: Comparison | None,
-    other: Mapping[str, torch.Tensor] | None,
+    kl_target: KLTarget | None,
 ) -> Decided:
     """Score decisions by their velocities, float32 [N, C, T, H, W].
 
     With `prediction_for` the velocities are given, too: on the CPU, as those of a whole step are kept, of which each is
-    as large as a video's latents. `comparison` and `other` are what to compare with those of another model.
+    as large as a video's latents.
     """
     divergence_N, blended = None, None
-    if comparison is not None:
-        assert other is not None
-        theirs_N = other[VELOCITY].to(velocity_N.device)
-        if isinstance(comparison, Divergence):
+    if kl_target is not None:
+        theirs_N = kl_target.prediction[VELOCITY].to(velocity_N.device)
+        if isinstance(kl_target.comparison, Divergence):
             divergence_N = decisions.divergence(velocity_N, theirs_N)
         else:
-            blended = decisions.blended(comparison, velocity_N, theirs_N)
+            blended = decisions.blended(kl_target.comparison, velocity_N, theirs_N)
     return Decided(
         logprobs_N=decisions.logprobs(velocity_N),
         entropy_N=decisions.entropy().detach() if with_entropy else None,

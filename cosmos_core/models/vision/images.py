@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -31,35 +32,29 @@ def load_image(location: str) -> Image.Image:
         DataError: There is none, it cannot be read, or it would have to be fetched.
     """
     if location.startswith("data:"):
-        return open_image(io.BytesIO(_inline(location)), location)
+        held = inline_bytes(location, "data:image/", "an image in base64, data:image/png;base64,…")
+        return open_image(io.BytesIO(held), location)
     path = local_path(location)
     if not path.is_file():
         raise DataError(f"media {shown(location)}: no such file")
     return open_image(path, location)
 
 
-def open_image(source: Path | io.BytesIO, location: str) -> Image.Image:
+def open_image(
+    source: Path | io.BytesIO, location: str, check: Callable[[int, int], None] | None = None
+) -> Image.Image:
     """The image in a file, in RGB, upright: cameras write beside the pixels how to turn them.
 
+    `check` is told its height and width as stored, and may refuse it before anything is decoded.
+
     Raises:
         DataError: It cannot be read.
     """
     try:
         with Image.open(source) as image:
+            if check is not None:
+                check(image.height, image.width)
             return ImageOps.exif_transpose(image).convert("RGB")
-    except IMAGE_ERRORS as error:
-        raise DataError(f"media {shown(location)}: no readable image: {error}") from error
-
-
-def image_size(source: Path | io.BytesIO, location: str) -> tuple[int, int]:
-    """Height and width of the image in a file, as stored; nothing is decoded.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        with Image.open(source) as image:
-            return image.height, image.width
     except IMAGE_ERRORS as error:
         raise DataError(f"media {shown(location)}: no readable image: {error}") from error
 
@@ -77,17 +72,18 @@ def local_path(location: str) -> Path:
     return Path(location)
 
 
-def shown(location: str) -> str:
-    """A location as an error shows it."""
-    most = SHOWN if location.startswith("data:") else _LONGEST_PATH
-    return repr(location if len(location) <= most else f"{location[:most]}…")
-
-
-def _inline(location: str) -> bytes:
+def inline_bytes(location: str, start: str, expected: str) -> bytes:
+    """The content of a `data:` URL, which must begin with `start`; an error says what is expected."""
     head, _, data = location.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise DataError(f"media {shown(location)}: a data URL is an image in base64, data:image/png;base64,…")
+    if not head.startswith(start) or not head.endswith(";base64"):
+        raise DataError(f"media {shown(location)}: a data URL is {expected}")
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise DataError(f"media {shown(location)}: no base64: {error}") from error
+
+
+def shown(location: str) -> str:
+    """A location as an error shows it."""
+    most = SHOWN if location.startswith("data:") else _LONGEST_PATH
+    return repr(location if len(location) <= most else f"{location[:most]}…")

@@ -7,7 +7,7 @@ import torch
 
 from cosmos_core.errors import TrainingError
 from cosmos_core.models.diffusion.scoring import VELOCITY, Decisions, decided_of
-from cosmos_core.protocols.frozen import Blend, Divergence
+from cosmos_core.protocols.frozen import Blend, Divergence, KLTarget
 
 SHAPE = (2, 3, 2, 2)
 
@@ -26,10 +26,10 @@ def decisions(*, is_regression=(False, True), given=(), seed=0):
     )
 
 
-def ask(known, velocity, **asked):
-    return decided_of(
-        known, velocity, **({"with_entropy": False, "prediction_for": None, "comparison": None, "other": None} | asked)
-    )
+def ask(known, velocity, comparison=None, other=None, **asked):
+    kl_target = None if comparison is None else KLTarget(prediction=other, comparison=comparison)
+    asked = {"with_entropy": False, "prediction_for": None, "kl_target": kl_target} | asked
+    return decided_of(known, velocity, **asked)
 
 
 def test_a_transition_has_the_density_of_what_is_decided(subtests):
