@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import attrs
 
@@ -90,47 +90,31 @@ class Reward(Protocol):
         """
 
 
-@runtime_checkable
-class Vetting(Protocol):
-    """A reward that can tell from a row alone that no completion of it could be scored.
+class RewardExtras(Protocol):
+    """Methods that a reward may have beside `score`: any of them, each found by its name.
 
-    Optional, beside `Reward`. Planning asks it about some of the dataset's rows, so that a run does not find out later.
-    Likewise optional beside `Model`, which planning asks where demonstrations are learned: a world model whether the
+    A model may have `vet`, too: planning asks it where demonstrations are learned, such as a world model whether the
     row's video is long enough.
     """
 
     def vet(self, prompt: Prompt) -> None:
-        """Look at what is needed of a row: its reference, its metadata, its demonstration.
+        """Tell from a row alone, its reference, metadata or demonstration, that no completion of it could be scored.
+
+        Planning asks about some of the dataset's rows, so that a run does not find out later.
 
         Raises:
             DataError: It is missing or of the wrong type; `score` raises for every completion of such a prompt, too.
         """
 
-
-@runtime_checkable
-class Requiring(Protocol):
-    """A reward that needs something of the machine that it scores on: a key in the environment, a package, a folder.
-
-    Optional, beside `Reward`. Planning asks it where the machine of the plan will score, before `load` is called
-    anywhere: `cosmos plan` shows the answer, and no run starts with one.
-    """
-
     def absent(self) -> str:
-        """Say what is not here, and what to do; empty where `load` would find it all.
+        """Say what is not here, such as a key, a package or a folder, and what to do; empty where `load` finds it all.
 
-        Asks nobody over a network, and reads no weights.
+        Planning asks where the machine of the plan will score, before `load` is called anywhere: `cosmos plan` shows
+        the answer, and no run starts with one. Asks nobody over a network, and reads no weights.
         """
 
-
-@runtime_checkable
-class Loading(Protocol):
-    """A reward that has something dear to do before its first score: weights to load, a service to ask.
-
-    Optional, beside `Reward`. What is made of it while planning is never loaded.
-    """
-
     def load(self) -> None:
-        """Do it, once, in a worker process.
+        """Do what is dear before the first score, once, in a worker: weights, a service. Never while planning.
 
         Raises:
             CosmosError: It cannot be done here; the run ends with the reason.

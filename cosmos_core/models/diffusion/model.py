@@ -65,7 +65,7 @@ class DiffusionModel(Family):
         return with_tensors(payload, {"sample": sample})
 
     def vet(self, prompt: Prompt) -> None:
-        """Read a row's demonstration as training does, but do not encode it (see `protocols.reward.Vetting`)."""
+        """Read a row's demonstration as training does, but do not encode it (see `protocols.reward.RewardExtras`)."""
         if prompt.demonstration is not None:
             self.rows.read_pixels(prompt.demonstration, self.options.num_frames)
 

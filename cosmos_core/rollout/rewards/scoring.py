@@ -11,7 +11,6 @@ import attrs
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.errors import CosmosError, PluginBrokenError
 from cosmos_core.protocols import Completion, Reward
-from cosmos_core.protocols.reward import Requiring
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.transport.reports import SampleReport
@@ -177,7 +176,7 @@ def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> t
     """
     found: list[str] = []
     for index, (config, reward) in enumerate(zip(configs, rewards, strict=True)):
-        if not isinstance(reward, Requiring):
+        if not hasattr(reward, "absent"):
             continue
         where = f"reward plugin {config.plugin!r}"
         try:

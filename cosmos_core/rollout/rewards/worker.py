@@ -13,13 +13,12 @@ import json
 import math
 import numbers
 import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, Reward, RewardContext, Score
-from cosmos_core.protocols.reward import Loading
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -46,15 +45,15 @@ def load(setup: Setup) -> list[Reward]:
     for index, each in enumerate(setup.rewards):
         context = RewardContext(name=each.name, seed=setup.seed)
         reward: Reward = plugins.create("reward", each.plugin, each.options, context, f"reward.{index}.options")
-        if isinstance(reward, Loading):
-            _load(reward, f"reward {each.name}")
+        if hasattr(reward, "load"):
+            _load(reward.load, f"reward {each.name}")
         rewards.append(reward)
     return rewards
 
 
-def _load(reward: Loading, what: str) -> None:
+def _load(load: Callable[[], None], what: str) -> None:
     try:
-        reward.load()
+        load()
     except CosmosError as error:
         told = str(error)
         raise PluginError(told if told.startswith(f"{what}: ") else f"{what}: {told}") from error

@@ -22,13 +22,13 @@ from cosmos_core.protocols import (
     ModelCapabilities,
     ModelFacts,
     Preflight,
+    Reward,
     RewardCapabilities,
     Split,
 )
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Record
-from cosmos_core.protocols.reward import Vetting
 from cosmos_core.types import Prompt
 
 
@@ -43,7 +43,7 @@ class Measured:
         num_unusable: Of the rows looked at, those that the dataset or the model refuses.
         fault: Why the first of these is refused.
         num_too_long: Those whose prompt does not fit with a completion, or a demonstration; their lengths do count.
-        num_vetted: Demonstrations that the model was asked about (`Vetting`) and would take.
+        num_vetted: Demonstrations that the model was asked about (`vet`) and would take.
         num_unfit: Those that `dataset.min_prompt_units` and `max_prompt_units` leave out; their lengths do not count.
     """
 
@@ -125,7 +125,7 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "t
 def look_at_rows(
     model: Model,
     dataset: Dataset,
-    rewards: Sequence[Vetting],
+    rewards: Sequence[Reward],
     sizes: Mapping[Split, int],
     recipe: Recipe,
     *,
@@ -148,9 +148,10 @@ def look_at_rows(
             prompt = dataset.row("train", index * num_rows // count)
             payload = model.encode(prompt)
             for reward in rewards:
-                reward.vet(prompt)
+                if hasattr(reward, "vet"):
+                    reward.vet(prompt)
             is_shown = prompt.demonstration is not None
-            if imitates and is_shown and isinstance(model, Vetting) and counted["shown"] < _VETTED:
+            if imitates and is_shown and hasattr(model, "vet") and counted["shown"] < _VETTED:
                 counted["shown"] += 1
                 model.vet(prompt)
                 counted["num_vetted"] += 1

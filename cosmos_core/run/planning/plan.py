@@ -28,7 +28,6 @@ from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflig
 from cosmos_core.protocols.dataset import Omitting, Paced, Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Conversing, Recording
-from cosmos_core.protocols.reward import Vetting
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.checks import emptiness, problems, unlike
@@ -234,7 +233,6 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     rewards = load_rewards(job, plugins)
     # Where nothing is trained on rollouts, train rows are never scored.
     is_scored = any(capable.source == "rollouts" for _, capable in algorithms)
-    vetting = [reward for reward in rewards if isinstance(reward, Vetting)] if is_scored else []
     uses_rewards = is_scored or min(recipe.evaluation.prompts, sizes["heldout"]) > 0
     environment = load_environment(job, plugins)
     uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
@@ -242,7 +240,9 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     facts = model.facts()
     longest = min(facts.context_length, recipe.policy.micro_batch_units)
     longest -= recipe.rollout.sampling.max_units if is_scored else 1
-    measured = look_at_rows(model, dataset, vetting, sizes, recipe, imitates=learns, longest=longest)
+    measured = look_at_rows(
+        model, dataset, rewards if is_scored else [], sizes, recipe, imitates=learns, longest=longest
+    )
     preflight = Preflight()
     if uses_engine:
         preflight = engine_preflight(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)

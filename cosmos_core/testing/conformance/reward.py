@@ -24,7 +24,6 @@ from cosmos_core.protocols import (
     RewardContext,
     Score,
 )
-from cosmos_core.protocols.reward import Loading, Requiring, Vetting
 from cosmos_core.testing.conformance import scoring
 from cosmos_core.testing.conformance.planning import any_recipe, planned
 from cosmos_core.testing.conformance.plugin import fault, json_problems
@@ -52,7 +51,7 @@ def refusals(plugin: str, capabilities: RewardCapabilities, made: AbstractSet[st
 
 
 def _told(reward: Any) -> str:
-    if not isinstance(reward, Requiring):
+    if not hasattr(reward, "absent"):
         pytest.skip("not there: `absent`")
     told: Any = reward.absent()
     if not isinstance(told, str):
@@ -133,7 +132,7 @@ class RewardConformance(WorkerConformance):
     def reward(self, sound_run: WorkerRun, make: Callable[..., Any]) -> Reward:  # noqa: ARG002 - a condition
         """The reward in this process, which it must neither hang nor end: a worker has shown that."""
         made: Reward = make()
-        if isinstance(made, Loading):
+        if hasattr(made, "load"):
             made.load()
         return made
 
@@ -235,7 +234,7 @@ class RewardConformance(WorkerConformance):
 
     def test_its_vetting_says_what_its_scores_say(self, reward: Reward, completions: Sequence[Completion]) -> None:
         """Rows that it refuses count as unusable, and a run whose rows all are is not started."""
-        if not isinstance(reward, Vetting):
+        if not hasattr(reward, "vet"):
             pytest.skip("not there: `vet`")
         scored = (*completions, *(each for each, _ in self.examples))
         for completion in (*scored, *self.unscorable):
@@ -268,7 +267,7 @@ class RewardConformance(WorkerConformance):
         unnamed = [name for name in self.variables if name not in told]
         if unnamed:
             fault(f"`absent` says {told!r} without {', '.join(unnamed)} in the environment; name what to set")
-        if not isinstance(reward, Loading):
+        if not hasattr(reward, "load"):
             return
         try:
             reward.load()

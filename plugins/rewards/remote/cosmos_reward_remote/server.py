@@ -19,7 +19,6 @@ from aiohttp import web
 from cosmos_core.errors import CosmosError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, Reward, RewardContext, Score
-from cosmos_core.protocols.reward import Loading
 from cosmos_reward_remote.protocol import answer_of, completions_of
 
 _MOST_BYTES: Final = 1 << 26
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plugins = PluginSet.load([("reward", chosen.name)])
         context = RewardContext(name=chosen.name, seed=0)
         reward: Reward = plugins.create("reward", chosen.name, chosen.options, context, "--options")
-        if isinstance(reward, Loading):
+        if hasattr(reward, "load"):
             reward.load()
     except CosmosError as error:
         sys.stderr.write(f"{error}\n")
