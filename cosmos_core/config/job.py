@@ -33,7 +33,7 @@ class StageFacts:
     Attributes:
         source: Where its batches come from (`AlgorithmCapabilities.source`).
         min_group_size: Fewest scored samples of a prompt that it can train on (`AlgorithmCapabilities.min_group_size`).
-        windows: Its first prompts, where the dataset's rows become available little by little (`Paced`).
+        windows: Its first prompts, where the dataset's rows become available little by little (`windows`).
     """
 
     source: Source

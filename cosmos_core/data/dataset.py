@@ -19,7 +19,7 @@ Sources: TypeAlias = Sequence[RowSource]
 
 
 class RowsDataset:
-    """The dataset (see `Dataset` and `Omitting`).
+    """The dataset (see `Dataset` and `DatasetExtras`).
 
     Args:
         name: Of the plugin, for people.

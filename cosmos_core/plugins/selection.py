@@ -30,6 +30,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.protocols.algorithm import AdvantageEstimator
 from cosmos_core.protocols.hooks import PROJECT
+from cosmos_core.protocols.launcher import ClusterLauncher
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import JSON
@@ -49,6 +50,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
 _OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {
     "model": (VisionModel, WorldModel),
     "algorithm": (AdvantageEstimator,),
+    "launcher": (ClusterLauncher,),
 }
 """The protocols that some plugins of a kind implement besides, whole or not at all."""
 

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -94,14 +94,6 @@ class Omission:
     first: str
 
 
-@runtime_checkable
-class Omitting(Protocol):
-    """A dataset that leaves rows of its source out, and tells which. Optional, beside `Dataset`."""
-
-    def omitted(self, split: Split) -> tuple[Omission, ...]:
-        """Rows of the split that have no number, by reason; known when the dataset is made."""
-
-
 @attrs.frozen(kw_only=True)
 class Window:
     """Consecutive prompts of a stage that are drawn from the first rows only.
@@ -115,12 +107,16 @@ class Window:
     num_rows: int
 
 
-@runtime_checkable
-class Paced(Protocol):
-    """A dataset whose train rows become available little by little, as in a curriculum. Optional, beside `Dataset`."""
+class DatasetExtras(Protocol):
+    """Methods that a dataset may have beside those of `Dataset`: any of them, each found by its name."""
+
+    def omitted(self, split: Split) -> tuple[Omission, ...]:
+        """Rows of the source that have no number in the split, by reason; known when the dataset is made."""
 
     def windows(self, num_prompts: int) -> tuple[Window, ...]:
-        """The windows of a stage, in order; prompts after them are drawn from all rows. Asked for once, by the plan.
+        """The windows in which train rows become available during a stage, in order, as in a curriculum.
+
+        Prompts after them are drawn from all rows. Asked for once, by the plan.
 
         Args:
             num_prompts: Prompts that the stage trains on as planned; more are drawn where some are dropped.

@@ -105,7 +105,7 @@ class LauncherCapabilities:
     """The abilities of a launcher.
 
     Attributes:
-        submits: Whether a run is handed over to it by `cosmos launch`, to run on other machines (`Submitting`); if
+        submits: Whether a run is handed over to it by `cosmos launch`, to run on other machines (`ClusterLauncher`); if
             not, processes run on the machine of `cosmos run`.
         shares_folder: Of one that submits: whether the machines see the files of the one that submits. The run's folder
             is then made before it is handed over; if not, it is made there, from the recipe.
@@ -164,8 +164,8 @@ class Submission:
 
 
 @runtime_checkable
-class Submitting(Protocol):
-    """A launcher that hands runs over to a scheduler."""
+class ClusterLauncher(Launcher, Protocol):
+    """A launcher that hands runs over to a scheduler (`LauncherCapabilities.submits`)."""
 
     def render(self) -> Submission:
         """Write the run down for the scheduler; the same for the same options and context. Nothing is asked or changed.

@@ -20,7 +20,7 @@ from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities
-from cosmos_core.protocols.launcher import Submission, Submitting
+from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.folder import aside, require_idle
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher
@@ -156,9 +156,9 @@ def _capable(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
     return capable
 
 
-def _rendered(job: Job, plugins: PluginSet) -> tuple[Submitting, Submission]:
+def _rendered(job: Job, plugins: PluginSet) -> tuple[ClusterLauncher, Submission]:
     launcher = make_launcher(job.recipe, job.directory, plugins, uses_rollouts=job.uses_rollouts)
-    if not isinstance(launcher, Submitting):
+    if not isinstance(launcher, ClusterLauncher):
         raise ConfigError(
             f"launch.launcher: {job.recipe.launch.launcher!r} declares that it submits runs, and has no render, ready "
             "and submit"
@@ -166,7 +166,7 @@ def _rendered(job: Job, plugins: PluginSet) -> tuple[Submitting, Submission]:
     return launcher, launcher.render()
 
 
-def _submit(launcher: Submitting, submission: Submission, place: Path, console: Console) -> None:
+def _submit(launcher: ClusterLauncher, submission: Submission, place: Path, console: Console) -> None:
     file = place / submission.name
     try:
         file.write_text(submission.text, encoding="utf-8")

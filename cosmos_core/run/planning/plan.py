@@ -25,7 +25,7 @@ from cosmos_core.plugins.recipe import (
 )
 from cosmos_core.plugins.selection import PluginSet, describe
 from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflight, Split
-from cosmos_core.protocols.dataset import Omitting, Paced, Window
+from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Conversing, Recording
 from cosmos_core.run.launch.launcher import capabilities_of
@@ -195,9 +195,9 @@ def _sizes(dataset: Dataset) -> dict[Split, int]:
 
 def _windows(dataset: Dataset, num_rows: int, stage: Stage, name: str) -> tuple[Window, ...]:
     """The pace at which a stage's rows become available; empty where all are from the start."""
-    if not isinstance(dataset, Paced):
+    if not hasattr(dataset, "windows"):
         return ()
-    windows = dataset.windows(stage.steps * stage.prompts_per_step)
+    windows: tuple[Window, ...] = dataset.windows(stage.steps * stage.prompts_per_step)
     if problem := window_problem(windows, num_rows):
         raise PluginBrokenError(f"{name}: windows({stage.steps * stage.prompts_per_step}): {problem}")
     return windows
@@ -265,5 +265,5 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         unmet=lacking,
         absent=absent_of_rewards(recipe, plugins, rewards) if uses_rewards else (),
         frozen=frozen_facts(job, plugins, model, dataset, sizes["train"]),
-        omitted={split: dataset.omitted(split) for split in sizes} if isinstance(dataset, Omitting) else {},
+        omitted={split: dataset.omitted(split) for split in sizes} if hasattr(dataset, "omitted") else {},
     )

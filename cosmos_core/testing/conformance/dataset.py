@@ -19,7 +19,7 @@ from cosmos_core.errors import TransportError
 from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Split
-from cosmos_core.protocols.dataset import Omission, Omitting, Paced
+from cosmos_core.protocols.dataset import Omission
 from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if, json_problems
 from cosmos_core.testing.conformance.rows import (
@@ -122,9 +122,9 @@ def _row_problems(row: Prompt) -> Iterator[str]:
 def _settled(dataset: Dataset) -> dict[str, Any]:
     """What planning asks for once: sizes, rows left out, and the windows of stages."""
     found: dict[str, Any] = {f"size({split!r})": dataset.size(split) for split in SPLITS}
-    if isinstance(dataset, Omitting):
+    if hasattr(dataset, "omitted"):
         found |= {f"omitted({split!r})": dataset.omitted(split) for split in SPLITS}
-    if isinstance(dataset, Paced):
+    if hasattr(dataset, "windows"):
         found |= {f"windows({number})": dataset.windows(number) for number in _NUM_PROMPTS}
     return found
 

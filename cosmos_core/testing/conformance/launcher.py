@@ -24,7 +24,7 @@ from cosmos_core.protocols import (
     ProcessSpec,
     Provider,
 )
-from cosmos_core.protocols.launcher import Submission, Submitting
+from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.testing.conformance.launched import LAST_WORDS, VARIABLE
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if
 
@@ -261,7 +261,7 @@ class LauncherConformance(PluginConformance):
                 fault("check() refused without a word; say from where processes can be started")
         except Exception as error:  # noqa: BLE001 - the plugin's, which is what is tested
             fault(f"check() raised {type(error).__name__}: {error}; refuse with a ConfigError")
-        if capabilities.submits != isinstance(make(), Submitting):
+        if capabilities.submits != isinstance(make(), ClusterLauncher):
             has = "lacks" if capabilities.submits else "has"
             fault(f"it declares submits={capabilities.submits} and {has} render(), ready() and submit()")
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, Split, hookimpl
-from cosmos_core.protocols.dataset import Omission, Omitting, Paced, Window
+from cosmos_core.protocols.dataset import Omission, Window
 from cosmos_core.types import Prompt
 from cosmos_dataset_curriculum.options import CurriculumOptions
 from cosmos_dataset_curriculum.pacing import windows
@@ -28,7 +28,7 @@ class Curriculum:
     def __init__(self, options: CurriculumOptions, context: DatasetContext) -> None:
         self._options: Final = options
         self._part: Final = context.make(options.part.plugin, options.part.options, "part.options")
-        if isinstance(self._part, Paced):
+        if hasattr(self._part, "windows"):
             raise ConfigError(
                 f"{context.key_path}.part.plugin: {options.part.plugin!r} has a pace of its own; "
                 "name the dataset that it is made of"
@@ -52,7 +52,8 @@ class Curriculum:
 
     def omitted(self, split: Split) -> tuple[Omission, ...]:
         """The rows that the part leaves out."""
-        return self._part.omitted(split) if isinstance(self._part, Omitting) else ()
+        found: tuple[Omission, ...] = self._part.omitted(split) if hasattr(self._part, "omitted") else ()
+        return found
 
     def windows(self, num_prompts: int) -> tuple[Window, ...]:
         """The windows in which train rows become available over the first prompts of a stage."""

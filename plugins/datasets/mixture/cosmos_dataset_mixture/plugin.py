@@ -14,7 +14,7 @@ import attrs
 from cosmos_core.config.order import row_of
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, Split, hookimpl
-from cosmos_core.protocols.dataset import Omission, Omitting, Paced
+from cosmos_core.protocols.dataset import Omission
 from cosmos_core.types import Prompt
 from cosmos_dataset_mixture.options import MixtureOptions, Part
 from cosmos_dataset_mixture.proportions import rows_of_epoch
@@ -64,7 +64,7 @@ class Mixture:
         """The rows that the parts leave out, and those that no epoch has."""
         found = []
         for number, (part, dataset) in enumerate(zip(self._options.parts, self._parts, strict=True)):
-            if isinstance(dataset, Omitting):
+            if hasattr(dataset, "omitted"):
                 found += [attrs.evolve(each, reason=f"{part.label}: {each.reason}") for each in dataset.omitted(split)]
             beyond = self._sizes[number] - self._counts[number]
             if split == "train" and beyond > 0:
@@ -113,7 +113,7 @@ def _spread(part: int, size: int) -> list[tuple[float, int, int]]:
 def _make(number: int, part: Part, context: DatasetContext) -> Dataset:
     path = f"parts.{number}"
     dataset = context.make(part.plugin, part.options, f"{path}.options")
-    if isinstance(dataset, Paced):
+    if hasattr(dataset, "windows"):
         raise ConfigError(
             f"{context.key_path}.{path}.plugin: {part.plugin!r} paces its rows, which a mixture would shuffle; "
             "make the mixture the part of it instead"
