@@ -31,6 +31,7 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.algorithm import AdvantageEstimator
 from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.protocols.launcher import ClusterLauncher
+from cosmos_core.protocols.model import MoEModel
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import JSON
@@ -48,7 +49,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
 }
 """The record of each kind; hooks declare nothing."""
 _OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {
-    "model": (VisionModel, WorldModel),
+    "model": (MoEModel, VisionModel, WorldModel),
     "algorithm": (AdvantageEstimator,),
     "launcher": (ClusterLauncher,),
 }

@@ -113,7 +113,7 @@ class EngineCapabilities:
         media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
         renders: Whether it gives what it generates as images or videos, too (`Generated.media`), so that rewards which
             score payloads of kind `media` fit.
-        records: Whether it keeps what a model's forwards record (`Recording`), and adds it to payloads.
+        records: Whether it keeps what a model's forwards record (`MoEModel`), and adds it to payloads.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
         only_alone: Names of what it supports here, but not where an axis of its mesh is greater than one: of `media`,
             `records` and `quantizations`.

@@ -256,7 +256,7 @@ class PipelinedModel(Model, Protocol):
 
 
 @runtime_checkable
-class Conversing(Protocol):
+class MultiTurnModel(Protocol):
     """A model whose completions may go on after words that are not its own: an environment's observations.
 
     Optional, beside `Model`. `pack` then takes payloads with `decided` (see `cosmos_core.types.Payload`).
@@ -281,27 +281,6 @@ class Conversing(Protocol):
         """
 
 
-@runtime_checkable
-class AfterStep(Protocol):
-    """A model that counts what its forwards did in a step, and acts on it once the step is applied.
-
-    Optional, beside `Model`. It counts in forwards of micro-batches that have `weights_N`.
-    """
-
-    def counters(self, module: torch.nn.Module) -> Sequence[torch.Tensor]:
-        """The counts, float32, of the parts of the module that this process holds; overwritten with their sums.
-
-        They are zeroed before the first forward of a step and summed over every process that has other sequences, or
-        another slice of them, before `after_step`.
-        """
-
-    def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
-        """Act on the sums, alike on every process that holds the same part; metrics to report.
-
-        Parameters that have gradients are the optimizer's alone.
-        """
-
-
 @attrs.frozen(kw_only=True)
 class Record:
     """An array of payloads that a model's forwards make while an engine generates.
@@ -320,19 +299,34 @@ class Record:
 
 
 @runtime_checkable
-class Recording(Protocol):
-    """A model that trains on something that its forwards did while they generated.
+class MoEModel(Protocol):
+    """A mixture of experts that balances its load between steps, and trains on the routes of the rollout.
 
-    Optional, beside `Model`. An engine that records (`EngineCapabilities.records`) adds each array to the payloads of
-    completions, as [P + N - 1, *shape]: all units but the last, which went through no forward. A unit's record is that
-    of the forward which computed what the engine has cached of it: computed anew after an update, it is recorded anew.
+    Optional, beside `Model`; a model that does one of the two alone gives none of the other's `counters` or `records`.
+    It counts in forwards of micro-batches that have `weights_N`. An engine that records
+    (`EngineCapabilities.records`) adds each array to the payloads of completions, as [P + N - 1, *shape]: all units
+    but the last, which went through no forward. A unit's record is that of the forward which computed what the engine
+    has cached of it: computed anew after an update, it is recorded anew.
     """
+
+    def counters(self, module: torch.nn.Module) -> Sequence[torch.Tensor]:
+        """The counts, float32, of the parts of the module that this process holds; overwritten with their sums.
+
+        They are zeroed before the first forward of a step and summed over every process that has other sequences, or
+        another slice of them, before `after_step`.
+        """
+
+    def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
+        """Act on the sums, alike on every process that holds the same part; metrics to report.
+
+        Parameters that have gradients are the optimizer's alone.
+        """
 
     def records(self) -> Sequence[Record]:
         """The arrays that the model's options ask for, found without weights; none where they ask for nothing."""
 
     def record(self, module: torch.nn.Module) -> Callable[[], Mapping[str, torch.Tensor]]:
-        """Begin to record the forwards of a module, for as long as it lives.
+        """Begin to record the forwards of a module, for as long as it lives; only where there are `records`.
 
         Returns:
             What the newest forward recorded, by name: [N, *shape] for its N units in their order, on its device.

@@ -83,7 +83,7 @@ class Stepped:
         loss: Of the whole batch.
         norm: Of its gradient, as it is clipped by.
         gradients: Of every parameter, whole, by name.
-        metrics: What the model reports of what it counted (see `AfterStep`), by name.
+        metrics: What the model reports of what it counted (see `MoEModel`), by name.
     """
 
     weights: Mapping[str, torch.Tensor]

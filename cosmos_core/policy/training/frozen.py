@@ -18,7 +18,7 @@ from cosmos_core.policy.training.microbatch import Packing, pieces
 from cosmos_core.protocols import Decided, MicroBatch, Model
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.protocols.layout import Mesh
-from cosmos_core.protocols.model import Recording
+from cosmos_core.protocols.model import MoEModel
 from cosmos_core.replica.activity import Activity
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors
@@ -40,7 +40,7 @@ class FrozenModel:
         is_offloaded: Whether a module of one process waits in the CPU's memory between uses. One that is spread over
             processes does so by its layout.
         follows: Whether its weights are those that each stage starts from. One that has weights of its own decides by
-            them alone: it does not repeat what the policy's forwards did while they generated (`Recording`).
+            them alone: it does not repeat what the policy's forwards did while they generated (`MoEModel`).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FrozenModel:
         self._saved: Final = frozenset(trained_tensors(module))
         self._module: Final = module.requires_grad_(False)
         self._is_initial = True
-        recorded = {record.name for record in model.records()} if isinstance(model, Recording) else set()
+        recorded = {record.name for record in model.records()} if isinstance(model, MoEModel) else set()
         self._unread: Final = frozenset() if follows or not recorded else recorded | _GENERATED
         self._executor: Final[Executor] = make_executor(model, module, mesh, policy.parallel.schedule)
         self._device: Final = device

@@ -21,7 +21,7 @@ from cosmos_core.policy.training.microbatch import Known
 from cosmos_core.protocols import Decided, Loss, Model
 from cosmos_core.protocols.algorithm import Estimate, is_core_metric
 from cosmos_core.protocols.layout import Axis, Mesh
-from cosmos_core.protocols.model import AfterStep
+from cosmos_core.protocols.model import MoEModel
 from cosmos_core.protocols.objectives import log_ratio
 
 
@@ -199,7 +199,7 @@ DIFFERENT: Final[tuple[Axis, ...]] = ("dp_replicate", "dp_shard", "cp")
 
 
 class Counters:
-    """Counters that a model keeps in a step, summed over all that trained it (see `protocols.model.AfterStep`).
+    """Counters that a model keeps in a step, summed over all that trained it (see `protocols.model.MoEModel`).
 
     Args:
         model: The model.
@@ -209,7 +209,7 @@ class Counters:
     """
 
     def __init__(self, model: Model, module: torch.nn.Module, mesh: Mesh, device: torch.device) -> None:
-        self._model: Final = model if isinstance(model, AfterStep) else None
+        self._model: Final = model if isinstance(model, MoEModel) else None
         self._module: Final = module
         self._nothing: Final = torch.zeros(0, device=device)
         self._groups: Final = [mesh.group(axis) for axis in DIFFERENT if mesh.size(axis) > 1]

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import CachePolicy, EngineContext, FinishReason, Model, TensorSlice
-from cosmos_core.protocols.model import Record, Recording
+from cosmos_core.protocols.model import MoEModel, Record
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.rollout.embedded.cache import SlotCache
@@ -172,14 +172,14 @@ class Recorder:
     slot: a sequence that ends between an update and its recompute still has all of it.
     """
 
-    def __init__(self, model: Recording, module: torch.nn.Module) -> None:
+    def __init__(self, model: MoEModel, module: torch.nn.Module) -> None:
         self._records = tuple(model.records())
         self._newest = model.record(module)
 
     @staticmethod
     def of(model: Model, module: torch.nn.Module) -> Recorder | None:
         """A recorder; None where the model records nothing."""
-        return Recorder(model, module) if isinstance(model, Recording) and model.records() else None
+        return Recorder(model, module) if isinstance(model, MoEModel) and model.records() else None
 
     def keep(self, plan: Plan) -> None:
         """Keep what the newest forward recorded, which was that of `plan`."""

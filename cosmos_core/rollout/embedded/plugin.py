@@ -17,7 +17,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
     hookimpl,
 )
-from cosmos_core.protocols.model import Recording
+from cosmos_core.protocols.model import MoEModel
 from cosmos_core.protocols.quantization import FORMATS
 
 
@@ -55,7 +55,7 @@ def problems(options: EmbeddedOptions, model: Model) -> Iterator[str]:
     """Yield what options ask for that a model cannot give."""
     if not options.compile:
         return
-    if isinstance(model, Recording) and model.records():
+    if isinstance(model, MoEModel) and model.records():
         names = ", ".join(record.name for record in model.records())
         yield (
             f"rollout.engine.options.compile: true, and the model records its forwards ({names}), which compiled ones "

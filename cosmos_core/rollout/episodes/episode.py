@@ -24,7 +24,7 @@ from cosmos_core.protocols import (
     Request,
     RolloutEngine,
 )
-from cosmos_core.protocols.model import Conversing
+from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.episodes.dialogue import Dialogue, EpisodeResult, extended
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
@@ -36,8 +36,8 @@ from cosmos_core.types import Message, Payload, Prompt, SampleStatus
 class EpisodeParts:
     """The parts that episodes use.
 
-    The model decodes turns and encodes observations; it is `Conversing`, which planning has checked. The version is
-    that of the weights that are loaded, and `post` runs what follows an answer on the one thread of all episodes.
+    The model, which decodes turns and encodes observations, is a `MultiTurnModel`, as planning has checked. The version
+    is that of the weights that are loaded, and `post` runs what follows an answer on the one thread of all episodes.
     """
 
     environment: EnvironmentConfig
@@ -97,9 +97,9 @@ class Episodes:
     """Plays the samples of requests. All methods are called on the thread on which `EpisodeParts.post` runs things."""
 
     def __init__(self, parts: EpisodeParts) -> None:
-        assert isinstance(parts.model, Conversing)
+        assert isinstance(parts.model, MultiTurnModel)
         self._parts: Final = parts
-        self._conversing: Final[Conversing] = parts.model
+        self._conversing: Final[MultiTurnModel] = parts.model
         self._groups: Final[dict[str, _Group]] = {}
 
     def begin(

@@ -13,7 +13,7 @@ import numpy as np
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import Model
-from cosmos_core.protocols.model import Recording
+from cosmos_core.protocols.model import MoEModel
 from cosmos_core.protocols.vision import Conditioning
 from cosmos_core.rollout.serving.tokens import check_ids, condition
 from cosmos_core.types import Payload
@@ -87,6 +87,6 @@ def _decided(payload: Payload, size: int, where: str) -> Sequence[int]:
 
 def _prompt_of(payload: Payload, model: Model) -> Payload:
     """The prompt of a completion: without what an engine added to it."""
-    records = {record.name for record in model.records()} if isinstance(model, Recording) else set()
+    records = {record.name for record in model.records()} if isinstance(model, MoEModel) else set()
     kept = {name: array for name, array in payload.arrays.items() if name not in _GENERATED | records}
     return attrs.evolve(payload, arrays=kept)

@@ -24,7 +24,7 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, Request, Sampling
-from cosmos_core.protocols.model import Conversing
+from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
@@ -180,7 +180,7 @@ def play(
     seed: int,
 ) -> list[EpisodeResult]:
     """Play one dialogue of each held-out row, as an evaluation of a run does."""
-    if not isinstance(served.model, Conversing):
+    if not isinstance(served.model, MultiTurnModel):
         raise ConfigError("environment: the model plugin has no encode_observation; remove [environment]")
     capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
     events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -345,7 +345,8 @@ def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if not parts.converses:
         yield (
             f"environment.plugin: {config.plugin!r} answers with observations, and the model plugin "
-            f"{recipe.model.plugin!r} does not encode any (`Conversing`); use one that does, or remove [environment]"
+            f"{recipe.model.plugin!r} does not encode any (`MultiTurnModel`); use one that does, or remove "
+            "[environment]"
         )
     if "tokens" not in parts.engine.payload_kinds:
         yield (

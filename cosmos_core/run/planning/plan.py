@@ -27,7 +27,7 @@ from cosmos_core.plugins.selection import PluginSet, describe
 from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflight, Split
 from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
-from cosmos_core.protocols.model import Conversing, Recording
+from cosmos_core.protocols.model import MoEModel, MultiTurnModel
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.checks import emptiness, problems, unlike
@@ -257,9 +257,9 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         num_heldout_rows=sizes["heldout"],
         measured=measured,
         preflight=preflight,
-        records=tuple(model.records()) if isinstance(model, Recording) else (),
+        records=tuple(model.records()) if isinstance(model, MoEModel) else (),
         environment=environment,
-        converses=isinstance(model, Conversing),
+        converses=isinstance(model, MultiTurnModel),
         consults=consults,
         imitates=imitates,
         unmet=lacking,

@@ -22,6 +22,12 @@ def record(self, module):
     module.model.layers[-1].register_forward_hook(note)
     return lambda: newest
 
+def counters(self, module):
+    return []
+
+def after_step(self, module):
+    return {}
+
 def pack(self, payloads, *, budget, **padding):
     self.replays = any("state" in payload.arrays for payload in payloads)
     return super().pack(payloads, budget=budget, **padding)

@@ -77,6 +77,12 @@ COUNTING = """
     def after_step(self, module):
         {act}
         return {{"units_seen": {metric}}}
+
+    def records(self):
+        return ()
+
+    def record(self, module):
+        raise AssertionError
 """
 
 

@@ -489,8 +489,8 @@ def load_exported(self, directory):
     return load_file(directory / "model.safetensors")
 """
 NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are padded"
-NOT_COUNTED = "not declared: with these options the model counts nothing (`AfterStep`)"
-NOT_RECORDED = "not declared: with these options the model records nothing (`Recording`)"
+NOT_COUNTED = "not declared: with these options the model counts nothing (`MoEModel`)"
+NOT_RECORDED = "not declared: with these options the model records nothing (`MoEModel`)"
 NOT_CONDITIONED = "not declared: prompts are token ids alone (`VisionModel`)"
 NOT_SHOWN = "not declared: no other implementation takes what its prompts show (`VisionModel`)"
 NOT_DECLARED = {
@@ -532,7 +532,7 @@ def test_a_good_model_without_tokens_passes(outcomes):
     talks = {test for _, test, _ in CONVERSING.values()}
     assert rest == {
         **NOT_DECLARED,
-        **dict.fromkeys(talks, "not declared: the model has no `encode_observation` (`Conversing`)"),
+        **dict.fromkeys(talks, "not declared: the model has no `encode_observation` (`MultiTurnModel`)"),
         DEMONSTRATIONS: f"not given: no row of `prompts` has a demonstration; {REST}",
     }
 

@@ -12,7 +12,7 @@ import torch
 
 from cosmos_core.models.tokens import KIND, array_of, tokens_payload, values
 from cosmos_core.protocols import Model
-from cosmos_core.protocols.model import Conversing
+from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.testing.conformance.model.subject import (
     ROOM,
     SEED,
@@ -37,7 +37,7 @@ _APART: Final = "7 and "
 
 
 class EncodingTests:
-    """Tests of `encode`, `encode_demonstration` and `decode`, and of a model that is `Conversing`."""
+    """Tests of `encode`, `encode_demonstration` and `decode`, and of a model that is a `MultiTurnModel`."""
 
     def test_payloads_are_of_the_declared_kinds(self, subject: Subject) -> None:
         """Planning pairs model, engine and rewards by what is declared; other payloads only look like ours."""
@@ -180,8 +180,8 @@ def _check_demonstration(subject: Subject, prompt: Prompt) -> None:
         )
 
 
-def _conversing(subject: Subject) -> Conversing:
-    conversing: Conversing = subject.optional(Conversing, "the model has no `encode_observation`")
+def _conversing(subject: Subject) -> MultiTurnModel:
+    conversing: MultiTurnModel = subject.optional(MultiTurnModel, "the model has no `encode_observation`")
     return conversing
 
 

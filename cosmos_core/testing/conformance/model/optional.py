@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cosmos_core.models.tokens import array_of
-from cosmos_core.protocols.model import AfterStep, Recording
+from cosmos_core.protocols.model import MoEModel
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.testing.conformance.model.subject import Subject, expect_close, expect_refusal
 from cosmos_core.testing.conformance.plugin import fault
@@ -18,12 +18,12 @@ from cosmos_core.weights.shards import dtype_name
 
 
 class OptionalTests:
-    """Tests of a model that is `AfterStep`, `Recording` or a `VisionModel`."""
+    """Tests of a model that is a `MoEModel` or a `VisionModel`."""
 
     def test_only_forwards_of_a_step_are_counted(self, subject: Subject) -> None:
         """The trainer zeroes the counters, sums them over processes, and acts on them after the optimizer."""
         why = "with these options the model counts nothing"
-        counting: AfterStep = subject.optional(AfterStep, why, lambda model: model.counters(subject.module))
+        counting: MoEModel = subject.optional(MoEModel, why, lambda model: model.counters(subject.module))
         counters = counting.counters(subject.module)
         if odd := [counter.dtype for counter in counters if counter.dtype != torch.float32]:
             fault(f"counters() gave {odd[0]}; give float32, in which they are summed over processes")
@@ -50,7 +50,7 @@ class OptionalTests:
     def test_training_on_its_own_records_changes_nothing(self, subject: Subject) -> None:
         """With equal weights what was recorded, a row for each unit, is what would have been done."""
         why = "with these options the model records nothing"
-        recording: Recording = subject.optional(Recording, why, lambda model: model.records())
+        recording: MoEModel = subject.optional(MoEModel, why, lambda model: model.records())
         newest = recording.record(subject.module)
         for payload, batch in zip(subject.payloads, subject.alone, strict=True):
             with torch.no_grad():

@@ -88,7 +88,7 @@ class MixtureModel(HuggingFaceModel):
         ]
 
     def records(self) -> tuple[Record, ...]:
-        """The experts of each unit, where they are replayed (see `cosmos_core.protocols.model.Recording`)."""
+        """The experts of each unit, where they are replayed (see `cosmos_core.protocols.model.MoEModel`)."""
         if not self.options.router_replay:
             return ()
         shape = (self.config.num_hidden_layers, self.config.num_experts_per_tok)

@@ -173,7 +173,7 @@ def test_the_only_member_shares_what_its_leader_says():
 
 
 class Counting:
-    """A model whose first stage counts nothing (see `cosmos_core.protocols.model.AfterStep`)."""
+    """A model whose first stage counts nothing (see `cosmos_core.protocols.model.MoEModel`)."""
 
     def __init__(self, rank):
         self.counts = [torch.tensor([1.0, 2.0])] if rank else []
@@ -183,6 +183,12 @@ class Counting:
 
     def after_step(self, module):
         return {}
+
+    def records(self):
+        return ()
+
+    def record(self, module):
+        raise AssertionError
 
 
 def test_a_stage_that_counts_nothing_does_not_leave_the_others_waiting():
