@@ -41,7 +41,7 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext
 from cosmos_core.rollout.rewards.pool import RewardPool
-from cosmos_core.testing.conformance.scoring import shown_as
+from cosmos_core.testing.conformance.reward import shown_as
 
 SHAPES = {
     "image 64 x 64": (1, 64, 64, 3),

@@ -1,17 +1,23 @@
-"""The kit for datasets."""
+"""The kit for datasets.
+
+`python -m cosmos_core.testing.conformance.dataset REQUEST ROWS` reads rows in another process.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import copy
+import functools
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, TypeAlias
 
 import attrs
+import msgspec
 import pytest
 
 from cosmos_core.config.order import window_problem
@@ -21,180 +27,18 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Split
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if, json_problems
-from cosmos_core.testing.conformance.rows import (
-    SPLITS,
-    Place,
-    Rows,
-    as_sent,
-    content_of,
-    difference,
-    places_by_position,
-    read_elsewhere,
-    read_row,
-    read_rows,
-    spread,
-    take_row,
-)
+from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault, fault_if, json_problems, told_by
+from cosmos_core.testing.conformance.processes import ask
 from cosmos_core.types import JSON, Prompt
 
-_NUM_THREADS = 4
-_NUM_READERS = 3
-_NUM_PROMPTS = (1, 10, 100_000)
+Place: TypeAlias = tuple[Split, int]
+Rows: TypeAlias = dict[Place, Prompt]
 
-
-def size_problem(dataset: Dataset, split: Split) -> str:
-    """Problems of the size of a split; empty if nothing is."""
-    try:
-        size: Any = dataset.size(split)
-    except Exception as error:  # noqa: BLE001 - whatever it raises is told
-        return f"size({split!r}) raised {type(error).__name__}: {error}; return 0 where the split does not exist"
-    if not isinstance(size, int) or isinstance(size, bool):
-        return f"size({split!r}) is {size!r:.100}, a {type(size).__name__}; return an int"
-    return f"size({split!r}) is {size}; return 0 where the split does not exist" if size < 0 else ""
-
-
-def location_problem(location: str) -> str:
-    """Problems of where an image or a video is; empty if nothing is that can be known here."""
-    scheme, colon, rest = location.partition(":")
-    if scheme == "data" and colon:
-        head, comma, data = rest.partition(",")
-        if not comma or not head.endswith(";base64"):
-            return "a data URL without base64; write data:TYPE;base64,DATA"
-        try:
-            base64.b64decode(data, validate=True)
-        except ValueError as error:
-            return f"a data URL that is no base64: {error}"
-        return ""
-    if "://" in location:
-        return ""
-    path = Path(location)
-    if not path.is_absolute():
-        return "a relative path, which is another one in another folder; give Path(…).absolute()"
-    return "" if path.exists() else "and there is no such file"
-
-
-def omission_problems(omissions: Any) -> Iterator[str]:
-    """Problems of the counts of rows that are left out."""
-    if not isinstance(omissions, tuple) or not all(isinstance(each, Omission) for each in omissions):
-        yield f"{omissions!r:.100}; return a tuple of cosmos_core.protocols.dataset.Omission"
-        return
-    for each in omissions:
-        if not isinstance(each.num_rows, int) or each.num_rows < 1 or not each.reason:
-            yield f"{each!r:.200}; give a reason, and how many rows there are of it: 1 or more"
-    reasons = [each.reason for each in omissions]
-    for reason in dict.fromkeys(reason for reason in reasons if reasons.count(reason) > 1):
-        yield f"{reason!r} is counted twice; add the rows up"
-
-
-def _containers(row: Prompt) -> Iterator[tuple[str, Any]]:
-    """(field, list or dict) of everything in a row that can change."""
-    waiting: list[tuple[str, Any]] = [("metadata", row.metadata), ("reference", row.reference)]
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, list | dict):
-            yield name, value
-            waiting += [(name, item) for item in (value.values() if isinstance(value, dict) else value)]
-
-
-def _row_problems(row: Prompt) -> Iterator[str]:
-    """Reasons why models, rewards and reports, which are in other processes, cannot take a row as it is."""
-    if row.text == ():
-        yield "text is a chat without turns; give one Message at least"
-    yield from json_problems(row.reference, "reference")
-    metadata = dict(row.metadata) if isinstance(row.metadata, Mapping) else row.metadata
-    yield from json_problems(metadata, "metadata")
-    task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
-    try:
-        received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
-    except (TypeError, ValueError, OverflowError, TransportError) as error:
-        yield f"it cannot be sent to a reward: {error}; give what cosmos_core.types.Prompt says"
-        return
-    for name in attrs.fields_dict(Prompt):
-        given, got = getattr(row, name), getattr(received, name)
-        if given != got:
-            yield f"{name} is {given!r:.100}, but a reward gets {got!r:.100}; give what cosmos_core.types.Prompt says"
-    for location in received.media:
-        if problem := location_problem(location):
-            yield f"media has {location!r:.100}, {problem}"
-
-
-def _settled(dataset: Dataset) -> dict[str, Any]:
-    """What planning asks for once: sizes, rows left out, and the windows of stages."""
-    found: dict[str, Any] = {f"size({split!r})": dataset.size(split) for split in SPLITS}
-    if hasattr(dataset, "omitted"):
-        found |= {f"omitted({split!r})": dataset.omitted(split) for split in SPLITS}
-    if hasattr(dataset, "windows"):
-        found |= {f"windows({number})": dataset.windows(number) for number in _NUM_PROMPTS}
-    return found
-
-
-def _undeclared(capabilities: DatasetCapabilities, rows: Rows) -> Iterator[str]:
-    """Differences between what rows have and what is declared."""
-    fields = {"demonstrations": "demonstration", "references": "reference", "preferences": "rejected"}
-    for what, field in fields.items():
-        found = [place for place, row in rows.items() if getattr(row, field) is not None]
-        declared = getattr(capabilities, what)
-        if declared and what != "preferences" and not any(split == "train" for split, _ in found):
-            yield (
-                f"it declares {what}, but none of the train rows that were read has one; "
-                f"give them, override the fixture `options`, or declare DatasetCapabilities({what}=False)"
-            )
-        if found and not declared:
-            split, index = found[0]
-            has = "a rejected completion" if field == "rejected" else f"a {field}"
-            yield f"row {index} of {split} has {has}, but they are not declared: DatasetCapabilities({what}=True)"
-
-
-def _unpaired(rows: Rows) -> Iterator[str]:
-    """Rejected completions without another one that is preferred to them."""
-    for (split, index), row in rows.items():
-        if row.rejected is not None and row.demonstration in (None, row.rejected):
-            yield (
-                f"row {index} of {split} has the rejected completion {row.rejected!r:.100} and the demonstration "
-                f"{row.demonstration!r:.100}; give both, and two that differ"
-            )
-
-
-def _expect_refusal(dataset: Dataset, place: Place, size: int) -> None:
-    split, index = place
-    try:
-        row = dataset.row(split, index)
-    except IndexError:
-        return
-    except Exception as error:  # noqa: BLE001 - whatever it raises is told
-        fault(f"row({split!r}, {index}) of {size} rows raised {type(error).__name__}: {error}; raise IndexError")
-    fault(
-        f"row({split!r}, {index}) of {size} rows is {row!r:.100}; raise IndexError unless 0 <= index < self.size(split)"
-    )
-
-
-def _generator_states(*, draw: bool = False) -> dict[str, Any]:
-    """State of each global generator that is in use, after one draw if wanted."""
-    if draw:
-        random.random()  # noqa: S311 - no secret
-    states: dict[str, Any] = {"random": random.getstate()}
-    if "numpy" in sys.modules:
-        generator = sys.modules["numpy"].random
-        if draw:
-            generator.random()
-        kind, keys, *rest = generator.get_state()
-        states["numpy.random"] = (kind, keys.tobytes(), *rest)
-    if "torch" in sys.modules:
-        torch = sys.modules["torch"]
-        if draw:
-            torch.rand(())
-        states["torch"] = torch.get_rng_state().tolist()
-    return states
-
-
-def _differences_of_threads(dataset: Dataset, rows: Rows) -> Iterator[str]:
-    """Differences of rows that several threads read at once."""
-    places = list(rows)
-    turns = [places[start:] + places[:start] for start in range(0, len(places), len(places) // _NUM_THREADS or 1)]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        for found in threads.map(lambda turn: read_rows(dataset, turn), turns):
-            yield difference(rows, found, "if several threads read at once", "guard what they share")
+_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+_NUM_THREADS: Final = 4
+_NUM_PROMPTS: Final = (1, 10, 100_000)
+_EDGE: Final = 4
+_TIMEOUT_S: Final = 120.0
 
 
 class DatasetConformance(PluginConformance):
@@ -222,7 +66,7 @@ class DatasetConformance(PluginConformance):
         return dataset_context(plugins, 0, tmp_path)
 
     @pytest.fixture
-    def dataset(self, make: Callable[..., Any]) -> Dataset:
+    def dataset(self, make: Make) -> Dataset:
         """The dataset."""
         made: Dataset = make()
         return made
@@ -230,37 +74,27 @@ class DatasetConformance(PluginConformance):
     @pytest.fixture
     def sizes(self, dataset: Dataset) -> dict[Split, int]:
         """Rows of each split, if they are numbers."""
-        if any(size_problem(dataset, split) for split in SPLITS):
-            pytest.skip("its sizes are no sizes; test_what_planning_asks_is_settled says why")
-        return {split: dataset.size(split) for split in SPLITS}
+        with told_by("test_what_planning_asks_is_settled"):
+            return {split: _size(dataset, split) for split in _SPLITS}
 
     @pytest.fixture
     def places(self, sizes: dict[Split, int]) -> list[Place]:
         """The rows that the tests read, split after split in order: at most `num_rows` of each."""
-        return [(split, index) for split, size in sizes.items() for index in spread(size, self.num_rows)]
+        return [(split, index) for split, size in sizes.items() for index in _spread(size, self.num_rows)]
 
     @pytest.fixture
     def rows(self, dataset: Dataset, places: list[Place]) -> Rows:
         """Those rows, if they can be read."""
-        try:
-            return read_rows(dataset, places)
-        except pytest.fail.Exception:
-            pytest.skip("its rows cannot be read; test_rows_are_prompts says why")
+        with told_by("test_rows_are_prompts_that_can_be_sent"):
+            return _read(dataset, places)
 
-    def test_what_planning_asks_is_settled(self, dataset: Dataset, make: Callable[..., Any]) -> None:
+    def test_what_planning_asks_is_settled(self, dataset: Dataset, make: Make) -> None:
         """Sizes, counts of rows left out and windows go into the plan, in several processes and after a restart."""
-        fault_if(size_problem(dataset, split) for split in SPLITS)
-        num_rows = dataset.size("train")
-        if num_rows == 0:
-            fault("size('train') is 0; override the fixture `options` so that there are rows to test")
         first = _settled(dataset)
-        for name, value in first.items():
-            if name.startswith("omitted"):
-                fault_if(f"{name}: {problem}" for problem in omission_problems(value))
-            if name.startswith("windows") and (problem := window_problem(value, num_rows)):
-                fault(f"{name}: {problem}")
+        if first["size('train')"] == 0:
+            fault("size('train') is 0; override the fixture `options` so that there are rows to test")
         with contextlib.suppress(pytest.fail.Exception):
-            read_rows(dataset, [("train", index) for index in spread(num_rows, self.num_rows)])
+            _read(dataset, [("train", index) for index in _spread(dataset.size("train"), self.num_rows)])
         for when, again in {"after rows were read": dataset, "of another instance": make()}.items():
             for name, value in _settled(again).items():
                 if value != first[name]:
@@ -271,35 +105,32 @@ class DatasetConformance(PluginConformance):
         self, dataset: Dataset, places: list[Place], capabilities: DatasetCapabilities
     ) -> None:
         """Models, rewards and reports take them as they are, and recipes are accepted by what is declared of them."""
-        rows = read_rows(dataset, places)
+        rows = _read(dataset, places)
         for (split, index), row in rows.items():
             fault_if(f"row {index} of {split}: {problem}" for problem in _row_problems(row))
-        fault_if((*_unpaired(rows), *_undeclared(capabilities, rows)))
+        fault_if(_undeclared(capabilities, rows))
 
     def test_each_row_comes_once(self, dataset: Dataset, sizes: dict[Split, int], rows: Rows) -> None:
         """A size that counts rows twice makes epochs longer than the data; validation on train rows measures memory."""
-        for split, size in sizes.items():
-            contents = [content_of(row) for (where, _), row in rows.items() if where == split]
-            if size > 1 and len(set(contents)) == 1:
-                fault(f"all {len(contents)} rows of {split} that were read are the same; does row() use its index?")
-            repeated = len(contents) - len(set(contents))
-            if split == "train" and 2 * repeated > len(contents) and not self.repeats_rows:
-                fault(
-                    f"{repeated} of the {len(contents)} train rows that were read repeat an earlier one, and "
-                    f"size('train') is {size}; give a number to each row once, or set repeats_rows = True in the test "
-                    "class if they are meant to come again"
-                )
-        if not sizes["heldout"] or self.holds_out_train_rows:
-            return
-        held_out = [(index, row) for (split, index), row in rows.items() if split == "heldout"]
+        contents = {split: [_content(row) for (where, _), row in rows.items() if where == split] for split in _SPLITS}
+        for split, found in contents.items():
+            if sizes[split] > 1 and len(set(found)) == 1:
+                fault(f"all {len(found)} rows of {split} that were read are the same; does row() use its index?")
+        num_trained, repeated = len(contents["train"]), len(contents["train"]) - len(set(contents["train"]))
+        if 2 * repeated > num_trained and not self.repeats_rows:
+            fault(
+                f"{repeated} of the {num_trained} train rows that were read repeat an earlier one, and size('train') "
+                f"is {sizes['train']}; give a number to each row once, or set repeats_rows = True in the test class if "
+                "they are meant to come again"
+            )
         # Where a slice of the train rows would lie: at the same numbers, or as far from the end.
         shifts = (0, sizes["train"] - sizes["heldout"])
-        near: set[Place] = {("train", index + shift) for index, _ in held_out for shift in shifts}
+        held_out = [index for split, index in rows if split == "heldout"]
+        near: list[Place] = [("train", index + shift) for index in held_out for shift in shifts]
         readable = [place for place in near if 0 <= place[1] < sizes["train"]]
-        others = [row for (split, _), row in rows.items() if split == "train"]
-        trained = {content_of(row) for row in (*others, *read_rows(dataset, readable).values())}
-        both = [index for index, row in held_out if content_of(row) in trained]
-        if 2 * len(both) > len(held_out):
+        trained = {*contents["train"], *map(_content, _read(dataset, readable).values())}
+        both = [index for index, content in zip(held_out, contents["heldout"], strict=True) if content in trained]
+        if 2 * len(both) > len(held_out) and not self.holds_out_train_rows:
             fault(
                 f"{len(both)} of the {len(held_out)} held-out rows that were read are train rows too, row {both[0]} "
                 "for example; does row() use its split? Keep them apart, or set holds_out_train_rows = True in the "
@@ -308,16 +139,18 @@ class DatasetConformance(PluginConformance):
 
     def test_reading_a_row_changes_nothing_else(self, dataset: Dataset, rows: Rows) -> None:
         """A note on one row must not appear on another, and others draw from the process's random generators."""
+        generators = _generators()
         # One draw first: an earlier test may have left the very state that reading leads to.
-        before = _generator_states(draw=True)
-        read_rows(dataset, rows)
-        for name, state in _generator_states().items():
-            if state != before.get(name, state):
+        for draw, _ in generators.values():
+            draw()
+        before = {name: state() for name, (_, state) in generators.items()}
+        taken = {place: _take(dataset, place) for place in rows}
+        for name, (_, state) in generators.items():
+            if state() != before[name]:
                 fault(
                     f"reading rows draws from or seeds the global generator of {name}; "
                     "make one of its own: random.Random(…), torch.Generator()"
                 )
-        taken = {place: take_row(dataset, place) for place in rows}
         owners: dict[int, Place] = {}
         for place, row in taken.items():
             if row != rows[place]:
@@ -329,55 +162,258 @@ class DatasetConformance(PluginConformance):
                     what = f"{type(container).__name__} in their {name}"
                     fault(f"row{owner} and row{place} hold the same {what}; make a new one for each row")
 
-    def test_a_row_is_the_same_whenever_it_is_read(
-        self, dataset: Dataset, make: Callable[..., Any], sizes: dict[Split, int], context: DatasetContext, rows: Rows
-    ) -> None:
+    def test_a_row_is_the_same_whenever_it_is_read(self, dataset: Dataset, make: Make, rows: Rows) -> None:
         """Prompts are leased again, drawn in an order of the run, shared by replicas and read by threads."""
-        several = [make() for _ in range(_NUM_READERS)]
-        shared = {place: read_row(several[index % _NUM_READERS], place) for index, place in enumerate(rows)}
-        # Two epochs in the order of a run, or the first positions of it; a resumed run begins in the middle.
-        positions = range(min(2 * sizes["train"], self.num_rows))
-        order = places_by_position(positions, sizes["train"], context.seed)
-        middle = len(order) // 2
-        fault_if(
-            (
-                difference(rows, read_rows(dataset, rows), "at a second call"),
-                difference(rows, read_rows(make(), reversed(rows)), "if the rows are read backwards"),
-                difference(rows, shared, f"if {_NUM_READERS} readers share the rows"),
-                difference(
-                    read_rows(make(), order),
-                    read_rows(make(), order[middle:]),
-                    f"if a run resumes at position {middle}",
-                ),
-                *_differences_of_threads(dataset, rows),
-            )
-        )
+        places = list(rows)
+        turns = [places[start:] + places[:start] for start in range(0, len(places), len(places) // _NUM_THREADS or 1)]
+        found = [
+            _difference(rows, _read(dataset, rows), "at a second call"),
+            _difference(rows, _read(make(), reversed(rows)), "if the rows are read backwards"),
+        ]
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            when, advice = "if several threads read at once", "guard what they share"
+            found += [
+                _difference(rows, each, when, advice) for each in threads.map(functools.partial(_read, dataset), turns)
+            ]
+        fault_if(found)
 
     def test_a_row_is_the_same_wherever_it_is_read(
         self, plugins: PluginSet, options: Mapping[str, JSON], context: DatasetContext, dataset: Dataset, rows: Rows
     ) -> None:
         """Roles and resumed runs make the dataset for themselves; one of another seed beside it changes nothing."""
         other_context = attrs.evolve(context, seed=context.seed + 1)
-        first, second = (plugins.create("dataset", self.plugin, options, other_context) for _ in range(2))
-        found: dict[str, Rows] = {"first": {}, "here": {}, "second": {}}
-        readable = [(split, index) for split, index in rows if index < first.size(split)]
-        for place in readable:
-            for name, each in (("first", first), ("here", dataset), ("second", second)):
-                found[name][place] = read_row(each, place)
-        beside = "once a dataset of another seed is read too"
-        again = f"from another instance of seed {other_context.seed}"
-        fault_if(
-            (
-                difference(rows, found["here"], beside, "keep nothing in globals"),
-                difference(found["first"], found["second"], again),
-            )
-        )
-        here = {place: as_sent(row) for place, row in rows.items()}
+        other: Dataset = plugins.create("dataset", self.plugin, options, other_context)
+        here: Rows = {}
+        for split, index in rows:
+            if index < other.size(split):
+                _take(other, (split, index))
+            here |= _read(dataset, [(split, index)])
+        fault_if([_difference(rows, here, "once a dataset of another seed is read too", "keep nothing in globals")])
+        with told_by("test_rows_are_prompts_that_can_be_sent"):
+            sent = dict(zip(rows, _sent(list(rows.values())), strict=True))
         there = read_elsewhere(self.plugin, options, context, list(rows))
-        fault_if([difference(here, there, "in another process", "use no hash(), no order of a set, no clock")])
+        fault_if([_difference(sent, there, "in another process", "use no hash(), no order of a set, no clock")])
 
     def test_an_index_out_of_range_is_refused(self, dataset: Dataset, sizes: dict[Split, int]) -> None:
         """A negative index would silently be a row counted from the end."""
         for split, size in sizes.items():
             for index in (-1, -size - 1, size, size + 1000):
-                _expect_refusal(dataset, (split, index), size)
+                try:
+                    seen = f"is {dataset.row(split, index)!r:.100}"
+                except IndexError:
+                    continue
+                except Exception as error:  # noqa: BLE001 - whatever it raises is told
+                    seen = f"raised {type(error).__name__}: {error}"
+                wanted = "raise IndexError unless 0 <= index < self.size(split)"
+                fault(f"row({split!r}, {index}) of {size} rows {seen}; {wanted}")
+
+
+def _size(dataset: Dataset, split: Split) -> int:
+    wanted = "return an int, 0 where the split does not exist"
+    try:
+        size: Any = dataset.size(split)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is told
+        fault(f"size({split!r}) raised {type(error).__name__}: {error}; {wanted}")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        fault(f"size({split!r}) is {size!r:.100}, a {type(size).__name__}; {wanted}")
+    return size
+
+
+def _settled(dataset: Dataset) -> dict[str, Any]:
+    """What planning asks for once: sizes, rows left out, and the windows of stages."""
+    found: dict[str, Any] = {f"size({split!r})": _size(dataset, split) for split in _SPLITS}
+    if hasattr(dataset, "omitted"):
+        for split in _SPLITS:
+            found[f"omitted({split!r})"] = omitted = dataset.omitted(split)
+            fault_if(f"omitted({split!r}): {problem}" for problem in _omission_problems(omitted))
+    if hasattr(dataset, "windows") and dataset.size("train"):
+        for number in _NUM_PROMPTS:
+            found[f"windows({number})"] = windows = dataset.windows(number)
+            if problem := window_problem(windows, dataset.size("train")):
+                fault(f"windows({number}): {problem}")
+    return found
+
+
+def _omission_problems(omissions: Any) -> Iterator[str]:
+    if not isinstance(omissions, tuple) or not all(isinstance(each, Omission) for each in omissions):
+        yield f"{omissions!r:.100}; return a tuple of cosmos_core.protocols.dataset.Omission"
+        return
+    for each in omissions:
+        if not isinstance(each.num_rows, int) or each.num_rows < 1 or not each.reason:
+            yield f"{each!r:.200}; give a reason, and how many rows there are of it: 1 or more"
+    reasons = [each.reason for each in omissions]
+    for reason in dict.fromkeys(reason for reason in reasons if reasons.count(reason) > 1):
+        yield f"{reason!r} is counted twice; add the rows up"
+
+
+def _spread(size: int, most: int) -> list[int]:
+    """Up to `most` of the numbers in `range(size)`, both ends and what lies evenly between them."""
+    if size <= most:
+        return list(range(size))
+    ends = {*range(_EDGE), *range(size - _EDGE, size)}
+    between = most - len(ends)
+    return sorted(ends | {_EDGE + index * (size - 2 * _EDGE) // between for index in range(between)})
+
+
+def _take(dataset: Dataset, place: Place) -> Prompt:
+    """One row, the very object."""
+    split, index = place
+    try:
+        row = dataset.row(split, index)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is told
+        size = dataset.size(split)
+        fault(f"row({split!r}, {index}) raised {type(error).__name__}: {error}; its size says there are {size} rows")
+    if not isinstance(row, Prompt):
+        fault(f"row({split!r}, {index}) is a {type(row).__name__}: {row!r:.100}; return a cosmos_core.types.Prompt")
+    return row
+
+
+def _read(dataset: Dataset, places: Iterable[Place]) -> Rows:
+    """Some rows, each as it is when it is read: a copy, so that later changes to it show."""
+    return {place: copy.deepcopy(_take(dataset, place)) for place in places}
+
+
+def _content(row: Prompt) -> str:
+    """The content of a row that a model and a reward see: two rows of one content are one row read twice."""
+    return repr((row.text, row.demonstration, row.rejected, row.reference, row.media))
+
+
+def _difference(first: Rows, second: Rows, when: str, advice: str = "") -> str:
+    """Tell of the first row of `second` that is another one in `first`; empty if none is."""
+    for (split, index), row in second.items():
+        expected = first[split, index]
+        for name in attrs.fields_dict(Prompt):
+            values = getattr(expected, name), getattr(row, name)
+            if values[0] != values[1]:
+                seen = f"its {name} is {values[0]!r:.100}, then {values[1]!r:.100}"
+                advice = advice or "make a row from the options, the seed, the split and the index alone"
+                return f"row {index} of {split} is another one {when}: {seen}; {advice}"
+    return ""
+
+
+def _row_problems(row: Prompt) -> Iterator[str]:
+    """Reasons why models, rewards and reports, which are in other processes, cannot take a row as it is."""
+    if row.text == ():
+        yield "text is a chat without turns; give one Message at least"
+    yield from json_problems(row.reference, "reference")
+    metadata = dict(row.metadata) if isinstance(row.metadata, Mapping) else row.metadata
+    yield from json_problems(metadata, "metadata")
+    task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
+    wanted = "give what cosmos_core.types.Prompt says"
+    try:
+        received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
+    except (TypeError, ValueError, OverflowError, TransportError) as error:
+        yield f"it cannot be sent to a reward: {error}; {wanted}"
+        return
+    for name in attrs.fields_dict(Prompt):
+        given, got = getattr(row, name), getattr(received, name)
+        if given != got:
+            yield f"{name} is {given!r:.100}, but a reward gets {got!r:.100}; {wanted}"
+    for location in received.media:
+        if problem := _location_problem(location):
+            yield f"media has {location!r:.100}, {problem}"
+    if row.rejected is not None and row.demonstration in (None, row.rejected):
+        values = f"{row.rejected!r:.100} and the demonstration {row.demonstration!r:.100}"
+        yield f"it has the rejected completion {values}; give both, and two that differ"
+
+
+def _location_problem(location: str) -> str:
+    """Problems of where an image or a video is; empty if nothing is that can be known here."""
+    if location.startswith("data:"):
+        head, comma, data = location.partition(",")
+        if not comma or not head.endswith(";base64"):
+            return "a data URL without base64; write data:TYPE;base64,DATA"
+        try:
+            base64.b64decode(data, validate=True)
+        except ValueError as error:
+            return f"a data URL that is no base64: {error}"
+        return ""
+    if "://" in location:
+        return ""
+    if not Path(location).is_absolute():
+        return "a relative path, which is another one in another folder; give Path(…).absolute()"
+    return "" if Path(location).exists() else "and there is no such file"
+
+
+def _undeclared(capabilities: DatasetCapabilities, rows: Rows) -> Iterator[str]:
+    """Differences between what rows have and what is declared."""
+    for what, field in (("demonstrations", "demonstration"), ("references", "reference"), ("preferences", "rejected")):
+        found = [place for place, row in rows.items() if getattr(row, field) is not None]
+        declared = getattr(capabilities, what)
+        if declared and what != "preferences" and not any(split == "train" for split, _ in found):
+            yield (
+                f"it declares {what}, but none of the train rows that were read has one; "
+                f"give them, override the fixture `options`, or declare DatasetCapabilities({what}=False)"
+            )
+        if found and not declared:
+            split, index = found[0]
+            has = "a rejected completion" if field == "rejected" else f"a {field}"
+            yield f"row {index} of {split} has {has}, but they are not declared: DatasetCapabilities({what}=True)"
+
+
+def _containers(row: Prompt) -> Iterator[tuple[str, Any]]:
+    """(field, list or dict) of everything in a row that can change."""
+    waiting: list[tuple[str, Any]] = [("metadata", row.metadata), ("reference", row.reference)]
+    for name, value in waiting:
+        if isinstance(value, list | dict):
+            yield name, value
+            waiting += [(name, item) for item in (value.values() if isinstance(value, dict) else value)]
+
+
+def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """How to draw from each global generator that is in use, and how to tell its state."""
+    found: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {"random": (random.random, random.getstate)}
+    if numpy := sys.modules.get("numpy"):
+        draw, asarray = numpy.random.random, numpy.asarray
+        found["numpy.random"] = (draw, lambda: [asarray(part).tolist() for part in numpy.random.get_state()])
+    if torch := sys.modules.get("torch"):
+        found["torch"] = (lambda: torch.rand(()), lambda: torch.get_rng_state().tolist())
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """The rows to read, with the dataset made as in the process that asks."""
+
+    plugin: str
+    options: dict[str, JSON]
+    seed: int
+    directory: str
+    places: list[Place]
+
+
+def read_elsewhere(plugin: str, options: Mapping[str, JSON], context: DatasetContext, places: Sequence[Place]) -> Rows:
+    """Some rows as another process with another hash seed reads them."""
+    request = Request(
+        plugin=plugin, options={**options}, seed=context.seed, directory=str(context.directory), places=[*places]
+    )
+    rows = ask(
+        "cosmos_core.testing.conformance.dataset",
+        request,
+        list[Prompt],
+        timeout_s=_TIMEOUT_S,
+        late=f"another process did not read {len(places)} rows in {_TIMEOUT_S:g} s, which this one reads; wait for "
+        "nothing in __init__ and row() that only one process can have (a lock, a port)",
+        failed="another process could not read the rows that this one reads",
+    )
+    return dict(zip(places, rows, strict=True))
+
+
+def _sent(rows: list[Prompt]) -> list[Prompt]:
+    """Rows as they are once they went to another process."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(rows), type=list[Prompt])
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        fault(f"rows cannot be sent to another process: {error}; keep to text, numbers, lists and dicts")
+
+
+def _main(question: Path, answer: Path) -> None:
+    request = msgspec.json.decode(question.read_bytes(), type=Request)
+    plugins = PluginSet.load([("dataset", request.plugin)])
+    context = dataset_context(plugins, request.seed, Path(request.directory))
+    dataset: Dataset = plugins.create("dataset", request.plugin, request.options, context)
+    answer.write_bytes(msgspec.json.encode([dataset.row(split, index) for split, index in request.places]))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), Path(sys.argv[2]))

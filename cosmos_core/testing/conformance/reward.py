@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
+import functools
+import inspect
 import math
 import numbers
+import queue
+import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from cosmos_core.config.schema import RewardConfig
@@ -24,49 +32,40 @@ from cosmos_core.protocols import (
     RewardContext,
     Score,
 )
-from cosmos_core.testing.conformance import scoring
+from cosmos_core.rollout.rewards.messages import Outcomes, WirePayload
+from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.planning import any_recipe, planned
-from cosmos_core.testing.conformance.plugin import fault, json_problems
-from cosmos_core.testing.conformance.scoring import Judged, judge, judge_all_sound, shown
-from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun
-from cosmos_core.types import JSON
+from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_problems
+from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, check_pool
+from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
-_UNDECLARED = "a_kind_that_is_not_declared"
-_TOLERANCE = 1e-6
-
-
-def refusals(plugin: str, capabilities: RewardCapabilities, made: AbstractSet[str]) -> list[str]:
-    """Why planning refuses the reward beside an engine that makes payloads of the kinds `made`.
-
-    Payloads of kind `media` are what an engine of latents renders.
-    """
-    kinds = frozenset(kind if kind != "media" else "latents" for kind in made)
-    found = planned(
-        any_recipe(reward=(RewardConfig(plugin=plugin),)),
-        algorithm=AlgorithmCapabilities(payload_kinds=kinds),
-        reward=capabilities,
-        engine=EngineCapabilities(payload_kinds=kinds, renders="media" in made),
-    )
-    return [problem for problem in found if f"reward {plugin!r}" in problem]
-
-
-def _told(reward: Any) -> str:
-    if not hasattr(reward, "absent"):
-        pytest.skip("not there: `absent`")
-    told: Any = reward.absent()
-    if not isinstance(told, str):
-        fault(f"`absent` returned {told!r:.100}; return a str, empty where nothing is absent")
-    return told
+_UNDECLARED: Final = "a_kind_that_is_not_declared"
+_TOLERANCE: Final = 1e-6
+_PATIENCE_S: Final = 5.0
+_CHECK_S: Final = 0.2
+_QUESTION: Final = "Ann has 7 apples, buys 5 more, then loses 4. How many apples now?"
+_ANSWERS: Final = (
+    "7+5=12\n12-4=8\n#### 8",
+    "7+5=12\n#### 12",
+    "The answer is 8.",
+    "",
+    " \n\t\n",
+    "Ответ — 8 ✅, 世界 🧮, e\u0301, \u200b٨",
+    '{"answer": [8, "\\boxed{8 \\frac{ $ ]}',
+    "\x00\x1b[31m8\x7f",
+)
+_CUT_ANSWERS: Final = ("#### " + "9" * 5000, "7+5=12 and " * 1000, "7+5=1")
+_SCENE: Final = 'a red ball rolls past a sign that says "GO"'
+_HEIGHT, _WIDTH = 24, 40
 
 
-def _fault_unless_raised(judged: Judged) -> None:
-    """Refuse a score of what cannot be scored, and an error that does not say why there is none."""
-    error = judged.outcome
-    if not isinstance(error, Exception):
-        what = f"{shown(judged.completion)} cannot be scored, but `score` returned {judged.value}"
-        fault(f"{what}; raise an error that says why")
-    if not str(error).strip():
-        fault(f"{shown(judged.completion)} raised {error!r} without a message; say why it cannot be scored")
+def _shown(given: Completion) -> str:
+    """A completion in a message."""
+    text = given.text if len(given.text) <= 60 else f"{given.text[:50]}… ({len(given.text)} long)"
+    payload = "" if given.payload is None else f", a payload of {given.payload.kind}"
+    media = "" if given.media is None else f", frames {list(given.media.arrays['frames'].shape)}"
+    cut = ", truncated" if given.truncated else ""
+    return f"the completion {text!r} (reference {given.prompt.reference!r:.60}{payload}{media}{cut})"
 
 
 class RewardConformance(WorkerConformance):
@@ -87,6 +86,7 @@ class RewardConformance(WorkerConformance):
 
     kind: ClassVar[Kind] = "reward"
     inputs_failed: ClassVar[str] = "completions got no score"
+    shown = staticmethod(_shown)
     purity: ClassVar[str] = "compute it from the completion alone (no state, no hash(), no order of a set)"
     examples: ClassVar[Sequence[tuple[Completion, float]]] = ()
     unscorable: ClassVar[Sequence[Completion]] = ()
@@ -101,35 +101,49 @@ class RewardConformance(WorkerConformance):
     @pytest.fixture
     def completions(self, capabilities: RewardCapabilities) -> Sequence[Completion]:
         """Ordinary completions, all of which must get a score."""
-        if not capabilities.payload_kinds & {"tokens", "media"}:
-            kinds = ", ".join(sorted(capabilities.payload_kinds))
+        kinds = capabilities.payload_kinds
+        if not kinds & {"tokens", "media"}:
             fault(
-                f"it scores payloads of kind {kinds}, and the kit's own completions are text or pictures; "
-                "override the fixture `completions` with some that have payloads"
+                f"it scores payloads of kind {', '.join(sorted(kinds))}, and the kit's own completions are text or "
+                "pictures; override the fixture `completions` with some that have payloads"
             )
-        is_text = "tokens" in capabilities.payload_kinds
-        return scoring.ordinary_completions() if is_text else scoring.ordinary_pictures()
+        return _ordinary_completions() if "tokens" in kinds else _ordinary_pictures()
 
     @pytest.fixture
     def ordinary(self, completions: Sequence[Completion]) -> Sequence[Completion]:
         """The same, to be scored in a worker."""
         return completions
 
-    @staticmethod
-    def shown(given: Completion) -> str:
-        """A completion in a message."""
-        return shown(given)
-
     def answers(
         self, options: Mapping[str, JSON], seed: int, inputs: Sequence[Completion], *, at_once: bool
     ) -> list[Answer | None]:
-        """Scores that a worker gives, which goes on with others while one waits."""
+        """Scores that a worker gives, which goes on with others while one waits, until one takes too long."""
         del at_once
-        config = RewardConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
-        return scoring.score_in_worker(config, inputs, seed)
+        reward = RewardConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
+        answers: queue.SimpleQueue[tuple[int, Outcomes]] = queue.SimpleQueue()
+        found: list[Answer | None] = [None] * len(inputs)
+
+        def answer(index: int, outcomes: Outcomes) -> None:
+            answers.put((index, outcomes))
+
+        with contextlib.closing(RewardPool([reward], num_workers=1, seed=seed)) as pool:
+            pool.start()
+            for index, completion in enumerate(inputs):
+                pool.submit([completion], functools.partial(answer, index))
+            # What hangs once may hang at every completion, and each would take its time.
+            while None in found and not any(each is not None and each.timed_out for each in found):
+                try:
+                    index, ((outcome,),) = answers.get(timeout=_CHECK_S)
+                except queue.Empty:
+                    check_pool(pool, "reward")
+                    continue
+                failure = "" if outcome.value is not None else outcome.detail or outcome.status
+                timed_out = outcome.status is SampleStatus.REWARD_TIMEOUT
+                found[index] = Answer(said=(outcome.value,), failure=failure, timed_out=timed_out)
+        return found
 
     @pytest.fixture
-    def reward(self, sound_run: WorkerRun, make: Callable[..., Any]) -> Reward:  # noqa: ARG002 - a condition
+    def reward(self, sound_run: WorkerRun, make: Make) -> Reward:  # noqa: ARG002 - a condition
         """The reward in this process, which it must neither hang nor end: a worker has shown that."""
         made: Reward = make()
         if hasattr(made, "load"):
@@ -139,28 +153,26 @@ class RewardConformance(WorkerConformance):
     @pytest.fixture
     def judged(
         self, earlier: dict[object, Any], key: str, reward: Reward, completions: Sequence[Completion]
-    ) -> list[Judged]:
+    ) -> list[_Judged]:
         """Scores of the ordinary completions in this process."""
-        place = ("judged", key)
-        if place not in earlier:
+        if ("judged", key) not in earlier:
             copies = [attrs.evolve(each, prompt=copy.deepcopy(each.prompt)) for each in completions]
-            earlier[place] = judge_all_sound(reward, copies)
-        found: list[Judged] = earlier[place]
+            earlier["judged", key] = _judge_sound(reward, copies)
+        found: list[_Judged] = earlier["judged", key]
         return found
 
-    def test_scoring_gives_a_number_and_changes_nothing(self, reward: Reward, judged: list[Judged]) -> None:
+    def test_scoring_gives_a_number_and_changes_nothing(self, reward: Reward, judged: list[_Judged]) -> None:
         """Advantages are computed from it, other rewards see the same prompt; one that takes too long is cancelled."""
         for each in judged:
-            value, what = each.value, shown(each.completion)
+            value, what = each.value, _shown(each.completion)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 fault(f"{what} scored {value!r:.100}, a {type(value).__name__}; return a finite float or a Score")
             if isinstance(each.outcome, Score):
-                for problem in json_problems(dict(each.outcome.details), "details"):
-                    fault(f"{what}: {problem}")
+                fault_if(f"{what}: {problem}" for problem in json_problems(dict(each.outcome.details), "details"))
             if each.changed:
                 fault(f"scoring changed the prompt, payload or media of {what}; work on a copy")
         awaited = [each.completion for each in judged if each.awaited]
-        if awaited and scoring.goes_on_when_cancelled(reward, awaited[0]):
+        if awaited and _goes_on_when_cancelled(reward, awaited[0]):
             fault("`score` goes on after it is cancelled; let asyncio.CancelledError through")
 
     def test_what_cannot_be_scored_raises(
@@ -176,23 +188,27 @@ class RewardConformance(WorkerConformance):
             given.append(attrs.evolve(completions[0], payload=None, media=None))
         if not given:
             pytest.skip("not given: `unscorable`, completions for which `score` must raise")
-        for each in judge(reward, given):
-            _fault_unless_raised(each)
+        for each in _judge(reward, given):
+            error, what = each.outcome, _shown(each.completion)
+            if not isinstance(error, Exception):
+                fault(f"{what} cannot be scored, but `score` returned {each.value}; raise an error that says why")
+            if not str(error).strip():
+                fault(f"{what} raised {error!r} without a message; say why it cannot be scored")
         if not self.unscorable:
             return
         *failed, beside = in_worker([*self.unscorable, completions[0]]).answers
         for completion, answer in zip(self.unscorable, failed, strict=True):
             if answer is None or not answer.failure or answer.timed_out:
-                fault(f"{shown(completion)} must end as reward_failed, and ended as {answer}")
+                fault(f"{_shown(completion)} must end as reward_failed, and ended as {answer}")
         if beside is None or beside.failure:
-            fault(f"{shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
+            fault(f"{_shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
 
     def test_the_same_completion_gets_the_same_score(
-        self, capabilities: RewardCapabilities, judged: list[Judged], reward: Reward, completions: Sequence[Completion]
+        self, capabilities: RewardCapabilities, judged: list[_Judged], reward: Reward, completions: Sequence[Completion]
     ) -> None:
         """Whatever was scored before it, and by whichever instance."""
         self.needs_determinism(capabilities)
-        again = judge_all_sound(reward, [*completions, *reversed(completions)])
+        again = _judge_sound(reward, [*completions, *reversed(completions)])
         for first, second, third in zip(judged, again, reversed(again), strict=False):
             seen = [each.value for each in (first, second, third)]
             if len(set(seen)) > 1:
@@ -203,20 +219,19 @@ class RewardConformance(WorkerConformance):
         """Its documentation promises them; rows that lack the reference must not train on a number made up."""
         if not self.examples:
             pytest.skip("not given: `examples`, completions with the scores that they must get")
-        found = judge_all_sound(reward, [completion for completion, _ in self.examples])
+        found = _judge_sound(reward, [completion for completion, _ in self.examples])
         for each, (completion, expected) in zip(found, self.examples, strict=True):
             if not math.isclose(each.value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
-                fault(f"{shown(completion)} scored {each.value}, and `examples` says {expected}")
+                fault(f"{_shown(completion)} scored {each.value}, and `examples` says {expected}")
         if self.reference_is_optional or not capabilities.deterministic:
             return
-        referring = [(each, score) for each, score in self.examples if each.prompt.reference is not None]
-        for completion, score in referring:
+        for completion, score in self.examples:
             bare = attrs.evolve(completion, prompt=attrs.evolve(completion.prompt, reference=None))
-            value = judge(reward, [bare])[0].value
+            value = _judge(reward, [bare])[0].value
             is_number = isinstance(value, numbers.Real) and math.isfinite(value)
             if is_number and not math.isclose(value, score, abs_tol=_TOLERANCE):
                 fault(
-                    f"{shown(completion)} scores {score}, and {value} when its prompt has no reference: a number that "
+                    f"{_shown(completion)} scores {score}, and {value} when its prompt has no reference: a number that "
                     "is made up; raise an error that says why and list such a completion in `unscorable`, or set "
                     "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
                 )
@@ -227,9 +242,9 @@ class RewardConformance(WorkerConformance):
         if not isinstance(kinds, frozenset) or not kinds or not all(isinstance(kind, str) for kind in kinds):
             fault(f"payload_kinds is {kinds!r}; declare what it scores, such as frozenset({{'tokens'}})")
         for kind in sorted(kinds):
-            for refusal in refusals(self.plugin, capabilities, {kind}):
+            for refusal in _refusals(self.plugin, capabilities, kind):
                 fault(f"it declares payloads of kind {kind!r}, but planning refuses it: {refusal}")
-        if not refusals(self.plugin, capabilities, {_UNDECLARED}):
+        if not _refusals(self.plugin, capabilities, _UNDECLARED):
             fault(f"planning accepts it beside an engine of payloads {_UNDECLARED!r}: a fault of cosmos-core")
 
     def test_its_vetting_says_what_its_scores_say(self, reward: Reward, completions: Sequence[Completion]) -> None:
@@ -241,18 +256,18 @@ class RewardConformance(WorkerConformance):
             try:
                 reward.vet(completion.prompt)
             except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
-                what = f"the prompt of {shown(completion)}"
+                what = f"the prompt of {_shown(completion)}"
                 if completion in scored:
                     fault(f"`vet` refuses {what}, which gets a score: {error}")
                 if not isinstance(error, DataError) or not str(error).strip():
                     fault(f"`vet` raised {type(error).__name__} ({error}) for {what}; raise a DataError saying why")
-                if not isinstance(judge(reward, [completion])[0].outcome, Exception):
+                if not isinstance(_judge(reward, [completion])[0].outcome, Exception):
                     fault(f"`vet` refuses {what}, but `score` returned; let both say the same")
 
     def test_it_says_what_is_absent(
         self,
         sound_run: WorkerRun,  # noqa: ARG002 - where it scores, nothing is absent
-        make: Callable[..., Any],
+        make: Make,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Planning must say first what would end the run, and nothing else."""
@@ -276,3 +291,160 @@ class RewardConformance(WorkerConformance):
         except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
             fault(f"`absent` says {told!r}, and `load` raised {type(error).__name__} ({error}); raise a ConfigError")
         fault(f"`absent` says {told!r}, but `load` returned; let both say the same")
+
+
+def _refusals(plugin: str, capabilities: RewardCapabilities, made: str) -> list[str]:
+    """Why planning refuses the reward beside an engine that makes payloads of a kind; `media` are rendered latents."""
+    kinds = frozenset({"latents" if made == "media" else made})
+    found = planned(
+        any_recipe(reward=(RewardConfig(plugin=plugin),)),
+        algorithm=AlgorithmCapabilities(payload_kinds=kinds),
+        reward=capabilities,
+        engine=EngineCapabilities(payload_kinds=kinds, renders=made == "media"),
+    )
+    return [problem for problem in found if f"reward {plugin!r}" in problem]
+
+
+def _told(reward: Any) -> str:
+    if not hasattr(reward, "absent"):
+        pytest.skip("not there: `absent`")
+    told: Any = reward.absent()
+    if not isinstance(told, str):
+        fault(f"`absent` returned {told!r:.100}; return a str, empty where nothing is absent")
+    return told
+
+
+def _ordinary_completions() -> tuple[Completion, ...]:
+    """Right, wrong, empty, truncated, garbled and endless answers to a question with a reference, and a dialogue."""
+    metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
+    prompt = Prompt(text=_QUESTION, reference="8", metadata=metadata)
+    chat = Prompt(text=(_said("system", "Be brief."), _said("user", _QUESTION)), reference="8")
+    calls = (_said("assistant", "calc: 7+5-4="), _said("tool", "8\n"), _said("assistant", "#### 9"))
+    return (
+        *(_completion(prompt, _said("assistant", text)) for text in _ANSWERS),
+        *(_completion(prompt, _said("assistant", text), truncated=True) for text in _CUT_ANSWERS),
+        _completion(chat, _said("assistant", "#### 8")),
+        _completion(attrs.evolve(prompt, metadata={}), *calls),
+    )
+
+
+def _said(role: Any, content: str) -> Message:
+    return Message(role=role, content=content)
+
+
+def _completion(prompt: Prompt, *turns: Message, truncated: bool = False) -> Completion:
+    text, number = (
+        "".join(turn.content for turn in turns),
+        sum(len(turn.content) for turn in turns if turn.role != "tool"),
+    )
+    return Completion(prompt=prompt, text=text, truncated=truncated, turns=turns, num_units=number + 1)
+
+
+def _ordinary_pictures() -> tuple[Completion, ...]:
+    """Videos that move, stand still, are black, white, noise or of other shapes, of a prompt that names a colour."""
+    noise = np.random.default_rng(0).integers(0, 256, (3, _HEIGHT, _WIDTH, 3), np.uint8)
+    ball = np.zeros((4, _HEIGHT, _WIDTH, 3), np.uint8)
+    for index, frame in enumerate(ball):
+        frame[8:16, 4 + 6 * index : 12 + 6 * index] = (255, 0, 0)
+    still = (noise, np.zeros_like(ball), np.full_like(ball, 255), np.repeat(noise[:1], 9, axis=0))
+    return (
+        *map(shown_as, (ball, ball[::-1], *still)),
+        shown_as(noise[:2, :3, :5], truncated=True),
+        shown_as(np.zeros((2, 40, 8, 3), np.uint8), chat=True),
+    )
+
+
+def shown_as(frames: npt.NDArray[np.uint8], *, truncated: bool = False, chat: bool = False) -> Completion:
+    """A completion that looks like these frames [F, height, width, 3], which a reward could write to."""
+    metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["ball", "kit"]}
+    arrays = {
+        "frames": Array(dtype="uint8", shape=frames.shape, data=memoryview(bytearray(frames.tobytes()))),
+        "fps": Array(dtype="float32", shape=(), data=struct.pack("<f", 8.0)),
+    }
+    return Completion(
+        prompt=Prompt(text=(_said("user", _SCENE),) if chat else _SCENE, metadata=metadata),
+        text="",
+        media=Payload(kind="media", arrays=arrays),
+        truncated=truncated,
+        num_units=4,
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Judged:
+    """A completion, and what scoring it did.
+
+    Attributes:
+        completion: What was scored.
+        outcome: What `score` returned, its coroutine returned, or either raised.
+        awaited: Whether `score` returned a coroutine.
+        changed: Whether the prompt, the payload or the media are others since.
+    """
+
+    completion: Completion
+    outcome: Any
+    awaited: bool
+    changed: bool
+
+    @property
+    def value(self) -> Any:
+        """The number, or what was returned instead."""
+        return self.outcome.value if isinstance(self.outcome, Score) else self.outcome
+
+
+def _judge(reward: Reward, completions: Sequence[Completion]) -> list[_Judged]:
+    """Score completions one after the other, on one event loop as in a worker."""
+
+    async def judge(completion: Completion) -> _Judged:
+        before, awaited = _contents(completion), False
+        try:
+            outcome: Any = reward.score(completion)
+            if awaited := inspect.isawaitable(outcome):
+                outcome = await outcome
+        except Exception as error:  # noqa: BLE001 - any exception says that there is no score
+            outcome = error
+        changed = _contents(completion) != before
+        return _Judged(completion=completion, outcome=outcome, awaited=awaited, changed=changed)
+
+    async def judge_all() -> list[_Judged]:
+        return [await judge(each) for each in completions]
+
+    return asyncio.run(judge_all())
+
+
+def _judge_sound(reward: Reward, completions: Sequence[Completion]) -> list[_Judged]:
+    """Score completions, each of which must get a score."""
+    found = _judge(reward, completions)
+    for each in found:
+        if isinstance(each.outcome, Exception):
+            raised = f"{type(each.outcome).__name__}: {each.outcome}"
+            fault(f"{_shown(each.completion)} must get a score, but scoring it raised {raised}")
+    return found
+
+
+def _contents(completion: Completion) -> Any:
+    payloads = [None if each is None else WirePayload.of(each) for each in (completion.payload, completion.media)]
+    return copy.deepcopy((completion.prompt, completion.text, payloads))
+
+
+def _goes_on_when_cancelled(reward: Reward, completion: Completion) -> bool:
+    """Begin to score, cancel at the first wait, and tell whether it goes on all the same."""
+
+    async def goes_on() -> bool:
+        outcome = reward.score(completion)
+        if not inspect.isawaitable(outcome):
+            return False
+        task = asyncio.ensure_future(outcome)
+        await asyncio.sleep(0)
+        if not task.cancel():
+            return False
+        await asyncio.wait({task})
+        return not task.cancelled() and task.exception() is None
+
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # A coroutine that cannot be cancelled would hold up a loop of this thread for ever.
+    threading.Thread(target=lambda: answers.put(asyncio.run(goes_on())), daemon=True).start()
+    try:
+        return answers.get(timeout=_PATIENCE_S)
+    except queue.Empty:
+        return True

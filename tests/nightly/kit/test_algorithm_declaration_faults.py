@@ -65,7 +65,7 @@ PLANTED = {
     "no-decisions": (
         algorithm(capabilities="min_group_size=2, decisions=frozenset()"),
         "test_declarations_mean_something",
-        "decisions is frozenset(); it must name at least one of transitions, regressions",
+        "decisions is frozenset(); it must be a frozenset that names at least one, such as 'transitions'",
     ),
     "demonstrations-with-behaviour": (
         algorithm(loss="return Loss(loss_N=-d.logprobs_N)", capabilities="source='demonstrations'"),

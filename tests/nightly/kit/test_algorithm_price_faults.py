@@ -96,7 +96,7 @@ PLANTED = {
     "wrong-scale": (
         algorithm(loss=altered("-d", "-2 * d")),
         "test_minimising_the_loss_makes_good_decisions_likelier",
-        "is 2 times minus its advantage, expected 1 times",
+        "is 2 times minus the advantage for one decision and 2 times for another, expected 1 times",
     ),
     "wrong-scale-by-length": (
         algorithm(loss=altered("-d", "-1 / torch.bincount(d.sequence_N)[d.sequence_N] * d")),
@@ -189,7 +189,7 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     "ratio-against-itself": (
         algorithm(loss=altered("d.old_logprobs_N", "d.logprobs_N.detach()")),
         "test_what_it_asks_for_is_used",
-        "old_logprobs = 'behaviour', but prices and gradients are the same whatever",
+        "old_logprobs is asked for, but gradients are the same whatever it is; compare log-probs with",
     ),
     "old-without-asking": (
         algorithm(**FREE),
@@ -204,19 +204,19 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     "entropy-for-nothing": (
         algorithm(declared="needs_entropy = True"),
         "test_what_it_asks_for_is_used",
-        "needs_entropy is True, but prices and gradients are the same whatever",
+        "entropy is asked for, but gradients are the same whatever it is; make decisions.entropy_N a factor",
     ),
     "entropy-bonus-without-gradient": (
         algorithm(
             loss=altered("* ratio_N,", "* ratio_N - 0.01 * d.entropy_N.detach(),"), declared="needs_entropy = True"
         ),
         "test_what_it_asks_for_is_used",
-        "decisions.entropy_N changes prices and no gradient: it is detached, so a bonus of it moves nothing",
+        "has a gradient: detached, it moves nothing",
     ),
     "reference-for-nothing": (
         algorithm(declared='consults = {"reference": None}'),
         "test_what_it_asks_for_is_used",
-        "consults names the reference, but gradients are the same whatever it says",
+        "reference is asked for, but gradients are the same whatever it is; use decisions.frozen['reference']",
     ),
     "reference-without-asking": (
         algorithm(loss=NEAR, declared="skips_zero_advantage = False"),
@@ -226,7 +226,7 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     "reference-as-a-constant": (
         algorithm(loss=NEAR.replace("- d.logprobs_N).clamp", "- d.logprobs_N.detach()).clamp"), declared=CONSULTING),
         "test_what_it_asks_for_is_used",
-        "gradients are the same whatever it says",
+        "reference is asked for, but gradients are the same",
     ),
     "learns-its-scale": (
         algorithm(loss="self.seen = self.seen or d.logprobs_N.min().item()\n" + altered("-d", "self.seen * d")),

@@ -70,7 +70,7 @@ PLANTED = {
     "overflows": (
         imitating("return Loss(loss_N=(-d.logprobs_N).exp())"),
         "test_demonstrations_become_likelier",
-        "at a log-prob of -100",
+        "log-prob -100",
     ),
     "centred": (
         imitating("return Loss(loss_N=-(d.logprobs_N - d.logprobs_N.mean().detach()) - d.logprobs_N)"),
@@ -97,12 +97,12 @@ PLANTED = {
     "blends-unused": (
         blending(loss="return Loss(loss_N=-d.advantages_N * d.logprobs_N)"),
         "test_what_it_asks_for_is_used",
-        "consults names the average",
+        "average is asked for, but gradients are the same",
     ),
     "coupled-latents": (
         algorithm(loss=SEQUENCE_RATIO),
         "test_a_step_does_not_depend_on_how_its_batch_lies",
-        "with sequences cut after two decisions; price each decision by itself",
+        "with sequences cut after two decisions; price each decision",
     ),
 }
 BODIES = {"coupled-latents": "couples_decisions = True"}

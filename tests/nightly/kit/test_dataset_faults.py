@@ -3,7 +3,7 @@
 import pytest
 
 from cosmos_core.protocols import DatasetContext
-from cosmos_core.testing.conformance import rows as process
+from cosmos_core.testing.conformance import dataset as process
 
 DATASET = """
 import itertools, random
@@ -79,11 +79,6 @@ MEANT = {
     "by-heart": (dataset("return Prompt(text=str(index), reference='?')"), "holds_out_train_rows = True"),
 }
 PLANTED = {
-    "repeats-on-resume": (
-        dataset("return Prompt(**fields | {'text': str(next(self.numbers))})"),
-        "test_a_row_is_the_same_whenever_it_is_read",
-        "is another one if a run resumes at position 20: its text is '20', then '0'",
-    ),
     "relative-location": (
         dataset("return Prompt(**fields, media=('first.png',))"),
         "test_rows_are_prompts_that_can_be_sent",
@@ -112,7 +107,7 @@ PLANTED = {
     "global-iterator": (
         dataset("return Prompt(**fields | {'text': str(next(COUNTER))})"),
         "test_a_row_is_the_same_whenever_it_is_read",
-        "if 3 readers share the rows",
+        "row 0 of train is another one at a second call",
     ),
     "in-order-only": (
         dataset("return Prompt(**fields | {'text': str(self.reads - 1)})"),
@@ -192,7 +187,7 @@ PLANTED = {
     "one-split": (
         dataset(size="return {'train': 20}[split]"),
         "test_what_planning_asks_is_settled",
-        "size('heldout') raised KeyError: 'heldout'; return 0 where the split does not exist",
+        "size('heldout') raised KeyError: 'heldout'; return an int, 0 where the split does not exist",
     ),
     "empty": (
         dataset(size="return 0"),
@@ -252,7 +247,7 @@ PLANTED = {
     "rejected-alone": (
         dataset("return Prompt(**fields, rejected='b')", capabilities="preferences=True"),
         "test_rows_are_prompts_that_can_be_sent",
-        "row 0 of train has the rejected completion 'b' and the demonstration None; give both, and two that differ",
+        "row 0 of train: it has the rejected completion 'b' and the demonstration None; give both, and two that differ",
     ),
     "rejected-list": (
         dataset("return Prompt(**fields, rejected=['b'])", capabilities="preferences=True"),

@@ -2,7 +2,7 @@
 
 from cosmos_core.protocols import DatasetContext
 from cosmos_core.testing import CommandLine
-from cosmos_core.testing.conformance.rows import read_elsewhere
+from cosmos_core.testing.conformance.dataset import read_elsewhere
 
 
 def test_processes_import_nothing_from_the_current_folder(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from cosmos_core.errors import ConfigError, DataError, PluginError
 from cosmos_core.protocols import Completion, RewardContext
-from cosmos_core.testing.conformance.scoring import shown_as
+from cosmos_core.testing.conformance.reward import shown_as
 from cosmos_core.types import Array, Payload, Prompt
 from cosmos_reward_remote.exchange import Answer
 from cosmos_reward_remote.queued import Queued, QueuedOptions

@@ -6,7 +6,7 @@ import tokenizers
 import torch
 import transformers
 
-from cosmos_core.testing.conformance.scoring import shown_as
+from cosmos_core.testing.conformance.reward import shown_as
 
 torch.set_num_threads(1)
 

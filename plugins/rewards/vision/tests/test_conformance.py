@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_core.protocols import Completion
 from cosmos_core.testing import RewardConformance
-from cosmos_core.testing.conformance.scoring import shown_as
+from cosmos_core.testing.conformance.reward import shown_as
 from cosmos_core.types import Array, Payload, Prompt
 
 pytestmark = pytest.mark.nightly
