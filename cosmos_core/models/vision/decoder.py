@@ -4,14 +4,13 @@ Whatever a vision-language model of transformers does with its images, its last 
 decoder with embeddings in which what is seen has taken the places of placeholder tokens. Those are taken, and the
 packed row goes its own way from there.
 
-Shape legend: R units of the row, U of this process's slice, K places of what is seen, D hidden size. In what enters an
-engine's forward: N units of it, K of them of prompts that show something.
+Shape legend: R units of the row, U of this process's slice, K places of what is seen, D hidden size.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -20,14 +19,12 @@ import torch
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.parallel.collectives import split_dim
-from cosmos_core.protocols.vision import VisionInputs
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-_MASK: Final = "visual_pos_masks"
-_DEEPER: Final = "deepstack_visual_embeds"
-_LAYER: Final = "deeper_"
+MASK: Final = "visual_pos_masks"
+DEEPER: Final = "deepstack_visual_embeds"
 _OURS: Final = frozenset(
     {
         *(EMBEDDINGS, "input_ids", "position_ids", "attention_mask"),
@@ -67,7 +64,7 @@ class DecoderInputs:
             spread_UD = [torch.zeros_like(entered_UD).index_copy(0, places_k, deeper) for deeper in deeper_kD]
             deeper_kD = [split_dim(deeper, 0, sequence_group) for deeper in spread_UD]
             is_seen_U = torch.ones(len(deeper_kD[0]), dtype=torch.bool, device=entered_UD.device)
-        return {EMBEDDINGS: entered_UD[None], _MASK: is_seen_U[None], _DEEPER: deeper_kD}
+        return {EMBEDDINGS: entered_UD[None], MASK: is_seen_U[None], DEEPER: deeper_kD}
 
 
 def decoder_inputs(
@@ -92,79 +89,39 @@ def decoder_inputs(
     """
     dtype = next(module.parameters()).dtype
     given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in media.items()}
+    reached: dict[str, Any] = {}
 
     def restore(_: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         ids_1R, *others = args
         return (torch.where(told_R != tokens_R, tokens_R, ids_1R), *others)
 
+    def stop(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert not args, "transformers calls decoders by keyword"
+        reached.update(kwargs)
+        raise _Reached
+
     embedding = module.get_input_embeddings().register_forward_pre_hook(restore)
+    decoder = module.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        with _stopped(module.get_decoder()) as reached:
+        with contextlib.suppress(_Reached):
             module.base_model(input_ids=told_R[None], position_ids=positions_R.unsqueeze(-2), use_cache=False, **given)
     finally:
         embedding.remove()
+        decoder.remove()
     return _taken(type(module).__name__, reached)
-
-
-def per_unit(entry: Mapping[str, Any], name: str) -> dict[str, torch.Tensor]:
-    """The result of `DecoderInputs.part` for a row of U units, as [U, D] each: text adds nothing to deeper layers."""
-    if foreign := entry.keys() - {EMBEDDINGS, _MASK, _DEEPER}:
-        raise PluginIncompatibleError(
-            f"{name} gives its backbone {', '.join(sorted(foreign))} besides embeddings: it must override per_unit and "
-            "keywords for engines to generate from media"
-        )
-    embeddings_UD: torch.Tensor = entry[EMBEDDINGS][0]
-    units = {EMBEDDINGS: embeddings_UD}
-    for number, deeper_kD in enumerate(entry.get(_DEEPER, ())):
-        spread_UD = torch.zeros_like(embeddings_UD)
-        spread_UD[entry[_MASK][0]] = deeper_kD
-        units[f"{_LAYER}{number}"] = spread_UD
-    return units
-
-
-def deeper_keywords(inputs: VisionInputs) -> dict[str, Any]:
-    """Keyword arguments of the decoder besides embeddings: what `per_unit` spread, of the units that enter."""
-    deeper_KD = [rows for name, rows in inputs.features.items() if name.startswith(_LAYER)]
-    if not deeper_KD:
-        return {}
-    is_shown_N = torch.zeros_like(inputs.tokens_N, dtype=torch.bool)
-    is_shown_N[inputs.places_K] = True
-    return {_MASK: is_shown_N[None], _DEEPER: deeper_KD}
 
 
 class _Reached(Exception):  # noqa: N818 - no error: the way out
     """The decoder was called."""
 
 
-@contextlib.contextmanager
-def _stopped(decoder: torch.nn.Module) -> Iterator[dict[str, Any]]:
-    """Let a decoder note what it is called with, and do nothing."""
-    reached: dict[str, Any] = {}
-    own = decoder.__dict__.get("forward")
-
-    def note(*args: Any, **kwargs: Any) -> None:
-        assert not args, "transformers calls decoders by keyword"
-        reached.update(kwargs)
-        raise _Reached
-
-    decoder.forward = note
-    try:
-        with contextlib.suppress(_Reached):
-            yield reached
-    finally:
-        if own is None:
-            del decoder.forward
-        else:
-            decoder.forward = own
-
-
 def _taken(name: str, reached: Mapping[str, Any]) -> DecoderInputs:
     given = {key: value for key, value in reached.items() if value is not None and value is not False}
-    if beyond := sorted(given.keys() - _OURS - {_MASK, _DEEPER}):
+    if beyond := sorted(given.keys() - _OURS - {MASK, DEEPER}):
         raise PluginIncompatibleError(
             f"{name} hands its text decoder {', '.join(beyond)} beside embeddings, which a packed row does not carry "
             "along; images need a model plugin of its own"
         )
-    embeddings_RD, mask_1R = given[EMBEDDINGS][0], given.get(_MASK)
+    embeddings_RD, mask_1R = given[EMBEDDINGS][0], given.get(MASK)
     places_K = torch.zeros(0, dtype=torch.int64) if mask_1R is None else mask_1R[0].nonzero()[:, 0]
-    return DecoderInputs(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(given.get(_DEEPER) or ()))
+    return DecoderInputs(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(given.get(DEEPER) or ()))

@@ -16,19 +16,20 @@ import attrs
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PretrainedConfig, PreTrainedTokenizerBase
 
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.models.packing import EMBEDDINGS
 from cosmos_core.models.parallel.stages import leading_problems
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import tokenizer_defaults
 from cosmos_core.models.tokens import token_array
-from cosmos_core.models.vision.decoder import deeper_keywords, per_unit
+from cosmos_core.models.vision.decoder import DEEPER, MASK
 from cosmos_core.models.weights import loading
 from cosmos_core.protocols import Layout, ModelFacts
 from cosmos_core.protocols.vision import Conditioning, Shown, VisionInputs
 from cosmos_core.types import Payload
 
+_LAYER: Final = "deeper_"
 _NEXT: Final = (0, 0)
 """Of two generated units the first goes through the forward: its position is where generation starts."""
 
@@ -61,7 +62,15 @@ class VisionLanguageModel(HuggingFaceModel):
             CosmosError: See there; and what is seen does not reach all the layers that it has to under this layout.
         """
         if layout is not None:
-            self._check(layout)
+            problems = leading_problems(
+                self.config.model_type,
+                self._num_deep,
+                self.config.get_text_config().num_hidden_layers,
+                num_stages=layout.mesh.size("pp") * layout.stages_per_rank,
+                is_split=layout.sequence_parallel and layout.mesh.size("tp") > 1,
+            )
+            for problem in problems:
+                raise ConfigError(problem)
         return super().build(seed=seed, dtype=dtype, device=device, layout=layout)
 
     def backbone(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -109,11 +118,27 @@ class VisionLanguageModel(HuggingFaceModel):
         Raises:
             PluginIncompatibleError: The family gives its backbone something else, too.
         """
-        return per_unit(entry, type(self).__name__)
+        if foreign := entry.keys() - {EMBEDDINGS, MASK, DEEPER}:
+            raise PluginIncompatibleError(
+                f"{type(self).__name__} gives its backbone {', '.join(sorted(foreign))} besides embeddings: it must "
+                "override per_unit and keywords for engines to generate from media"
+            )
+        units = {EMBEDDINGS: entry[EMBEDDINGS][0]}
+        for number, deeper_KD in enumerate(entry.get(DEEPER, ())):
+            # Text adds nothing.
+            spread_UD = torch.zeros_like(units[EMBEDDINGS])
+            spread_UD[entry[MASK][0]] = deeper_KD
+            units[f"{_LAYER}{number}"] = spread_UD
+        return units
 
     def keywords(self, inputs: VisionInputs) -> Mapping[str, Any]:
         """Arguments of the backbone besides embeddings and positions: what deeper layers add."""
-        return deeper_keywords(inputs)
+        deeper_KD = [rows for name, rows in inputs.features.items() if name.startswith(_LAYER)]
+        if not deeper_KD:
+            return {}
+        is_shown_N = torch.zeros_like(inputs.tokens_N, dtype=torch.bool)
+        is_shown_N[inputs.places_K] = True
+        return {MASK: is_shown_N[None], DEEPER: deeper_KD}
 
     def find_config(self) -> PretrainedConfig:
         """The config; beside a tokenizer made locally, special tokens have the ids that it gave them."""
@@ -136,17 +161,6 @@ class VisionLanguageModel(HuggingFaceModel):
     def _num_deep(self) -> int:
         """First layers to whose results what is seen is added (deepstack; arXiv 2406.04334)."""
         return len(getattr(getattr(self.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
-
-    def _check(self, layout: Layout) -> None:
-        problems = leading_problems(
-            self.config.model_type,
-            self._num_deep,
-            self.config.get_text_config().num_hidden_layers,
-            num_stages=layout.mesh.size("pp") * layout.stages_per_rank,
-            is_split=layout.sequence_parallel and layout.mesh.size("tp") > 1,
-        )
-        for problem in problems:
-            raise ConfigError(problem)
 
 
 def _check_parts(config: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ def find_joins(first: Arrays, second: Arrays, both: Arrays, name: str) -> Mappin
     found = {}
     for key, expected in both.items():
         parts = [first[key], second[key]]
-        dims = [dim for dim in range(expected.ndim) if _equal(join(parts, dim), expected)]
+        dims = [dim for dim in range(expected.ndim) if np.array_equal(join(parts, dim), expected)]
         if not dims:
             raise PluginIncompatibleError(
                 f"{name} makes {key!r} of shape {expected.shape} of two images, and of each alone "
@@ -65,10 +65,6 @@ def join(parts: Sequence[npt.NDArray[np.generic]], dim: int) -> npt.NDArray[np.g
     return np.concatenate(filled, axis=dim)
 
 
-def _equal(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) -> bool:
-    return found.shape == expected.shape and bool((found == expected).all())
-
-
 REQUIRED: Final = ("processor_config.json", "preprocessor_config.json")
 """Of these a checkpoint with a processor of images has one at least."""
 FILES: Final = (*REQUIRED, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
@@ -83,14 +79,7 @@ _OF_UNITS: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_t
 
 @attrs.frozen(kw_only=True, eq=False)
 class Processed:
-    """A text with its images, as a model takes it.
-
-    Attributes:
-        ids: The tokens.
-        kinds: int64 [len(ids)], 0 for text.
-        arrays: What is made of the images.
-        given: All of it, as the model's own forward takes it.
-    """
+    """A text with its images: tokens, their kinds (0 is text), arrays of the images, and all as a forward takes it."""
 
     ids: Sequence[int]
     kinds: npt.NDArray[np.int64]
@@ -135,9 +124,8 @@ class Processor:
     def joins(self) -> Mapping[str, int]:
         """The dim along which each array is joined in a row."""
         images = example_images()
-        first, second, both = (
-            self(self.image_token * len(shown), shown).arrays for shown in ([images[0]], [images[1]], images)
-        )
+        parts = images[:1], images[1:], images
+        first, second, both = (self(self.image_token * len(shown), shown).arrays for shown in parts)
         return find_joins(first, second, both, type(self.own).__name__)
 
     def __call__(self, text: str, images: Sequence[Image.Image], *, add_special_tokens: bool = False) -> Processed:
@@ -196,7 +184,7 @@ def example_images() -> list[Image.Image]:
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
     """As `AutoProcessor` does, of a class that takes no videos."""
-    named = [settings for name in _NAMING if (settings := _settings(path, name))]
+    named = [json.loads(found.read_text(encoding="utf-8")) for name in _NAMING if (found := _found(path, name))]
     if trust_remote_code and any("AutoProcessor" in (each.get("auto_map") or {}) for each in named):
         return AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
     name = next((each["processor_class"] for each in named if each.get("processor_class")), None)
@@ -204,12 +192,6 @@ def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> An
     if own is None:
         raise ValueError("it has none that transformers knows")
     return without_videos(own).from_pretrained(path)
-
-
-def _settings(path: str, name: str) -> Mapping[str, Any]:
-    found = _found(path, name)
-    settings: Mapping[str, Any] = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
-    return settings
 
 
 def _found(path: str, name: str) -> Path | None:
@@ -226,28 +208,18 @@ def _found(path: str, name: str) -> Path | None:
 
 def without_videos(own: Any) -> Any:
     """The class, without what it has for videos: transformers makes that with torchvision only."""
-    attributes = own.get_attributes()
-    if _VIDEOS not in attributes:
+    kept = [name for name in own.get_attributes() if name != _VIDEOS]
+    if len(kept) == len(own.get_attributes()):
         return own
-    kept = [name for name in attributes if name != _VIDEOS]
 
     def make(cls: Any, args: Any, settings: Any, /, **kwargs: Any) -> Any:
         return super(cls, cls).from_args_and_dict(args, settings, **{**kwargs, _VIDEOS: None})
 
-    return type(
-        own.__name__,
-        (own,),
-        {
-            "__module__": own.__module__,
-            "get_attributes": staticmethod(lambda: kept),
-            "from_args_and_dict": classmethod(make),
-        },
-    )
+    changed = {"get_attributes": staticmethod(lambda: kept), "from_args_and_dict": classmethod(make)}
+    return type(own.__name__, (own,), {"__module__": own.__module__, **changed})
 
 
 def _plain(value: Any) -> npt.NDArray[np.generic]:
     """An array of one of few dtypes."""
     array = np.asarray(value)
-    if array.dtype.kind == "f":
-        return array.astype(np.float32)
-    return array.astype(np.bool_ if array.dtype.kind == "b" else np.int64)
+    return array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64))

@@ -51,8 +51,7 @@ def with_marks(prompt: Prompt, kinds: Sequence[str]) -> Prompt:
 def filled(prompt: Prompt, texts: Sequence[str]) -> Prompt:
     """The prompt with a text in the place of each mark, in order."""
     following = iter(texts)
-    fill: Callable[[re.Match[str]], str] = lambda _: next(following)  # noqa: E731 - its type is all there is to it
-    return _with_turns(prompt, [MARK.sub(fill, turn) for turn in _turns(prompt)])
+    return _with_turns(prompt, [MARK.sub(lambda _: next(following), turn) for turn in _turns(prompt)])
 
 
 def _turns(prompt: Prompt) -> list[str]:

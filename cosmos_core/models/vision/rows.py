@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import MODEL_MAPPING, PretrainedConfig
 
@@ -106,18 +104,27 @@ def lay_out(
         DataError: A payload with images lacks an array, or they do not fit together.
     """
     lengths = batch.inputs["lengths"].tolist()
-    # What fills a row up sees nothing.
-    seen = [_whole(payload, joins) if shows(payload) else None for payload in members]
-    seen += [None] * (len(lengths) - len(members))
-    kinds = [_kinds(payload, length) for payload, length in zip(seen, lengths, strict=True)]
+    tokens = torch.split(batch.inputs["tokens"], lengths)
+    kinds = [torch.zeros_like(each_U) for each_U in tokens]
+    shown = {number: _whole(payload, joins) for number, payload in enumerate(members) if shows(payload)}
+    for number, payload in shown.items():
+        prompt = values(payload, KINDS)[: lengths[number]]
+        kinds[number][: len(prompt)] = torch.from_numpy(prompt.copy())
     inputs = {TOLD: _told(batch.inputs["tokens"], torch.cat(kinds))}
     if own_positions is not None:
-        tokens = torch.split(batch.inputs["tokens"], lengths)
-        counted = [_positions(*each, own_positions) for each in zip(seen, tokens, kinds, strict=True)]
+        # What fills a row up sees nothing, as text.
+        counted = [torch.arange(length).expand(own_positions.num_axes, -1) for length in lengths]
+        for number, payload in shown.items():
+            media = {
+                name.removeprefix(MEDIA): torch.from_numpy(view(payload, name).copy())
+                for name in payload.arrays
+                if name.startswith(MEDIA)
+            }
+            counted[number] = own_positions.of(tokens[number], kinds[number], **media)
         inputs["positions"] = torch.cat(counted, dim=1)
-    shown = [payload for payload in seen if payload is not None]
     for name, dim in joins.items():
-        inputs[f"{MEDIA}{name}"] = torch.from_numpy(join([view(each, f"{MEDIA}{name}") for each in shown], dim))
+        arrays = [view(payload, f"{MEDIA}{name}") for payload in shown.values()]
+        inputs[f"{MEDIA}{name}"] = torch.from_numpy(join(arrays, dim))
     return attrs.evolve(batch, inputs={**batch.inputs, **inputs})
 
 
@@ -131,31 +138,8 @@ def _whole(payload: Payload, joins: Mapping[str, int]) -> Payload:
     return payload
 
 
-def _kinds(payload: Payload | None, length: int) -> torch.Tensor:
-    kinds_U = torch.zeros(length, dtype=torch.int64)
-    if payload is not None:
-        prompt = values(payload, KINDS)[:length]
-        kinds_U[: len(prompt)] = torch.from_numpy(prompt.copy())
-    return kinds_U
-
-
 def _told(tokens_U: torch.Tensor, kinds_U: torch.Tensor) -> torch.Tensor:
     placeholders = set(tokens_U[kinds_U != 0].tolist())
     other = next(token for token in itertools.count(PAD_TOKEN) if token not in placeholders)
     is_placeholder_U = torch.isin(tokens_U, torch.tensor(sorted(placeholders)))
     return tokens_U.masked_fill(is_placeholder_U & (kinds_U == 0), other)
-
-
-def _positions(
-    payload: Payload | None, tokens_U: torch.Tensor, kinds_U: torch.Tensor, own: OwnPositions
-) -> torch.Tensor:
-    if payload is None:
-        return torch.arange(len(tokens_U)).expand(own.num_axes, -1)
-    media = {
-        name.removeprefix(MEDIA): _tensor(view(payload, name)) for name in payload.arrays if name.startswith(MEDIA)
-    }
-    return own.of(tokens_U, kinds_U, **media)
-
-
-def _tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(array.copy())
