@@ -17,7 +17,7 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
-from cosmos_core.models.tokenizer import train_byte_bpe
+from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.models.vision.images import load_image
 from cosmos_core.models.vision.processor import without_videos
 from cosmos_core.types import Message, Prompt
@@ -280,7 +280,7 @@ def checkpoint(folder: Path, name: str, **text: Any) -> Path:
 
 
 def _tokenizer(family: Family) -> Any:
-    made = train_byte_bpe(CORPUS, vocab_size=290, split_digits=True)
+    made = build_tokenizer(CORPUS, {"build": "byte-bpe", "vocab_size": 290, "split_digits": True})
     made.add_special_tokens({"additional_special_tokens": [*family.tokens.values(), *family.others]})
     with tempfile.TemporaryDirectory() as folder:
         made.save_pretrained(folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,20 +64,22 @@ class TextEncoder:
         self.context: Final = context
         self.chat: Final = chat
         self._load: Final = load
-        self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._words: Words | None = None
         self._takes: dict[tuple[str | None, str], bool] = {}
 
-    @property
+    @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
-        return self._tokenizer
+        return self._load()
+
+    @cached_property
+    def words(self) -> Words:
+        """Encodes the words of users and environments."""
+        return Words(self.tokenizer, self.stop_ids())
 
     def forget(self) -> None:
-        """Load the tokenizer anew when it is needed next."""
-        self._tokenizer = None
+        """Load the tokenizer, and look at its template, anew when they are needed next."""
+        for name in ("tokenizer", "words", "takes_parts"):
+            self.__dict__.pop(name, None)
 
     def read_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer from its files, with the chat template of the recipe, else its own, else the family's.
@@ -139,14 +143,6 @@ class TextEncoder:
         ends_twice = bool(ids and written) and (ids[0] == written[-1] or {ids[0], written[-1]} <= self.stop_ids())
         return ids[1:] if ends_twice else ids
 
-    @property
-    def words(self) -> Words:
-        """Encodes the words of users and environments."""
-        tokenizer = self.tokenizer
-        if self._words is None or self._words.tokenizer is not tokenizer:
-            self._words = Words(tokenizer, self.stop_ids())
-        return self._words
-
     def refuse_spelt(self, prompt: Prompt) -> None:
         """Refuse a chat with images or videos in which others than the model spell steering tokens.
 
@@ -167,13 +163,11 @@ class TextEncoder:
             if token := self.words.spells(turn.role):
                 raise DataError(f"the role {turn.role!r:.80} of a turn spells the token {token!r}; name another role")
         others = [index for index, turn in enumerate(prompt.text) if turn.role != "assistant"]
-        guarded = self.words.guarded([prompt.text[index].content for index in others])
-        if not guarded.spelt:
-            return prompt, {}
+        texts, spelt = self.words.guarded([prompt.text[index].content for index in others])
         turns = list(prompt.text)
-        for index, text in zip(others, guarded.texts, strict=True):
+        for index, text in zip(others, texts, strict=True):
             turns[index] = attrs.evolve(turns[index], content=text)
-        return attrs.evolve(prompt, text=tuple(turns)), guarded.spelt
+        return attrs.evolve(prompt, text=tuple(turns)), spelt
 
     def _role(self, role: str) -> str:
         """The role of an observation, or `user` where the template does not write what another says."""
@@ -181,17 +175,14 @@ class TextEncoder:
             return role
         key = (self.chat_template, role)
         if key not in self._takes:
-            self._takes[key] = self._writes(role)
+            said = (("user", "?"), ("assistant", "!"), (role, _PROBE))
+            turns = tuple(Message(role=who, content=what) for who, what in said)
+            self._takes[key] = False
+            with contextlib.suppress(DataError):
+                self._takes[key] = _PROBE in self.chat_text(Prompt(text=turns))
             if not self._takes[key]:
                 _LOG.warning("the chat template takes no turns of %r: observations of that role are the user's", role)
         return role if self._takes[key] else "user"
-
-    def _writes(self, role: str) -> bool:
-        said = (("user", "?"), ("assistant", "!"), (role, _PROBE))
-        try:
-            return _PROBE in self.chat_text(Prompt(text=tuple(Message(role=who, content=what) for who, what in said)))
-        except DataError:
-            return False
 
     @property
     def chat_template(self) -> str | None:

@@ -23,41 +23,40 @@ from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.verification import check_layers
 from cosmos_core.models.weights import loading
 
-NUM_HEADS: Final = 4
+_NUM_HEADS: Final = 4
 """Of the small model, if it divides the heads of the large one."""
-WINDOW: Final = 8
+_WINDOW: Final = 8
 """Of sliding windows, so that short documents feel them."""
-MULTIPLE: Final = 8
+_MULTIPLE: Final = 8
 """Of inner widths, as products of experts want it."""
-VOCABULARY: Final = 512
+_VOCABULARY: Final = 512
 """Of a small model that is tried on any tokens."""
+_MOST: Final = 10**9
+"""Parameters of a small model."""
 
 _DEPTHS: Final = ("num_hidden_layers", "depth", "num_layers")
 _DEEP: Final = "deepstack_visual_indexes"
-_SCALED: Final = ("hidden_size", "num_attention_heads")
+_LOG: Final = logging.getLogger(__name__)
 
 
 def tiny_configs(shell: PreTrainedModel, *, keeps_ids: bool) -> Iterator[PretrainedConfig]:
     """Configs of small models, the smaller first; not all of them need make a model."""
-    depth = _depth(shell)
+    # The fewest first layers that hold every kind of layer.
+    anatomy = Anatomy.of(shell)
+    listed = [1 + max(map(value.index, value)) for value in _per_layer(shell.config.get_text_config()).values()]
+    depth = max(1 if anatomy is None else anatomy.num_covering, *listed, 1)
     for make_narrow in (True, False):
         config = copy.deepcopy(shell.config)
         _shorten(config.get_text_config(), depth)
         _shorten_towers(config)
         if make_narrow:
             _narrow(config)
-            if not keeps_ids:
-                _cut_vocabulary(config)
+            text: Any = config.get_text_config()
+            if not keeps_ids and text.vocab_size > _VOCABULARY:
+                text.vocab_size = _VOCABULARY
+                text.pad_token_id = text.bos_token_id = text.eos_token_id = None
         _enlarge_weights(config)
         yield config
-
-
-def _depth(shell: PreTrainedModel) -> int:
-    """The fewest first layers that hold every kind of layer."""
-    text = shell.config.get_text_config()
-    anatomy = Anatomy.of(shell)
-    listed = [1 + max(value.index(each) for each in value) for value in _per_layer(text).values()]
-    return max(1 if anatomy is None else anatomy.num_covering, *listed, 1)
 
 
 def _per_layer(config: Any) -> dict[str, list[Any]]:
@@ -71,31 +70,32 @@ def _shorten(config: Any, depth: int) -> None:
         setattr(config, name, value[:depth])
     config.num_hidden_layers = min(depth, config.num_hidden_layers)
     if isinstance(window := getattr(config, "sliding_window", None), int):
-        config.sliding_window = min(window, WINDOW)
+        config.sliding_window = min(window, _WINDOW)
 
 
 def _shorten_towers(config: PretrainedConfig) -> None:
     """One layer of each tower beside the text's decoder; it adds to the text's layers if any of the tower does."""
-    for tower in _others(config):
-        if tower is not config:
-            name = next((name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)), None)
-            if name is not None:
-                setattr(tower, name, 1)
-            if getattr(tower, _DEEP, None):
-                setattr(tower, _DEEP, [0])
+    for tower in _others(config)[1:]:
+        name = next((name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)), None)
+        if name is not None:
+            setattr(tower, name, 1)
+        if getattr(tower, _DEEP, None):
+            setattr(tower, _DEEP, [0])
 
 
 def _narrow(config: PretrainedConfig) -> None:
     text: Any = config.get_text_config()
     width, heads = text.hidden_size, text.num_attention_heads
-    divisor = heads // math.gcd(heads, NUM_HEADS)
+    divisor = heads // math.gcd(heads, _NUM_HEADS)
     shared = getattr(text, "num_key_value_heads", None)
     if isinstance(shared, int):
         text.num_key_value_heads = max(1, shared // divisor)
-    for name in _SCALED:
+    for name in ("hidden_size", "num_attention_heads"):
         setattr(text, name, getattr(text, name) // divisor)
-    for name in [name for name, value in vars(text).items() if _is_inner(name) and isinstance(value, int)]:
-        setattr(text, name, math.ceil(getattr(text, name) / divisor / MULTIPLE) * MULTIPLE)
+    for name, value in list(vars(text).items()):
+        # The width inside a feed-forward block or an expert.
+        if name.endswith("intermediate_size") and isinstance(value, int):
+            setattr(text, name, math.ceil(value / divisor / _MULTIPLE) * _MULTIPLE)
     # What a tower gives has the width of the text's hidden states, whatever that is called.
     for other in _others(config):
         for name, value in list(vars(other).items()):
@@ -103,40 +103,22 @@ def _narrow(config: PretrainedConfig) -> None:
                 setattr(other, name, text.hidden_size)
 
 
-def _cut_vocabulary(config: PretrainedConfig) -> None:
-    text: Any = config.get_text_config()
-    if text.vocab_size > VOCABULARY:
-        text.vocab_size = VOCABULARY
-        text.pad_token_id = text.bos_token_id = text.eos_token_id = None
-
-
-def _is_inner(name: str) -> bool:
-    """Tell whether a number of a config is the width inside a feed-forward block or an expert."""
-    return name.endswith("intermediate_size")
-
-
 def _enlarge_weights(config: PretrainedConfig) -> None:
     """Weights under which hidden states keep their size, so that mistakes show."""
     text: Any = config.get_text_config()
-    for each in {id(text): text, **{id(other): other for other in _others(config)}}.values():
+    for each in (text, *_others(config)):
         own = getattr(each, "initializer_range", None)
         if isinstance(own, float):
             each.initializer_range = max(own, text.hidden_size**-0.5)
 
 
 def _others(config: PretrainedConfig) -> list[Any]:
-    """The configs of everything but the text; of a model of text alone, none."""
+    """The configs of everything but the text, the whole first; of a model of text alone, none."""
     text = config.get_text_config()
     if text is config:
         return []
     parts = [getattr(config, name) for name in config.sub_configs]
     return [config, *(part for part in parts if isinstance(part, PretrainedConfig) and part is not text)]
-
-
-MOST: Final = 10**9
-"""Parameters of a small model."""
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None], *, keeps_ids: bool = False) -> None:
@@ -151,7 +133,7 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
     for config in tiny_configs(shell, keeps_ids=keeps_ids):
         try:
             size = make_shell(config, blueprint.auto_class, trust_remote_code=trust).num_parameters()
-            if size <= MOST:
+            if size <= _MOST:
                 return verify(draw(attrs.evolve(blueprint, config=config)).eval())
             reasons.append(f"one would have {size:,} parameters")
         except (ConfigError, *loading.LIBRARY_ERRORS) as error:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
@@ -25,22 +24,18 @@ EOS: Final = "<eos>"
 FILE: Final = "tokenizer.json"
 
 
-_EMPTY: Final = 1
-"""Tokens, besides added ones, of a tokenizer that knows no text."""
-
-
-def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE: any text can be encoded, and decodes to itself.
+def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """Train what `[model.tokenizer]` asks for, a byte-level BPE: any text can be encoded, and decodes to itself.
 
     The vocabulary includes the 256 bytes and three special tokens; split digits stay tokens of their own.
     """
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if settings["split_digits"] else []
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=settings["vocab_size"],
         special_tokens=[PAD, BOS, EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -51,13 +46,6 @@ def train_byte_bpe(corpus: Iterable[str], *, vocab_size: int, split_digits: bool
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=EOS
     )
-
-
-def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """Make what `[model.tokenizer]` asks for."""
-    if settings["build"] != "byte-bpe":
-        raise ConfigError(f"model.tokenizer.build: {settings['build']!r} is unknown; use 'byte-bpe'")
-    return train_byte_bpe(corpus, vocab_size=settings["vocab_size"], split_digits=settings["split_digits"])
 
 
 def tokenizer_defaults(made: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -91,8 +79,8 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         where = assets if (assets / FILE).is_file() else path
         raise DataError(f"model: no usable tokenizer at {where}: {first_line(error)}") from error
-    if loaded.vocab_size <= _EMPTY:
-        # What transformers makes of a folder without a tokenizer's files.
+    if loaded.vocab_size <= 1:
+        # It knows no text: what transformers makes of a folder without a tokenizer's files.
         raise DataError(
             f"model: no tokenizer at {path}; add [model.tokenizer] to make one from the dataset, or give model.path a "
             "checkpoint that has one"
@@ -114,14 +102,6 @@ def _refuse_code(path: str) -> None:
             f"model.trust_remote_code: false, but the tokenizer of {path!r} ({name or 'without a class'}) is code in "
             "the checkpoint; read that code, and set model.trust_remote_code = true to let it run"
         )
-
-
-@attrs.frozen(kw_only=True)
-class Guarded:
-    """Words in which marks stand for what spells steering tokens, and what each mark stands for."""
-
-    texts: tuple[str, ...]
-    spelt: Mapping[str, str]
 
 
 class Words:
@@ -151,13 +131,13 @@ class Words:
 
     def ids(self, text: str) -> list[int]:
         """Words alone."""
-        if not self.spells(text):
-            return self._checked(text)
-        guarded = self.guarded([text])
-        return self.joined(guarded.texts[0], guarded.spelt)
+        (guarded,), spelt = self.guarded([text])
+        return self.joined(guarded, spelt)
 
-    def guarded(self, texts: Sequence[str]) -> Guarded:
+    def guarded(self, texts: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
         """Words that a template can write as they are, and whose ids `joined` makes.
+
+        Marks stand in them for what spells steering tokens; the second says what each mark stands for.
 
         Raises:
             DataError: The tokenizer makes a steering token of what spells none, as one that normalises may.
@@ -170,8 +150,8 @@ class Words:
         while any(base in text for text in texts):
             base += "%spelt"
         marks = {spelt: f"{base}-{index}%" for index, spelt in enumerate(found)}
-        put = tuple(self._pattern.sub(lambda match: marks[match.group()], text) for text in texts)
-        return Guarded(texts=put, spelt={mark: spelt for spelt, mark in marks.items()})
+        put = [self._pattern.sub(lambda match: marks[match.group()], text) for text in texts]
+        return put, {mark: spelt for spelt, mark in marks.items()}
 
     def joined(self, text: str, spelt: Mapping[str, str]) -> list[int]:
         """Text that a template wrote of guarded words: between marks as it is, and what these stand for as words.
@@ -182,10 +162,9 @@ class Words:
         if not spelt:
             return self._encoded(text)
         pieces = re.split("(" + "|".join(map(re.escape, spelt)) + ")", text)
-        ids: list[int] = []
-        for index, piece in enumerate(pieces):
-            ids += self._spelt(spelt[piece]) if index % 2 else self._encoded(piece)
-        return ids
+        return [
+            id_ for piece in pieces for id_ in (self._spelt(spelt[piece]) if piece in spelt else self._encoded(piece))
+        ]
 
     def _is_apart(self, special: int) -> bool:
         """Tell whether its text, as words, is encoded otherwise; a special token may be an ordinary one, too."""
@@ -193,9 +172,8 @@ class Words:
         return isinstance(text, str) and special not in self._encoded(text, split_special_tokens=True)
 
     def _encoded(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)[
-            "input_ids"
-        ]
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
+        ids: list[int] = encoded["input_ids"]
         return ids
 
     def _spelt(self, token: str) -> list[int]:

@@ -60,11 +60,6 @@ class ProcessorTextEncoder(TextEncoder):
         super().__init__(options, context, chat, load)
         self._processor: Final = processor
 
-    def forget(self) -> None:
-        """Load the tokenizer, and look at the template, anew."""
-        super().forget()
-        self.__dict__.pop("takes_parts", None)
-
     @property
     def chat_template(self) -> str | None:
         """The Jinja template of chats: the recipe's, else the processor's, else the tokenizer's."""

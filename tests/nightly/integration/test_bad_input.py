@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cosmos_core.models.tokenizer import train_byte_bpe
+from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.testing import CommandLine
 
 Arguments = Callable[..., list[str]]
@@ -114,7 +114,7 @@ def checkpoint(tmp_path: Path) -> Path:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **sizes, **heads))
     module.save_pretrained(folder, max_shard_size="20KB")
-    train_byte_bpe(["3 + 4"], vocab_size=300, split_digits=True).save_pretrained(folder)
+    build_tokenizer(["3 + 4"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True}).save_pretrained(folder)
     return folder
 
 

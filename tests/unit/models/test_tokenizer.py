@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.models.tokenizer import load_tokenizer, train_byte_bpe
+from cosmos_core.models.tokenizer import build_tokenizer, load_tokenizer
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 CODE = """
@@ -18,7 +18,7 @@ class OddTokenizer(PreTrainedTokenizerFast):
 def checkpoint(tmp_path):
     """A checkpoint whose tokenizer is code of its own."""
     folder = tmp_path / "odd"
-    train_byte_bpe(["a b c"], vocab_size=270, split_digits=True).save_pretrained(folder)
+    build_tokenizer(["a b c"], {"build": "byte-bpe", "vocab_size": 270, "split_digits": True}).save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     said = json.loads(path.read_text())
     said |= {"tokenizer_class": "OddTokenizer", "auto_map": {"AutoTokenizer": [None, "odd.OddTokenizer"]}}

@@ -30,7 +30,7 @@ class Wordless:
 
 def build(name, modules=MODULES, seed=5):
     model = family("hf", CONFIGS[name])()
-    model.text._tokenizer = Wordless()
+    model.text.tokenizer = Wordless()
     policy = PolicyConfig(precision="fp32", lora=LoraConfig(rank=4, alpha=12.0, modules=modules))
     layout = layout_of(policy, single_world().mesh, "cpu")
     module = model.build(seed=seed, dtype=torch.float32, device=CPU, layout=attrs.evolve(layout, compile=False))
@@ -116,7 +116,7 @@ def test_what_peft_takes_for_experts_is_said(tmp_path, caplog):
 
 def test_a_model_without_adapters_exports_none(tmp_path):
     model = family("hf", CONFIGS["llama"])()
-    model.text._tokenizer = Wordless()
+    model.text.tokenizer = Wordless()
     model.export(below("llama"), tmp_path / "plain")
     assert not (tmp_path / "plain" / "adapter").exists()
 
