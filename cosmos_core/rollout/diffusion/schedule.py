@@ -15,7 +15,7 @@ import torch
 
 from cosmos_core.protocols import Sampling
 from cosmos_core.rollout.diffusion.multistep import Edm, UniPc
-from cosmos_core.rollout.diffusion.plugin import DiffusionOptions, SamplerName
+from cosmos_core.rollout.diffusion.options import DiffusionOptions, SamplerName
 from cosmos_core.rollout.diffusion.samplers import Cps, Discretization, Euler, FlowSde, Sampler
 from cosmos_core.rollout.serving.randomness import sample_key
 

@@ -13,8 +13,8 @@ from cosmos_core.protocols.model import MoEModel, Record
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.options import EmbeddedOptions, problems
 from cosmos_core.rollout.embedded.packed import PackedMatrices
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, problems
 from cosmos_core.rollout.embedded.runner import ConditionedPrompts, Runner
 from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler

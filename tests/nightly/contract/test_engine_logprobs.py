@@ -11,7 +11,7 @@ from cosmos_core.errors import EngineError
 from cosmos_core.models import tokens_payload, values
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
 torch.set_num_threads(1)
 

@@ -23,7 +23,7 @@ from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.models.tokens import decided, values
 from cosmos_core.protocols import EngineContext, EnvironmentCapabilities, ModelContext, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.run.follower import Follower

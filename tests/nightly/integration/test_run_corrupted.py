@@ -18,7 +18,7 @@ import torch
 from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
 class Unlucky(EmbeddedEngine):
     commits = 0

@@ -16,7 +16,7 @@ import torch
 import cosmos_core.rollout.embedded.engine as built_in
 from cosmos_core.protocols import EngineCapabilities, Preflight, Provider, hookimpl
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
 def drawn(requests, **changes):
     return [attrs.evolve(each, sampling=attrs.evolve(each.sampling, **changes)) for each in requests]

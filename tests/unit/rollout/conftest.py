@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from cosmos_core.models.facts import matrices_of
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions
+from cosmos_core.rollout.embedded.options import EmbeddedOptions
 from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights.quantization import dequantise, quantise

@@ -15,7 +15,7 @@ from cosmos_core.protocols import PlannedRun
 from cosmos_core.protocols.model import Record
 from cosmos_core.rollout.embedded import packed
 from cosmos_core.rollout.embedded.compiled import CompiledForward
-from cosmos_core.rollout.embedded.plugin import EmbeddedOptions, preflight
+from cosmos_core.rollout.embedded.options import EmbeddedOptions, preflight
 
 needs_kernels = pytest.mark.skipif(
     not packed._has_kernels(), reason="this CPU has no kernels for packed bfloat16 matrices"

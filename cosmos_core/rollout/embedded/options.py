@@ -1,0 +1,53 @@
+"""The options of the embedded engine, and what of a run they rule out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from cosmos_core.config.schema import POSITIVE, option
+from cosmos_core.protocols import Model, PlannedRun, Preflight
+from cosmos_core.protocols.model import MoEModel
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddedOptions:
+    """Options of the embedded engine."""
+
+    prefill_units: int = option(
+        1024,
+        help="Prompt units processed between two decoded units, at most; longer prompts go in parts.",
+        validator=POSITIVE,
+    )
+    cache_step: int = option(
+        32, help="The width of the KV cache changes by this many units per sequence.", validator=POSITIVE
+    )
+    pack_matrices: bool = option(
+        True,
+        help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory.",
+    )
+    compile: bool = option(
+        False,
+        help="Compile the forward at start: faster steps, a longer start. On a CPU it needs a C++ compiler.",
+    )
+    verify: bool = option(
+        True, help="Whether to check at start that the model decodes to the same log-probs as its own forward."
+    )
+
+
+def preflight(options: EmbeddedOptions, planned: PlannedRun) -> Preflight:
+    """Say what the engine cannot do of a run."""
+    return Preflight(problems=tuple(problems(options, planned.model)))
+
+
+def problems(options: EmbeddedOptions, model: Model) -> Iterator[str]:
+    """Yield what options ask for that a model cannot give."""
+    if not options.compile:
+        return
+    if isinstance(model, MoEModel) and model.records():
+        names = ", ".join(record.name for record in model.records())
+        yield (
+            f"rollout.engine.options.compile: true, and the model records its forwards ({names}), which compiled ones "
+            "do not; leave out one"
+        )
