@@ -2,9 +2,9 @@
 
 from cosmos_core.models.diffusion.arrays import payload_of, tensor_of, with_tensors
 from cosmos_core.models.diffusion.context import TokenSlices, spread_blocks
+from cosmos_core.models.diffusion.family import Part
 from cosmos_core.models.diffusion.model import DiffusionModel
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.parts import Part
 from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT
 from cosmos_core.protocols.frozen import DivergenceKind
 

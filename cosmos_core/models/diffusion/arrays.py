@@ -1,9 +1,4 @@
-"""Arrays of payloads of kind `latents` as tensors, and what conditions forwards.
-
-Conditions lie side by side for a batch, and stay on the device for as long as a prompt is denoised.
-
-Shape legend: see `cosmos_core.protocols.world`; S sequences, N decisions, L tokens of the text, E their width.
-"""
+"""Arrays of payloads of kind `latents` as tensors, and what conditions forwards: S sequences side by side."""
 
 from __future__ import annotations
 

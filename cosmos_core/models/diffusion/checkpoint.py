@@ -26,14 +26,12 @@ from cosmos_core.weights.shards import LocalShard
 
 TRANSFORMER: Final = "transformer"
 AUTOENCODER: Final = "vae"
-INDEX: Final = "model_index.json"
-CONFIG: Final = "config.json"
 STEM: Final = "diffusion_pytorch_model"
 """How files of weights are called."""
-
+_INDEX: Final = "model_index.json"
+_CONFIG: Final = "config.json"
 _DESCRIPTIONS: Final = ("*.json", "*.txt", "*.model", "*.jinja")
 """Patterns of configs and tokenizers."""
-
 _OWN_KEYS: Final = ("_class_name", "_diffusers_version", "_name_or_path")
 
 
@@ -69,7 +67,7 @@ def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
 
 def read_config(folder: Path) -> Mapping[str, Any]:
     """The config of a component."""
-    path = folder / CONFIG
+    path = folder / _CONFIG
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -155,7 +153,7 @@ def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: 
 
 def _accompany(config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
     folder = directory / TRANSFORMER
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (folder / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     share_files(folder)
     for path in () if source is None else sorted(source.iterdir()):
         if path.name == TRANSFORMER or path.name.startswith("."):
@@ -164,7 +162,7 @@ def _accompany(config: Mapping[str, Any], directory: Path, source: Path | None) 
             shutil.copytree(path, directory / path.name, copy_function=_placed, dirs_exist_ok=True)
         else:
             _placed(str(path), str(directory / path.name))
-    index = directory / INDEX
+    index = directory / _INDEX
     if not index.exists():
         # What there is: a folder without it is no model of diffusers, and none to our own commands.
         parts = {TRANSFORMER: ["diffusers", config["_class_name"]]}

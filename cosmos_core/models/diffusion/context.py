@@ -1,9 +1,8 @@
 """Tokens of latents spread over `cp`: slices between attention, heads inside it.
 
 Each process has one of `cp` equal slices of the tokens from the first block to the last. Two all-to-all turn slices of
-tokens into slices of heads and back, so that attention sees all tokens for its heads. What comes before the blocks is
-computed by each process whole and cut; what comes after is joined, so that each process has the whole velocity and
-computes the same loss of it.
+tokens into slices of heads and back. What comes before the blocks is computed by each process whole and cut; what comes
+after is joined, so that each process computes the same loss of the whole velocity.
 
 Gradients: cutting keeps a process's own part, so that all parameters have partial gradients, whose sum is the gradient;
 joining hands each process its own part of the whole gradient of the velocity, once.
@@ -95,10 +94,8 @@ class TokenSlices:
 def spread_blocks(blocks: Sequence[nn.Module], slices: TokenSlices, beside: Callable[..., tuple[Any, ...]]) -> None:
     """Let the first block take this process's tokens of all, and each block what belongs to these.
 
-    Args:
-        blocks: In order. The first argument of each are the tokens [B, S, ...].
-        slices: How they are cut.
-        beside: Gives the other arguments of a block, with what belongs to single tokens cut.
+    The first argument of each block are the tokens [B, S, ...]; `beside` gives the others, with what belongs to single
+    tokens cut.
     """
     for number, block in enumerate(blocks):
 

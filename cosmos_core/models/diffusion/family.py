@@ -1,7 +1,7 @@
-"""Families of world models: the classes that one is made of, and the size of what it generates.
+"""Families of world models: the classes that one is made of, the parts that are never trained, what is generated.
 
 Shape legend: B latents of a batch, C channels, T latent frames, H and W latent height and width, L tokens of the text,
-E their width.
+E their width, F frames, h and w height and width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -23,14 +23,99 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models.diffusion import checkpoint
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.parts import Autoencoder, Codec, Part
+from cosmos_core.models.weights.loading import first_line
 from cosmos_core.protocols import ModelContext
 
 
-class _Here(threading.local):
-    """A thread, and whether it encodes on the CPU now, whatever the recipe says."""
+class Part:
+    """A part of a checkpoint that is never trained: loaded when it is first used, and taken to where it works.
 
-    is_on_cpu = False
+    Threads may share it: one encodes rows while another renders. `instead` is what to do where there is no room for it.
+    """
+
+    def __init__(
+        self, load: Callable[[], torch.nn.Module], device: Callable[[], torch.device], instead: str = ""
+    ) -> None:
+        self._load: Final = load
+        self._device: Final = device
+        self._instead: Final = instead
+        self._lock: Final = threading.Lock()
+        self._module: torch.nn.Module | None = None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[tuple[Any, torch.device]]:
+        """The module and where it is, for one thread at a time: some keep what they know of earlier inputs.
+
+        Raises:
+            CheckpointError: It cannot be loaded.
+            ConfigError: The device has no room for it.
+        """
+        with self._lock:
+            if self._module is None:
+                self._module = self._load()
+            device = self._device()
+            try:
+                module = self._module.to(device)
+            except torch.OutOfMemoryError as error:
+                # What was moved already would stay there.
+                self._module.to("cpu")
+                name = type(self._module).__name__
+                raise ConfigError(f"{device} has no room for {name}{self._instead}: {first_line(error)}") from error
+            yield module, device
+
+
+class Codec:
+    """Turns pixels into latents and back; this one leaves them as they are.
+
+    Attributes:
+        channels: C.
+        temporal: Frames of a latent frame, but for the first one, which is one frame.
+        spatial: Pixels of a latent along each side.
+    """
+
+    channels: int = 3
+    temporal: int = 1
+    spatial: int = 1
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """float32 [C, T, H, W] of float32 [3, F, h, w] in [-1, 1]; nothing is drawn."""
+        return pixels
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """float32 [3, F, h, w] of float32 [C, T, H, W]."""
+        return latents
+
+
+class Autoencoder(Codec):
+    """A causal video autoencoder of diffusers, in float32.
+
+    Its latents are normalised by the mean and the standard deviation that its config states, channel by channel. What
+    is elsewhere is taken to it, and what it becomes back.
+    """
+
+    def __init__(self, config: Any, part: Part) -> None:
+        self.channels = int(config["z_dim"])
+        stages = config["temperal_downsample"]
+        self.temporal = int(config.get("scale_factor_temporal") or 2 ** sum(stages))
+        self.spatial = int(config.get("scale_factor_spatial") or 2 ** len(stages))
+        self._mean: Final = torch.tensor(config["latents_mean"]).view(-1, 1, 1, 1)
+        self._std: Final = torch.tensor(config["latents_std"]).view(-1, 1, 1, 1)
+        self._part: Final = part
+
+    @torch.no_grad()
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The most likely latents."""
+        with self._part.used() as (module, device):
+            latents: torch.Tensor = module.encode(pixels[None].to(device)).latent_dist.mode()[0].float()
+        return (latents.to(pixels.device) - self._mean.to(pixels.device)) / self._std.to(pixels.device)
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """The pixels that latents stand for."""
+        raw = latents * self._std.to(latents.device) + self._mean.to(latents.device)
+        with self._part.used() as (module, device):
+            pixels: torch.Tensor = module.decode(raw[None].to(device), return_dict=False)[0][0].float()
+        return pixels.to(latents.device)
 
 
 class Family(ABC):
@@ -51,17 +136,12 @@ class Family(ABC):
         self.options = options
         self.context = context
         self.device = torch.device("cpu")
-        self._here: Final = _Here()
+        self._here: Final = threading.local()
 
     @property
     def transformer(self) -> type[nn.Module]:
         """The class of the transformer."""
         return _class_named(self.transformer_class)
-
-    @property
-    def autoencoder(self) -> type[nn.Module]:
-        """The class of the autoencoder."""
-        return _class_named(self.autoencoder_class)
 
     @property
     @abstractmethod
@@ -170,7 +250,11 @@ class Family(ABC):
         precision = {} if chosen is None else {"dtype": torch.bfloat16 if chosen == "bf16" else torch.float32}
         return Part(
             lambda: checkpoint.load_frozen(made, self.component(name), **precision),
-            lambda: torch.device("cpu") if self._here.is_on_cpu or self.options.encoders == "cpu" else self.device,
+            lambda: (
+                torch.device("cpu")
+                if getattr(self._here, "is_on_cpu", False) or self.options.encoders == "cpu"
+                else self.device
+            ),
             "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
         )
 
@@ -197,7 +281,7 @@ class Family(ABC):
         def load() -> Any:
             # Loading through meta tensors would need accelerate, and is for larger ones.
             how = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
-            return checkpoint.load_frozen(self.autoencoder, self.component(name), **how)
+            return checkpoint.load_frozen(_class_named(self.autoencoder_class), self.component(name), **how)
 
         instead = "; train on more processes (policy.mesh.dp_shard), or with device = 'cpu'"
         return Autoencoder(checkpoint.read_config(self.folder / name), Part(load, lambda: self.device, instead))

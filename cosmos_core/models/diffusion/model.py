@@ -20,10 +20,10 @@ from cosmos_core.models.diffusion.arrays import Resident, payload_of, placed, te
 from cosmos_core.models.diffusion.checkpoint import export_transformer
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import frames_of
-from cosmos_core.models.diffusion.noising import Times, generator_of
+from cosmos_core.models.diffusion.noising import draw_times, generator_of
 from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowReader
-from cosmos_core.models.diffusion.scoring import Decisions, decided_of
+from cosmos_core.models.diffusion.scoring import Decisions
 from cosmos_core.models.packing import device_of
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.weights.loading import absence, holds_weights
@@ -157,8 +157,10 @@ class DiffusionModel(Family):
         is_uniform: bool = False,  # noqa: ARG002 - there are no pipelines
     ) -> list[MicroBatch]:
         """Micro-batches of at most `budget` decisions, in order (see `packing.pack`); nothing is padded."""
-        shapes = [self.latent_spec(payload).shape for payload in payloads]
-        return packing.pack(payloads, shapes, self.conditioning, budget=budget, neutral_guidance=self.neutral_guidance)
+        for payload in payloads:
+            self.latent_spec(payload)  # refuses what it is given, if it does not fit
+        neutral = self.neutral_guidance
+        return packing.pack(payloads, self.shape, self.conditioning, budget=budget, neutral_guidance=neutral)
 
     def decide(
         self,
@@ -192,11 +194,11 @@ class DiffusionModel(Family):
             name: each_S.expand(len(rows_N), *each_S.shape[1:]) if len(each_S) == 1 else each_S[rows_N]
             for name, each_S in conditions_S.items()
         }
-        decisions = Decisions.of(inputs)
         given = {"is_given_BT": inputs["is_given"], "guidance_B": inputs["guidance"]}
         velocity_N = self._velocity(module, inputs["latents"], inputs["times"], conditions, **given)
-        return decided_of(
-            decisions, velocity_N, with_entropy=with_entropy, prediction_for=prediction_for, kl_target=kl_target
+        decisions = Decisions(inputs)
+        return decisions.decide(
+            velocity_N, with_entropy=with_entropy, prediction_for=prediction_for, kl_target=kl_target
         )
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
@@ -242,11 +244,9 @@ class DiffusionModel(Family):
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
         """The points at which a sample is learned (see `protocols.world.WorldModel`)."""
         tensor_of(payload, "sample", torch.float32, self.shape)
-        options = self.options
-        times = Times(law=options.times, mean=options.times_mean, std=options.times_std, shift=options.times_shift)
-        drawn_N = times.draw(num_decisions or options.regressions, generator_of(seed, 0))
-        noise_seed = int(torch.randint(1 << 62, (), generator=generator_of(seed, 1)))
-        return with_tensors(payload, {"times": drawn_N, "noise_seed": torch.tensor(noise_seed)})
+        times_N = draw_times(self.options, num_decisions or self.options.regressions, generator_of(seed, 0))
+        noise_seed = torch.randint(1 << 62, (), generator=generator_of(seed, 1))
+        return with_tensors(payload, {"times": times_N, "noise_seed": noise_seed})
 
     def _negative_like(self, text_BLE: torch.Tensor) -> torch.Tensor:
         """The negative text, which stays on the device: every step asks for it."""

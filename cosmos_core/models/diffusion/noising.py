@@ -9,43 +9,25 @@ Shape legend: N decisions, C channels, T latent frames, H and W latent height an
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-import attrs
 import torch
 
-Law: TypeAlias = Literal["logit-normal", "uniform", "edm"]
+from cosmos_core.models.diffusion.options import DiffusionOptions
 
 LEAST: Final = 1e-4
 """Times are kept this far from 0 and 1, where nothing is noisy or nothing is left."""
 
 
-@attrs.frozen(kw_only=True)
-class Times:
-    """The distribution of times.
-
-    Attributes:
-        law: `logit-normal`, t is the logistic function of a normal; `uniform`, in [0, 1]; `edm`, t = σ / (1 + σ) with
-            the logarithm of σ normal.
-        mean: Of the normal.
-        std: Of the normal.
-        shift: s of t' = s t / (1 + (s - 1) t), applied to what was drawn; 1 leaves it.
-    """
-
-    law: Law
-    mean: float
-    std: float
-    shift: float
-
-    def draw(self, number: int, generator: torch.Generator) -> torch.Tensor:
-        """So many times, float32 [N], in (0, 1)."""
-        if self.law == "uniform":
-            times_N = torch.rand(number, generator=generator)
-        else:
-            # Both are the logistic function: of the drawn number, or of the logarithm of σ.
-            times_N = torch.sigmoid(self.mean + self.std * torch.randn(number, generator=generator))
-        times_N = self.shift * times_N / (1 + (self.shift - 1) * times_N)
-        return times_N.clamp(LEAST, 1 - LEAST)
+def draw_times(options: DiffusionOptions, number: int, generator: torch.Generator) -> torch.Tensor:
+    """So many times, float32 [N], in (0, 1), by the law, mean, standard deviation and shift of the options."""
+    if options.times == "uniform":
+        times_N = torch.rand(number, generator=generator)
+    else:
+        # Both are the logistic function: of the drawn number, or of the logarithm of σ.
+        times_N = torch.sigmoid(options.times_mean + options.times_std * torch.randn(number, generator=generator))
+    times_N = options.times_shift * times_N / (1 + (options.times_shift - 1) * times_N)
+    return times_N.clamp(LEAST, 1 - LEAST)
 
 
 def noise_of(seed: int, decision: int, shape: tuple[int, ...]) -> torch.Tensor:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
-from cosmos_core.models.diffusion.noising import Law
-
-TextSource: TypeAlias = Literal["encoder", "table"]
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +19,7 @@ class DiffusionOptions:
     width: int = option(832, help="Pixels from left to right.", validator=check.ge(1))
     num_frames: int = option(81, help="Frames of a video; 1 for images.", validator=check.ge(1))
     fps: float = option(16.0, help="Frames a second, of what is generated and imitated.", validator=check.gt(0.0))
-    text: TextSource = option(
+    text: Literal["encoder", "table"] = option(
         "encoder",
         help="Where embeddings of captions come from: `encoder`, the checkpoint's own; `table`, drawn from a hash of "
         "each word, for tiny models. A row's `metadata.text_embedding` (a safetensors file) comes first.",
@@ -55,7 +52,7 @@ class DiffusionOptions:
     regressions: int = option(
         1, help="At how many times a demonstration is learned each time that it is seen.", validator=check.ge(1)
     )
-    times: Law = option(
+    times: Literal["logit-normal", "uniform", "edm"] = option(
         "logit-normal",
         help="How these times are drawn: `logit-normal`, `uniform`, or `edm` (log-normal noise levels).",
         validator=check.in_(("logit-normal", "uniform", "edm")),

@@ -10,7 +10,6 @@ width.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -37,14 +36,12 @@ class Trajectory:
     """The decisions of a payload.
 
     Attributes:
-        shape: (C, T, H, W).
-        num_decisions: How many.
+        num_decisions: All of them.
         is_given_T: bool, frames that are no part of any decision.
         guidance: Of the velocities.
         at: Gives the inputs of some decisions.
     """
 
-    shape: tuple[int, int, int, int]
     num_decisions: int
     is_given_T: torch.Tensor
     guidance: float
@@ -52,12 +49,7 @@ class Trajectory:
 
 
 def trajectory_of(payload: Payload, shape: tuple[int, int, int, int], neutral_guidance: float) -> Trajectory:
-    """The decisions of a payload, transitions or regressions.
-
-    Args:
-        payload: What an engine recorded, or what `Noising.noised` gave.
-        shape: (C, T, H, W) of the model's latents.
-        neutral_guidance: That of a payload that has none of its own.
+    """The decisions of a payload of latents of this shape, transitions or regressions.
 
     Raises:
         DataError: It has no decisions of either kind, or its arrays do not fit together.
@@ -80,7 +72,7 @@ def trajectory_of(payload: Payload, shape: tuple[int, int, int, int], neutral_gu
             "a payload of latents with neither `states` (transitions) nor `noise_seed` (regressions) has no decisions; "
             "demonstrations go through `noised` first"
         )
-    return Trajectory(shape=shape, num_decisions=len(times_N), is_given_T=is_given_T, guidance=guidance, at=at)
+    return Trajectory(num_decisions=len(times_N), is_given_T=is_given_T, guidance=guidance, at=at)
 
 
 def _transitions(
@@ -136,7 +128,7 @@ def _regressions(
 
 def pack(
     payloads: Sequence[Payload],
-    shapes: Sequence[tuple[int, int, int, int]],
+    shape: tuple[int, int, int, int],
     conditioning: Callable[[Payload], Conditions],
     *,
     budget: int,
@@ -153,7 +145,7 @@ def pack(
 
     Args:
         payloads: What to pack.
-        shapes: (C, T, H, W) of each.
+        shape: (C, T, H, W) of their latents.
         conditioning: Of a payload: tensors of one shape each for all payloads; asked for once, and held once, also for
             payloads that share the arrays which condition them, as those of a group do.
         budget: Most decisions of a micro-batch.
@@ -164,10 +156,9 @@ def pack(
     """
     if budget < 1:
         raise DataError(f"a micro-batch of {budget} decisions holds none; raise policy.micro_batch_units")
-    each = zip(payloads, shapes, strict=True)
-    trajectories = [trajectory_of(payload, shape, neutral_guidance) for payload, shape in each]
+    trajectories = [trajectory_of(payload, shape, neutral_guidance) for payload in payloads]
     conditions = _conditions(payloads, conditioning)
-    batches = list(_pieces(trajectories, budget))
+    batches = list(_pieces([each.num_decisions for each in trajectories], budget))
 
     # Names of the one that was asked for last are asked for one by one.
     @functools.lru_cache(maxsize=1)
@@ -203,24 +194,23 @@ _Piece: TypeAlias = tuple[int, int, int]
 """Of a sequence: its index, its first decision, how many."""
 
 
-def _pieces(trajectories: Sequence[Trajectory], budget: int) -> Iterator[list[_Piece]]:
-    """Pieces of each micro-batch; a new one begins where latents have another shape."""
-    for _, alike in itertools.groupby(range(len(trajectories)), key=lambda index: trajectories[index].shape):
-        held: list[_Piece] = []
-        room = budget
-        for index in alike:
-            first, total = 0, trajectories[index].num_decisions
-            while True:
-                taken = min(room, total - first)
-                held.append((index, first, taken))
-                first, room = first + taken, room - taken
-                if not room:
-                    yield held
-                    held, room = [], budget
-                if first == total:
-                    break
-        if held:
-            yield held
+def _pieces(totals: Sequence[int], budget: int) -> Iterator[list[_Piece]]:
+    """Pieces of each micro-batch, from the decisions of each sequence; one without any has a piece of none."""
+    held: list[_Piece] = []
+    room = budget
+    for index, total in enumerate(totals):
+        first = 0
+        while True:
+            taken = min(room, total - first)
+            held.append((index, first, taken))
+            first, room = first + taken, room - taken
+            if not room:
+                yield held
+                held, room = [], budget
+            if first == total:
+                break
+    if held:
+        yield held
 
 
 def _lay_out(

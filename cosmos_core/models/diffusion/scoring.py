@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-import attrs
 import torch
 
 from cosmos_core.errors import TrainingError
@@ -27,37 +26,50 @@ _HALF_LOG_TAU: Final = 0.5 * math.log(2 * math.pi)
 _REGRESSION_STD: Final = math.sqrt(0.5)
 
 
-@attrs.frozen(kw_only=True, eq=False)
 class Decisions:
-    """Decisions before their velocity is computed (see `packing.pack`).
+    """Decisions before their velocity is computed, of the inputs of a micro-batch (see `packing.pack`)."""
 
-    Attributes:
-        latents_N: float32 [N, C, T, H, W], x_t.
-        targets_N: float32 [N, C, T, H, W].
-        times_N: float32 [N].
-        steps_N: float32 [N, 3]: a, b and the standard deviation.
-        is_regression_N: bool [N].
-        is_given_NT: bool [N, T].
-    """
-
-    latents_N: torch.Tensor
-    targets_N: torch.Tensor
-    times_N: torch.Tensor
-    steps_N: torch.Tensor
-    is_regression_N: torch.Tensor
-    is_given_NT: torch.Tensor
-
-    @staticmethod
-    def of(inputs: Mapping[str, torch.Tensor]) -> Decisions:
-        """Those of a micro-batch."""
-        names = {field.name: field.name.rpartition("_")[0] for field in attrs.fields(Decisions)}
-        return Decisions(**{name: inputs[of_input] for name, of_input in names.items()})
+    def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        self.latents_N: Final = inputs["latents"]
+        self.targets_N: Final = inputs["targets"]
+        self.times_N: Final = inputs["times"]
+        self.steps_N: Final = inputs["steps"]
+        self.is_regression_N: Final = inputs["is_regression"]
+        self.is_given_NT: Final = inputs["is_given"]
 
     def mean(self, values_N: torch.Tensor) -> torch.Tensor:
         """The mean [N] over decided dims of [N, C, T, H, W]."""
         per_frame_NT = values_N.mean((1, 3, 4))
         decided_NT = (~self.is_given_NT).to(per_frame_NT.dtype)
         return (per_frame_NT * decided_NT).sum(1) / decided_NT.sum(1)
+
+    def decide(
+        self,
+        velocity_N: torch.Tensor,
+        *,
+        with_entropy: bool = False,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
+    ) -> Decided:
+        """Score decisions by their velocities, float32 [N, C, T, H, W].
+
+        With `prediction_for` the velocities are given, too: on the CPU, as those of a whole step are kept, of which
+        each is as large as a video's latents.
+        """
+        divergence_N, blended = None, None
+        if kl_target is not None:
+            theirs_N = kl_target.prediction[VELOCITY].to(velocity_N.device)
+            if isinstance(kl_target.comparison, Divergence):
+                divergence_N = self.divergence(velocity_N, theirs_N)
+            else:
+                blended = self.blended(kl_target.comparison, velocity_N, theirs_N)
+        return Decided(
+            logprobs_N=self.logprobs(velocity_N),
+            entropy_N=self.entropy().detach() if with_entropy else None,
+            prediction=None if prediction_for is None else {VELOCITY: velocity_N.detach().cpu()},
+            divergence_N=divergence_N,
+            blended=blended,
+        )
 
     def logprobs(self, velocity_N: torch.Tensor) -> torch.Tensor:
         """float32 [N]: of transitions the log-density, of regressions the negative squared error."""
@@ -93,35 +105,6 @@ class Decisions:
 
     def _std(self) -> torch.Tensor:
         return torch.where(self.is_regression_N, torch.full_like(self.times_N, _REGRESSION_STD), self.steps_N[:, 2])
-
-
-def decided_of(
-    decisions: Decisions,
-    velocity_N: torch.Tensor,
-    *,
-    with_entropy: bool,
-    prediction_for: Comparison | None,
-    kl_target: KLTarget | None,
-) -> Decided:
-    """Score decisions by their velocities, float32 [N, C, T, H, W].
-
-    With `prediction_for` the velocities are given, too: on the CPU, as those of a whole step are kept, of which each is
-    as large as a video's latents.
-    """
-    divergence_N, blended = None, None
-    if kl_target is not None:
-        theirs_N = kl_target.prediction[VELOCITY].to(velocity_N.device)
-        if isinstance(kl_target.comparison, Divergence):
-            divergence_N = decisions.divergence(velocity_N, theirs_N)
-        else:
-            blended = decisions.blended(kl_target.comparison, velocity_N, theirs_N)
-    return Decided(
-        logprobs_N=decisions.logprobs(velocity_N),
-        entropy_N=decisions.entropy().detach() if with_entropy else None,
-        prediction=None if prediction_for is None else {VELOCITY: velocity_N.detach().cpu()},
-        divergence_N=divergence_N,
-        blended=blended,
-    )
 
 
 def _each(values_N: torch.Tensor) -> torch.Tensor:

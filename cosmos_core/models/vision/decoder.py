@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 MASK: Final = "visual_pos_masks"
 DEEPER: Final = "deepstack_visual_embeds"
-_OURS: Final = frozenset(
-    {
-        *(EMBEDDINGS, "input_ids", "position_ids", "attention_mask"),
-        *("past_key_values", "cache_position", "use_cache", "return_dict"),
-    }
-)
+_OURS: Final = {EMBEDDINGS, "input_ids", "position_ids", "attention_mask"} | {
+    *("past_key_values", "cache_position", "use_cache", "return_dict")
+}
 """What decoders are called with that rows have their own of, or none."""
 
 
@@ -74,13 +71,13 @@ def decoder_inputs(
     positions_R: torch.Tensor,
     media: Mapping[str, torch.Tensor],
 ) -> DecoderInputs:
-    """Run a model up to its text decoder.
+    """Run a model, or its first stage, up to its text decoder.
 
     Args:
-        module: The model, or its first stage.
-        tokens_R: int64.
-        told_R: int64, the same with another token for each placeholder that stands for nothing, such as a sampled one:
-            the model looks for places in these, and embeds those.
+        module: The model.
+        tokens_R: int64, which it embeds.
+        told_R: int64, in which it looks for places: another token for each placeholder that stands for nothing, such as
+            a sampled one.
         positions_R: int64 [..., R].
         media: What the model's forward takes of images, for all documents of the row.
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
@@ -33,7 +33,7 @@ from cosmos_core.models.vision.model import VisionLanguageModel
 from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
 from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, takes_parts, text_parts, with_marks
 from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
-from cosmos_core.protocols import MicroBatch, ModelContext
+from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt
 
 
@@ -49,21 +49,12 @@ class GenericOptions(HuggingFaceOptions):
 class ProcessorTextEncoder(TextEncoder):
     """Encodes texts with the chat template of a processor, which takes turns as lists of parts."""
 
-    def __init__(
-        self,
-        options: GenericOptions,
-        context: ModelContext,
-        chat: Chat,
-        load: Callable[[], PreTrainedTokenizerBase],
-        processor: Callable[[], Processor | None],
-    ) -> None:
-        super().__init__(options, context, chat, load)
-        self._processor: Final = processor
+    find_processor: Callable[[], Processor | None]
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja template of chats: the recipe's, else the processor's, else the tokenizer's."""
-        processor = None if self.options.chat_template is not None else self._processor()
+        processor = None if self.options.chat_template is not None else self.find_processor()
         own = None if processor is None else processor.chat_template
         return super().chat_template if own is None else own
 
@@ -98,7 +89,9 @@ class GenericVisionModel(VisionLanguageModel):
     def make_text_encoder(self) -> ProcessorTextEncoder:
         """Chats are written as the processor wants them."""
         chat = Chat(turn_end=self.turn_end, stop_tokens=self.stop_tokens, turn_template=self.turn_template)
-        return ProcessorTextEncoder(self.options, self.context, chat, self.load_tokenizer, lambda: self._processor)
+        text = ProcessorTextEncoder(self.options, self.context, chat, self.load_tokenizer)
+        text.find_processor = lambda: self._processor
+        return text
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """See `VisionLanguageModel.prepare`; beside a tokenizer made locally there are no images."""
@@ -137,8 +130,9 @@ class GenericVisionModel(VisionLanguageModel):
             return super().embed(module, row)
         inputs, layout = row.inputs, layout_of(module)
         entered = decoder_inputs(module, inputs["tokens"], inputs[TOLD], inputs["positions"], media)
-        is_split = layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1
-        group = layout.mesh.group("tp") if layout is not None and is_split else None
+        group = None
+        if layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1:
+            group = layout.mesh.group("tp")
         return entered.part(row.packing.bounds, group)
 
     @cached_property

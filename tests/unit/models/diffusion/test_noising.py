@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
-from cosmos_core.models.diffusion.noising import LEAST, Times, generator_of, noise_of
+from cosmos_core.models.diffusion.noising import LEAST, draw_times, generator_of, noise_of
+from cosmos_core.models.diffusion.options import DiffusionOptions
 
 
 def drawn(law, *, mean=0.0, std=1.0, shift=1.0, number=20_000):
-    return Times(law=law, mean=mean, std=std, shift=shift).draw(number, generator_of(3, 0)).double()
+    options = DiffusionOptions(times=law, times_mean=mean, times_std=std, times_shift=shift)
+    return draw_times(options, number, generator_of(3, 0)).double()
 
 
 def test_logit_normal_times_have_normal_logits():

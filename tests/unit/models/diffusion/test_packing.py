@@ -34,9 +34,8 @@ def regressions(number, seed=5, **more):
     return payload_of({"text": torch.ones(1, 4), "noise_seed": torch.tensor(seed), **tensors, **more})
 
 
-def packed(payloads, budget, shapes=None):
-    shapes = shapes or [SHAPE] * len(payloads)
-    return pack(payloads, shapes, lambda _: {"text": torch.ones(2, 4)}, budget=budget, neutral_guidance=1.0)
+def packed(payloads, budget):
+    return pack(payloads, SHAPE, lambda _: {"text": torch.ones(2, 4)}, budget=budget, neutral_guidance=1.0)
 
 
 def test_sequences_are_cut_where_a_micro_batch_is_full():
@@ -73,19 +72,6 @@ def test_what_a_decision_starts_from_and_is_compared_with():
     assert batch.inputs["guidance"].tolist() == [4.0, 1.0]
 
 
-def test_latents_of_another_shape_begin_a_micro_batch():
-    small = payload_of(
-        {
-            "text": torch.ones(1, 4),
-            "sample": torch.zeros(2, 1, 2, 2),
-            "times": torch.tensor([0.5]),
-            "noise_seed": torch.tensor(1),
-        }
-    )
-    batches = packed([regressions(1), small], 9, [SHAPE, (2, 1, 2, 2)])
-    assert [each.sequences for each in batches] == [(0,), (1,)]
-
-
 def test_a_sequence_without_decisions_is_packed_once():
     batches = packed([transitions(0), transitions(2)], 2)
     assert [each.sequences for each in batches] == [(0, 1)]
@@ -120,7 +106,7 @@ def test_what_conditions_is_held_once_for_each_payload_however_often_it_is_split
         return {"text": torch.full((2, 4), float(len(asked)))}
 
     payloads = [transitions(3), regressions(4)]
-    batches = pack(payloads, [SHAPE] * 2, conditioning, budget=1, neutral_guidance=1.0)
+    batches = pack(payloads, SHAPE, conditioning, budget=1, neutral_guidance=1.0)
     texts = [batch.inputs["condition.text"] for batch in batches]
     assert asked == payloads
     assert [float(text[0, 0, 0]) for text in texts] == [1.0] * 3 + [2.0] * 4
@@ -140,10 +126,10 @@ def test_what_conditions_a_group_is_held_once():
         with_tensors(first, {"states": torch.ones(2, *SHAPE)}),
         with_tensors(first, {"text": torch.ones(1, 4)}),
     ]
-    (batch,) = pack(group, [SHAPE] * 3, conditioning, budget=3, neutral_guidance=1.0)
+    (batch,) = pack(group, SHAPE, conditioning, budget=3, neutral_guidance=1.0)
     assert asked == [first, group[2]], "that of an array of its own is its own, though it is alike"
     assert batch.inputs["condition.text"].shape == (3, 2, 4)
-    (batch,) = pack(group[:2], [SHAPE] * 2, conditioning, budget=3, neutral_guidance=1.0)
+    (batch,) = pack(group[:2], SHAPE, conditioning, budget=3, neutral_guidance=1.0)
     assert batch.inputs["condition.text"].stride(0) == 0, "a view, and no copy for each"
 
 
@@ -166,7 +152,7 @@ def test_what_only_some_are_given_is_zero_for_the_others_and_absent_where_none_a
         return {"given": torch.ones(SHAPE)} if "given" in payload.arrays else {}
 
     payloads = [transitions(1), transitions(1, given=torch.ones(SHAPE)), transitions(1)]
-    (batch,) = pack(payloads, [SHAPE] * 3, conditioning, budget=3, neutral_guidance=1.0)
+    (batch,) = pack(payloads, SHAPE, conditioning, budget=3, neutral_guidance=1.0)
     assert batch.inputs["condition.given"].flatten(1).mean(1).tolist() == [0.0, 1.0, 0.0]
-    (batch,) = pack(payloads[::2], [SHAPE] * 2, conditioning, budget=3, neutral_guidance=1.0)
+    (batch,) = pack(payloads[::2], SHAPE, conditioning, budget=3, neutral_guidance=1.0)
     assert "condition.given" not in batch.inputs

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.diffusion.parts import Part
+from cosmos_core.models.diffusion.family import Part
 
 
 def where(part):

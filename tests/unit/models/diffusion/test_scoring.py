@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import TrainingError
-from cosmos_core.models.diffusion.scoring import VELOCITY, Decisions, decided_of
+from cosmos_core.models.diffusion.scoring import VELOCITY, Decisions
 from cosmos_core.protocols.frozen import Blend, Divergence, KLTarget
 
 SHAPE = (2, 3, 2, 2)
@@ -17,19 +17,20 @@ def decisions(*, is_regression=(False, True), given=(), seed=0):
     is_given = torch.zeros(2, 3, dtype=torch.bool)
     is_given[:, list(given)] = True
     return Decisions(
-        latents_N=torch.randn((2, *SHAPE), generator=drawn),
-        targets_N=torch.randn((2, *SHAPE), generator=drawn),
-        times_N=torch.tensor([0.7, 0.4]),
-        steps_N=torch.tensor([[0.9, -0.3, 0.5], [0.0, 1.0, 1.0]]),
-        is_regression_N=torch.tensor(is_regression),
-        is_given_NT=is_given,
+        {
+            "latents": torch.randn((2, *SHAPE), generator=drawn),
+            "targets": torch.randn((2, *SHAPE), generator=drawn),
+            "times": torch.tensor([0.7, 0.4]),
+            "steps": torch.tensor([[0.9, -0.3, 0.5], [0.0, 1.0, 1.0]]),
+            "is_regression": torch.tensor(is_regression),
+            "is_given": is_given,
+        }
     )
 
 
 def ask(known, velocity, comparison=None, other=None, **asked):
     kl_target = None if comparison is None else KLTarget(prediction=other, comparison=comparison)
-    asked = {"with_entropy": False, "prediction_for": None, "kl_target": kl_target} | asked
-    return decided_of(known, velocity, **asked)
+    return known.decide(velocity, kl_target=kl_target, **asked)
 
 
 def test_a_transition_has_the_density_of_what_is_decided(subtests):
