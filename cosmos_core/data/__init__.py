@@ -1,10 +1,11 @@
-"""Building blocks of datasets that read rows: where rows are, how they become prompts, which are left out.
+"""Building blocks of datasets: where rows are, how they become prompts, which are left out.
 
-A dataset plugin gives the source of its rows (`RowSource`) and a mapping of one row to a `Prompt`; `RowsDataset` does
-the rest. Nothing here imports more than the standard library and attrs.
+A dataset plugin that reads gives the source of its rows (`RowSource`) and a mapping of one row to a `Prompt`, and
+`RowsDataset` does the rest; one that makes its rows up draws each, as a `DrawnDataset`. Nothing here imports more than
+the standard library and attrs.
 """
 
-from cosmos_core.data.dataset import RowsDataset, Sources
+from cosmos_core.data.dataset import DrawnDataset, RowsDataset, Sources, is_held_out
 from cosmos_core.data.jsonlines import JsonLinesFile, line_at, lines_of
 from cosmos_core.data.mapping import FieldMapping, RowMapping
 from cosmos_core.data.media import locations
@@ -14,6 +15,7 @@ from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource, 
 
 __all__ = [
     "BadRowError",
+    "DrawnDataset",
     "FieldMapping",
     "FieldOptions",
     "JsonLinesFile",
@@ -27,6 +29,7 @@ __all__ = [
     "expand",
     "field",
     "find_files",
+    "is_held_out",
     "line_at",
     "lines_of",
     "locations",

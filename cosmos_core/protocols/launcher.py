@@ -58,11 +58,6 @@ class Pool:
     gpus: int = 0
     needs_gpus: bool = False
 
-    @property
-    def num_processes(self) -> int:
-        """Processes of all replicas."""
-        return self.replicas * self.processes
-
     def nodes(self, room: int) -> int:
         """Fewest nodes that hold one replica with equally many of its processes on each.
 

@@ -8,8 +8,8 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
+from cosmos_core.data import DrawnDataset
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, Split, hookimpl
-from cosmos_core.protocols.dataset import DrawnDataset
 from cosmos_core.types import Prompt
 from cosmos_dataset_arithmetic.problem import careless_demonstration, draw_problem, wrong_demonstration
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
-from cosmos_core.protocols.dataset import is_held_out
+from cosmos_core.data import is_held_out
 
 Operator: TypeAlias = Literal["+", "-"]
 

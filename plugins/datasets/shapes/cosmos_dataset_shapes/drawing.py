@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 from PIL import Image, ImageDraw
 
-from cosmos_core.protocols.dataset import is_held_out
+from cosmos_core.data import is_held_out
 
 HELDOUT_SHARE: Final = 0.2
 """Share of the ways to draw a shape that only the held-out split contains."""

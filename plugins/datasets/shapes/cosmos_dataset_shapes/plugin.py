@@ -9,8 +9,8 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
+from cosmos_core.data import DrawnDataset
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, Split, hookimpl
-from cosmos_core.protocols.dataset import DrawnDataset
 from cosmos_core.types import Message, Prompt
 from cosmos_dataset_shapes.drawing import Drawing, data_url, draw_shape
 

@@ -86,7 +86,8 @@ def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Comp
         )
     if not pool.gpus or not available:
         step = Step(tasks=pool.processes, cpus_per_task=cpus)
-        return Component(role=pool.role, group=group, tasks=pool.num_processes, cpus_per_task=cpus, step=step)
+        tasks = pool.replicas * pool.processes
+        return Component(role=pool.role, group=group, tasks=tasks, cpus_per_task=cpus, step=step)
     if pool.gpus > available:
         raise ConfigError(
             f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "

@@ -75,7 +75,7 @@ def test_nodes_hold_replicas(subtests):
         with subtests.test(pool=pool, gpus=gpus, expected=expected):
             part = components([pool], SlurmOptions(gpus_per_node=gpus), 1)[1]
             assert (part.nodes, part.tasks, part.gpus_per_node) == expected
-            assert part.nodes * part.tasks >= pool.num_processes
+            assert part.nodes * part.tasks >= pool.replicas * pool.processes
 
 
 def test_gpus_that_nodes_lack_are_refused(subtests):

@@ -1,6 +1,6 @@
 import pytest
 
-from cosmos_core.protocols.dataset import DrawnDataset, is_held_out
+from cosmos_core.data import DrawnDataset, is_held_out
 from cosmos_core.types import Prompt
 
 
