@@ -39,7 +39,6 @@ from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_p
 from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, check_pool
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
-_UNDECLARED: Final = "a_kind_that_is_not_declared"
 _TOLERANCE: Final = 1e-6
 _PATIENCE_S: Final = 5.0
 _CHECK_S: Final = 0.2
@@ -151,28 +150,24 @@ class RewardConformance(WorkerConformance):
         return made
 
     @pytest.fixture
-    def judged(
-        self, earlier: dict[object, Any], key: str, reward: Reward, completions: Sequence[Completion]
-    ) -> list[_Judged]:
-        """Scores of the ordinary completions in this process."""
-        if ("judged", key) not in earlier:
+    def scores(self, earlier: dict[object, Any], key: str, reward: Reward, completions: Sequence[Completion]) -> Any:
+        """Scores of the ordinary completions in this process, in a list."""
+        if ("scores", key) not in earlier:
             copies = [attrs.evolve(each, prompt=copy.deepcopy(each.prompt)) for each in completions]
-            earlier["judged", key] = _judge_sound(reward, copies)
-        found: list[_Judged] = earlier["judged", key]
-        return found
+            earlier["scores", key] = _scores(reward, copies)
+        return earlier["scores", key]
 
-    def test_scoring_gives_a_number_and_changes_nothing(self, reward: Reward, judged: list[_Judged]) -> None:
+    def test_scoring_gives_a_number_and_changes_nothing(
+        self, reward: Reward, completions: Sequence[Completion], scores: list[Any]
+    ) -> None:
         """Advantages are computed from it, other rewards see the same prompt; one that takes too long is cancelled."""
-        for each in judged:
-            value, what = each.value, _shown(each.completion)
+        for completion, score in zip(completions, scores, strict=True):
+            value, what = _value(score), _shown(completion)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 fault(f"{what} scored {value!r:.100}, a {type(value).__name__}; return a finite float or a Score")
-            if isinstance(each.outcome, Score):
-                fault_if(f"{what}: {problem}" for problem in json_problems(dict(each.outcome.details), "details"))
-            if each.changed:
-                fault(f"scoring changed the prompt, payload or media of {what}; work on a copy")
-        awaited = [each.completion for each in judged if each.awaited]
-        if awaited and _goes_on_when_cancelled(reward, awaited[0]):
+            if isinstance(score, Score):
+                fault_if(f"{what}: {problem}" for problem in json_problems(dict(score.details), "details"))
+        if _goes_on_when_cancelled(reward, completions):
             fault("`score` goes on after it is cancelled; let asyncio.CancelledError through")
 
     def test_what_cannot_be_scored_raises(
@@ -188,10 +183,10 @@ class RewardConformance(WorkerConformance):
             given.append(attrs.evolve(completions[0], payload=None, media=None))
         if not given:
             pytest.skip("not given: `unscorable`, completions for which `score` must raise")
-        for each in _judge(reward, given):
-            error, what = each.outcome, _shown(each.completion)
+        for completion, error in zip(given, _judge(reward, given), strict=True):
+            what = _shown(completion)
             if not isinstance(error, Exception):
-                fault(f"{what} cannot be scored, but `score` returned {each.value}; raise an error that says why")
+                fault(f"{what} cannot be scored, but `score` returned {_value(error)}; raise an error that says why")
             if not str(error).strip():
                 fault(f"{what} raised {error!r} without a message; say why it cannot be scored")
         if not self.unscorable:
@@ -204,30 +199,30 @@ class RewardConformance(WorkerConformance):
             fault(f"{_shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
 
     def test_the_same_completion_gets_the_same_score(
-        self, capabilities: RewardCapabilities, judged: list[_Judged], reward: Reward, completions: Sequence[Completion]
+        self, capabilities: RewardCapabilities, scores: list[Any], reward: Reward, completions: Sequence[Completion]
     ) -> None:
         """Whatever was scored before it, and by whichever instance."""
         self.needs_determinism(capabilities)
-        again = _judge_sound(reward, [*completions, *reversed(completions)])
-        for first, second, third in zip(judged, again, reversed(again), strict=False):
-            seen = [each.value for each in (first, second, third)]
+        again = _scores(reward, [*completions, *reversed(completions)])
+        for completion, *found in zip(completions, scores, again, reversed(again), strict=False):
+            seen = [*map(_value, found)]
             if len(set(seen)) > 1:
                 where = "by one instance, by another, and by that one again in another order"
-                self.fault_differing(first.completion, seen, where)
+                self.fault_differing(completion, seen, where)
 
     def test_the_examples_get_their_scores(self, capabilities: RewardCapabilities, reward: Reward) -> None:
         """Its documentation promises them; rows that lack the reference must not train on a number made up."""
         if not self.examples:
             pytest.skip("not given: `examples`, completions with the scores that they must get")
-        found = _judge_sound(reward, [completion for completion, _ in self.examples])
-        for each, (completion, expected) in zip(found, self.examples, strict=True):
-            if not math.isclose(each.value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
-                fault(f"{_shown(completion)} scored {each.value}, and `examples` says {expected}")
+        found = map(_value, _scores(reward, [completion for completion, _ in self.examples]))
+        for value, (completion, expected) in zip(found, self.examples, strict=True):
+            if not math.isclose(value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
+                fault(f"{_shown(completion)} scored {value}, and `examples` says {expected}")
         if self.reference_is_optional or not capabilities.deterministic:
             return
         for completion, score in self.examples:
             bare = attrs.evolve(completion, prompt=attrs.evolve(completion.prompt, reference=None))
-            value = _judge(reward, [bare])[0].value
+            value = _value(_judge(reward, [bare])[0])
             is_number = isinstance(value, numbers.Real) and math.isfinite(value)
             if is_number and not math.isclose(value, score, abs_tol=_TOLERANCE):
                 fault(
@@ -237,15 +232,21 @@ class RewardConformance(WorkerConformance):
                 )
 
     def test_only_declared_payload_kinds_are_planned(self, capabilities: RewardCapabilities) -> None:
-        """A recipe with an engine that makes other payloads is refused before it starts."""
+        """Those are what an engine may make in a recipe; another engine is refused before it starts."""
         kinds: Any = capabilities.payload_kinds
         if not isinstance(kinds, frozenset) or not kinds or not all(isinstance(kind, str) for kind in kinds):
             fault(f"payload_kinds is {kinds!r}; declare what it scores, such as frozenset({{'tokens'}})")
         for kind in sorted(kinds):
-            for refusal in _refusals(self.plugin, capabilities, kind):
-                fault(f"it declares payloads of kind {kind!r}, but planning refuses it: {refusal}")
-        if not _refusals(self.plugin, capabilities, _UNDECLARED):
-            fault(f"planning accepts it beside an engine of payloads {_UNDECLARED!r}: a fault of cosmos-core")
+            # An engine of latents renders media.
+            made = frozenset({"latents" if kind == "media" else kind})
+            refusals = planned(
+                any_recipe(reward=(RewardConfig(plugin=self.plugin),)),
+                algorithm=AlgorithmCapabilities(payload_kinds=made),
+                reward=capabilities,
+                engine=EngineCapabilities(payload_kinds=made, renders=kind == "media"),
+            )
+            if own := [problem for problem in refusals if f"reward {self.plugin!r}" in problem]:
+                fault(f"it declares payloads of kind {kind!r}, but planning refuses it: {own[0]}")
 
     def test_its_vetting_says_what_its_scores_say(self, reward: Reward, completions: Sequence[Completion]) -> None:
         """Rows that it refuses count as unusable, and a run whose rows all are is not started."""
@@ -261,7 +262,7 @@ class RewardConformance(WorkerConformance):
                     fault(f"`vet` refuses {what}, which gets a score: {error}")
                 if not isinstance(error, DataError) or not str(error).strip():
                     fault(f"`vet` raised {type(error).__name__} ({error}) for {what}; raise a DataError saying why")
-                if not isinstance(_judge(reward, [completion])[0].outcome, Exception):
+                if not isinstance(_judge(reward, [completion])[0], Exception):
                     fault(f"`vet` refuses {what}, but `score` returned; let both say the same")
 
     def test_it_says_what_is_absent(
@@ -291,18 +292,6 @@ class RewardConformance(WorkerConformance):
         except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
             fault(f"`absent` says {told!r}, and `load` raised {type(error).__name__} ({error}); raise a ConfigError")
         fault(f"`absent` says {told!r}, but `load` returned; let both say the same")
-
-
-def _refusals(plugin: str, capabilities: RewardCapabilities, made: str) -> list[str]:
-    """Why planning refuses the reward beside an engine that makes payloads of a kind; `media` are rendered latents."""
-    kinds = frozenset({"latents" if made == "media" else made})
-    found = planned(
-        any_recipe(reward=(RewardConfig(plugin=plugin),)),
-        algorithm=AlgorithmCapabilities(payload_kinds=kinds),
-        reward=capabilities,
-        engine=EngineCapabilities(payload_kinds=kinds, renders=made == "media"),
-    )
-    return [problem for problem in found if f"reward {plugin!r}" in problem]
 
 
 def _told(reward: Any) -> str:
@@ -370,56 +359,25 @@ def shown_as(frames: npt.NDArray[np.uint8], *, truncated: bool = False, chat: bo
     )
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Judged:
-    """A completion, and what scoring it did.
+def _judge(reward: Reward, completions: Sequence[Completion]) -> list[Any]:
+    """What `score` returned or raised for completions, one after the other, on one event loop as in a worker."""
 
-    Attributes:
-        completion: What was scored.
-        outcome: What `score` returned, its coroutine returned, or either raised.
-        awaited: Whether `score` returned a coroutine.
-        changed: Whether the prompt, the payload or the media are others since.
-    """
-
-    completion: Completion
-    outcome: Any
-    awaited: bool
-    changed: bool
-
-    @property
-    def value(self) -> Any:
-        """The number, or what was returned instead."""
-        return self.outcome.value if isinstance(self.outcome, Score) else self.outcome
-
-
-def _judge(reward: Reward, completions: Sequence[Completion]) -> list[_Judged]:
-    """Score completions one after the other, on one event loop as in a worker."""
-
-    async def judge(completion: Completion) -> _Judged:
-        before, awaited = _contents(completion), False
+    async def judge(completion: Completion) -> Any:
+        before = _contents(completion)
         try:
             outcome: Any = reward.score(completion)
-            if awaited := inspect.isawaitable(outcome):
+            if inspect.isawaitable(outcome):
                 outcome = await outcome
         except Exception as error:  # noqa: BLE001 - any exception says that there is no score
             outcome = error
-        changed = _contents(completion) != before
-        return _Judged(completion=completion, outcome=outcome, awaited=awaited, changed=changed)
+        if _contents(completion) != before:
+            fault(f"scoring changed the prompt, payload or media of {_shown(completion)}; work on a copy")
+        return outcome
 
-    async def judge_all() -> list[_Judged]:
+    async def judge_all() -> list[Any]:
         return [await judge(each) for each in completions]
 
     return asyncio.run(judge_all())
-
-
-def _judge_sound(reward: Reward, completions: Sequence[Completion]) -> list[_Judged]:
-    """Score completions, each of which must get a score."""
-    found = _judge(reward, completions)
-    for each in found:
-        if isinstance(each.outcome, Exception):
-            raised = f"{type(each.outcome).__name__}: {each.outcome}"
-            fault(f"{_shown(each.completion)} must get a score, but scoring it raised {raised}")
-    return found
 
 
 def _contents(completion: Completion) -> Any:
@@ -427,12 +385,26 @@ def _contents(completion: Completion) -> Any:
     return copy.deepcopy((completion.prompt, completion.text, payloads))
 
 
-def _goes_on_when_cancelled(reward: Reward, completion: Completion) -> bool:
+def _scores(reward: Reward, completions: Sequence[Completion]) -> list[Any]:
+    """The scores of completions, each of which must get one."""
+    found = _judge(reward, completions)
+    for completion, outcome in zip(completions, found, strict=True):
+        if isinstance(outcome, Exception):
+            raised = f"{type(outcome).__name__}: {outcome}"
+            fault(f"{_shown(completion)} must get a score, but scoring it raised {raised}")
+    return found
+
+
+def _value(outcome: Any) -> Any:
+    return outcome.value if isinstance(outcome, Score) else outcome
+
+
+def _goes_on_when_cancelled(reward: Reward, completions: Sequence[Completion]) -> bool:
     """Begin to score, cancel at the first wait, and tell whether it goes on all the same."""
 
     async def goes_on() -> bool:
-        outcome = reward.score(completion)
-        if not inspect.isawaitable(outcome):
+        outcome = next(filter(inspect.isawaitable, map(reward.score, completions)), None)
+        if outcome is None:
             return False
         task = asyncio.ensure_future(outcome)
         await asyncio.sleep(0)

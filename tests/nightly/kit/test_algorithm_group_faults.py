@@ -57,7 +57,7 @@ PLANTED = {
     "unscored-as-zero": (
         algorithm(advantages=UNSCORED_AS_ZERO),
         "test_unscored_samples_take_no_part_in_their_group",
-        "leave samples whose is_scored is False out of every mean",
+        "leave samples whose is_scored is False out of all statistics",
     ),
     "unscored-as-zero-by-constant": (
         algorithm(advantages="return [None if r is None else r - sum(x or 0 for x in rewards) / 4 for r in rewards]"),

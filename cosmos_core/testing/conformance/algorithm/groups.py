@@ -141,36 +141,30 @@ class GroupTests:
     ) -> None:
         """A reward that failed says nothing of the other samples, and is neither a bad answer nor a good one."""
         fewest = max(1, capabilities.min_group_size)
+        expected = advantages_of(estimator, kept)
         for place, group in enumerate(kept):
-            without = attrs.evolve(group, samples=tuple(each for each in group.samples if each.is_scored))
-            if not fewest <= len(without.samples) < len(group.samples) or admitted(estimator, without) is not None:
-                continue
-            seen = [value for value in advantages_of(estimator, kept)[place] if value is not None]
-            expected = advantages_of(estimator, [*kept[:place], without, *kept[place + 1 :]])[place]
-            if seen != _near(expected):
-                fault(
-                    f"the scored samples of a group with {rewards_text(group)} have advantages {seen}, and {expected} "
-                    "without its unscored samples; leave samples whose is_scored is False out of every mean and "
-                    "deviation, never count them as 0"
-                )
+            scored = [each for each in group.samples if each.is_scored]
+            numbered = [each if each.is_scored else attrs.evolve(each, reward=5.0) for each in group.samples]
+            for what, samples in (("without the others", scored), ("once the others have rewards", numbered)):
+                other = attrs.evolve(group, samples=tuple(samples))
+                refusal = admitted(estimator, other)
+                if refusal is not None and samples is numbered:
+                    fault(
+                        f"admit refuses a group for the reward of a sample whose status is reward_failed or "
+                        f"reward_timeout: {refusal!r}; look at sample.is_scored, not at whether sample.reward is None"
+                    )
+                if not fewest <= len(scored) < len(group.samples) or refusal is not None:
+                    continue
+                found = advantages_of(estimator, [*kept[:place], other, *kept[place + 1 :]])[place]
+                before, after = ([each for each in values if each is not None] for values in (expected[place], found))
+                if after != _near(before):
+                    fault(
+                        f"the scored samples of a group with {rewards_text(group)} have advantages {before}, and "
+                        f"{after} {what}; leave samples whose is_scored is False out of all statistics, never "
+                        "count them as 0"
+                    )
         if context.group_size > fewest:
             _expect_unscored_are_no_zeros(estimator, context)
-        # The reward that a failed sample has all the same.
-        numbered = [
-            attrs.evolve(
-                group,
-                samples=tuple(each if each.is_scored else attrs.evolve(each, reward=5.0) for each in group.samples),
-            )
-            for group in kept
-        ]
-        advice = (
-            "the reward of a sample whose status is reward_failed or reward_timeout; look at sample.is_scored, not at "
-            "whether sample.reward is None"
-        )
-        if any(admitted(estimator, group) is not None for group in numbered):
-            fault(f"admit refuses a group for {advice}")
-        if advantages_of(estimator, numbered) != advantages_of(estimator, kept):
-            fault(f"advantages change with {advice}")
 
     def test_a_higher_reward_never_lowers_the_advantage_of_its_sample(
         self, estimator: Algorithm, kept: Sequence[Group], capabilities: AlgorithmCapabilities

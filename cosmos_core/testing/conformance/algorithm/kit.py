@@ -114,27 +114,29 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
         consulted(algorithm)
 
     def test_a_recipe_is_accepted_if_it_gives_what_is_declared(self, capabilities: AlgorithmCapabilities) -> None:
-        """A declaration leaves a way to use it, and `cosmos plan` refuses what the algorithm could not use."""
-        fewest = capabilities.min_group_size
-        if found := _problems(self.plugin, capabilities):
+        """A declaration leaves a way to use it."""
+        engine = EngineCapabilities(
+            logprob_semantics=min(capabilities.logprob_semantics, default="processed"),
+            payload_kinds=capabilities.payload_kinds,
+        )
+        recipe = any_recipe(
+            algorithm=AlgorithmConfig(plugin=self.plugin),
+            reward=(RewardConfig(plugin="any"),),
+            # Any temperature but 1: at 1 every sort of log-probs is the same.
+            rollout=RolloutConfig(
+                group_size=max(2, capabilities.min_group_size),
+                sampling=SamplingConfig(max_units=16, temperature=0.7),
+            ),
+        )
+        found = planned(
+            recipe,
+            algorithm=capabilities,
+            reward=RewardCapabilities(payload_kinds=engine.payload_kinds),
+            engine=engine,
+            dataset=DatasetCapabilities(demonstrations=True),
+        )
+        if found:
             fault(f"no recipe can use the algorithm as it is declared: {'; '.join(found)}")
-        is_rolled_out = capabilities.source == "rollouts"
-        refused: list[tuple[bool, str, str, dict[str, Any]]] = [
-            (fewest > 1, "rollout.group_size", f"group_size = {fewest - 1}", {"group_size": fewest - 1}),
-            (not is_rolled_out, "demonstrations", "a dataset without demonstrations", {"demonstrations": False}),
-            (is_rolled_out, "algorithm", "an engine that makes other payloads", {"kinds": frozenset({"undeclared"})}),
-            (is_rolled_out and capabilities.needs_rewards, "reward", "a recipe without rewards", {"reward": ()}),
-        ]
-        refused += [
-            (is_rolled_out, "rollout.engine", f"an engine with {other} log-probs", {"semantics": other})
-            for other in {*_SEMANTICS} - capabilities.logprob_semantics
-        ]
-        for applies, key, what, changes in refused:
-            found = _problems(self.plugin, capabilities, **changes) if applies else [key]
-            if not any(key in problem for problem in found):
-                fault(
-                    f"cosmos plan accepts {what}, which the algorithm does not declare; it said: {found or 'nothing'}"
-                )
 
     def test_dynamic_options_become_what_they_allow_and_count(
         self, make: Make, dynamic: Sequence[DynamicKey], trainable: Algorithm, request: Any
@@ -166,31 +168,6 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
                     f"once an instance was made with another {key.key}, the one before goes by it, too; keep options "
                     "in the instance, neither in its class nor in its module"
                 )
-
-
-def _problems(plugin: str, capabilities: AlgorithmCapabilities, **changes: Any) -> list[str]:
-    """Problems that planning finds in a recipe that gives all that is declared, but for the changes."""
-    given: dict[str, Any] = {
-        "group_size": max(2, capabilities.min_group_size),
-        "semantics": min(capabilities.logprob_semantics, default="processed"),
-        "kinds": capabilities.payload_kinds,
-        "demonstrations": True,
-        "reward": (RewardConfig(plugin="any"),),
-    } | changes
-    # Any temperature but 1: at 1 every sort of log-probs is the same.
-    sampling = SamplingConfig(max_units=16, temperature=0.7)
-    recipe = any_recipe(
-        algorithm=AlgorithmConfig(plugin=plugin),
-        reward=given["reward"],
-        rollout=RolloutConfig(group_size=given["group_size"], sampling=sampling),
-    )
-    return planned(
-        recipe,
-        algorithm=capabilities,
-        reward=RewardCapabilities(payload_kinds=given["kinds"]),
-        engine=EngineCapabilities(logprob_semantics=given["semantics"], payload_kinds=given["kinds"]),
-        dataset=DatasetCapabilities(demonstrations=given["demonstrations"]),
-    )
 
 
 def _seen(algorithm: Algorithm, batches: Sequence[Batch], groups: Sequence[Group]) -> list[object]:
