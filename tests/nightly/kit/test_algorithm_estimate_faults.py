@@ -136,12 +136,12 @@ PLANTED = {
             loss=REINFORCE,
         ).replace("self.shaped(taken)", "taken.values_n"),
         "test_every_decision_gets_a_price",
-        "an Estimate has a float32 tensor of shape [6] as advantages_n of 5 decisions",
+        "an Estimate's advantages_n is a float32 tensor of shape [6] for 5 decisions",
     ),
     "estimates-one-number": (
         estimating(estimate="return Estimate(advantages_n=self.shaped(taken).mean())"),
         "test_every_decision_gets_a_price",
-        "an Estimate has a float32 tensor of shape [] as advantages_n of 5 decisions",
+        "an Estimate's advantages_n is a float32 tensor of shape [] for 5 decisions",
     ),
     "estimates-infinity": (
         estimating(estimate="return Estimate(advantages_n=self.shaped(taken) / 0.0)"),

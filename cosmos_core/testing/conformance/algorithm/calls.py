@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeGuard, get_args
+from typing import Any, Final, get_args
 
 import attrs
 import torch
@@ -112,11 +112,9 @@ def _expect_estimate(estimate: object, taken: Taken) -> None:
     held = [each for each in (taken.logprobs_n, *taken.frozen_n.values(), taken.values_n) if each is not None]
     number = len([*held, estimate.advantages_n][0])
     for name, values in (("advantages_n", estimate.advantages_n), ("targets_n", estimate.targets_n)):
-        if name == "targets_n" and values is None:
-            continue
-        if not _is_one_each(values, number):
-            fault(f"an Estimate has {_described(values)} as {name} of {number} decisions; give one float32 for each")
-        if not values.isfinite().all():
+        if values is not None or name == "advantages_n":
+            _expect_one_each(f"an Estimate's {name} is", values, number)
+        if values is not None and not values.isfinite().all():
             fault(f"an Estimate has {values[~values.isfinite()][0].item()} in {name}; bound what it is computed from")
 
 
@@ -139,41 +137,28 @@ def price(algorithm: Algorithm, name: str, decisions: Decisions) -> Loss:
         loss: object = getattr(algorithm, name)(decisions)
     if not isinstance(loss, Loss):
         fault(f"{name} returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
-    if not _is_one_each(loss.loss_N, number):
-        fault(
-            f"{name} gave {_described(loss.loss_N)} for {number} decisions; loss_N is one float32 price for each: "
-            "neither sum nor average them, the trainer weighs them by `aggregation`"
-        )
+    _expect_one_each(f"{name} gave", loss.loss_N, number)
     if not loss.loss_N.requires_grad:
-        fault(
-            "loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N, undetached"
-        )
+        fault("loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N undetached")
     for metric, value in loss.metrics.items():
-        _expect_metric(metric, value, number)
+        if is_core_metric(metric):
+            own = ", ".join(sorted(CORE_METRICS))
+            fault(f"the metric {metric!r} has a name of the core's own ({own}, and all that end in _s); rename it")
+        _expect_one_each(f"the metric {metric!r} is", value, number)
+        if value.requires_grad:
+            fault(f"the metric {metric!r} carries a gradient, and so keeps the step's memory; detach it")
     return loss
 
 
-def _expect_metric(name: str, value: object, number: int) -> None:
-    """Fault a metric that the trainer cannot average, or whose name is the core's."""
-    if is_core_metric(name):
-        own = ", ".join(sorted(CORE_METRICS))
-        fault(f"the metric {name!r} has a name of the core's own ({own}, and all that end in _s); rename it")
-    if not _is_one_each(value, number):
-        fault(
-            f"the metric {name!r} is {_described(value)} for {number} decisions; give one float32 for each, no average"
-        )
-    if value.requires_grad:
-        fault(f"the metric {name!r} carries a gradient, and so keeps the step's memory; detach it")
-
-
-def _is_one_each(values: object, number: int) -> TypeGuard[torch.Tensor]:
-    return isinstance(values, torch.Tensor) and values.shape == (number,) and values.dtype == torch.float32
-
-
-def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}"
+def _expect_one_each(what: str, values: object, number: int) -> None:
+    """Fault values that are not one float32 for each of a number of decisions."""
+    form = f"a {type(values).__name__}"
+    if isinstance(values, torch.Tensor):
+        if values.shape == (number,) and values.dtype == torch.float32:
+            return
+        form = f"a {str(values.dtype).removeprefix('torch.')} tensor of shape {list(values.shape)}"
+    advice = "neither sum nor average them, the trainer weighs them by `aggregation`"
+    fault(f"{what} {form} for {number} decisions; give one float32 for each: {advice}")
 
 
 def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[float | None]]:

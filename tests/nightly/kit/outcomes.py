@@ -1,0 +1,22 @@
+"""Outcomes of a kit's run on planted faults, held against what it must say of each."""
+
+
+def failures(outcomes):
+    """Messages of the kit's failed tests of a plugin, by their names."""
+    return {each.test: each.message for each in outcomes if each.result == "failed"}
+
+
+def wrong(outcomes, good):
+    """What the kit said against plugins that have no fault."""
+    return {name: failures(outcomes[name]) for name in good if failures(outcomes[name]) or not outcomes[name]}
+
+
+def unnamed(outcomes, planted):
+    """What the kit said of plugins whose fault, (source, test, *messages) of each, it did not name in that test."""
+    # What a fixture finds is an error, or a failure, of each test that asks for it.
+    said = {name: failures(outcomes[name]) for name in planted}
+    return {
+        name: said[name]
+        for name, (_, test, *messages) in planted.items()
+        if not all(message in said[name].get(test, "") for message in messages)
+    }
