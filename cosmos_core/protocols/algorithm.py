@@ -26,7 +26,6 @@ Source: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
 """`preferences` are demonstrations in pairs: one to imitate, one rejected, two sequences of one row."""
 OldLogprobs: TypeAlias = Literal["none", "behaviour", "recompute"]
 
-
 CORE_METRICS: Final = frozenset(
     {
         "loss",
@@ -74,8 +73,7 @@ class AlgorithmContext:
         temperature: Sampling temperature.
         max_units: Longest completion.
         max_staleness: `sync.max_staleness`.
-        generates_average: Whether rollouts come from the average of the policy's weights (`policy.average.publish`),
-            which is none of the weights that are trained.
+        generates_average: Whether rollouts come from the average of the weights (`policy.average.publish`).
     """
 
     group_size: int
@@ -114,8 +112,7 @@ class Decisions:
     Attributes:
         logprobs_N: float32, under the current weights; carries the gradient.
         behaviour_logprobs_N: float32, the engine's, at the weights that generated; zeros for demonstrations.
-        old_logprobs_N: float32, under the weights at the start of the step (`old_logprobs = "recompute"`), the
-            behaviour's (`"behaviour"`), or None (`"none"`).
+        old_logprobs_N: float32, those that `Algorithm.old_logprobs` names; None for `none`.
         entropy_N: float32, or None unless `needs_entropy`.
         advantages_N: float32, each sequence's advantage at each of its decisions, or an `AdvantageEstimator`'s.
         sequence_N: int64 in [0, S), non-decreasing: the sequence of each decision.
@@ -164,7 +161,7 @@ class Algorithm(Protocol):
 
     @property
     def old_logprobs(self) -> OldLogprobs:
-        """The old log-probs that `Decisions` must hold. `recompute` costs a forward of the batch before the step."""
+        """The old log-probs of `Decisions`: the engine's, or those of a forward at the start of the step."""
 
     @property
     def needs_entropy(self) -> bool:
@@ -172,10 +169,7 @@ class Algorithm(Protocol):
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """True if a sequence with advantage 0 has exactly zero gradient, so its forward may be skipped.
-
-        It still counts in the aggregation's denominators.
-        """
+        """True if a sequence of advantage 0 has zero gradient: its forward is skipped, denominators still count it."""
 
     @property
     def consults(self) -> Mapping[FrozenRole, Comparison | None]:
@@ -187,17 +181,13 @@ class Algorithm(Protocol):
 
     @property
     def needs_critic(self) -> bool:
-        """True if a critic is needed, for `Taken.values_n` and `Decisions.values_N`, by which the loss trains it.
-
-        A recipe without `[critic]` is then refused.
-        """
+        """True if the recipe's `[critic]` is needed: `Taken.values_n`, and `Decisions.values_N` to train it."""
 
     @property
     def num_demonstrations(self) -> int:
-        """Demonstrations beside each group of rollouts, of its row: the same one with other draws, where more than one.
+        """Demonstrations of its row beside each group of rollouts, each with other draws (`WorldModel.noised`); or 0.
 
-        0 for none. Each is read where it is trained on, with a seed of the group's (`WorldModel.noised`). A recipe
-        whose dataset has none is refused.
+        A recipe whose dataset has none is refused.
         """
 
     def admit(self, group: Group) -> str | None:
@@ -206,8 +196,7 @@ class Algorithm(Protocol):
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """The advantage of each sample of each group of the step's whole batch; None for an unscored sample.
 
-        Every replica calls it with the same groups in the same order, so that batch statistics agree.
-        Demonstrations have no rewards and are not passed here.
+        Every replica calls it with the same groups in one order: batch statistics agree. Demonstrations are not passed.
         """
 
     def loss(self, decisions: Decisions) -> Loss:

@@ -29,8 +29,7 @@ class DatasetContext:
     Attributes:
         seed: `run.seed`; generated datasets draw their rows from it.
         directory: Folder of the recipe file; relative paths in options are relative to it.
-        key_path: Of the dataset's options in the recipe, for messages: of a part of another dataset, such as
-            `dataset.options.parts.0.options`.
+        key_path: Of its options in the recipe, for messages; of a part, such as `dataset.options.parts.0.options`.
         make: Makes a dataset that this one is made of, by the name of its plugin, its options, and their key path
             within those of this one, such as `parts.0.options`; of this context but for the key path.
     """
@@ -48,8 +47,7 @@ class DatasetCapabilities:
     Attributes:
         demonstrations: Whether its rows have demonstrations, for supervised algorithms.
         references: Whether its rows have references, for rewards that compare.
-        preferences: Whether its rows have a rejected completion beside their demonstration, for algorithms that learn
-            from preferences.
+        preferences: Whether its rows have a rejected completion beside their demonstration.
     """
 
     demonstrations: bool = False

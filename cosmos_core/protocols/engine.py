@@ -1,8 +1,7 @@
 """The protocol of rollout engines: generate for requests in flight while weights change under them.
 
-One engine a rollout replica. Its methods may be called from any thread; the engine runs on a thread (or
-processes) of its own and drains a queue of commands between two steps, so that every command takes effect
-between two units.
+One engine a rollout replica. Its methods may be called from any thread; it runs on a thread or processes of its own and
+drains a queue of commands between two steps, so that each takes effect between two units.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ class Generated:
         oldest_version: Oldest weight version among its units.
         newest_version: Newest weight version among its units.
         num_units: Generated units: decisions that the payload has.
-        media: What it looks like, of an engine that `renders`: a payload of kind `media`. It goes to rewards and
-            reports, never to the policy.
+        media: What it looks like, of an engine that `renders`, for rewards and reports: a payload of kind `media`.
     """
 
     payload: Payload
@@ -111,18 +109,15 @@ class EngineCapabilities:
     Attributes:
         payload_kinds: Kinds of payload that it generates.
         media: Whether it takes prompts that show images or videos, in arrays of the payload that the model plugin adds.
-        renders: Whether it gives what it generates as images or videos, too (`Generated.media`), so that rewards which
-            score payloads of kind `media` fit.
+        renders: Whether it gives `Generated.media`, too, which rewards of payloads of kind `media` score.
         records: Whether it keeps what a model's forwards record (`MoEModel`), and adds it to payloads.
         mesh_axes: Axes of `[rollout.mesh]` that may be greater than one.
-        only_alone: Names of what it supports here, but not where an axis of its mesh is greater than one: of `media`,
-            `records` and `quantizations`.
+        only_alone: Names of fields whose features it has not where an axis of its mesh is greater than one.
         quantizations: Formats beside `none` in which it holds the matrices of `ModelFacts.matrices`.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
         seeded: Whether a request's draws depend on its seed alone.
-        logprob_semantics: `processed`: log-probs of the distribution that was sampled from, after temperature, top-k
-            and top-p. `raw`: log-probs of the model before any of these.
+        logprob_semantics: `processed`: log-probs of what was sampled from; `raw`: before temperature, top-k and top-p.
     """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
@@ -137,17 +132,6 @@ class EngineCapabilities:
     seeded: bool = True
     logprob_semantics: str = "processed"
 
-    def over(self, num_ranks: int) -> EngineCapabilities:
-        """The features that it supports on so many processes."""
-        if num_ranks == 1:
-            return self
-        return attrs.evolve(
-            self,
-            media=self.media and "media" not in self.only_alone,
-            records=self.records and "records" not in self.only_alone,
-            quantizations=frozenset() if "quantizations" in self.only_alone else self.quantizations,
-        )
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class EngineContext:
@@ -160,10 +144,8 @@ class EngineContext:
         max_in_flight: Most sequences decoding at once.
         context_length: Units of the longest prompt and completion together.
         seed: `run.seed`, for `Model.build`.
-        quantization: Format of the matrices of `ModelFacts.matrices`; their products are computed in `dtype` or
-            better, whatever it is.
-        tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer (`mesh_axes` has `tp`
-            where it may be more than one).
+        quantization: Format of the matrices of `ModelFacts.matrices`; products are computed in `dtype` or better.
+        tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer.
     """
 
     model: Model
@@ -239,8 +221,7 @@ class RolloutEngine(Protocol):
         """Open an update to `version`.
 
         Raises:
-            WeightSyncError: An update is open already. Any version may be loaded over any: the same one over a copy
-                whose digest was wrong, an older one where the run was taken back to a checkpoint.
+            WeightSyncError: An update is open already. Any version may be loaded over any, the same or an older one.
         """
 
     def write(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
@@ -270,7 +251,6 @@ class RolloutEngine(Protocol):
         """Return if the engine can serve.
 
         Raises:
-            EngineLostError: A process that it needs was killed, or does not answer: the replica ends, and another one
-                takes its place.
+            EngineLostError: A process that it needs was killed, or does not answer: another replica takes its place.
             EngineError: It cannot for any other reason (the engine thread's error chained): the run ends with it.
         """

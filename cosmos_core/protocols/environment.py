@@ -27,8 +27,7 @@ class EnvironmentCapabilities:
     """Properties of an environment.
 
     Attributes:
-        rewards: Whether its turns carry rewards. Their sum is reported under the environment's name, and counts with
-            `environment.weight`.
+        rewards: Whether its turns carry rewards, whose sum is reported and counts with `environment.weight`.
         deterministic: Whether the same prompt, seed and turns always get the same answers.
     """
 
@@ -60,8 +59,7 @@ class Environment(Protocol):
     """One dialogue. An instance is made for each sample, in a worker process apart from generation.
 
     Many dialogues share the event loop of a worker: what blocks belongs into `asyncio.to_thread`. `reset` and each
-    `step` have `environment.timeout_s`. Raising is the way to say that the dialogue cannot go on: its sample gets a
-    status, never a number.
+    `step` have `environment.timeout_s`. Raising says that the dialogue cannot go on: its sample gets a status.
     """
 
     async def reset(self, prompt: Prompt, seed: int) -> str | None:

@@ -23,9 +23,8 @@ class Kept:
         inner: Inside its blocks: `tp` splits them.
         heads: Of keys and values: `tp` splits them into whole heads, of which each process has at least one.
         routed: Inside experts: `tp` splits them where `ep` spreads the experts.
-        entry: What the part itself takes, which is kept where all of it is recomputed; a part of `stream`.
-        products: Results of matrix products and attention, which are kept where the rest is recomputed; a part of
-            `inner`, `heads` and `routed`.
+        entry: Of `stream`, what the part itself takes, which is kept where all of it is recomputed.
+        products: Of `inner`, `heads` and `routed`, results of matrix products and attention (`selective` recompute).
     """
 
     stream: float
@@ -44,13 +43,11 @@ class ModelPart:
     Attributes:
         name: For people.
         count: How many.
-        is_layer: Whether a pipeline may be cut before and after each; other parts go with the first stage if they
-            stand before the layers, else with the last.
+        is_layer: Whether a pipeline may be cut around each; parts before go with the first stage, others the last.
         num_parameters: Parameters of each.
         num_expert_parameters: Of these, those of experts that `ep` spreads.
         num_whole_parameters: Of these, those that `tp` does not split.
-        head_parameters: Of these, those that `tp` splits only if it divides their heads, by the number of heads: else
-            each process has all of them.
+        head_parameters: Of these, by number of heads, those that `tp` splits only if it divides that.
         widths: Inputs and outputs together of each one's linear layers, by the last part of their names.
         kept: What each keeps for its backward pass, by dtype of the forward; empty where it is not known.
     """
@@ -100,19 +97,15 @@ class ModelFacts:
         cache_size: Values of one unit in the cache of generation (0: as if every layer kept two rows of `hidden_size`).
         head_size: Values of one head of attention, 0 where heads are not all alike or it is not known.
         parts: The model from input to output; empty where only the totals are known.
-        num_tied_parameters: Of the first part's parameters, those that the last part uses too: in a pipeline both hold
-            them.
-        num_leading_layers: Layers at the start of the model that the first stage of a pipeline must hold, since what
-            the embedding's process knows is added to the result of each (0: any number).
+        num_tied_parameters: Of the first part, those that the last part uses too: in a pipeline both hold them.
+        num_leading_layers: Layers that the first stage of a pipeline must hold: the embedding's process adds to them.
         extents: What the axes must divide.
         impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
         most_outputs: Most values of the output layer held at once (0: those of a whole micro-batch).
-        absent_weights: Where the recipe names a checkpoint and its weights are not there: what is missing and what to
-            do. Such a model can be planned, not run.
+        absent_weights: Where weights of its checkpoint are not there: what is missing and what to do before it can run.
         linear_layers: Names of the linear layers that can compute in 8 bits; empty where they are not known.
-        matrices: Shapes of the weights that `rollout.quantization` is for, by canonical name: of linear layers
-            [out, in], of stacked experts [experts, out, in]; not of embeddings, norms, routers and the output layer.
-            Empty where they are not known: then nothing can be quantised.
+        matrices: Shapes, by canonical name, of what `rollout.quantization` is for: linear layers [out, in] and stacked
+            experts [experts, out, in], but not routers and the output layer. Empty: nothing can be quantised.
         latent_size: Values of the latents of what the recipe has it generate (0: it decides tokens).
         num_regressions: Decisions that it draws of a demonstration (`WorldModel.noised`; 0: it draws none).
         rows_per_unit: Rows of `hidden_size` that a unit is in the residual stream: 1 of a token, and of a denoising

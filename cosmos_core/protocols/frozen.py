@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 FrozenRole: TypeAlias = Literal["reference", "teacher", "average"]
-"""The reference that a policy is held near, the teacher that it imitates, and the exponential moving average of its own
-weights (`[policy.average]`), as it was before the step."""
+"""The reference that a policy is held near, its teacher, and its own moving average, as it was before the step."""
 DivergenceKind: TypeAlias = Literal["forward-kl", "reverse-kl", "jsd"]
 
 
@@ -40,8 +39,7 @@ class Divergence:
 class Blend:
     """The errors of blends of the policy's prediction with another model's, of decisions that are regressions.
 
-    A blend is c v + (1 - c) v_other, with v what the policy predicts, and with it of the sample x_0 that it stands for
-    (arXiv:2509.16117, equations 5 and 6).
+    A blend is c v + (1 - c) v_other of velocities, and so of the x_0 they stand for (arXiv:2509.16117, equations 5, 6).
 
     Attributes:
         shares: c of each blend.

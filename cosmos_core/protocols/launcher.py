@@ -18,8 +18,7 @@ class ProcessSpec:
     """One process of a run.
 
     Attributes:
-        name: Its name in logs and tables: `controller`, `policy-0`, `rollout-1`; the further processes of a replica
-            of several are `policy-0.1`, `policy-0.2`, ….
+        name: Its name in logs and tables: `controller`, `policy-0`; further ones of a replica are `policy-0.1`, ….
         module: The Python module to start it by.
         arguments: Its command line, after the module.
         environment: What to set besides the supervisor's own environment.
@@ -59,16 +58,9 @@ class Pool:
     needs_gpus: bool = False
 
     def nodes(self, room: int) -> int:
-        """Fewest nodes that hold one replica with equally many of its processes on each.
-
-        Args:
-            room: Processes that fit on a node, at least one.
-        """
-        return next(
-            count
-            for count in range(1, self.processes + 1)
-            if self.processes % count == 0 and self.processes // count <= room
-        )
+        """Fewest nodes, of `room` processes each, that hold one replica with equally many of its processes on each."""
+        even = (count for count in range(1, self.processes + 1) if self.processes % count == 0)
+        return next(count for count in even if self.processes // count <= room)
 
 
 @attrs.frozen(kw_only=True)
@@ -100,8 +92,7 @@ class LauncherCapabilities:
     """The abilities of a launcher.
 
     Attributes:
-        submits: Whether a run is handed over to it by `cosmos launch`, to run on other machines (`ClusterLauncher`); if
-            not, processes run on the machine of `cosmos run`.
+        submits: Whether `cosmos launch` hands runs over to it, to run on other machines (`ClusterLauncher`).
         shares_folder: Of one that submits: whether the machines see the files of the one that submits. The run's folder
             is then made before it is handed over; if not, it is made there, from the recipe.
     """

@@ -74,8 +74,7 @@ class Layout:
 
     Attributes:
         mesh: The processes.
-        micro_batch_precision: Compute dtype name of sharded weights (`float32` or `bfloat16`; `float64` where
-            layouts are compared with one process); gradients are reduced in float32 at least.
+        micro_batch_precision: Compute dtype of sharded weights, `float64` in tests; gradients have float32 at least.
         sequence_parallel: Whether activations between blocks are split over `tp`.
         context: How attention over `cp` is computed.
         stages_per_rank: Pipeline stages that each process holds.

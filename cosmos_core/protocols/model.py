@@ -30,8 +30,7 @@ class ModelContext:
     Attributes:
         path: Folder (or hub name) of a Hugging Face checkpoint; None when `config` is given.
         config: A Hugging Face config as a mapping, for a model from random weights; None when `path` is given.
-        assets: Folder of the run that holds what was made locally (`config.json`, the tokenizer); the model reads
-            its tokenizer from there when the recipe asked for one to be trained, else from `path`.
+        assets: Folder of the run with what was made locally: `config.json`, and the tokenizer where one is trained.
         trust_remote_code: Whether code inside a checkpoint may run; False unless the recipe says so.
     """
 
@@ -49,10 +48,8 @@ class ModelCapabilities:
         payload_kinds: Kinds of payload that `pack` takes.
         mesh_axes: Axes of `[policy.mesh]` that may be greater than one; with `pp`, the model is a `PipelinedModel`.
         divergences: From a frozen model that it can compute; with any, `decide` takes `prediction_for` and `kl_target`.
-        features: Whether it gives what it knows at a decision, for a critic; then `decide` takes `with_features`, and
-            there are `ModelFacts.hidden_size` of them.
-        blends: Whether its decisions may be regressions, and it can tell how far blends of its predictions with those
-            of another model are off (`Blend`).
+        features: Whether it gives `ModelFacts.hidden_size` features of a decision, for a critic (`with_features`).
+        blends: Whether its decisions may be regressions, and `decide` takes a `Blend`.
     """
 
     payload_kinds: frozenset[str] = frozenset({"tokens"})
@@ -86,8 +83,7 @@ class MicroBatch:
         inputs: Tensors that only the model plugin interprets, on the CPU.
         spans: Which decisions of each packed sequence these are, where a sequence may lie in several micro-batches (a
             forward of a world model is one decision); empty: all of each.
-        weights_N: float32, each decision's part of the batch's loss, for a model that adds a term of its own to it,
-            on the CPU; None where nothing is learned (`pack` leaves it so, the trainer sets it).
+        weights_N: float32, on the CPU, each decision's part of the batch's loss, which the trainer sets; else None.
     """
 
     sequences: tuple[int, ...]
@@ -108,8 +104,7 @@ class Decided:
         prediction: The model's prediction at each decision, by names of the model plugin; None where not asked for.
         divergence_N: float32, of the distributions, from what `kl_target` says; carries the gradient.
         blended: How far blends are off, from what `kl_target` says; None where not asked for.
-        features_ND: What the model knows as it decides: of a language model, the hidden state from which the token is
-            drawn; they carry the gradient. None where not asked for.
+        features_ND: What the model knows as it decides, such as its hidden state, with the gradient; or None.
         values_N: float32, what a critic makes of the features, and no model itself.
     """
 
@@ -133,9 +128,8 @@ class Model(Protocol):
     ) -> torch.nn.Module:
         """Make the module: weights of `path` if given, else drawn from `seed` (bitwise the same each time).
 
-        With a layout, the module is this process's part of it: parameters are `DTensor`s where they are shards, and
-        their names stay those of the whole model. Every process of the mesh calls it. The weights do not depend on
-        the layout.
+        With a layout, every process of the mesh calls it, and the module is its part: parameters are `DTensor`s where
+        they are shards, and names are those of the whole model. The weights do not depend on the layout.
 
         Args:
             seed: Of weights that are drawn.
@@ -169,9 +163,8 @@ class Model(Protocol):
     ) -> list[MicroBatch]:
         """Pack payloads into micro-batches of at most `budget` units each, every decision of each exactly once.
 
-        A sequence lies in one micro-batch, unless the model splits sequences (`MicroBatch.spans`): then its decisions
-        are in order, over micro-batches that follow each other. Deterministic in its arguments. Sequences never see
-        one another. Padding is never a decision.
+        A sequence lies in one micro-batch, or in order over several that follow each other (`MicroBatch.spans`).
+        Deterministic in its arguments. Sequences never see one another. Padding is never a decision.
 
         Args:
             payloads: What to pack.
@@ -213,9 +206,7 @@ class Model(Protocol):
         """Write the weights, config and tokenizer in the family's public format (Hugging Face safetensors)."""
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
-        """Make what the recipe asks to be made locally into `context.assets` (a tokenizer trained on `corpus`).
-
-        Called once, before any replica starts, and only when `[model.tokenizer]` is in the recipe.
+        """Train the tokenizer of `[model.tokenizer]` on `corpus` into `context.assets`, once before any replica starts.
 
         Raises:
             ConfigError: `tokenizer` asks for something this family cannot make.
@@ -229,12 +220,7 @@ class PipelinedModel(Model, Protocol):
         """The stages that this process holds, in the order of the model."""
 
     def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
-        """Run a stage that is not the last.
-
-        Args:
-            stage: One of `stages`.
-            batch: The micro-batch.
-            received: What the stage before returned; None for the first stage.
+        """Run a stage that is not the last, on what the one before returned (None for the first).
 
         Returns:
             What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
@@ -317,10 +303,7 @@ class MoEModel(Protocol):
         """
 
     def after_step(self, module: torch.nn.Module) -> Mapping[str, float]:
-        """Act on the sums, alike on every process that holds the same part; metrics to report.
-
-        Parameters that have gradients are the optimizer's alone.
-        """
+        """Act on the sums, alike on all that hold a part, but on no parameter with a gradient; metrics to report."""
 
     def records(self) -> Sequence[Record]:
         """The arrays that the model's options ask for, found without weights; none where they ask for nothing."""

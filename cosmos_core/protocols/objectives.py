@@ -18,7 +18,6 @@ from cosmos_core.types import Group
 if TYPE_CHECKING:
     import torch
 
-
 _LOG_RATIO_LIMIT: Final = 20.0
 """e^20 is far outside of every clip range and still finite in float32."""
 
@@ -73,8 +72,7 @@ def refuse_recomputed(context: AlgorithmContext, *, instead: str = "") -> str | 
         instead: What else can be set, of the algorithm's own options.
 
     Returns:
-        The option, why it does not fit and what does, for a `ConfigError`; None where the weights at the start of the
-        step are those that generated.
+        The option, why it does not fit and what does, for a `ConfigError`; None where there are no such samples.
     """
     problems, remedies = [], []
     if context.max_staleness > 0:
@@ -111,8 +109,7 @@ def relative_rewards(groups: Sequence[Group], *, eps: float, spread: Spread = "g
         eps: Added to the standard deviation.
         spread: Whose standard deviation: of each group about its mean, or of the whole `batch` about the batch's.
 
-    Source: 2402.03300, section 4.1.2. Deviations: `eps`, and the sample standard deviation (divisor n - 1) where the
-    paper does not say which.
+    Source: 2402.03300, section 4.1.2. Deviations: `eps`, and the sample standard deviation (divisor n - 1).
     """
     rewards = [[sample.reward if sample.is_scored else None for sample in group.samples] for group in groups]
     whole = _deviation([reward for each in rewards for reward in each]) if spread == "batch" else None
@@ -125,7 +122,7 @@ def limited(advantages: Sequence[Sequence[float | None]], limit: float) -> list[
 
 
 def _relative(rewards: Sequence[float | None], divisor: float) -> list[float | None]:
-    known = _known(rewards)
+    known = [each for each in rewards if each is not None]
     if len(set(known)) <= 1:
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(known) / len(known)
@@ -133,22 +130,17 @@ def _relative(rewards: Sequence[float | None], divisor: float) -> list[float | N
 
 
 def _deviation(rewards: Sequence[float | None]) -> float:
-    known = _known(rewards)
+    known = [each for each in rewards if each is not None]
     if len(known) < 2:
         return 0.0
     mean = math.fsum(known) / len(known)
     return math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / (len(known) - 1))
 
 
-def _known(rewards: Sequence[float | None]) -> list[float]:
-    return [reward for reward in rewards if reward is not None]
-
-
 class PlainAlgorithm:
     """An algorithm that asks for nothing, for others to inherit; `advantages` and `loss` are theirs to add.
 
-    What differs is said in the class, or of an instance in its `__init__`. One that has all of `Algorithm` without
-    inheriting is as good.
+    What differs is said in the class, or in `__init__`. One that has all of `Algorithm` without inheriting is as good.
 
     Attributes:
         aggregation: Each decision of the batch alike.

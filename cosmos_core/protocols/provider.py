@@ -26,8 +26,7 @@ class PlannedRun:
         has_gpu: Whether this machine, where `auto` may be decided, has a GPU.
         precision: Name of the torch dtype of its weights.
         temperatures: Each temperature at which it will draw, by the recipe's key.
-        samplings: How it will draw, by the recipe's table: `rollout.sampling`, and `evaluation` where anything is
-            evaluated; empty where that is not known.
+        samplings: How it will draw, by the recipe's table: `rollout.sampling`, `evaluation`; empty if not known.
         shows_media: Whether prompts show images or videos.
         num_ranks: Processes of a replica.
     """
@@ -79,12 +78,10 @@ class Provider(Generic[T_co]):
             and `context` the record of that kind (`ModelContext`, `RewardContext`, …).
         options: The plugin's frozen attrs class; `[<kind>.options]` of the recipe is structured into it and
             unknown keys are refused. Each attribute documents itself with `metadata={"help": …}`.
-        capabilities: The record of that kind (`ModelCapabilities`, …): what is declared is tested and relied
-            on. None takes that record's defaults.
+        capabilities: The record of that kind (`ModelCapabilities`, …), tested and relied on; None: its defaults.
         protocol: The protocol version it was written for (`cosmos_core.protocols.PROTOCOL_VERSIONS`).
         preflight: Of engines: looks at a planned run, `preflight(options, planned)` with a `PlannedRun`, and returns a
-            `Preflight`. Planning waits for it: it starts nothing, needs no GPU, and imports no more of the engine
-            than the answer takes. None says nothing.
+            `Preflight`. It starts nothing, needs no GPU, and imports no more than the answer takes. None says nothing.
     """
 
     create: Callable[..., T_co]

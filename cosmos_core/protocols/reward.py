@@ -45,8 +45,7 @@ class Completion:
         text: The completion as text, stop token stripped; empty for world models. Of a dialogue, both sides of it.
         payload: The arrays, for rewards that look at latents: `sample` and numbers about it, without what conditioned
             it and without the way there; None for text rewards.
-        media: What it looks like, `frames` uint8 [F, height, width, 3] and `fps` (kind `media`); None where the engine
-            renders nothing.
+        media: `frames` uint8 [F, height, width, 3] and `fps` (kind `media`); None where the engine renders nothing.
         truncated: Whether generation hit the longest length instead of stopping.
         turns: Who said what after the row, in order. Those of the role `assistant` are the model's, the others the
             environment's; of a completion without an environment, the one turn.
@@ -93,8 +92,7 @@ class Reward(Protocol):
 class RewardExtras(Protocol):
     """Methods that a reward may have beside `score`: any of them, each found by its name.
 
-    A model may have `vet`, too: planning asks it where demonstrations are learned, such as a world model whether the
-    row's video is long enough.
+    A model may have `vet`, too, such as a world model: planning asks it where demonstrations are learned.
     """
 
     def vet(self, prompt: Prompt) -> None:

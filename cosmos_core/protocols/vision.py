@@ -58,12 +58,10 @@ class Shown:
 
     Attributes:
         modality: What it is.
-        start: Its first unit in the prompt: one that is seen, or a word before these where implementations of the
-            family begin to look for it.
+        start: Its first unit in the prompt: one that is seen, or a word where the family begins to look for it.
         is_seen_U: bool [U], of the units from there to the last that is seen: which enter as what the tower makes of
             it, in order; the others are words of it, such as times.
-        inputs: Keyword arguments of that forward for this one alone, on the CPU, by their names there; those of several
-            are concatenated along their first dim.
+        inputs: Keyword arguments of that forward for this one, on the CPU; those of several are concatenated (dim 0).
     """
 
     modality: Literal["image", "video"]

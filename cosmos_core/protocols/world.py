@@ -34,8 +34,7 @@ class LatentSpec:
     Attributes:
         shape: (C, T, H, W) of the latents.
         given: float32 [C, T, H, W], latents of frames that the prompt gives; None where it gives none.
-        is_given_T: bool [T], which frames these are; None likewise. They are no part of any decision, and stay as they
-            are from the first step to the last.
+        is_given_T: bool [T], which frames these are; None likewise. They stay as they are, and decide nothing.
     """
 
     shape: tuple[int, int, int, int]
@@ -93,8 +92,7 @@ class WorldModel(Protocol):
             prompt: What they were denoised for.
 
         Returns:
-            A payload of kind `media` with `frames` uint8 [F, height, width, 3] (RGB; an image is one frame) and `fps`
-            float32 [].
+            A payload of kind `media`: `frames` uint8 [F, height, width, 3] (RGB; an image is one) and `fps` float32 [].
         """
 
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:

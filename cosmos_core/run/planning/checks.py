@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
+
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
@@ -303,7 +305,7 @@ def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
         )
         return
     yield from rollout_misfits(recipe.rollout.mesh, parts.model, parts.facts)
-    left, form = engine.over(num_ranks), recipe.rollout.quantization
+    left, form = supported(engine, num_ranks), recipe.rollout.quantization
     lost = [f"rollout.quantization = {form!r}"] if form in engine.quantizations - left.quantizations else []
     if parts.measured.num_with_media and engine.media and not left.media:
         lost.append("prompts that show images or videos")
@@ -311,6 +313,17 @@ def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator
         lost += [f"{record.option}, which records what forwards do" for record in parts.records]
     for what in lost:
         yield f"rollout.mesh.tp: {num_ranks}, but engine {name!r} is for {what}, in one process only; set tp = 1"
+
+
+def supported(engine: EngineCapabilities, num_ranks: int) -> EngineCapabilities:
+    """The features that an engine supports on so many processes."""
+    lost = engine.only_alone if num_ranks > 1 else ()
+    return attrs.evolve(
+        engine,
+        media=engine.media and "media" not in lost,
+        records=engine.records and "records" not in lost,
+        quantizations=frozenset() if "quantizations" in lost else engine.quantizations,
+    )
 
 
 def record_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:

@@ -26,6 +26,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
 )
 from cosmos_core.protocols.quantization import FORMATS
+from cosmos_core.run.planning.checks import supported
 from cosmos_core.testing.conformance.engine import flight, generation, updates
 from cosmos_core.testing.conformance.engine.subject import (
     TINY,
@@ -94,8 +95,7 @@ class EngineConformance(Readings, PluginConformance):
     @pytest.fixture
     def capabilities(self, provider: Provider[RolloutEngine]) -> EngineCapabilities:
         """The plugin's declaration for as many processes as these tests use."""
-        declared: EngineCapabilities = provider.capabilities
-        return declared.over(self.tensor_parallel)
+        return supported(provider.capabilities, self.tensor_parallel)
 
     @pytest.fixture
     def context(self, model: Model) -> EngineContext:
