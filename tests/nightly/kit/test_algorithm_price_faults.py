@@ -170,7 +170,7 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "unbounded-ratio": (
         algorithm(loss=altered(".clamp(-20, 20)", "")),
-        "test_prices_and_gradients_are_finite_however_far_off_policy",
+        "test_every_decision_gets_a_price",
         "bound log ratios (clamp(-20, 20)) before their exponential",
     ),
     "zero-advantage-not-skipped": (
@@ -255,7 +255,7 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "metric-infinite": (
         algorithm(loss=altered("ratio_N.detach()", "(d.old_logprobs_N - d.logprobs_N.detach()).exp()")),
-        "test_prices_and_gradients_are_finite_however_far_off_policy",
+        "test_every_decision_gets_a_price",
         "the metric 'ratio' of a decision is inf at advantage 0, log-prob -100, old log-prob 0",
     ),
     "metric-of-the-core": (

@@ -173,14 +173,7 @@ def extreme(capabilities: AlgorithmCapabilities, advantages: Sequence[float] = (
 def lay_out(
     algorithm: Algorithm, batch: Batch, places_N: torch.Tensor | None = None, leaf_N: torch.Tensor | None = None
 ) -> Decisions:
-    """Lay out decisions as the trainer does, all of a batch's or those at some places.
-
-    Args:
-        algorithm: Prices them.
-        batch: Has them.
-        places_N: int64, where they lie.
-        leaf_N: Log-probs of the whole batch that take the gradient, other than its own.
-    """
+    """Lay out a batch's decisions, or those at some places, as the trainer does; `leaf_N` takes the gradient."""
     places_N = torch.arange(len(batch.logprobs_N)) if places_N is None else places_N
     logprobs_N = (batch.logprobs_N.clone().requires_grad_() if leaf_N is None else leaf_N)[places_N]
     advantages_N, targets_N = batch.of_sequences(batch.advantages), None

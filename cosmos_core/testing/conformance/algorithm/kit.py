@@ -91,7 +91,7 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
         return found or pytest.skip("no option is dynamic")
 
     def test_declarations_mean_something(self, algorithm: Algorithm, capabilities: AlgorithmCapabilities) -> None:
-        """`cosmos plan` and the trainer act on capabilities and properties without a second look."""
+        """`cosmos plan` and the trainer act on them without a second look, and some recipe must meet them."""
         if capabilities.source not in get_args(Source):
             fault(f"source is {capabilities.source!r}; it must be one of {', '.join(get_args(Source))}")
         smallest: object = capabilities.min_group_size
@@ -112,19 +112,15 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
         if capabilities.source != "rollouts" and values["old_logprobs"] == "behaviour":
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
         consulted(algorithm)
-
-    def test_a_recipe_is_accepted_if_it_gives_what_is_declared(self, capabilities: AlgorithmCapabilities) -> None:
-        """A declaration leaves a way to use it."""
         engine = EngineCapabilities(
-            logprob_semantics=min(capabilities.logprob_semantics, default="processed"),
-            payload_kinds=capabilities.payload_kinds,
+            logprob_semantics=min(capabilities.logprob_semantics), payload_kinds=capabilities.payload_kinds
         )
         recipe = any_recipe(
             algorithm=AlgorithmConfig(plugin=self.plugin),
             reward=(RewardConfig(plugin="any"),),
-            # Any temperature but 1: at 1 every sort of log-probs is the same.
             rollout=RolloutConfig(
                 group_size=max(2, capabilities.min_group_size),
+                # Any temperature but 1: at 1 every sort of log-probs is the same.
                 sampling=SamplingConfig(max_units=16, temperature=0.7),
             ),
         )

@@ -87,10 +87,13 @@ class PriceTests:
                     "numbers of summarise"
                 )
 
-    def test_every_decision_gets_a_price(self, algorithm: Algorithm, batch: Batch) -> None:
-        """Of a micro-batch, from nothing but what the algorithm asked for; metrics are numbers of decisions, too."""
+    def test_every_decision_gets_a_price(
+        self, algorithm: Algorithm, batch: Batch, capabilities: AlgorithmCapabilities
+    ) -> None:
+        """Of a micro-batch, from nothing but what the algorithm asked for, and finite however far off-policy."""
         properties_of(algorithm)
         priced(algorithm, batch)
+        _expect_finite(priced(algorithm, extreme(capabilities)))
 
     def test_what_it_asks_for_is_used(self, trainable: Algorithm, batch: Batch) -> None:
         """Else stale samples go uncorrected, or a forward, the memory of entropies or a whole model is paid in vain."""
@@ -165,12 +168,6 @@ class PriceTests:
                 "with advantage 0, the gradient is not the part of the loss that does not depend on advantages; a "
                 "policy term must vanish with its advantage"
             )
-
-    def test_prices_and_gradients_are_finite_however_far_off_policy(
-        self, trainable: Algorithm, capabilities: AlgorithmCapabilities
-    ) -> None:
-        """One price, gradient or metric that is not finite and the whole step is lost."""
-        _expect_finite(priced(trainable, extreme(capabilities)))
 
     def test_the_price_of_a_decision_depends_on_its_own_log_prob_only(self, trainable: Algorithm, batch: Batch) -> None:
         """Averages are the trainer's; with `couples_decisions`, a price may depend on all of its own sequence."""
