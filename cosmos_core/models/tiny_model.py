@@ -47,8 +47,7 @@ def tiny_configs(shell: PreTrainedModel, *, keeps_ids: bool) -> Iterator[Pretrai
     depth = max(1 if anatomy is None else anatomy.num_covering, *listed, 1)
     for make_narrow in (True, False):
         config = copy.deepcopy(shell.config)
-        _shorten(config.get_text_config(), depth)
-        _shorten_towers(config)
+        _shorten(config, depth)
         if make_narrow:
             _narrow(config)
             text: Any = config.get_text_config()
@@ -65,19 +64,16 @@ def _per_layer(config: Any) -> dict[str, list[Any]]:
     return {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == number}
 
 
-def _shorten(config: Any, depth: int) -> None:
-    for name, value in _per_layer(config).items():
-        setattr(config, name, value[:depth])
-    config.num_hidden_layers = min(depth, config.num_hidden_layers)
-    if isinstance(window := getattr(config, "sliding_window", None), int):
-        config.sliding_window = min(window, _WINDOW)
-
-
-def _shorten_towers(config: PretrainedConfig) -> None:
-    """One layer of each tower beside the text's decoder; it adds to the text's layers if any of the tower does."""
+def _shorten(config: PretrainedConfig, depth: int) -> None:
+    text: Any = config.get_text_config()
+    for name, value in _per_layer(text).items():
+        setattr(text, name, value[:depth])
+    text.num_hidden_layers = min(depth, text.num_hidden_layers)
+    if isinstance(window := getattr(text, "sliding_window", None), int):
+        text.sliding_window = min(window, _WINDOW)
+    # One layer of each tower beside the text's decoder; it adds to the text's layers if any of the tower does.
     for tower in _others(config)[1:]:
-        name = next((name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)), None)
-        if name is not None:
+        for name in [name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)][:1]:
             setattr(tower, name, 1)
         if getattr(tower, _DEEP, None):
             setattr(tower, _DEEP, [0])

@@ -19,13 +19,10 @@ from cosmos_core.models.parallel.collectives import sum_over_group
 
 @attrs.frozen(kw_only=True, eq=False)
 class Vocabulary:
-    """This process's part of a vocabulary that is split over a group.
+    """This process's part of a vocabulary that is split over a group; None where it is whole.
 
-    Attributes:
-        start: Its first token.
-        size: Its tokens.
-        most: Those of the largest part, which all processes take as many decisions at once for.
-        group: The processes; None where it is whole.
+    Its first token is `start`; it has `size`, and the largest part `most`, for which all processes take as many
+    decisions at once.
     """
 
     start: int
@@ -45,7 +42,8 @@ def total(vocabulary: Vocabulary) -> int:
     """Tokens of the whole vocabulary; every process of its group asks together."""
     if vocabulary.group is None:
         return vocabulary.size
-    sizes = torch.tensor([vocabulary.size], device=_device(vocabulary.group))
+    device = "cuda" if dist.get_backend(vocabulary.group) == "nccl" else "cpu"
+    sizes = torch.tensor([vocabulary.size], device=device)
     dist.all_reduce(sizes, group=vocabulary.group)
     return int(sizes.item())
 
@@ -125,8 +123,3 @@ class SplitRows:
 
 def _entropy(logprobs_NV: torch.Tensor) -> torch.Tensor:
     return -(logprobs_NV.exp() * logprobs_NV).nan_to_num(0.0).sum(-1)
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    backend = dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

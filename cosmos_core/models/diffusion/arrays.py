@@ -95,17 +95,15 @@ class Resident:
         if self._at != (device, dtype):
             self._kept.clear()
             self._at = device, dtype
-        found = {prompt: self._one(prompt, device, dtype) for prompt in dict.fromkeys(prompts)}
+        found: dict[Payload, Conditions] = {}
+        for prompt in dict.fromkeys(prompts):
+            known = self._kept.pop(prompt, None)
+            if known is None:
+                # What an engine keeps in inference mode could not be trained with.
+                with torch.inference_mode(mode=False), torch.no_grad():
+                    known = {name: placed(each, device, dtype) for name, each in self._conditioning(prompt).items()}
+            # Those that were used last stand last.
+            self._kept[prompt] = found[prompt] = known
+            while len(self._kept) > self._most:
+                del self._kept[next(iter(self._kept))]
         return side_by_side([found[prompt] for prompt in prompts])
-
-    def _one(self, prompt: Payload, device: torch.device, dtype: torch.dtype) -> Conditions:
-        found = self._kept.pop(prompt, None)
-        if found is None:
-            # What an engine keeps in inference mode could not be trained with.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                found = {name: placed(each, device, dtype) for name, each in self._conditioning(prompt).items()}
-        # Those that were used last stand last.
-        self._kept[prompt] = found
-        while len(self._kept) > self._most:
-            del self._kept[next(iter(self._kept))]
-        return found

@@ -56,16 +56,19 @@ class Decisions:
         With `prediction_for` the velocities are given, too: on the CPU, as those of a whole step are kept, of which
         each is as large as a video's latents.
         """
+        std_N = torch.where(self.is_regression_N, torch.full_like(self.times_N, _REGRESSION_STD), self.steps_N[:, 2])
         divergence_N, blended = None, None
         if kl_target is not None:
             theirs_N = kl_target.prediction[VELOCITY].to(velocity_N.device)
             if isinstance(kl_target.comparison, Divergence):
-                divergence_N = self.divergence(velocity_N, theirs_N)
+                # Of two normals of the same variance, the same either way.
+                divergence_N = 0.5 * (self.steps_N[:, 1] / std_N) ** 2 * self.mean((velocity_N - theirs_N) ** 2)
             else:
                 blended = self.blended(kl_target.comparison, velocity_N, theirs_N)
         return Decided(
             logprobs_N=self.logprobs(velocity_N),
-            entropy_N=self.entropy().detach() if with_entropy else None,
+            # Of the normal distributions, for one dim.
+            entropy_N=(std_N.log() + _HALF_LOG_TAU + 0.5).detach() if with_entropy else None,
             prediction=None if prediction_for is None else {VELOCITY: velocity_N.detach().cpu()},
             divergence_N=divergence_N,
             blended=blended,
@@ -77,15 +80,6 @@ class Decisions:
         errors_N = self.mean((self.targets_N - (_each(a_N) * self.latents_N + _each(b_N) * velocity_N)) ** 2)
         density_N = -errors_N / (2 * std_N**2) - std_N.log() - _HALF_LOG_TAU
         return torch.where(self.is_regression_N, -errors_N, density_N)
-
-    def entropy(self) -> torch.Tensor:
-        """float32 [N]: of the normal distributions, for one dim."""
-        return self._std().log() + _HALF_LOG_TAU + 0.5
-
-    def divergence(self, velocity_N: torch.Tensor, other_N: torch.Tensor) -> torch.Tensor:
-        """float32 [N]: of two normals of the same variance, the same either way."""
-        scale_N = self.steps_N[:, 1] / self._std()
-        return 0.5 * scale_N**2 * self.mean((velocity_N - other_N) ** 2)
 
     def blended(self, blend: Blend, velocity_N: torch.Tensor, other_N: torch.Tensor) -> Blended:
         """Distances of the samples that blends stand for from the true ones.
@@ -102,9 +96,6 @@ class Decisions:
             squared.append(self.mean(error_N**2))
             absolute.append(self.mean(error_N.detach().abs()))
         return Blended(squared_NK=torch.stack(squared, 1), absolute_NK=torch.stack(absolute, 1))
-
-    def _std(self) -> torch.Tensor:
-        return torch.where(self.is_regression_N, torch.full_like(self.times_N, _REGRESSION_STD), self.steps_N[:, 2])
 
 
 def _each(values_N: torch.Tensor) -> torch.Tensor:

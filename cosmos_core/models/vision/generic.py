@@ -31,10 +31,13 @@ from cosmos_core.models.vision.decoder import decoder_inputs
 from cosmos_core.models.vision.images import load_image
 from cosmos_core.models.vision.model import VisionLanguageModel
 from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
-from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, takes_parts, text_parts, with_marks
+from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, text_parts, with_marks
 from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
+from cosmos_core.models.weights.loading import TEMPLATE_ERRORS
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt
+
+_PROBE = "a-turn"
 
 
 @attrs.frozen(kw_only=True)
@@ -60,8 +63,16 @@ class ProcessorTextEncoder(TextEncoder):
 
     @cached_property
     def takes_parts(self) -> bool:
-        """Tell whether the template wants turns as lists of parts."""
-        return takes_parts(self.render)
+        """Tell whether the template wants turns as lists of parts; one that fails on either is taken to."""
+        return self._writes(text_parts(_PROBE)) or not self._writes(_PROBE)
+
+    def _writes(self, content: Any) -> bool:
+        try:
+            written = self.render([{"role": "user", "content": content}])
+        except TEMPLATE_ERRORS:
+            return False
+        # Some write a list as it is.
+        return _PROBE in written and "'type'" not in written
 
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The turns of a chat, as lists of parts if the template takes those."""

@@ -8,13 +8,12 @@ of processors take turns as lists of parts; others do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 import attrs
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.weights.loading import TEMPLATE_ERRORS
 from cosmos_core.types import Message, Prompt
 
 IMAGE_MARK: Final = "<image>"
@@ -65,18 +64,6 @@ def _with_turns(prompt: Prompt, turns: Sequence[str]) -> Prompt:
     return attrs.evolve(prompt, text=tuple(Message(role=turn.role, content=text) for turn, text in named))
 
 
-Turns: TypeAlias = Sequence[Mapping[str, Any]]
-
-_PROBE: Final = "a-turn"
-_RAW: Final = "'type'"
-"""Of a list that a template has written as it is."""
-
-
-def takes_parts(render: Callable[[Turns], str]) -> bool:
-    """Tell whether a template wants contents as lists of parts; one that fails on either is taken to."""
-    return _writes(render, text_parts(_PROBE)) or not _writes(render, _PROBE)
-
-
 def text_parts(content: str) -> list[dict[str, str]]:
     """A turn without images."""
     return [{"type": "text", "text": content}]
@@ -86,11 +73,3 @@ def marked_parts(content: str) -> list[dict[str, str]]:
     """A turn, cut at its marks."""
     texts = [part for text in MARK.split(content) for part in (*text_parts(text), {"type": "image"})][:-1]
     return [part for part in texts if part.get("text", True)]
-
-
-def _writes(render: Callable[[Turns], str], content: Any) -> bool:
-    try:
-        written = render([{"role": "user", "content": content}])
-    except TEMPLATE_ERRORS:
-        return False
-    return _PROBE in written and _RAW not in written
