@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -18,8 +18,10 @@ from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import Words, default_template, load_tokenizer
 from cosmos_core.models.vision.prompts import MARK
 from cosmos_core.models.weights import loading
-from cosmos_core.protocols import ModelContext
 from cosmos_core.types import JSON, Message, Prompt
+
+if TYPE_CHECKING:
+    from cosmos_core.models.huggingface import HuggingFaceModel
 
 _LOG: Final = logging.getLogger(__name__)
 GENERATION_FILE = "generation_config.json"
@@ -41,35 +43,17 @@ class HuggingFaceOptions:
     )
 
 
-@attrs.frozen(kw_only=True)
-class Chat:
-    """The chats of a family (see the attributes of `HuggingFaceModel`)."""
-
-    turn_end: str | None
-    stop_tokens: tuple[str, ...]
-    turn_template: str | None
-
-
 class TextEncoder:
-    """Encodes what rows and environments say, and decodes completions."""
+    """Encodes what rows and environments say to a model, and decodes completions."""
 
-    def __init__(
-        self,
-        options: HuggingFaceOptions,
-        context: ModelContext,
-        chat: Chat,
-        load: Callable[[], PreTrainedTokenizerBase],
-    ) -> None:
-        self.options: Final = options
-        self.context: Final = context
-        self.chat: Final = chat
-        self._load: Final = load
+    def __init__(self, model: HuggingFaceModel) -> None:
+        self.model = model
         self._takes: dict[tuple[str | None, str], bool] = {}
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
-        return self._load()
+        return self.model.load_tokenizer()
 
     @cached_property
     def words(self) -> Words:
@@ -87,14 +71,14 @@ class TextEncoder:
         Raises:
             DataError: There is none, or it cannot be read.
         """
-        context, chat = self.context, self.chat
+        context, options = self.model.context, self.model.options
         tokenizer = load_tokenizer(context.assets, context.path, trust_remote_code=context.trust_remote_code)
-        if self.options.chat_template is not None:
-            tokenizer.chat_template = self.options.chat_template
+        if options.chat_template is not None:
+            tokenizer.chat_template = options.chat_template
         elif tokenizer.chat_template is None and (
-            (context.assets / TOKENIZER_FILE).is_file() or chat.turn_end in tokenizer.get_vocab()
+            (context.assets / TOKENIZER_FILE).is_file() or self.model.turn_end in tokenizer.get_vocab()
         ):
-            tokenizer.chat_template = chat.turn_template
+            tokenizer.chat_template = self.model.turn_template
         return tokenizer
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -104,7 +88,7 @@ class TextEncoder:
         have any: what the others say is words.
         """
         if isinstance(prompt.text, str):
-            encoded = self.tokenizer(prompt.text, add_special_tokens=self.options.add_special_tokens)
+            encoded = self.tokenizer(prompt.text, add_special_tokens=self.model.options.add_special_tokens)
             ids: list[int] = encoded["input_ids"]
         else:
             # Placeholders of what is seen have been written into the words (see `refuse_spelt`).
@@ -119,7 +103,7 @@ class TextEncoder:
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
         ids = self.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.chat.turn_end or "")
+        end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.model.turn_end or "")
         return [*ids, self.stop_id() if end_id is None else end_id]
 
     def observation_ids(self, prompt: Prompt, written: Sequence[int], observation: str, role: str) -> list[int]:
@@ -217,7 +201,7 @@ class TextEncoder:
             chat_template=self.chat_template,
             tokenize=False,
             add_generation_prompt=True,
-            **self.options.chat_template_options,
+            **self.model.options.chat_template_options,
         )
         return text
 
@@ -231,8 +215,8 @@ class TextEncoder:
     def stop_ids(self) -> frozenset[int]:
         """The tokenizer's end token, the family's, and those of a checkpoint's generation config."""
         vocabulary = self.tokenizer.get_vocab()
-        stops = {self.stop_id(), *(vocabulary[token] for token in self.chat.stop_tokens if token in vocabulary)}
-        path = self.context.path
+        stops = {self.stop_id(), *(vocabulary[token] for token in self.model.stop_tokens if token in vocabulary)}
+        path = self.model.context.path
         if path is not None and (Path(path) / GENERATION_FILE).is_file():
             listed = GenerationConfig.from_pretrained(path).eos_token_id
             stops.update([listed] if isinstance(listed, int) else listed or ())

@@ -28,7 +28,7 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models import facts, head
 from cosmos_core.models.adapters import published_state
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
-from cosmos_core.models.encoding import GENERATION_FILE, Chat, HuggingFaceOptions, TextEncoder
+from cosmos_core.models.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of, within
@@ -80,8 +80,7 @@ class HuggingFaceModel:
 
     def make_text_encoder(self) -> TextEncoder:
         """Make the encoder of texts; a family whose processor writes chats has one of its own."""
-        chat = Chat(turn_end=self.turn_end, stop_tokens=self.stop_tokens, turn_template=self.turn_template)
-        return TextEncoder(self.options, self.context, chat, self.load_tokenizer)
+        return TextEncoder(self)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; a family may refuse one that is not its own.

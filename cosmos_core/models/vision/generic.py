@@ -9,7 +9,7 @@ Shape legend: U units of a packed row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.encoding import Chat, HuggingFaceOptions, TextEncoder
+from cosmos_core.models.encoding import HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.tiny_model import verify_tiny
@@ -52,12 +52,12 @@ class GenericOptions(HuggingFaceOptions):
 class ProcessorTextEncoder(TextEncoder):
     """Encodes texts with the chat template of a processor, which takes turns as lists of parts."""
 
-    find_processor: Callable[[], Processor | None]
+    model: GenericVisionModel
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja template of chats: the recipe's, else the processor's, else the tokenizer's."""
-        processor = None if self.options.chat_template is not None else self.find_processor()
+        processor = None if self.model.options.chat_template is not None else self.model.processor
         own = None if processor is None else processor.chat_template
         return super().chat_template if own is None else own
 
@@ -99,15 +99,12 @@ class GenericVisionModel(VisionLanguageModel):
 
     def make_text_encoder(self) -> ProcessorTextEncoder:
         """Chats are written as the processor wants them."""
-        chat = Chat(turn_end=self.turn_end, stop_tokens=self.stop_tokens, turn_template=self.turn_template)
-        text = ProcessorTextEncoder(self.options, self.context, chat, self.load_tokenizer)
-        text.find_processor = lambda: self._processor
-        return text
+        return ProcessorTextEncoder(self)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """See `VisionLanguageModel.prepare`; beside a tokenizer made locally there are no images."""
         super().prepare(corpus, tokenizer)
-        for name in ("_processor", "_checked_processor", "_own_positions"):
+        for name in ("processor", "_checked_processor", "_own_positions"):
             self.__dict__.pop(name, None)
 
     def encode(self, prompt: Prompt) -> Payload:
@@ -156,7 +153,7 @@ class GenericVisionModel(VisionLanguageModel):
         return None if (self.context.assets / TOKENIZER_FILE).is_file() else self.context.path
 
     @cached_property
-    def _processor(self) -> Processor | None:
+    def processor(self) -> Processor | None:
         """Of the checkpoint; None where there is none: text needs none."""
         path = self._processor_path
         if path is None or not is_there(path):
@@ -167,7 +164,7 @@ class GenericVisionModel(VisionLanguageModel):
     @cached_property
     def _checked_processor(self) -> Processor:
         """The processor, once a small model has shown that what it makes can be packed."""
-        processor = self._processor
+        processor = self.processor
         if processor is None:
             raise ConfigError(
                 "model: the rows show images, and only the processor of a checkpoint makes tokens of them: give "
@@ -196,8 +193,8 @@ class GenericVisionModel(VisionLanguageModel):
         if not any(map(shows, members)):
             positions = self.text_positions(batch.inputs["lengths"].tolist())
             return attrs.evolve(batch, inputs={**batch.inputs, "positions": positions})
-        assert self._processor is not None, "a payload with images comes of a processor"
-        return lay_out(batch, members, self._processor.joins, self._own_positions)
+        assert self.processor is not None, "a payload with images comes of a processor"
+        return lay_out(batch, members, self.processor.joins, self._own_positions)
 
     @torch.no_grad()
     def _verify_packed_images(self, small: PreTrainedModel, processor: Processor) -> None:

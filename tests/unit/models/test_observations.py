@@ -108,7 +108,7 @@ def test_an_observation_that_spells_steering_tokens_is_words(model):
 
 def test_a_stop_token_that_is_no_special_one_is_spelt_sign_by_sign(model):
     model.tokenizer.add_tokens(["STOP"])
-    model.text.chat = attrs.evolve(model.text.chat, stop_tokens=("<|im_end|>", "STOP"))
+    model.stop_tokens = ("<|im_end|>", "STOP")
     (stop,) = ids(model, "STOP")
     found = model.encode_observation(CHAT, [stop], "do not STOP here")
     assert stop not in found
@@ -118,7 +118,7 @@ def test_a_stop_token_that_is_no_special_one_is_spelt_sign_by_sign(model):
 def test_a_stop_token_of_the_ordinary_vocabulary_is_a_word(model):
     """A completion that ends with its line does not keep others from writing lines."""
     (line,) = ids(model, "\n")
-    model.text.chat = attrs.evolve(model.text.chat, stop_tokens=("<|im_end|>", "\u010a", "u"))
+    model.stop_tokens = ("<|im_end|>", "\u010a", "u")
     assert line in model.text.stop_ids()
     said = "a\nb"
     assert model.encode_observation(Prompt(text="?"), [line], said) == ids(model, said)
