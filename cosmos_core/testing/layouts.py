@@ -63,15 +63,18 @@ class PluginModel:
 
 
 class Imitation(PlainAlgorithm):
-    """Makes every decision likelier, as much as its advantage says."""
+    """Makes every decision likelier, as much as its advantage says, and the unlikely ones more.
+
+    So a gradient depends on every log-prob, as it does in algorithms that clip ratios.
+    """
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Value every sample alike."""
         return [[1.0] * len(group.samples) for group in groups]
 
     def loss(self, decisions: Decisions) -> Loss:
-        """The weighed negative log-probability."""
-        return Loss(loss_N=-decisions.advantages_N * decisions.logprobs_N)
+        """The weighed negative log-probability, and an eighth of its square."""
+        return Loss(loss_N=decisions.advantages_N * (decisions.logprobs_N.square() / 8 - decisions.logprobs_N))
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -6,9 +6,9 @@ import torch
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.protocols import ModelContext
 from cosmos_core.testing import ModelConformance
-from cosmos_core.testing.conformance.model.building import BuildingTests
 from cosmos_core.testing.conformance.model.decisions import DecisionTests
-from cosmos_core.testing.conformance.model.packing import PackingTests
+from cosmos_core.testing.conformance.model.rows import PackingTests
+from cosmos_core.testing.conformance.model.weights import WeightTests
 
 BASE = {
     "hidden_size": 32,
@@ -64,7 +64,7 @@ def only(*parts):
     return leave
 
 
-@only(BuildingTests, PackingTests)
+@only(WeightTests, PackingTests)
 class TestCheckpoint(ModelConformance):
     """What depends on where the weights come from."""
 
@@ -79,7 +79,7 @@ class TestCheckpoint(ModelConformance):
         return ModelContext(path=str(tmp_path / "checkpoint"), config=None, assets=tmp_path / "nothing")
 
 
-@only(BuildingTests, DecisionTests)
+@only(WeightTests, DecisionTests)
 class Evaluated(ModelConformance):
     """What depends on the architecture."""
 

@@ -106,7 +106,6 @@ LAYOUT_TESTS = {
     "test_padding_decides_nothing",
     "test_only_forwards_of_a_step_are_counted",
     "test_declared_mesh_axes_equal_one_process",
-    "test_undeclared_mesh_axes_are_refused",
 }
 """Those of many processes, whose faults have a module of their own."""
 FORWARD_TESTS = {

@@ -73,7 +73,7 @@ FAULTS = {
     "unasked": (
         asked("decided = attrs.evolve(decided, divergence_N=decided.logprobs_N)"),
         "test_divergences_are_distances_that_their_gradient_shortens",
-        "gave a prediction or a divergence that was not asked for",
+        "gave a prediction, a divergence or blends that were not asked for",
     ),
     "mixed-up": (
         apart("own.flip(0)"),

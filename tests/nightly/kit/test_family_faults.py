@@ -8,17 +8,14 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import ModelCapabilities, ModelContext
+from cosmos_core.protocols import ModelCapabilities
 from cosmos_core.testing import DenoisingModelConformance
 from cosmos_core.testing.conformance.model import layouts as spreading
-from cosmos_core.testing.conformance.model.subject import Subject
-from cosmos_core.testing.layouts import PluginModel, Stepped
+from cosmos_core.testing.layouts import Stepped
 from cosmos_core.testing.worlds import WorldFailedError
 from cosmos_core.types import Prompt
-from tests.families import CONFIGS, text_payloads
 
 ALONE = Stepped(weights={}, loss=2.0, norm=1.0, gradients={"w": torch.tensor([3.0, 4.0]).double()}, metrics={})
-LOGPROBS = torch.tensor([-1.0, -2.0, -3.0])
 NEARLY = torch.tensor([3.0, 4.0 + 15e-6], dtype=torch.float64)
 """Off by 3e-6 of the norm: what rounding of float32 may do, and that of float64 may not."""
 
@@ -62,15 +59,7 @@ def steps(monkeypatch, make):
     return seen
 
 
-def ratios(monkeypatch, found):
-    """Let slices come to `found(log-probs and gradients of one process)`, in float64."""
-    one = LOGPROBS, ALONE.gradients
-    monkeypatch.setattr(spreading, "_clipped", lambda *_: [(each.clone(), grads) for each, grads in [one, one]])
-    monkeypatch.setattr(spreading, "run_world", lambda *_, timeout_s: [[one, one], [found(*one), one]])
-
-
 TOGETHER = Kit.test_axes_together_equal_one_process
-RATIO = Kit.test_a_ratio_over_slices_is_that_of_one_process
 
 
 def test_what_is_declared_is_spread_together(compare, monkeypatch):
@@ -83,8 +72,6 @@ def test_what_is_declared_is_spread_together(compare, monkeypatch):
     assert [policy.mesh.dp_shard for policy in seen] == [4, 4]
     with pytest.raises(pytest.skip.Exception, match="not declared"):
         compare(TOGETHER, {"cp"})
-    with pytest.raises(pytest.skip.Exception, match="not declared"):
-        compare(RATIO, {"dp_shard"})
 
 
 def named(compare, test, axes):
@@ -125,24 +112,9 @@ def test_a_step_that_comes_to_something_else_is_named(compare, monkeypatch):
 def test_what_fails_is_named(compare, monkeypatch):
     monkeypatch.setattr(spreading, "steps_in_layouts", failing("rank 1 of 4 failed"))
     assert named(compare, TOGETHER, {"dp_shard"}) == "a step on 4 processes failed:\nrank 1 of 4 failed"
-    ratios(monkeypatch, lambda *one: one)
-    monkeypatch.setattr(spreading, "run_world", failing("rank 1 of 2 failed"))
-    assert named(compare, RATIO, {"cp"}) == "clipped ratios on 2 processes failed:\nrank 1 of 2 failed"
     monkeypatch.setattr(spreading, "step_alone", failing("no double"))
     message = "does not compute in torch.float64 (WorldFailedError: no double)"
     assert message in named(compare, TOGETHER, {"dp_shard"})
-
-
-def test_slices_that_come_to_something_else_are_named(compare, monkeypatch):
-    ratios(monkeypatch, lambda *one: one)
-    compare(RATIO, {"cp"})
-    for found, message in (
-        (lambda logprobs, grads: (logprobs[:2], grads), "rank 1 has 2 log-probs of 3; give all"),
-        (lambda logprobs, grads: (logprobs + 1e-4, grads), "rank 1's log-probs, and so ratios, differ"),
-        (lambda logprobs, grads: (logprobs, {"w": NEARLY}), "of a clipped ratio, the gradient of w differs"),
-    ):
-        ratios(monkeypatch, found)
-        assert message in named(compare, RATIO, {"cp"})
 
 
 def reading(prompt):
@@ -173,23 +145,3 @@ def test_a_family_says_what_its_library_computes():
         Kit().forward(None, None, None, None)
     with pytest.raises(pytest.fail.Exception, match="override guided"):
         Kit().guided(None, None, 2.0)
-
-
-def test_a_language_model_may_inherit_it(tmp_path):
-    config = {**CONFIGS["llama"], "num_hidden_layers": 1}
-    del config["vocab_size"]
-    make = PluginModel(plugin="hf", context=ModelContext(path=None, config=config, assets=tmp_path))
-    make().prepare(["one two three"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
-    subject = Subject(
-        maker=make,
-        make=make,
-        model=make(),
-        capabilities=ModelCapabilities(mesh_axes=frozenset({"cp"})),
-        prompts=[],
-        payloads=text_payloads(number=3),
-        temperatures=(1.0,),
-        tolerance=1e-4,
-        reference=None,
-        load_exported=None,
-    )
-    RATIO(Kit(), subject)

@@ -41,7 +41,7 @@ DECISIONS = {
     "tame": (
         family(),
         "test_decisions_equal_the_reference",
-        "such as initializer_range = 0.2 in its config",
+        "set initializer_range = 0.2 in its config",
     ),
     "packing-leak": (
         decide(
@@ -77,7 +77,10 @@ DECISIONS = {
         "decide(with_entropy=False) gave an entropy",
     ),
     "entropy-in-bits": (
-        decide(f"{OWN_DECIDE}; decided = attrs.evolve(decided, entropy_N=with_entropy and decided.entropy_N / 0.693)"),
+        decide(
+            f"{OWN_DECIDE}; own = decided.entropy_N; "
+            "decided = attrs.evolve(decided, entropy_N=own if own is None else own / 0.693)"
+        ),
         "test_decisions_equal_the_reference",
         "entropies at temperature 1 are not those of the reference",
     ),
@@ -96,7 +99,7 @@ GRADIENTS = {
     "uncovered-parameter": (
         build(OWN_BUILD, "module.model.forgotten = torch.nn.Parameter(torch.ones(3, dtype=dtype))"),
         "test_gradients_are_those_of_the_log_probs",
-        "1 parameters have no gradient, so no decision depends on them: model.forgotten",
+        "1 parameters have no gradient, so no decision uses them: model.forgotten",
     ),
     "gradient-times-temperature": (
         logprobs("temperature * own + (own - temperature * own).detach()"),
@@ -250,7 +253,7 @@ BUILDING = {
     "matrix-of-another-name": (
         facts("matrices={'layers.0.mlp.up_proj.weight': (4, 4)}"),
         "test_facts_are_those_of_the_module",
-        "and the module has no such tensor; name weights of [..., rows, columns]",
+        "and the module has no such tensor; name [..., rows, columns]",
     ),
     "small-tokenizer": (
         facts("tokenizer_size=20"),

@@ -20,21 +20,15 @@ from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import TEXT, DiffusionModel, DiffusionOptions
 from cosmos_core.models.diffusion.noising import noise_of
 from cosmos_core.protocols import Decided, Model
-from cosmos_core.protocols.facts import Kept
-from cosmos_core.testing.conformance.model.denoising import walked
+from cosmos_core.testing.conformance.model.denoising import left, transitions, walked
 from cosmos_core.testing.conformance.model.kit import ModelConformance
 from cosmos_core.testing.conformance.model.layouts import ModelSpreading
 from cosmos_core.testing.conformance.model.subject import Subject, expect_refusal, tensor
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Payload, Prompt
 
-_WORDS: Final = ("red", "two words")
-_BESIDE: Final = 1.5
-"""Of the guidance of transitions, above the neutral one."""
 _REGRESSION_ENTROPY: Final = 0.5 * math.log(2 * math.pi * math.e * 0.5)
 """Of a normal of variance 1/2, as which a regression counts."""
-
-_NUMBERS: Final = (2, 6)
 _KEPT: Final = 0.15
 """Largest error of what facts say that a decision keeps: what the loss keeps is not in them."""
 
@@ -73,22 +67,11 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
     tokenizer: ClassVar[Mapping[str, JSON] | None] = None
     temperatures: ClassVar[Sequence[float]] = (1.0,)
 
-    def forward(
-        self,
-        module: torch.nn.Module,  # noqa: ARG002 - what an override reads
-        latents: torch.Tensor,  # noqa: ARG002
-        time: torch.Tensor,  # noqa: ARG002
-        text: torch.Tensor,  # noqa: ARG002
-    ) -> torch.Tensor:
+    def forward(self, module: Any, latents: Any, time: Any, text: Any) -> torch.Tensor:  # noqa: ARG002 - for overrides
         """The velocity by the family's library."""
         fault(f"{type(self).__name__} does not say what the family's library computes: override forward")
 
-    def guided(
-        self,
-        velocity: torch.Tensor,  # noqa: ARG002 - likewise
-        negative: torch.Tensor,  # noqa: ARG002
-        guidance: float,  # noqa: ARG002
-    ) -> torch.Tensor:
+    def guided(self, velocity: Any, negative: Any, guidance: float) -> torch.Tensor:  # noqa: ARG002 - for overrides
         """The guided velocity by the family's library."""
         fault(f"{type(self).__name__} does not say how guidance combines two velocities: override guided")
 
@@ -97,12 +80,21 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         """Two captions with a video to imitate."""
         options = make().options
         film = _film(options, options.num_frames, tmp_path / "film.npy")
-        return tuple(Prompt(text=words, demonstration=film) for words in _WORDS)
+        return tuple(Prompt(text=words, demonstration=film) for words in ("red", "two words"))
 
     @pytest.fixture
     def payloads(self, model: DiffusionModel, prompts: Sequence[Prompt]) -> Sequence[Payload]:
         """Regressions and transitions under guidance, in turn."""
-        return [_payload(model, prompts[index % len(prompts)], index) for index in range(5)]
+        made = []
+        for index in range(5):
+            prompt = prompts[index % len(prompts)]
+            if index % 2 == 0:
+                sample = model.encode_demonstration(prompt)
+                made.append(model.noised(sample, index, num_decisions=1 + (index + 2) % 4))
+            else:
+                shown, guidance = model.encode(prompt), model.neutral_guidance + 1.5
+                made.append(walked(shown, model.latent_spec(shown), number=2, guidance=guidance, seed=index))
+        return made
 
     def test_a_demonstration_can_be_vetted(self, model: Model, prompts: Sequence[Prompt], tmp_path: Path) -> None:
         """Planning asks `vet` about some rows, so that a run does not find out later."""
@@ -119,8 +111,7 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         for film, what in unusable.items():
             for name in ("encode_demonstration", "vet"):
                 row = attrs.evolve(prompts[0], demonstration=film)
-                what_passes = f"{name}() passes a row whose demonstration {what}"
-                expect_refusal(what_passes, getattr(model, name), row)
+                expect_refusal(f"{name}() passes a row whose demonstration {what}", getattr(model, name), row)
 
     def test_facts_say_what_a_decision_keeps(self, subject: Subject) -> None:
         """Plans tell from it what a micro-batch takes."""
@@ -128,23 +119,20 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         parts = model.facts().parts
         if not all("float32" in part.kept for part in parts):
             pytest.skip("not declared: the model's facts do not say what its parts keep")
-        said = sum(part.count * _all_of(part.kept["float32"]) for part in parts)
+        each = [(part.count, part.kept["float32"]) for part in parts]
+        said = sum(count * (kept.stream + kept.inputs + kept.inner + kept.heads + kept.routed) for count, kept in each)
         demonstration = model.encode_demonstration(subject.prompts[0])
-        few, many = (_kept(subject, model.noised(demonstration, 0, num_decisions=number)) for number in _NUMBERS)
-        found = (many - few) / (_NUMBERS[1] - _NUMBERS[0])
-        if abs(said / found - 1) > _KEPT:
+        few, many = (_kept(subject, model.noised(demonstration, 0, num_decisions=number)) for number in (2, 6))
+        if abs(said / (found := (many - few) / 4) - 1) > _KEPT:
             fault(f"facts() say that a decision keeps {said:.0f} bytes for the backward pass, and it keeps {found:.0f}")
 
+    @torch.no_grad()
     def reference(
-        self,
-        model: Model,
-        module: torch.nn.Module,
-        payloads: Sequence[Payload],
-        *,
-        temperature: float,  # noqa: ARG002 - it is 1
+        self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, temperature: float
     ) -> list[Decided]:
-        """The decisions of each payload by the velocities of the family's library."""
+        """The decisions of each payload by the velocities of the family's library, at temperature 1."""
         assert isinstance(model, DiffusionModel)
+        assert temperature == 1.0
         options = model.options
         if options.text != "table" or options.negative_embedding is not None or not options.negative_prompt:
             fault(
@@ -152,57 +140,47 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
                 f"'grey', and no negative_embedding: they are {options.text!r}, {options.negative_prompt!r} and "
                 f"{options.negative_embedding!r}"
             )
-        with torch.no_grad():
-            return [self._decisions(model, module, payload) for payload in payloads]
+        return [self._decided(model, module, payload) for payload in payloads]
 
     def load_exported(self, directory: Path) -> Mapping[str, torch.Tensor]:
         """The tensors of the exported transformer, as diffusers loads it."""
         from diffusers import AutoModel  # noqa: PLC0415 - it takes seconds, and transformers come first
 
-        loaded: Any = AutoModel
-        tensors: Mapping[str, torch.Tensor] = loaded.from_pretrained(
-            str(directory), subfolder="transformer"
-        ).state_dict()
+        loaded: Any = AutoModel.from_pretrained(str(directory), subfolder="transformer")  # type: ignore[no-untyped-call]
+        tensors: Mapping[str, torch.Tensor] = loaded.state_dict()
         return tensors
 
-    def _decisions(self, model: DiffusionModel, module: torch.nn.Module, payload: Payload) -> Decided:
+    def _decided(self, model: DiffusionModel, module: torch.nn.Module, payload: Payload) -> Decided:
         # Of payloads alone: a model that shows its transformer something else is to be found out.
         texts = _text(model, payload), _text(model, model.encode(Prompt(text=model.options.negative_prompt or "")))
-
-        def velocity(state: torch.Tensor, time: torch.Tensor, guidance: float) -> torch.Tensor:
-            found, negative = (self.forward(module, state[None], time[None], text)[0] for text in texts)
-            is_neutral = guidance == model.neutral_guidance
-            return found if is_neutral else self.guided(found, negative, guidance)
-
         times_N = tensor(payload, "times")
-        if "states" not in payload.arrays:
-            sample, seed = tensor(payload, "sample"), int(tensor(payload, "noise_seed"))
-            errors = []
-            for number, time in enumerate(times_N):
-                noise = noise_of(seed, number, tuple(sample.shape))
-                found = velocity((1 - time) * sample + time * noise, time, model.neutral_guidance)
-                errors.append((found - (noise - sample)).square().mean())
-            return Decided(logprobs_N=-torch.stack(errors), entropy_N=torch.full((len(errors),), _REGRESSION_ENTROPY))
-        states, offsets = tensor(payload, "states"), tensor(payload, "offsets")
-        guidance = float(tensor(payload, "guidance"))
-        logprobs, entropies = [], []
-        for number, (a, b, std) in enumerate(tensor(payload, "steps")):
-            before, after = tensor(payload, "places")[number].tolist()
-            mean = a * states[before] + b * velocity(states[before], times_N[number], guidance) + offsets[number]
-            normal: Any = torch.distributions.Normal(mean, std)
-            logprobs.append(normal.log_prob(states[after]).mean())
-            entropies.append(normal.entropy().mean())
-        return Decided(logprobs_N=torch.stack(logprobs), entropy_N=torch.stack(entropies))
+
+        def velocity(states_N: torch.Tensor, guidance: float) -> torch.Tensor:
+            found_N, negative_N = (
+                torch.cat(
+                    [self.forward(module, states_N[n, None], times_N[n, None], text) for n in range(len(times_N))]
+                )
+                for text in texts
+            )
+            return found_N if guidance == model.neutral_guidance else self.guided(found_N, negative_N, guidance)
+
+        if "states" in payload.arrays:
+            return transitions(payload, velocity(left(payload), float(tensor(payload, "guidance"))))
+        sample, seed, t = (
+            tensor(payload, "sample"),
+            int(tensor(payload, "noise_seed")),
+            times_N[:, None, None, None, None],
+        )
+        noise_N = torch.stack([noise_of(seed, number, tuple(sample.shape)) for number in range(len(times_N))])
+        errors = velocity((1 - t) * sample + t * noise_N, model.neutral_guidance) - (noise_N - sample)
+        logprobs_N = -errors.square().flatten(1).mean(1)
+        return Decided(logprobs_N=logprobs_N, entropy_N=torch.full_like(logprobs_N, _REGRESSION_ENTROPY))
 
 
 def _text(model: DiffusionModel, payload: Payload) -> torch.Tensor:
     """The text that the transformer is to be shown [1, L, E]: a payload's text, filled up with zeros."""
     text_LE = tensor(payload, TEXT)
     return torch.nn.functional.pad(text_LE, (0, 0, 0, model.options.text_length - len(text_LE)))[None]
-
-
-def _all_of(kept: Kept) -> float:
-    return kept.stream + kept.inputs + kept.inner + kept.heads + kept.routed
 
 
 def _film(options: DiffusionOptions, num_frames: int, path: Path) -> str:
@@ -225,11 +203,3 @@ def _kept(subject: Subject, payload: Payload) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         subject.decide(subject.pack_alone(payload))
     return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
-
-
-def _payload(model: DiffusionModel, prompt: Prompt, index: int) -> Payload:
-    if index % 2 == 0:
-        return model.noised(model.encode_demonstration(prompt), index, num_decisions=1 + (index + 2) % 4)
-    condition = model.encode(prompt)
-    guidance = model.neutral_guidance + _BESIDE
-    return walked(condition, model.latent_spec(condition), number=2, guidance=guidance, seed=index)

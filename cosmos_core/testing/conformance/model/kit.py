@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,16 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from cosmos_core.models.tokens import KIND
+from cosmos_core.models.tokens import KIND, values
 from cosmos_core.protocols import Decided, Kind, Model, ModelCapabilities, ModelContext
-from cosmos_core.testing.conformance.model.building import BuildingTests
 from cosmos_core.testing.conformance.model.decisions import DecisionTests
 from cosmos_core.testing.conformance.model.denoising import DenoisingTests
-from cosmos_core.testing.conformance.model.encoding import EncodingTests
 from cosmos_core.testing.conformance.model.layouts import LayoutTests
-from cosmos_core.testing.conformance.model.optional import OptionalTests
-from cosmos_core.testing.conformance.model.packing import PackingTests
-from cosmos_core.testing.conformance.model.subject import Subject, demonstrations, reference_decisions
+from cosmos_core.testing.conformance.model.rows import PackingTests, RowTests, demonstrations
+from cosmos_core.testing.conformance.model.subject import Subject
+from cosmos_core.testing.conformance.model.weights import WeightTests
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.testing.layouts import PluginModel
 from cosmos_core.types import JSON, Payload, Prompt
@@ -35,14 +34,7 @@ _ROWS = (
 
 
 class ModelConformance(
-    BuildingTests,
-    EncodingTests,
-    PackingTests,
-    DecisionTests,
-    OptionalTests,
-    DenoisingTests,
-    LayoutTests,
-    PluginConformance,
+    WeightTests, RowTests, PackingTests, DecisionTests, DenoisingTests, LayoutTests, PluginConformance
 ):
     """Tests that every model must pass, on a tiny one of its family.
 
@@ -68,8 +60,8 @@ class ModelConformance(
         context: The `ModelContext`.
         prompts: Rows, of different lengths, with demonstrations.
         corpus: Texts that the tokenizer is trained on; those of `prompts`.
-        payloads: What is packed and evaluated; the demonstrations of `prompts`, noised by a `WorldModel`. At
-            least two, of different lengths, and one at least of each payload kind that is declared.
+        payloads: What is packed and evaluated; the demonstrations of `prompts`, noised where the model is a
+            `WorldModel`. At least two, of different lengths, and one at least of each payload kind that is declared.
         steering: Texts of the tokens that end or begin turns or stand for something else than text, with their ids;
             those of a Hugging Face `tokenizer` of the model.
 
@@ -116,9 +108,8 @@ class ModelConformance(
     @pytest.fixture
     def model(self, make: Callable[..., Any], context: ModelContext, corpus: Sequence[str]) -> Model:
         """The plugin's model, as a replica makes it once planning has made the tokenizer."""
-        planned: Model = make()
         if context.config is not None and self.tokenizer is not None:
-            planned.prepare(corpus, self.tokenizer)
+            make().prepare(corpus, self.tokenizer)
         replica: Model = make()
         return replica
 
@@ -146,24 +137,15 @@ class ModelConformance(
         self,
         options: Mapping[str, JSON],
         context: ModelContext,
-        make: Callable[..., Any],
         model: Model,
         capabilities: ModelCapabilities,
         prompts: Sequence[Prompt],
         payloads: Sequence[Payload],
     ) -> Subject:
         """The model, and what it is tested with."""
+        maker = PluginModel(plugin=self.plugin, options=options, context=context)
         return Subject(
-            maker=PluginModel(plugin=self.plugin, options=options, context=context),
-            make=make,
-            model=model,
-            capabilities=capabilities,
-            prompts=prompts,
-            payloads=payloads,
-            temperatures=self.temperatures,
-            tolerance=self.tolerance,
-            reference=self.reference,
-            load_exported=self.load_exported,
+            kit=self, maker=maker, model=model, capabilities=capabilities, prompts=prompts, payloads=payloads
         )
 
     def reference(
@@ -172,10 +154,24 @@ class ModelConformance(
         """Decisions of each payload, by other means than `decide` of a packed row."""
         if foreign := {payload.kind for payload in payloads} - {KIND}:
             fault(
-                f"the kit has no reference for payloads of kind {', '.join(sorted(foreign))}; "
-                "override ModelConformance.reference"
+                f"no reference for payloads of kind {', '.join(sorted(foreign))}; override ModelConformance.reference"
             )
-        return reference_decisions(model, module, payloads, temperature)
+        with tempfile.TemporaryDirectory() as folder:
+            model.export(module, Path(folder))
+            theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        found = []
+        for payload in payloads:
+            prompt, completion = (torch.tensor(values(payload, name).tolist()) for name in ("prompt", "completion"))
+            ids = torch.cat([prompt, completion]).long()
+            with torch.no_grad():
+                # The first decision is taken at the last unit of the prompt, and the last unit predicts nothing.
+                logits_NV = theirs(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logprobs_NV = (logits_NV.float() / temperature).log_softmax(-1)
+            entropy_N = -(logprobs_NV.exp() * logprobs_NV).nan_to_num(0.0).sum(-1)
+            found.append(
+                Decided(logprobs_N=logprobs_NV.gather(1, completion.long()[:, None])[:, 0], entropy_N=entropy_N)
+            )
+        return found
 
     def load_exported(self, directory: Path) -> Mapping[str, torch.Tensor]:
         """The tensors of an exported folder by canonical name, as the family's public library reads them."""

@@ -1,33 +1,27 @@
-"""The model under test with what it is tested on, and what several tests ask of it.
+"""The model under test with what it is tested on, and comparisons that fail with a message for its author.
 
-Shape legend: U units of a sequence, N decisions of it, V vocabulary.
+Shape legend: N decisions of a micro-batch, or of one payload.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.tokens import values
 from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities, ModelFacts
-from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import CPU, PluginModel
 from cosmos_core.types import Payload, Prompt
 from cosmos_core.weights.shards import canonical_tensors
 
 T = TypeVar("T")
-Reference: TypeAlias = Callable[..., Sequence[Decided]]
 
 SEED: Final = 0
 ROOM: Final = 1 << 16
@@ -39,28 +33,20 @@ class Subject:
     """A plugin's model, and what it is tested with.
 
     Attributes:
+        kit: The test class, made: its settings, and the methods that its author may override.
         maker: Makes the model, in any process.
-        make: Makes the model in this process.
         model: The model, as a replica makes it once planning has made the tokenizer.
         capabilities: Those that it declares.
         prompts: Rows.
         payloads: What is packed and evaluated.
-        temperatures: At which decisions are compared with the reference.
-        tolerance: Largest difference of a log-prob.
-        reference: Gives decisions by other means.
-        load_exported: Reads an exported folder.
     """
 
+    kit: Any
     maker: PluginModel
-    make: Callable[..., Any]
     model: Model
     capabilities: ModelCapabilities
     prompts: Sequence[Prompt]
     payloads: Sequence[Payload]
-    temperatures: Sequence[float]
-    tolerance: float
-    reference: Reference
-    load_exported: Callable[[Path], Mapping[str, torch.Tensor]]
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -72,15 +58,15 @@ class Subject:
         """What planning is told of the model."""
         return self.model.facts()
 
+    @property
+    def temperature(self) -> float:
+        """The first that is not 1, at which a forgotten division would not show; 1 if there is no other."""
+        return next((each for each in self.kit.temperatures if each != 1.0), 1.0)
+
     @cached_property
     def batches(self) -> Sequence[MicroBatch]:
         """The payloads in as few micro-batches as the model makes; mostly one."""
         return self.model.pack(self.payloads, budget=ROOM)
-
-    @property
-    def batch(self) -> MicroBatch:
-        """The first of them."""
-        return self.batches[0]
 
     @cached_property
     def alone(self) -> list[MicroBatch]:
@@ -103,11 +89,11 @@ class Subject:
         """A module whose every number is another: of a checkpoint, too, which has one set of weights for all seeds."""
         other = self.build(SEED + 1)
         generator = torch.Generator().manual_seed(0)
-        for tensor in canonical_tensors(other).values():
-            if tensor.is_floating_point():
+        for each in canonical_tensors(other).values():
+            if each.is_floating_point():
                 # No sign changes: a variance, or a scale, stays one.
-                drawn = 0.5 * torch.rand(tensor.shape, generator=generator).clamp_min(0.01)
-                tensor.copy_(torch.where(tensor == 0, drawn, tensor * (1 + drawn)))
+                drawn = 0.5 * torch.rand(each.shape, generator=generator).clamp_min(0.01)
+                each.copy_(torch.where(each == 0, drawn, each * (1 + drawn)))
         return other
 
     def optional(self, protocol: Any, why: str, uses: Callable[[Any], object] = lambda _: True) -> Any:
@@ -124,56 +110,45 @@ class Subject:
             fault(f"one payload under a budget of {ROOM} units {made}; pack() gives one, whose sequences are (0,)")
         return batches[0]
 
-    def decide(self, batch: MicroBatch, module: torch.nn.Module | None = None, **asked: Any) -> Decided:
-        """What is decided in a micro-batch, at temperature 1 unless another is asked for."""
-        asked = {"temperature": 1.0, **asked}
-        decided: Decided = self.model.decide(self.module if module is None else module, batch, **asked)
+    def decide(
+        self, batch: MicroBatch, module: torch.nn.Module | None = None, *, temperature: float = 1.0, **asked: Any
+    ) -> Decided:
+        """The decisions of a micro-batch."""
+        module = self.module if module is None else module
+        decided: Decided = self.model.decide(module, batch, temperature=temperature, **asked)
         found, total = tuple(decided.logprobs_N.shape), sum(batch.num_decisions)
         if found != (total,):
             fault(f"decide() gave log-probs {found} for {total} decisions (the sum of MicroBatch.num_decisions)")
         return decided
 
-    def each(
+    @torch.no_grad()
+    def logprobs(
         self,
         module: torch.nn.Module | None = None,
         payloads: Sequence[Payload] | None = None,
         budget: int = ROOM,
+        name: str = "logprobs_N",
         **asked: Any,
-    ) -> list[Decided]:
-        """Pack payloads, evaluate them, and give each its decisions, in the order of `payloads`."""
+    ) -> list[torch.Tensor]:
+        """Log-probs, or what else `Decided` has by `name`, of each payload, packed under a budget."""
         payloads = self.payloads if payloads is None else payloads
-        found: dict[int, list[Decided]] = {}
+        found: dict[int, list[torch.Tensor]] = {}
         for batch in self.model.pack(payloads, budget=budget):
-            for index, piece in split(batch, self.decide(batch, module, **asked)).items():
-                found.setdefault(index, []).append(piece)
+            for index, part_N in split(batch, getattr(self.decide(batch, module, **asked), name)).items():
+                found.setdefault(index, []).append(part_N)
         if sorted(found) != list(range(len(payloads))):
-            fault(f"pack() was given {len(payloads)} payloads and packed those numbered {sorted(found)}")
-        return [_joined(found[index]) for index in range(len(payloads))]
+            fault(f"pack() of {len(payloads)} payloads under a budget of {budget} units packed the numbers {[*found]}")
+        return [torch.cat(found[index]) for index in range(len(payloads))]
 
     @torch.no_grad()
-    def logprobs(self, *given: Any, **asked: Any) -> list[torch.Tensor]:
-        """Log-probs of each payload; see `each`."""
-        return [decided.logprobs_N for decided in self.each(*given, **asked)]
+    def logprobs_alone(self, module: torch.nn.Module | None = None) -> list[torch.Tensor]:
+        """Log-probs of each payload in a micro-batch of its own."""
+        return [self.decide(batch, module).logprobs_N for batch in self.alone]
 
 
-def split(batch: MicroBatch, decided: Decided) -> dict[int, Decided]:
-    """Split what was decided in a micro-batch by number of the payload; of one that is split, what is here."""
-    sizes = list(batch.num_decisions)
-    entropies = [None] * len(sizes) if decided.entropy_N is None else torch.split(decided.entropy_N, sizes)
-    return {
-        index: Decided(logprobs_N=logprobs_N, entropy_N=entropy_N)
-        for index, logprobs_N, entropy_N in zip(
-            batch.sequences, torch.split(decided.logprobs_N, sizes), entropies, strict=True
-        )
-    }
-
-
-def _joined(parts: Sequence[Decided]) -> Decided:
-    """A sequence's decisions from those of its pieces, in order."""
-    entropies = [each.entropy_N for each in parts if each.entropy_N is not None]
-    return Decided(
-        logprobs_N=torch.cat([each.logprobs_N for each in parts]), entropy_N=torch.cat(entropies) if entropies else None
-    )
+def split(batch: MicroBatch, values_N: torch.Tensor) -> dict[int, torch.Tensor]:
+    """What there is for each decision of a micro-batch, by number of the payload."""
+    return dict(zip(batch.sequences, torch.split(values_N, list(batch.num_decisions)), strict=True))
 
 
 def attempt(function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
@@ -186,11 +161,8 @@ def attempt(function: Callable[..., T], *arguments: Any, **named: Any) -> T | No
 
 def expect_refusal(what: str, function: Callable[..., object], *arguments: Any, **named: Any) -> None:
     """Fault unless a call raises `DataError`."""
-    try:
-        function(*arguments, **named)
-    except DataError:
-        return
-    fault(f"{what}; raise DataError")
+    if attempt(lambda: (function(*arguments, **named),)) is not None:
+        fault(f"{what}; raise DataError")
 
 
 def skip_rest(lacking: Mapping[str, bool]) -> None:
@@ -205,12 +177,12 @@ def expect_close(
     """Fault with the place that is furthest off, if any is off by more; not-a-number always is."""
     if found.shape != expected.shape:
         fault(f"{what}: {tuple(found.shape)} numbers, expected {tuple(expected.shape)}")
-    found, expected = found.detach(), expected.detach()
-    excess = ((found - expected).abs() - rtol * expected.abs()).flatten().nan_to_num(nan=float("inf"))
+    found, expected = found.detach().flatten(), expected.detach().flatten()
+    excess = ((found - expected).abs() - rtol * expected.abs()).nan_to_num(nan=float("inf"))
     if len(excess) and float(excess.max()) > atol:
         place = int(excess.argmax())
-        values_ = f"{float(found.flatten()[place]):.6g}, expected {float(expected.flatten()[place]):.6g}"
-        fault(f"{what}, number {place}: {values_} (tolerance {atol:g})")
+        numbers = f"{float(found[place]):.6g}, expected {float(expected[place]):.6g}"
+        fault(f"{what}, number {place}: {numbers} (tolerance {atol:g})")
 
 
 def expect_each_close(
@@ -219,12 +191,6 @@ def expect_each_close(
     """Fault with the first payload of which decisions are off."""
     for index, (mine_N, theirs_N) in enumerate(zip(found, expected, strict=True)):
         expect_close(mine_N, theirs_N, f"{what}; payload {index}", rtol=tolerance, atol=tolerance)
-
-
-def demonstrations(model: Model, prompts: Sequence[Prompt]) -> list[Payload]:
-    """The rows that have one, as a policy trains on them: with drawn points, of a model that needs these."""
-    shown = [model.encode_demonstration(prompt) for prompt in prompts if prompt.demonstration is not None]
-    return [model.noised(each, index) for index, each in enumerate(shown)] if isinstance(model, WorldModel) else shown
 
 
 def tensor(payload: Payload, name: str) -> torch.Tensor:
@@ -240,7 +206,7 @@ def contents(payload: Payload) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 def copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the tensors that travel."""
-    return {name: tensor.clone() for name, tensor in canonical_tensors(module).items()}
+    return {name: each.clone() for name, each in canonical_tensors(module).items()}
 
 
 def first_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str | None:
@@ -251,26 +217,3 @@ def first_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.
         if not torch.equal(one[name], other[name]):
             return name
     return None
-
-
-def reference_decisions(
-    model: Model, module: torch.nn.Module, payloads: Sequence[Payload], temperature: float
-) -> list[Decided]:
-    """Export the model, load it back with transformers in float32, and evaluate each payload by itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.export(module, Path(folder))
-        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for payload in payloads:
-        prompt, completion = (torch.tensor(values(payload, name).tolist()) for name in ("prompt", "completion"))
-        with torch.no_grad():
-            logits_UV = theirs(input_ids=torch.cat([prompt, completion]).long()[None], use_cache=False).logits[0]
-        # The last unit predicts nothing; the first decision is taken at the last unit of the prompt.
-        logprobs_NV = (logits_UV[len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
-        found.append(
-            Decided(
-                logprobs_N=logprobs_NV.gather(1, completion.long()[:, None])[:, 0],
-                entropy_N=-(logprobs_NV.exp() * logprobs_NV).nan_to_num(0.0).sum(-1),
-            )
-        )
-    return found

@@ -18,14 +18,7 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.protocols import ModelContext, ModelFacts
-from cosmos_core.testing.conformance.model.subject import (
-    ROOM,
-    SEED,
-    Subject,
-    contents,
-    copied,
-    first_difference,
-)
+from cosmos_core.testing.conformance.model.subject import ROOM, SEED, Subject, contents, copied, first_difference
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import CPU, make_trainer
 from cosmos_core.weights.shards import canonical_tensors
@@ -34,23 +27,23 @@ _CODE: Final = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 """File names that say pickle: reading one may run what it holds."""
 
 
-class BuildingTests:
+class WeightTests:
     """Tests of `build`, `facts` and `export`."""
 
     def test_the_seed_alone_decides_the_weights(self, subject: Subject) -> None:
         """Every replica starts from the same weights, in the dtype asked for, and in memory of its own."""
         first = copied(subject.module)
-        for builder in (subject.model, subject.make()):
-            torch.rand(3)
-            if name := first_difference(first, copied(builder.build(seed=SEED, dtype=torch.float32, device=CPU))):
-                fault(f"build(seed={SEED}) gives other weights the second time: {name}; draw from `seed` alone")
         torch.rand(3)
         before = torch.get_rng_state()
         other = subject.build()
-        if not torch.equal(torch.get_rng_state(), before):
+        is_touched = not torch.equal(torch.get_rng_state(), before)
+        for module in (other, subject.maker().build(seed=SEED, dtype=torch.float32, device=CPU)):
+            if name := first_difference(first, copied(module)):
+                fault(f"build(seed={SEED}) gives other weights the second time: {name}; draw from `seed` alone")
+        if is_touched:
             fault("build() changes torch's global random state; draw under torch.random.fork_rng()")
-        held = {tensor.data_ptr(): name for name, tensor in canonical_tensors(subject.module).items()}
-        shared = [held[t.data_ptr()] for t in canonical_tensors(other).values() if t.numel() and t.data_ptr() in held]
+        held = {each.data_ptr(): name for name, each in canonical_tensors(subject.module).items() if each.numel()}
+        shared = [held[each.data_ptr()] for each in canonical_tensors(other).values() if each.data_ptr() in held]
         if other is subject.module or shared:
             fault(f"build() gave weights that an earlier module holds: {', '.join(shared[:3])}; make new ones")
         # Those of a checkpoint are not drawn.
@@ -64,24 +57,18 @@ class BuildingTests:
     def test_facts_are_those_of_the_module(self, subject: Subject) -> None:
         """Planning and engines go by them, on a machine that could not hold the weights."""
         facts = _facts_without_building(subject)
-        if facts != subject.make().facts() or facts != subject.model.facts():
+        if facts != subject.maker().facts() or facts != subject.model.facts():
             fault(f"facts() differ between two instances or two calls: {facts}")
         _check_consistent(facts)
-        counted = sum(parameter.numel() for parameter in subject.module.parameters())
-        if facts.num_parameters != counted:
+        if facts.num_parameters != (counted := sum(parameter.numel() for parameter in subject.module.parameters())):
             fault(
-                f"facts().num_parameters is {facts.num_parameters:,}, the module has {counted:,} (tied parameters "
-                "counted once); count what build() makes"
+                f"facts() say {facts.num_parameters:,} parameters, build() {counted:,} (tied parameters counted once)"
             )
         tensors = canonical_tensors(subject.module)
         for name, shape in facts.matrices.items():
-            found = tuple(tensors[name].shape) if name in tensors else None
-            if found != tuple(shape) or len(shape) < 2:
-                what = "no such tensor" if found is None else f"a tensor of shape {found}"
-                fault(
-                    f"facts().matrices gives {name!r} as {tuple(shape)}, and the module has {what}; name weights of "
-                    "[..., rows, columns] by their canonical names"
-                )
+            found = f"a tensor of shape {tuple(tensors[name].shape)}" if name in tensors else "no such tensor"
+            if found != f"a tensor of shape {tuple(shape)}" or len(shape) < 2:
+                fault(f"facts().matrices has {name!r} {shape}, and the module has {found}; name [..., rows, columns]")
         _check_embedding(subject, facts)
 
     def test_the_published_tensors_are_the_whole_model(self, subject: Subject) -> None:
@@ -93,13 +80,10 @@ class BuildingTests:
         spans = sorted((*_span(tensor), name) for name, tensor in sent.items() if tensor.numel())
         for (_, end, name), (start, _, other) in itertools.pairwise(spans):
             if start < end:
-                fault(
-                    f"{name} and {other} share memory, so the shard map covers it twice; tie parameters by assigning "
-                    "one Parameter object to both places, never a view of it"
-                )
+                fault(f"{name} and {other} share memory, so the shard map covers it twice; tie one Parameter, no view")
         for name, tensor in sent.items():
             places[name].copy_(tensor)
-        if not _are_same(subject.logprobs(trained), subject.logprobs(replica)):
+        if not _say_the_same(subject, trained, subject, replica):
             fault(
                 "a module that was given every published tensor gives other log-probs: weights lie outside its "
                 "parameters and persistent buffers; register them with register_parameter or register_buffer"
@@ -107,20 +91,16 @@ class BuildingTests:
 
     def test_training_changes_every_published_parameter(self, subject: Subject) -> None:
         """Imitating the payloads through the trainer makes them likelier, and reaches all that is published."""
-        policy, world = PolicyConfig(precision="fp32", micro_batch_units=ROOM), single_world()
-        trainer = make_trainer(subject.model, policy, world, seed=SEED)
+        policy = PolicyConfig(precision="fp32", micro_batch_units=ROOM)
+        trainer = make_trainer(subject.model, policy, single_world(), seed=SEED)
         before = copied(trainer.module)
-        trainable = {name for name, parameter in trainer.module.named_parameters() if parameter.requires_grad}
-        number = len(subject.payloads)
-        counts = Counts(
-            sequences=number, decisions=sum(batch.num_decisions[0] for batch in subject.alone), trained=number
-        )
         sequences = tuple(TrainSequence(payload=payload, advantage=1.0) for payload in subject.payloads)
-        share, watch = Share(sequences=sequences, counts=counts), Stopwatch(CPU)
-        losses = [trainer.train(share, counts, solo(), watch).meter.report()["loss"] for _ in range(4)]
-        after = canonical_tensors(trainer.module)
-        still = [name for name, tensor in after.items() if name in trainable and torch.equal(tensor, before[name])]
-        if still:
+        number, decisions = len(sequences), sum(batch.num_decisions[0] for batch in subject.alone)
+        share = Share(sequences=sequences, counts=Counts(sequences=number, decisions=decisions, trained=number))
+        steps = [trainer.train(share, share.counts, solo(), Stopwatch(CPU)) for _ in range(4)]
+        losses, after = [step.meter.report()["loss"] for step in steps], canonical_tensors(trainer.module)
+        trained = [name for name, parameter in trainer.module.named_parameters() if parameter.requires_grad]
+        if still := [name for name in trained if torch.equal(after[name], before[name])]:
             fault(f"training left {len(still)} trainable parameters as they were: {', '.join(still[:5])}")
         if not losses[-1] < losses[0]:
             fault(f"imitating the payloads did not make them likelier: losses of the steps were {losses}")
@@ -131,27 +111,23 @@ class BuildingTests:
         subject.model.export(module, folder)
         if unsafe := sorted(path.name for path in folder.rglob("*") if path.suffix in _CODE):
             fault(f"export() wrote {', '.join(unsafe)}, which may hold pickles; write safetensors")
-        found = subject.load_exported(folder)
+        found = subject.kit.load_exported(folder)
         for name, tensor in canonical_tensors(module).items():
             if name not in found:
                 fault(f"the exported folder has no tensor {name}, a canonical name, as its public library reads it")
             if not torch.equal(found[name], tensor):
-                fault(
-                    f"the exported {name} is not that of the module that export() was given, which was changed since "
-                    "build() as training does; write each tensor of that module as it is"
-                )
+                fault(f"the exported {name} is not that of the module that export() was given, as trained; write that")
         context = ModelContext(path=str(folder), config=None, assets=tmp_path / "nothing-made-locally")
-        again = attrs.evolve(subject.maker, context=context)()
-        rebuilt = again.build(seed=SEED, dtype=torch.float32, device=CPU)
-        if different := first_difference(copied(module), copied(rebuilt)):
+        again = attrs.evolve(subject, model=attrs.evolve(subject.maker, context=context)())
+        if different := first_difference(copied(module), copied(again.module)):
             fault(f"a model from the exported folder has other weights: {different}")
-        if not _are_same(subject.logprobs(module), attrs.evolve(subject, model=again).logprobs(rebuilt)):
+        if not _say_the_same(subject, module, again, again.module):
             fault("a model from the exported folder gives other log-probs, though its weights are the same")
         for prompt in subject.prompts:
-            if contents(again.encode(prompt)) != contents(subject.model.encode(prompt)):
+            if contents(again.model.encode(prompt)) != contents(subject.model.encode(prompt)):
                 fault(f"a model from the exported folder encodes {prompt.text!r} differently; export the tokenizer too")
-        if (facts := again.facts()) != subject.facts:
-            fault(f"a model from the exported folder has other facts: {facts}, not {subject.facts}")
+        if again.facts != subject.facts:
+            fault(f"a model from the exported folder has other facts: {again.facts}, not {subject.facts}")
 
 
 def _facts_without_building(subject: Subject) -> ModelFacts:
@@ -173,27 +149,23 @@ def _facts_without_building(subject: Subject) -> ModelFacts:
 
 
 def _check_consistent(facts: ModelFacts) -> None:
+    size = facts.tokenizer_size
     if not facts.architecture or facts.context_length < 1:
         fault(f"facts() name no architecture or no context: {facts}; context_length counts the prompt too")
-    if facts.tokenizer_size > facts.vocab_size:
-        fault(
-            f"facts().tokenizer_size is {facts.tokenizer_size}, facts().vocab_size {facts.vocab_size}: token ids would "
-            "have no row in the embedding"
-        )
-    if not facts.tokenizer_size:
-        return
-    if not facts.stop_ids:
+    if size > facts.vocab_size:
+        fault(f"facts().tokenizer_size {size} is above vocab_size {facts.vocab_size}: ids would have no embedding")
+    if size and not facts.stop_ids:
         fault("facts().stop_ids is empty: no completion would ever end before the longest length")
-    if foreign := sorted(i for i in {*facts.stop_ids, facts.pad_id} if not 0 <= i < facts.tokenizer_size):
-        fault(f"facts() name stop or pad ids {foreign} outside the tokenizer's {facts.tokenizer_size} ids")
+    if size and (foreign := sorted(id_ for id_ in {*facts.stop_ids, facts.pad_id} if not 0 <= id_ < size)):
+        fault(f"facts() name stop or pad ids {foreign} outside the tokenizer's {size} ids")
 
 
 def _check_embedding(subject: Subject, facts: ModelFacts) -> None:
-    """That each token id has a row: an id beyond them reads past the end of a table."""
+    """Each token id has a row: an id beyond them reads past the end of a table."""
     tokens = [payload for payload in subject.payloads if payload.kind == KIND]
     arrays = [values(payload, name) for payload in tokens for name in ("prompt", "completion")]
     largest = max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
-    if largest >= facts.tokenizer_size and tokens:
+    if tokens and largest >= facts.tokenizer_size:
         fault(
             f"a demonstration is encoded to token id {largest}, and facts().tokenizer_size is {facts.tokenizer_size}; "
             "give the largest id of the tokenizer plus one"
@@ -209,5 +181,5 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + length * tensor.element_size()
 
 
-def _are_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def _say_the_same(one: Subject, module: torch.nn.Module, other: Subject, rebuilt: torch.nn.Module) -> bool:
+    return all(map(torch.equal, one.logprobs(module), other.logprobs(rebuilt)))
