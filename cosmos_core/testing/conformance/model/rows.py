@@ -43,7 +43,7 @@ _MULTIPLE: Final = 7
 
 
 class RowTests:
-    """Tests of `encode`, `encode_demonstration`, `decode`, and of a model that is `MultiTurnModel` or a `VisionModel`."""
+    """Tests of `encode`, `encode_demonstration`, `decode`, and of a `MultiTurnModel` or a `VisionModel`."""
 
     def test_payloads_are_of_the_declared_kinds(self, subject: Subject) -> None:
         """Planning pairs model, engine and rewards by what is declared; other payloads only look like ours."""
