@@ -209,7 +209,8 @@ def expect_records(subject: Subject, model: Model) -> None:
 
     Prompts in parts, prompts that samples share, single units, slots that close up, partial results, updates.
     """
-    hidden = twin(model, records=lambda _: (_RECORD,), record=lambda _, module: _record(module))
+    counting: dict[str, Any] = {"counters": lambda *_: (), "after_step": lambda *_: {}}
+    hidden = twin(model, records=lambda _: (_RECORD,), record=lambda _, module: _record(module), **counting)
     engine = subject.start(model=hidden)
     ragged = [subject.request(n, n, seed=n, max_units=1 + 4 * n, num_samples=3) for n in range(len(subject.prompts))]
     for generated in flat(engine.generate(ragged)):

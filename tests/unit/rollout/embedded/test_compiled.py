@@ -101,6 +101,7 @@ def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
     assert preflight(compiles, planned).problems == ()
     model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
     model.record = lambda module: dict
+    model.counters, model.after_step = lambda module: (), lambda module: {}
     (problem,) = preflight(compiles, planned).problems
     assert "records its forwards (experts)" in problem
     with pytest.raises(EngineError, match="records its forwards"):
