@@ -107,10 +107,8 @@ def _refuse_code(path: str) -> None:
 class Words:
     """Encodes words beside what a template writes.
 
-    Args:
-        tokenizer: The tokenizer.
-        stops: Tokens that end a completion; those of the ordinary vocabulary, such as the end of a line, are words all
-            the same.
+    Of the tokens in `stops`, which end a completion, those of the ordinary vocabulary, such as the end of a line, are
+    words all the same.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> None:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -176,9 +175,13 @@ class FrameReader:
         return self._fitted((frame.copy() for frame in frames[self._wanted]), location)
 
     def _video(self, source: Path | io.BytesIO, location: str) -> torch.Tensor:
-        av = _pyav(location)
         try:
-            with av.open(str(source) if isinstance(source, Path) else source, metadata_errors="replace") as container:
+            import av  # noqa: PLC0415 - an optional dependency
+        except ImportError as error:
+            raise DataError(f"media {shown(location)}: reading videos needs PyAV: pip install av") from error
+        try:
+            file = str(source) if isinstance(source, Path) else source
+            with av.open(file, "r", metadata_errors="replace") as container:
                 if not container.streams.video:
                     raise DataError(f"media {shown(location)}: the file has no video in it")
                 stream = container.streams.video[0]
@@ -199,11 +202,3 @@ def _at_rate(decoded: Iterable[Any], native: float, wanted: float) -> Iterator[A
         while round(taken * native / wanted) == number:
             taken += 1
             yield frame
-
-
-def _pyav(location: str) -> ModuleType:
-    try:
-        import av  # noqa: PLC0415 - an optional dependency
-    except ImportError as error:
-        raise DataError(f"media {shown(location)}: reading videos needs PyAV: pip install av") from error
-    return av

@@ -17,10 +17,8 @@ from torch import nn
 from cosmos_core.errors import ConfigError, DataError, TrainingError
 from cosmos_core.models.diffusion import building, checkpoint, packing
 from cosmos_core.models.diffusion.arrays import Resident, payload_of, placed, tensor_of, with_tensors
-from cosmos_core.models.diffusion.checkpoint import export_transformer
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import frames_of
-from cosmos_core.models.diffusion.noising import draw_times, generator_of
 from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowReader
 from cosmos_core.models.diffusion.scoring import Decisions
@@ -212,7 +210,7 @@ class DiffusionModel(Family):
         """
         source = None if self.context.path is None else self.component(None)
         written = {"_class_name": self.transformer.__name__, "_diffusers_version": version("diffusers"), **self.config}
-        export_transformer(module, written, directory, source)
+        checkpoint.export_transformer(module, written, directory, source)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:  # noqa: ARG002 - of the protocol
         """Refuse: a world model has no tokenizer of its own."""
@@ -244,8 +242,10 @@ class DiffusionModel(Family):
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
         """The points at which a sample is learned (see `protocols.world.WorldModel`)."""
         tensor_of(payload, "sample", torch.float32, self.shape)
-        times_N = draw_times(self.options, num_decisions or self.options.regressions, generator_of(seed, 0))
-        noise_seed = torch.randint(1 << 62, (), generator=generator_of(seed, 1))
+        times_N = packing.draw_times(
+            self.options, num_decisions or self.options.regressions, packing.generator_of(seed, 0)
+        )
+        noise_seed = torch.randint(1 << 62, (), generator=packing.generator_of(seed, 1))
         return with_tensors(payload, {"times": times_N, "noise_seed": noise_seed})
 
     def _negative_like(self, text_BLE: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,9 @@
 A transition and a regression are both a point (x_t, t) at which the velocity is asked for, and a target that it is
 compared with, so that micro-batches hold either: of a transition the target is x', of a regression e - x_0.
 
+Source of regressions: flow matching (arXiv:2210.02747); logit-normal times and their shift (arXiv:2403.03206, section
+3.1 and equation 23); log-normal noise levels (arXiv:2206.00364, table 1), t = σ / (1 + σ).
+
 Shape legend: N decisions of a micro-batch, S sequences of it, C channels, T latent frames, H and W latent height and
 width.
 """
@@ -10,6 +13,7 @@ width.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -18,7 +22,7 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.arrays import Conditions, side_by_side, tensor_of
-from cosmos_core.models.diffusion.noising import noise_of
+from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.protocols.model import Span
 from cosmos_core.types import Payload
@@ -146,10 +150,10 @@ def pack(
     Args:
         payloads: What to pack.
         shape: (C, T, H, W) of their latents.
-        conditioning: Of a payload: tensors of one shape each for all payloads; asked for once, and held once, also for
-            payloads that share the arrays which condition them, as those of a group do.
+        conditioning: Tensors of a payload, of one shape for all; asked for once, and held once, also for payloads that
+            share the arrays which condition them, as those of a group do.
         budget: Most decisions of a micro-batch.
-        neutral_guidance: At which velocities are those of the prompt alone.
+        neutral_guidance: That of payloads without one: velocities are those of the prompt alone.
 
     Raises:
         DataError: A payload has no decisions that could be evaluated, or the budget is none.
@@ -242,3 +246,29 @@ class _Inputs(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._inputs_of(self._number))
+
+
+LEAST: Final = 1e-4
+"""Times are kept this far from 0 and 1, where nothing is noisy or nothing is left."""
+
+
+def draw_times(options: DiffusionOptions, number: int, generator: torch.Generator) -> torch.Tensor:
+    """So many times, float32 [N], in (0, 1), by the law, mean, standard deviation and shift of the options."""
+    if options.times == "uniform":
+        times_N = torch.rand(number, generator=generator)
+    else:
+        # Both are the logistic function: of the drawn number, or of the logarithm of σ.
+        times_N = torch.sigmoid(options.times_mean + options.times_std * torch.randn(number, generator=generator))
+    times_N = options.times_shift * times_N / (1 + (options.times_shift - 1) * times_N)
+    return times_N.clamp(LEAST, 1 - LEAST)
+
+
+def noise_of(seed: int, decision: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """The noise of one regression, float32 on the CPU: drawn from the two numbers alone."""
+    return torch.randn(shape, generator=generator_of(seed, decision))
+
+
+def generator_of(seed: int, number: int) -> torch.Generator:
+    """A generator that two numbers seed; neighbouring numbers give streams that have nothing in common."""
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -19,7 +19,7 @@ from torch import nn
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.media import FrameReader, pixels_of
-from cosmos_core.models.diffusion.noising import generator_of
+from cosmos_core.models.diffusion.packing import generator_of
 from cosmos_core.models.vision.images import shown
 from cosmos_core.types import Prompt
 

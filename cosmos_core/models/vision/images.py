@@ -23,10 +23,7 @@ _LONGEST_PATH: Final = 4096
 
 
 def load_image(location: str) -> Image.Image:
-    """The image at a location, in RGB.
-
-    Args:
-        location: A path, a `file:` URL, or a `data:` URL with an image.
+    """The image at a path, a `file:` URL, or a `data:` URL, in RGB.
 
     Raises:
         DataError: There is none, it cannot be read, or it would have to be fetched.

@@ -151,7 +151,15 @@ class VisionLanguageModel(HuggingFaceModel):
 
     def resolved_config(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> PretrainedConfig:
         """A recipe's config; what it leaves to the tokenizer stands in its `text_config`."""
-        _check_parts(config)
+        # Of a type that transformers does not know all is told when the config is made.
+        if (model_type := config.get("model_type")) in CONFIG_MAPPING:
+            whole = CONFIG_MAPPING[model_type]
+            for part in whole.sub_configs:
+                # transformers would carry unknown keys along unread.
+                given = config.get(part) or {}
+                named = given.get("model_type")
+                known = CONFIG_MAPPING[named]() if named in CONFIG_MAPPING else getattr(whole(), part)
+                loading.refuse_unknown(given, known, f"model.config.{part}")
         ids = {name: made.convert_tokens_to_ids(token) for token, name in self.special_tokens.items() if name}
         text = {**tokenizer_defaults(made), **dict(config.get("text_config") or {})}
         resolved: PretrainedConfig = loading.config_from_mapping({**ids, **config, "text_config": text})
@@ -161,16 +169,3 @@ class VisionLanguageModel(HuggingFaceModel):
     def _num_deep(self) -> int:
         """First layers to whose results what is seen is added (deepstack; arXiv 2406.04334)."""
         return len(getattr(getattr(self.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
-
-
-def _check_parts(config: Mapping[str, Any]) -> None:
-    """Refuse unknown keys in the tables of a config: transformers would carry them along unread."""
-    model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        return  # told in full when the config is made
-    whole = CONFIG_MAPPING[model_type]
-    for part in whole.sub_configs:
-        given = config.get(part) or {}
-        named = given.get("model_type")
-        known = CONFIG_MAPPING[named]() if named in CONFIG_MAPPING else getattr(whole(), part)
-        loading.refuse_unknown(given, known, f"model.config.{part}")

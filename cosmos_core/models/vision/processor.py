@@ -1,7 +1,6 @@
 """A checkpoint's processor: makes tokens and arrays of a text and its images, without torchvision.
 
-transformers' processors need torchvision for videos only, but those that know videos cannot be made without it. Here
-they are made without that part.
+transformers' processors need torchvision for videos only; here they are made without that part.
 
 A row is to the model as one text with the images of all its documents. So a processor is asked once what it makes of
 two images of different sizes, apart and together, and each of its arrays is joined in the way that gives the same.
@@ -176,10 +175,7 @@ def example_images() -> list[Image.Image]:
     from PIL import Image  # noqa: PLC0415 - of no use to models of text
 
     draw = np.random.default_rng(0)
-    return [
-        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8))
-        for height, width in ((40, 72), (64, 24))
-    ]
+    return [Image.fromarray(draw.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in ((40, 72), (64, 24))]
 
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:

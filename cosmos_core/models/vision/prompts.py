@@ -22,11 +22,7 @@ MARK: Final = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}")
 
 
 def with_marks(prompt: Prompt, kinds: Sequence[str]) -> Prompt:
-    """The prompt with a mark for each of its media.
-
-    Args:
-        prompt: With all marks, or none.
-        kinds: `IMAGE_MARK` or `VIDEO_MARK`, for each of the media.
+    """The prompt, which has all marks or none, with `IMAGE_MARK` or `VIDEO_MARK` for each of its media.
 
     Raises:
         DataError: There are more marks than media, or fewer, or of the other kind.

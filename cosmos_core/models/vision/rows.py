@@ -92,13 +92,10 @@ def is_media(name: str) -> bool:
 def lay_out(
     batch: MicroBatch, members: Sequence[Payload], joins: Mapping[str, int], own_positions: OwnPositions | None
 ) -> MicroBatch:
-    """The micro-batch, with what its documents see.
+    """The micro-batch of these payloads, some with images, with what its documents see.
 
-    Args:
-        batch: A packed row.
-        members: The payloads in it, in order; some with images.
-        joins: The dim along which each array of the processor is joined.
-        own_positions: Counts positions over several axes; None where there is one.
+    `joins` has the dim along which each array of the processor is joined; `own_positions` is None where there is one
+    axis.
 
     Raises:
         DataError: A payload with images lacks an array, or they do not fit together.

@@ -18,7 +18,7 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import TEXT, DiffusionModel, DiffusionOptions
-from cosmos_core.models.diffusion.noising import noise_of
+from cosmos_core.models.diffusion.packing import noise_of
 from cosmos_core.protocols import Decided, Model
 from cosmos_core.testing.conformance.model.denoising import left, transitions, walked
 from cosmos_core.testing.conformance.model.kit import ModelConformance
