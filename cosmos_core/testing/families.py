@@ -24,14 +24,9 @@ def make_tiny(
     defaults: Mapping[str, Any],
     folder: Path,
 ) -> Make:
-    """The function that makes models of a family.
+    """The function that makes models of a family: by default with this config of a tiny transformer and these options.
 
-    Args:
-        family: Its class.
-        options: That of its options.
-        config: Of its tiny transformer.
-        defaults: Options with which that goes.
-        folder: Where what is made locally would be.
+    What is made locally would be in `folder`.
     """
 
     def make(config: Mapping[str, Any] = config, path: str | None = None, **changes: Any) -> DiffusionModel:

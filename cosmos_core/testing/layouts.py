@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -171,13 +172,14 @@ def _step(
     if inspect is not None:
         inspect(model, trainer.module, packed(model, payloads, policy, world), world)
     meter = train_step(trainer, payloads, policy)
-    losses = world.exchange(repr(meter.sums.get("loss", 0.0)).encode())
+    measured = {name: value for name, value in meter.maxima.items() if name not in _OWN}
+    told = [json.loads(data) for data in world.exchange(json.dumps([meter.sums.get("loss", 0.0), measured]).encode())]
     return Stepped(
         weights=weights,
-        loss=sum(float(data) for data in losses),
+        loss=sum(loss for loss, _ in told),
         norm=meter.maxima["grad_norm"],
         gradients=whole({name: p.grad for name, p in parameters.items() if p.grad is not None}, world),
-        metrics=_largest(world, {name: value for name, value in meter.maxima.items() if name not in _OWN}),
+        metrics={name: max(found.get(name, -math.inf) for _, found in told) for _, each in told for name in each},
     )
 
 
@@ -186,15 +188,6 @@ def packed(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, worl
     mesh = world.mesh
     multiple = mesh.size("cp") * mesh.size("tp")
     return model.pack(payloads, budget=policy.micro_batch_units, multiple=multiple, is_uniform=mesh.size("pp") > 1)
-
-
-def _largest(world: World, values: Mapping[str, float]) -> dict[str, float]:
-    """The largest value of any process, by name."""
-    largest: dict[str, float] = {}
-    for data in world.exchange(json.dumps(dict(values)).encode()):
-        for name, value in json.loads(data).items():
-            largest[name] = max(value, largest.get(name, value))
-    return largest
 
 
 def make_trainer(

@@ -275,12 +275,12 @@ PACKING = {
     "payload-lost": (
         pack("super().pack(payloads[:5], budget=budget)"),
         "test_each_payload_is_packed_once_within_the_budget",
-        "packed number 5 0 times, not once",
+        "payload 5 is packed as nothing",
     ),
     "payload-repeated": (
         pack("batches + batches[:1] if len(payloads) > 1 else batches"),
         "test_each_payload_is_packed_once_within_the_budget",
-        "2 times, not once",
+        "give every decision once",
     ),
     "budget-doubled-alone": (
         family(

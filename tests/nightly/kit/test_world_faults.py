@@ -280,7 +280,7 @@ SPLITTING = {
     "short-total": (
         changed("total=totals[index]) for", "total=len(each)) for"),
         "test_each_payload_is_packed_once_within_the_budget",
-        "is split into",
+        "is packed as",
     ),
     "cut": (
         changed(PLACED, PLACED.replace("for start in range(0, len(rows), budget)", "for start in (0,)")),

@@ -7,13 +7,12 @@ width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import attrs
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.protocols import Decided
@@ -153,9 +152,9 @@ class DenoisingTests:
         """Guided velocities lie on a line, on which the neutral guidance is the prompt's own, in fewer forwards."""
         world, found, work = _World.of(subject), [], []
         for beside in (0.0, 1.0, 2.0):
-            with _counted() as counts:
+            with FlopCounterMode(display=False) as counted:
                 found.append(world.velocity(world.rows[0], 0.6, beside=beside))
-            work.append(sum(counts))
+            work.append(counted.get_total_flops())
         neutral = world.model.neutral_guidance
         what = f"velocities at guidance {neutral:g} and 1 and 2 above it do not lie on a line; guidance is a blend"
         expect_close(found[2] - found[1], found[1] - found[0], what, rtol=1e-3, atol=1e-3)
@@ -277,22 +276,6 @@ def _check_batched(world: _World) -> None:
     for index, each in enumerate(alone):
         what = f"velocity() of row {index} changes with what else is in the batch"
         expect_close(together[index : index + 1], each, what)
-
-
-@contextmanager
-def _counted() -> Iterator[list[int]]:
-    """Numbers of rows that linear layers are given while it lasts."""
-    counts: list[int] = []
-
-    def count(layer: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        if isinstance(layer, torch.nn.Linear):
-            counts.append(given[0].numel() // max(1, given[0].shape[-1]))
-
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
-    try:
-        yield counts
-    finally:
-        handle.remove()
 
 
 def _samples(subject: Subject) -> list[Payload]:

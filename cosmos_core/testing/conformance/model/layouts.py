@@ -30,13 +30,8 @@ from cosmos_core.testing.layouts import (
 )
 from cosmos_core.testing.worlds import WorldFailedError
 
-_PIPELINED: Final = ("stages", "advance", "conclude")
-_PAIR_LOSS: Final = 1e-5
-_PAIR_GRADIENT: Final = 1e-4
-"""Largest relative differences in float32; faults are orders of magnitude larger."""
-_LOSS: Final = 1e-6
 _GRADIENTS: Final[Mapping[torch.dtype, float]] = {torch.float64: 1e-6, torch.float32: 5e-6}
-
+"""Largest difference of a parameter's gradient, relative to its norm."""
 _LAYOUTS: Final[Sequence[tuple[MeshConfig, Mapping[str, Any]]]] = (
     (MeshConfig(dp_shard=4), {}),
     (MeshConfig(dp_replicate=2, dp_shard=2), {"parallel": ParallelConfig(recompute="selective")}),
@@ -54,7 +49,9 @@ class LayoutTests:
         axes = [axis for axis in get_args(Axis) if axis in _possible(subject)]
         if not axes:
             pytest.skip("not declared: no axis that this model can be spread over")
-        missing = [name for name in _PIPELINED if not callable(getattr(subject.model, name, None))]
+        missing = [
+            name for name in ("stages", "advance", "conclude") if not callable(getattr(subject.model, name, None))
+        ]
         if "pp" in axes and missing:
             fault(f"ModelCapabilities.mesh_axes declares pp, and the model has no method {', '.join(missing)}")
         # Experts are spread over processes that another axis makes.
@@ -66,7 +63,8 @@ class LayoutTests:
         for axis, found in zip(axes, steps, strict=True):
             if name := first_difference(found.weights, expected.weights):
                 fault(f"with {axis} = 2 build() makes other weights: {name}; they must not depend on the layout")
-            _compare(f"with {axis} = 2", found, expected, loss=_PAIR_LOSS, gradient=_PAIR_GRADIENT)
+            # Of float32; faults are orders of magnitude larger.
+            _compare(f"with {axis} = 2", found, expected, loss=1e-5, gradient=1e-4)
 
 
 class ModelSpreading:
@@ -95,7 +93,7 @@ class ModelSpreading:
                 trained = [] if policy.lora is None else [name for name in stepped.gradients if not is_adapter(name)]
                 if trained:
                     fault(f"{where} {trained[0]} has a gradient, and is no adapter; freeze what adapters are beside")
-                _compare(where, stepped, alone[policy.lora], loss=_LOSS, gradient=_GRADIENTS[dtype])
+                _compare(where, stepped, alone[policy.lora], loss=1e-6, gradient=_GRADIENTS[dtype])
 
 
 @contextmanager
