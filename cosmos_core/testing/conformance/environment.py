@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import attrs
 import pytest
@@ -18,8 +19,8 @@ from cosmos_core.protocols import Environment, EnvironmentCapabilities, Environm
 from cosmos_core.rollout.episodes.messages import Answered, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.testing.conformance.planning import any_recipe, planned
-from cosmos_core.testing.conformance.plugin import fault, fault_if
-from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, check_pool
+from cosmos_core.testing.conformance.plugin import Make, fault, fault_if
+from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, next_of
 from cosmos_core.types import JSON, Message, Prompt
 
 _QUESTION: Final = "What is 34 times 56?"
@@ -34,7 +35,6 @@ _GARBLED: Final = (
     "34*56=1904 and " * 1000,
 )
 _TIMES: Final = 3
-_CHECK_S: Final = 0.2
 _BLOCKED_S: Final = 2.0
 _TICK_S: Final = 0.01
 
@@ -47,23 +47,8 @@ class Script:
     turns: tuple[str, ...]
 
 
-def ordinary_scripts(turns: Sequence[str]) -> tuple[Script, ...]:
-    """Dialogues of which each has one turn over and over, of rows of plain text and of a chat.
-
-    Args:
-        turns: Turns that mean something to the environment; garbled ones are added.
-    """
-    metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
-    plain = Prompt(text=_QUESTION, reference="1904", metadata=metadata)
-    chat = attrs.evolve(
-        plain, text=(Message(role="system", content="Be brief."), Message(role="user", content=_QUESTION))
-    )
-    plays = [*((plain, turn) for turn in (*turns, *_GARBLED)), (chat, _GARBLED[0])]
-    return tuple(Script(prompt=prompt, turns=(turn,) * _TIMES) for prompt, turn in plays)
-
-
-class _Table:
-    """Plays dialogues with the environments of a pool.
+class _Dialogues:
+    """Plays dialogues with the environments of a pool, as many side by side as it is given.
 
     An answer says the first words, and of each turn (observation, role, done, reward).
     """
@@ -72,74 +57,60 @@ class _Table:
         self._pool, self._seed = pool, seed
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
 
-    def one_by_one(self, scripts: Sequence[Script]) -> list[Answer | None]:
-        found: list[Answer | None] = [None] * len(scripts)
-        for index, script in enumerate(scripts):
-            episode, answer = self._begin(script)
-            for turn in script.turns:
-                answer = self._go_on(episode, answer, turn)
-            self._pool.forget(episode)
-            found[index] = answer
-            # What hangs once may hang in every dialogue, and each would take its time.
-            if answer.timed_out:
-                break
-        return found
-
-    def in_turns(self, scripts: Sequence[Script]) -> list[Answer | None]:
-        begun = [self._begin(script) for script in scripts]
-        for place in range(max(len(script.turns) for script in scripts)):
+    def play(self, scripts: Sequence[Script]) -> list[Answer]:
+        begun = [
+            (self._pool.open(script.prompt, self._seed, self._replies.put), self._reply(Answer())) for script in scripts
+        ]
+        for turns in itertools.zip_longest(*(script.turns for script in scripts)):
             begun = [
-                (episode, self._go_on(episode, answer, script.turns[place]))
-                for script, (episode, answer) in zip(scripts, begun, strict=True)
+                (episode, self._go_on(episode, answer, turn))
+                for turn, (episode, answer) in zip(turns, begun, strict=True)
             ]
+        for episode, _ in begun:
+            self._pool.forget(episode)
         return [answer for _, answer in begun]
 
-    def _begin(self, script: Script) -> tuple[int, Answer]:
-        return self._pool.open(script.prompt, self._seed, self._replies.put), self._reply(Answer())
-
-    def _go_on(self, episode: int, answer: Answer, turn: str) -> Answer:
+    def _go_on(self, episode: int, answer: Answer, turn: str | None) -> Answer:
         is_done = len(answer.said) > 1 and answer.said[-1][2]
-        if answer.failure or is_done:
+        if answer.failure or is_done or turn is None:
             return answer
         self._pool.act(episode, turn, self._replies.put)
         return self._reply(answer)
 
     def _reply(self, answer: Answer) -> Answer:
-        while True:
-            try:
-                reply = self._replies.get(timeout=_CHECK_S)
-                break
-            except queue.Empty:
-                check_pool(self._pool, "environment")
-        match reply:
-            case Opened():
-                return attrs.evolve(answer, said=(reply.words,))
-            case Answered():
+        match next_of(self._replies, self._pool, "environment"):
+            case Opened(words=words):
+                return attrs.evolve(answer, said=(words,))
+            case Answered() as reply:
                 turn = (reply.observation, reply.role, reply.done, reply.reward)
                 return attrs.evolve(answer, said=(*answer.said, turn))
-        return attrs.evolve(answer, failure=reply.detail or "it failed", timed_out=reply.timed_out)
+            case failed:
+                return attrs.evolve(answer, failure=failed.detail or "it failed", timed_out=failed.timed_out)
 
 
-async def _side_effects(make: Callable[[], Environment], scripts: Sequence[Script]) -> list[str]:
+async def _side_effects(make: Make, scripts: Sequence[Script]) -> list[str]:
     """Play dialogues one after the other, on one event loop as in a worker, and tell of what they did to others."""
-    changed, pauses = [], dict[str, float]()
+    changed, blocked = list[str](), list[str]()
     for script in scripts:
         what = EnvironmentConformance.shown(script)
-        prompt, measured = copy.deepcopy(script.prompt), [0.0]
-        beating = asyncio.ensure_future(_beat(measured))
+        prompt, pauses = copy.deepcopy(script.prompt), [0.0]
+        beating = asyncio.ensure_future(_beat(pauses))
         await asyncio.sleep(0)
-        await _play(make(), attrs.evolve(script, prompt=prompt))
+        environment: Environment = make()
+        await environment.reset(prompt, 0)
+        for turn in script.turns:
+            if (await environment.step(turn)).done:
+                break
+        await environment.close()
         beating.cancel()
         await asyncio.wait({beating})
-        pauses[what] = max(measured)
+        if max(pauses) > _BLOCKED_S:
+            blocked.append(
+                f"{what} held up the event loop, and all other dialogues of the worker, for {max(pauses):.1f} s; put "
+                "what blocks into `await asyncio.to_thread(…)`"
+            )
         if prompt != script.prompt:
             changed.append(f"{what} changed its row; work on a copy")
-    blocked = [
-        f"{what} held up the event loop, and all other dialogues of the worker, for {pause_s:.1f} s; put what blocks "
-        "into `await asyncio.to_thread(…)`"
-        for what, pause_s in pauses.items()
-        if pause_s > _BLOCKED_S
-    ]
     others = asyncio.all_tasks() - {asyncio.current_task()}
     names = sorted(getattr(task.get_coro(), "__qualname__", repr(task)) for task in others)
     left = f"tasks go on after `close`: {', '.join(names[:3])}; cancel them and wait for their end"
@@ -156,21 +127,6 @@ async def _beat(pauses: list[float]) -> None:
             now = time.monotonic()
             pauses.append(now - last)
             last = now
-
-
-async def _play(environment: Environment, script: Script) -> None:
-    await environment.reset(script.prompt, 0)
-    for turn in script.turns:
-        if (await environment.step(turn)).done:
-            break
-    await environment.close()
-
-
-def refusals(plugin: str, capabilities: EnvironmentCapabilities) -> list[str]:
-    """Why planning refuses to count the environment's rewards."""
-    recipe = any_recipe(environment=EnvironmentConfig(plugin=plugin, weight=1.0))
-    found = planned(recipe, environment=capabilities)
-    return [problem for problem in found if problem.startswith("environment.")]
 
 
 class EnvironmentConformance(WorkerConformance):
@@ -200,8 +156,13 @@ class EnvironmentConformance(WorkerConformance):
 
     @pytest.fixture
     def scripts(self) -> Sequence[Script]:
-        """Ordinary dialogues, each of which the environment must be able to have."""
-        return ordinary_scripts(self.turns)
+        """Dialogues of which each has one turn over and over, of rows of plain text and of a chat."""
+        metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
+        plain = Prompt(text=_QUESTION, reference="1904", metadata=metadata)
+        words = (Message(role="system", content="Be brief."), Message(role="user", content=_QUESTION))
+        plays = [(plain, turn) for turn in (*self.turns, *_GARBLED)]
+        plays.append((attrs.evolve(plain, text=words), _GARBLED[0]))
+        return tuple(Script(prompt=prompt, turns=(turn,) * _TIMES) for prompt, turn in plays)
 
     @pytest.fixture
     def ordinary(self, scripts: Sequence[Script]) -> Sequence[Script]:
@@ -219,11 +180,17 @@ class EnvironmentConformance(WorkerConformance):
         self, options: Mapping[str, JSON], seed: int, inputs: Sequence[Script], *, at_once: bool
     ) -> list[Answer | None]:
         """What a worker says in dialogues, one after the other or in turns."""
+        found: list[Answer | None] = []
         config = EnvironmentConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
         with contextlib.closing(EnvironmentPool(config, seed=seed)) as pool:
             pool.start()
-            table = _Table(pool, seed)
-            return table.in_turns(inputs) if at_once else table.one_by_one(inputs)
+            dialogues = _Dialogues(pool, seed)
+            for scripts in [inputs] if at_once else [[script] for script in inputs]:
+                found += (answers := dialogues.play(scripts))
+                # What hangs once may hang in every dialogue, and each would take its time.
+                if any(answer.timed_out for answer in answers):
+                    break
+        return found + [None] * (len(inputs) - len(found))
 
     def test_dialogues_do_not_disturb_each_other(
         self,
@@ -231,7 +198,7 @@ class EnvironmentConformance(WorkerConformance):
         sound_run: WorkerRun,
         scripts: Sequence[Script],
         in_worker: Callable[..., WorkerRun],
-        make: Callable[..., Any],
+        make: Make,
     ) -> None:
         """All dialogues of a worker share its event loop, and those of a group their row."""
         fault_if(asyncio.run(_side_effects(make, scripts)))
@@ -250,7 +217,8 @@ class EnvironmentConformance(WorkerConformance):
         self, capabilities: EnvironmentCapabilities, sound_run: WorkerRun, scripts: Sequence[Script]
     ) -> None:
         """Undeclared rewards are not counted, and a recipe that weighs them is refused before it starts."""
-        refused = refusals(self.plugin, capabilities)
+        recipe = any_recipe(environment=EnvironmentConfig(plugin=self.plugin, weight=1.0))
+        refused = [each for each in planned(recipe, environment=capabilities) if each.startswith("environment.")]
         if capabilities.rewards:
             if refused:
                 fault(f"it declares rewards, but planning refuses them: {refused[0]}")

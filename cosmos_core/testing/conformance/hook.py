@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -19,9 +20,9 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
 from cosmos_core.run.hooks import make_in_time
 from cosmos_core.testing.conformance import story
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault, fault_if
+from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault, fault_if
 from cosmos_core.testing.conformance.processes import run
-from cosmos_core.testing.conformance.story import HookSession, Surroundings
+from cosmos_core.testing.conformance.story import HookSession
 from cosmos_core.types import JSON
 
 Open: TypeAlias = Callable[[RunInfo], HookSession]
@@ -56,9 +57,9 @@ class HookConformance(PluginConformance):
     @pytest.fixture(autouse=True)
     def restored(self) -> Iterator[None]:
         """Nothing that a hook changes in the process reaches another test."""
-        before = Surroundings()
+        before = story.surroundings()
         yield
-        before.restore()
+        story.restore(before)
 
     @pytest.fixture
     def provider(self, plugins: PluginSet) -> Provider[Any]:
@@ -67,23 +68,18 @@ class HookConformance(PluginConformance):
         return attrs.evolve(provider, create=self._in_time(provider.create))
 
     @pytest.fixture
-    def make(self, plugins: PluginSet, options: Mapping[str, JSON], context: RunInfo) -> Callable[..., Any]:
-        """Make a hook in time."""
-
-        def create(**changes: JSON) -> Any:
-            return plugins.create(self.kind, self.plugin, {**options, **changes}, context)
-
-        return self._in_time(create)
+    def make(self, plugins: PluginSet, options: Mapping[str, JSON], context: RunInfo) -> Make:
+        """A function that makes a hook, in time."""
+        create = functools.partial(plugins.create, self.kind, self.plugin)
+        return self._in_time(lambda **changes: create({**options, **changes}, context))
 
     @pytest.fixture
     def open_run(self, options: Mapping[str, JSON]) -> Open:
-        """Make the hook for a run."""
+        """A function that makes the hook for a run."""
 
         def begin(run: RunInfo) -> HookSession:
-            try:
+            with _made():
                 return HookSession(self.plugin, options, run, timeout_s=self.timeout_s)
-            except PluginBrokenError as error:
-                return fault(str(error))
 
         return begin
 
@@ -113,9 +109,9 @@ class HookConformance(PluginConformance):
     def test_an_ordinary_run_is_followed_and_left_as_it_is(self, open_run: Open, context: RunInfo) -> None:
         """It never breaks or blocks a run; what it is told, and its process, belong to other plugins too."""
         calls = [*story.ordinary()]
-        recipe, kept, before = *copy.deepcopy((context.recipe, calls)), Surroundings()
+        recipe, kept, before = *copy.deepcopy((context.recipe, calls)), story.surroundings()
         _follow(open_run(context), "an ordinary run", calls)
-        fault_if(f"the hook {problem}" for problem in before.problems(self.own_variables))
+        fault_if(f"the hook {problem}" for problem in story.changes(before, self.own_variables))
         if context.recipe != recipe:
             fault("the hook changed run.recipe; work on a copy")
         for call, (_, arguments) in zip(calls, kept, strict=True):
@@ -130,7 +126,7 @@ class HookConformance(PluginConformance):
         again = attrs.evolve(run, resumed_from=2)
         _follow(open_run(again), "its resumption", story.beginning(), story.steps(3, 5), story.ending())
         failing = attrs.evolve(context, directory=_folder(context.directory, "failing"))
-        begun = [story.Call("run_started", {})]
+        begun = [*story.beginning()][:1]
         _follow(open_run(failing), "a run that fails at once", begun, story.ending("failed", accuracy=None))
         odd = attrs.evolve(context, directory=_folder(context.directory, "odd"))
         what = "a run with odd metrics (empty, nan, inf, unicode)"
@@ -152,7 +148,7 @@ class HookConformance(PluginConformance):
                 _tell(session, act(marks[name]), f"the run {name!r} beside another one")
         for session in sessions.values():
             session.close()
-        numbers = {name: len(_files(run.directory)) for name, run in runs.items()}
+        numbers = {name: len([*_files(run.directory)]) for name, run in runs.items()}
         if len(set(numbers.values())) > 1:
             fault(f"two runs that were told the same left {numbers} files in their folders; use RunInfo.directory only")
         for name, other in zip(marks, reversed(marks), strict=True):
@@ -187,12 +183,19 @@ class HookConformance(PluginConformance):
 
     def _in_time(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with _made():
                 return make_in_time(self.plugin, functools.partial(make, *args, **kwargs), self.timeout_s)
-            except PluginBrokenError as error:
-                return fault(str(error))
 
         return call
+
+
+@contextlib.contextmanager
+def _made() -> Iterator[None]:
+    """Fault a hook that is not made in time."""
+    try:
+        yield
+    except PluginBrokenError as error:
+        fault(str(error))
 
 
 def _folder(parent: Path, name: str) -> Path:
@@ -213,8 +216,8 @@ def _follow(session: HookSession, what: str, *calls: Iterable[story.Call]) -> No
         fault(f"at the end of {what}: {session.problems[0]}")
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
 
 
 def _check_free_of(folder: Path, other: str, accuracy: float) -> None:

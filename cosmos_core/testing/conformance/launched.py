@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 VARIABLE: Final = "COSMOS_CONFORMANCE_LAUNCHED"
@@ -31,30 +30,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("task")
     parser.add_argument("--name", required=True)
     options, rest = parser.parse_known_args(arguments)
-    folder: Path = options.folder
+    path: Path = options.folder / options.name
+    task, _, code = str(options.task).partition(":")
 
-    def asked(_number: int, _frame: FrameType | None) -> None:
-        (folder / f"{options.name}.asked").touch()
-        if options.task == "willing":
+    def asked(*_: object) -> None:
+        path.with_name(f"{path.name}.asked").touch()
+        if task == "willing":
             sys.exit(0)
 
     signal.signal(signal.SIGTERM, asked)
-    _write(folder / f"{options.name}.started", {"rest": rest, "variable": os.environ.get(VARIABLE, "")})
-    task, _, code = str(options.task).partition(":")
+    _write(path, "started", {"rest": rest, "variable": os.environ.get(VARIABLE, "")})
     if task == "exit":
         print(LAST_WORDS, flush=True)  # noqa: T201 - what a launcher keeps
         return int(code)
     end = time.monotonic() + _LIFE_S
     while time.monotonic() < end:
-        _write(folder / f"{options.name}.alive", time.time())
+        _write(path, "alive", time.time())
         time.sleep(_TICK_S)
     return 9
 
 
-def _write(path: Path, data: object) -> None:
+def _write(path: Path, ending: str, data: object) -> None:
     draft = path.with_name(f"{path.name}.partial")
     draft.write_text(json.dumps(data), encoding="utf-8")
-    draft.replace(path)
+    draft.replace(path.with_name(f"{path.name}.{ending}"))
 
 
 if __name__ == "__main__":

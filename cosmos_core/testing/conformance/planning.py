@@ -10,7 +10,6 @@ from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
     EngineCapabilities,
-    EnvironmentCapabilities,
     ModelCapabilities,
     ModelFacts,
     RewardCapabilities,
@@ -38,27 +37,19 @@ def any_recipe(**parts: Any) -> Recipe:
     return Recipe(**{"run": run, "model": model, **others, **parts})
 
 
-def planned(
-    recipe: Recipe,
-    *,
-    algorithm: AlgorithmCapabilities | None = None,
-    reward: RewardCapabilities | None = None,
-    engine: EngineCapabilities | None = None,
-    dataset: DatasetCapabilities | None = None,
-    environment: EnvironmentCapabilities | None = None,
-) -> list[str]:
-    """Problems of a recipe whose parts can do this; its model takes what the engine makes."""
-    engine = engine or EngineCapabilities()
+def planned(recipe: Recipe, **declared: Any) -> list[str]:
+    """Problems of a recipe whose parts have these capabilities, by kind; its model takes what the engine makes."""
+    declared.setdefault("dataset", DatasetCapabilities())
+    engine = declared.setdefault("engine", EngineCapabilities())
+    algorithm, reward = declared.pop("algorithm", AlgorithmCapabilities()), declared.pop("reward", RewardCapabilities())
     parts = Parts(
         model=ModelCapabilities(payload_kinds=engine.payload_kinds),
         facts=_FACTS,
-        dataset=dataset or DatasetCapabilities(),
-        stages=[(stage, algorithm or AlgorithmCapabilities()) for stage in stages(recipe)],
-        rewards=[reward or RewardCapabilities() for _ in recipe.reward],
-        engine=engine,
+        stages=[(stage, algorithm) for stage in stages(recipe)],
+        rewards=[reward for _ in recipe.reward],
         num_train_rows=10,
         num_heldout_rows=10,
         measured=Measured(num_rows=10, num_demonstrations=10, num_preferences=10, shortest_prompt=4, longest_prompt=8),
-        environment=environment,
+        **declared,
     )
     return problems(recipe, parts)

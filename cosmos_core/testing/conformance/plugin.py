@@ -67,6 +67,12 @@ def fault_if(problems: Iterable[str]) -> None:
         fault("\n".join(found))
 
 
+def needs(declared: object, name: str) -> None:
+    """Skip the test of what the plugin does not declare."""
+    if not declared:
+        pytest.skip(f"not declared: {name}")
+
+
 @contextlib.contextmanager
 def told_by(where: str) -> Iterator[None]:
     """Skip the test at a fault that another one tells of: what one test says need not be said by all."""

@@ -36,12 +36,11 @@ from cosmos_core.rollout.rewards.messages import Outcomes, WirePayload
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.planning import any_recipe, planned
 from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_problems
-from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, check_pool
+from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, next_of
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
 _TOLERANCE: Final = 1e-6
 _PATIENCE_S: Final = 5.0
-_CHECK_S: Final = 0.2
 _QUESTION: Final = "Ann has 7 apples, buys 5 more, then loses 4. How many apples now?"
 _ANSWERS: Final = (
     "7+5=12\n12-4=8\n#### 8",
@@ -131,11 +130,7 @@ class RewardConformance(WorkerConformance):
                 pool.submit([completion], functools.partial(answer, index))
             # What hangs once may hang at every completion, and each would take its time.
             while None in found and not any(each is not None and each.timed_out for each in found):
-                try:
-                    index, ((outcome,),) = answers.get(timeout=_CHECK_S)
-                except queue.Empty:
-                    check_pool(pool, "reward")
-                    continue
+                index, ((outcome,),) = next_of(answers, pool, "reward")
                 failure = "" if outcome.value is not None else outcome.detail or outcome.status
                 timed_out = outcome.status is SampleStatus.REWARD_TIMEOUT
                 found[index] = Answer(said=(outcome.value,), failure=failure, timed_out=timed_out)

@@ -19,7 +19,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
-import attrs
 import pluggy
 import psutil
 
@@ -146,8 +145,7 @@ class HookSession:
         self._run: Final = run
         self._timeout_s: Final = timeout_s
         self._told = self._answered = 0
-        self._under_way = ""
-        self._place = ""
+        self._under_way = self._place = ""
         self.manager.add_hookcall_monitoring(self._before, self._after)
         self._runner: Final = HookRunner(self.manager, [f"hook:{plugin}:instance"], self._note)
 
@@ -156,7 +154,7 @@ class HookSession:
         for call in calls:
             self._told += 1
             self._runner.notify(f"cosmos_{call.event}", run=self._run, **call.arguments)
-        answered, since = self._answered, time.monotonic()
+        answered = -1
         while self._answered < self._told and not self.problems:
             if answered != self._answered:
                 answered, since = self._answered, time.monotonic()
@@ -190,49 +188,49 @@ class HookSession:
         self.problems.append(f"{problem}{self._place}")
 
 
-@attrs.frozen
-class Surroundings:
-    """The process at one moment: what belongs to the run and to every plugin in it."""
-
-    directory: str = attrs.field(factory=os.getcwd)
+def surroundings() -> dict[str, Any]:
+    """The parts of the process that belong to the run and to every plugin in it."""
     # pytest keeps its own account in one variable.
-    environment: Mapping[str, str] = attrs.field(
-        factory=lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    )
-    disabled: int = attrs.field(factory=lambda: logging.root.manager.disable)
-    root_level: int = attrs.field(factory=lambda: logging.root.level)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {
+        "directory": Path.cwd(),
+        "environment": environment,
+        "disabled": logging.root.manager.disable,
+        "level": logging.root.level,
+    }
 
-    def restore(self) -> None:
-        """Make the process what it was."""
-        os.chdir(self.directory)
-        for name in self._changed(Surroundings()):
-            os.environ.pop(name, None)
-            if name in self.environment:
-                os.environ[name] = self.environment[name]
-        logging.disable(self.disabled)
-        logging.root.setLevel(self.root_level)
 
-    def problems(self, allowed: Sequence[str]) -> Iterator[str]:
-        """Changes since then that should not be; variables that begin with one of `allowed` may change."""
-        now = Surroundings()
-        if now.directory != self.directory:
-            yield f"changed the working directory to {now.directory}; use absolute paths"
-        names = [name for name in self._changed(now) if not name.startswith(tuple(allowed))]
-        if names:
-            yield (
-                f"changed the environment variables {', '.join(names)}, which the run's processes inherit; give "
-                "settings to the library itself, or name the library's prefix in `own_variables` of the test class"
-            )
-        if now.disabled != self.disabled:
-            yield "called logging.disable, which silences the run; set the level of its own logger"
-        if now.root_level != self.root_level:
-            level = logging.getLevelName(now.root_level)
-            yield f"set the level of the root logger to {level}; set the level of its own logger"
+def restore(before: Mapping[str, Any]) -> None:
+    """Make the process what it was."""
+    os.chdir(before["directory"])
+    for name in _changed_variables(before, surroundings()):
+        os.environ.pop(name, None)
+        if name in before["environment"]:
+            os.environ[name] = before["environment"][name]
+    logging.disable(before["disabled"])
+    logging.root.setLevel(before["level"])
 
-    def _changed(self, later: Surroundings) -> list[str]:
-        """Names of the variables that were set, changed or removed since."""
-        names = {*self.environment, *later.environment}
-        return sorted(name for name in names if self.environment.get(name) != later.environment.get(name))
+
+def changes(before: Mapping[str, Any], allowed: Sequence[str]) -> Iterator[str]:
+    """Changes of the process that should not be; variables that begin with one of `allowed` may change."""
+    now = surroundings()
+    if now["directory"] != before["directory"]:
+        yield f"changed the working directory to {now['directory']}; use absolute paths"
+    if names := [name for name in _changed_variables(before, now) if not name.startswith(tuple(allowed))]:
+        yield (
+            f"changed the environment variables {', '.join(names)}, which the run's processes inherit; give "
+            "settings to the library itself, or name the library's prefix in `own_variables` of the test class"
+        )
+    if now["disabled"] != before["disabled"]:
+        yield "called logging.disable, which silences the run; set the level of its own logger"
+    if now["level"] != before["level"]:
+        level = logging.getLevelName(now["level"])
+        yield f"set the level of the root logger to {level}; set the level of its own logger"
+
+
+def _changed_variables(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    one, other = before["environment"], now["environment"]
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 LATE: Final = 97

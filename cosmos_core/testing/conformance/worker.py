@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import attrs
 import pytest
@@ -12,11 +14,14 @@ import pytest
 from cosmos_core.errors import CosmosError
 from cosmos_core.protocols import Kind
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.testing.conformance.plugin import PluginConformance, fault
+from cosmos_core.testing.conformance.plugin import PluginConformance, fault, needs
 from cosmos_core.testing.conformance.processes import marked
 from cosmos_core.types import JSON
 
-_SHOWN = 3
+T = TypeVar("T")
+
+_SHOWN: Final = 3
+_CHECK_S: Final = 0.2
 
 
 @attrs.frozen(kw_only=True)
@@ -47,18 +52,20 @@ class WorkerRun:
     leftovers: tuple[str, ...]
 
 
-def listed(what: str, items: Sequence[str]) -> str:
-    """A message with the first of some items."""
-    more = f"\n  and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return f"{what}:" + "".join(f"\n  {item}" for item in items[:_SHOWN]) + more
+def next_of(answers: queue.SimpleQueue[T], pool: WorkerPool[Any], kind: Kind) -> T:
+    """The next answer of a pool's workers; faults the plugin if they cannot go on."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=_CHECK_S)
+        try:
+            pool.check()
+        except CosmosError as error:
+            fault(f"a worker process could not load the {kind}: {error}")
 
 
-def check_pool(pool: WorkerPool[Any], kind: Kind) -> None:
-    """Fault the plugin if its workers cannot go on."""
-    try:
-        pool.check()
-    except CosmosError as error:
-        fault(f"a worker process could not load the {kind}: {error}")
+def _listed(what: str, items: Sequence[str]) -> str:
+    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return "\n  ".join([f"{what}:", *items[:_SHOWN], *more])
 
 
 class WorkerConformance(PluginConformance):
@@ -128,18 +135,21 @@ class WorkerConformance(PluginConformance):
 
     def test_every_ordinary_input_is_answered_in_time(self, worker_run: WorkerRun, ordinary: Sequence[Any]) -> None:
         """What is wrong, empty or garbled gets an answer too; a worker that hangs is ended, and nothing outlives it."""
-        pairs = zip(ordinary, worker_run.answers, strict=True)
-        failed = [(self.shown(given), answer) for given, answer in pairs if answer is not None and answer.failure]
-        errors = [f"{given}: {answer.failure}" for given, answer in failed if not answer.timed_out]
+        errors, late = list[str](), list[str]()
+        for given, answer in zip(ordinary, worker_run.answers, strict=True):
+            if answer is not None and answer.timed_out:
+                late.append(self.shown(given))
+            elif answer is not None and answer.failure:
+                errors.append(f"{self.shown(given)}: {answer.failure}")
         if errors:
-            fault(listed(f"{len(errors)} of {len(ordinary)} ordinary {self.inputs_failed}", errors))
-        for given, _ in failed:
+            fault(_listed(f"{len(errors)} of {len(ordinary)} ordinary {self.inputs_failed}", errors))
+        if late:
             fault(
-                f"{given} got no answer within {self.timeout_s:g} s; be quicker, "
+                f"{late[0]} got no answer within {self.timeout_s:g} s; be quicker, "
                 "or set `timeout_s` of the test class to what recipes must give it"
             )
         if worker_run.leftovers:
-            fault(listed("it starts processes that outlive the worker; wait for their end", worker_run.leftovers))
+            fault(_listed("it starts processes that outlive the worker; wait for their end", worker_run.leftovers))
 
     def test_another_process_gives_the_same_answers(
         self, capabilities: Any, sound_run: WorkerRun, in_worker: Callable[..., WorkerRun], ordinary: Sequence[Any]
@@ -159,8 +169,7 @@ class WorkerConformance(PluginConformance):
 
     def needs_determinism(self, capabilities: Any) -> None:
         """Skip the test unless the plugin declares that its answers can be had again."""
-        if not capabilities.deterministic:
-            pytest.skip("not declared: deterministic")
+        needs(capabilities.deterministic, "deterministic")
 
     def fault_differing(self, given: Any, seen: Sequence[Any], where: str) -> None:
         """Tell of an input that got different answers."""

@@ -5,21 +5,20 @@ Shape legend: N decisions, M states, C channels, T latent frames, H and W latent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
 import torch
 
-from cosmos_core.config.structure import structure
-from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, PlannedRun, Provider, RolloutEngine
+from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, Preflight
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
-from cosmos_core.testing.conformance.engine.subject import Subject, flat
+from cosmos_core.testing.conformance.engine.subject import Subject, flat, tensor_of
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.types import Payload, Prompt
 
 _TEXTS: Final = ("A red ball", "Once upon a time", "x", "What falls?", "A name")
 _STANDARD_ERRORS: Final = 5.0
@@ -81,8 +80,6 @@ class DenoisingEngineConformance(EngineConformance):
         found, wanted = _latents(generated), _latents(other)
         return found.shape == wanted.shape and torch.allclose(found, wanted, atol=self.tolerance, rtol=self.tolerance)
 
-    # -- what was decided ---------------------------------------------------------------------------------------------
-
     def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, denoising: WorldModel) -> None:
         """The trainer reads arrays by name, dtype and shape; a video goes on from the frames that its prompt gives."""
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
@@ -91,18 +88,31 @@ class DenoisingEngineConformance(EngineConformance):
             if generated.payload.kind != "latents":
                 fault(f"the payload is of kind {generated.payload.kind!r}; it must be 'latents'")
             latent_spec = denoising.latent_spec(request.prompt)
-            expected = _arrays(number, latent_spec.shape, is_regression="noise_seed" in arrays)
+            expected: dict[str, tuple[str, tuple[int, ...]]] = {
+                "times": ("float32", (number,)),
+                "logprobs": ("float32", (number,)),
+                "versions": ("int32", (number,)),
+                "guidance": ("float32", ()),
+                "sample": ("float32", latent_spec.shape),
+            }
+            if "noise_seed" in arrays:
+                expected["noise_seed"] = ("int64", ())
+            else:
+                # As many states as it keeps.
+                kept = arrays["states"].shape[:1] if "states" in arrays else (number,)
+                expected["states"] = ("float32", (*kept, *latent_spec.shape))
+                expected |= {"places": ("int32", (number, 2)), "steps": ("float32", (number, 3))}
             for name, (dtype, wanted) in expected.items():
                 found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
-                if found is None or found[0] != dtype or not _fits(found[1], wanted):
+                if found != (dtype, wanted):
                     fault(f"array {name!r} of {number} decisions is {found}; it must be {dtype} {list(wanted)}")
-            times_N = _tensor(generated.payload, "times")
+            times_N = tensor_of(generated.payload, "times")
             if not bool(((times_N > 0) & (times_N <= 1)).all()):
                 fault(f"times are {times_N.tolist()}; 1 is noise, and at 0 nothing is left to decide")
             if latent_spec.given is None or latent_spec.is_given_T is None:
                 continue
-            states = _tensor(generated.payload, "states") if "states" in arrays else ()
-            for state in (_tensor(generated.payload, "sample"), *states):
+            states = tensor_of(generated.payload, "states") if "states" in arrays else ()
+            for state in (tensor_of(generated.payload, "sample"), *states):
                 if not torch.equal(state[:, latent_spec.is_given_T], latent_spec.given[:, latent_spec.is_given_T]):
                     fault(
                         "frames that the prompt gives are others in a state or the sample; put them back at each step"
@@ -116,9 +126,9 @@ class DenoisingEngineConformance(EngineConformance):
             pytest.skip("these options record no transitions")
         # Of a standard normal z the log-density but for the constant and the scale is -z²/2: its mean is known.
         priced = torch.cat(subject.pricer.logprobs(payloads, temperature=1.0))
-        stds = torch.cat([_tensor(payload, "steps")[:, 2] for payload in payloads])
+        stds = torch.cat([tensor_of(payload, "steps")[:, 2] for payload in payloads])
         squares = -2.0 * (priced + stds.log() + 0.5 * float(np.log(2.0 * np.pi)))
-        dims = _tensor(payloads[0], "states")[0].numel()
+        dims = tensor_of(payloads[0], "states")[0].numel()
         error = (2.0 / (dims * len(squares))) ** 0.5
         if abs(float(squares.mean()) - 1.0) > _STANDARD_ERRORS * error:
             fault(
@@ -126,22 +136,15 @@ class DenoisingEngineConformance(EngineConformance):
                 f"of what is drawn with the standard deviation in `steps` it is 1 +- {error:.3f}"
             )
 
-    def test_decisions_are_those_that_it_foresees(
-        self, subject: Subject, provider: Provider[RolloutEngine], options: dict[str, JSON], planned: PlannedRun
-    ) -> None:
+    def test_decisions_are_those_that_it_foresees(self, subject: Subject, preflight: Callable[..., Preflight]) -> None:
         """By them planning refuses algorithms that would take a squared error for a log-probability."""
-        if provider.preflight is None:
-            pytest.skip("not declared: it has no preflight (`Provider.preflight`)")
-        given: Any = structure(options, provider.options, "engine.options")
-        told = provider.preflight(given, planned)
+        told = preflight()
         ((generated,),) = subject.start().generate([subject.request("one", 0, max_units=6)])
         made = "regressions" if "noise_seed" in generated.payload.arrays else "transitions"
         if told.decisions != made:
             fault(f"preflight() says decisions = {told.decisions!r}, and a sample has {made}")
         if told.most_decisions and generated.num_units > told.most_decisions:
             fault(f"preflight() says most_decisions = {told.most_decisions}, and a sample has {generated.num_units}")
-
-    # -- evaluations and media ----------------------------------------------------------------------------------------
 
     def test_without_noise_a_sample_depends_on_the_first_noise_alone(self, subject: Subject) -> None:
         """Evaluations compare versions of the weights, not draws."""
@@ -169,7 +172,7 @@ class DenoisingEngineConformance(EngineConformance):
                 continue
             if generated.media is None:
                 fault("a sample has no media, and `renders` is declared")
-            wanted = denoising.render(_tensor(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
+            wanted = denoising.render(tensor_of(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
             frames = generated.media.arrays.get("frames")
             if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
                 fault(
@@ -180,38 +183,5 @@ class DenoisingEngineConformance(EngineConformance):
 
 
 def _latents(generated: Generated) -> torch.Tensor:
-    if "sample" in generated.payload.arrays:
-        return _tensor(generated.payload, "sample")
-    return _tensor(generated.payload, "states")[-1]
-
-
-def _arrays(
-    number: int, shape: tuple[int, ...], *, is_regression: bool
-) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-    """dtype and shape of each array that decisions of a kind have; None for dims of any size."""
-    common: dict[str, tuple[str, tuple[int | None, ...]]] = {
-        "times": ("float32", (number,)),
-        "logprobs": ("float32", (number,)),
-        "versions": ("int32", (number,)),
-        "guidance": ("float32", ()),
-        "sample": ("float32", shape),
-    }
-    if is_regression:
-        return {**common, "noise_seed": ("int64", ())}
-    return {
-        **common,
-        "states": ("float32", (None, *shape)),
-        "places": ("int32", (number, 2)),
-        "steps": ("float32", (number, 3)),
-    }
-
-
-def _fits(found: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(found) == len(wanted) and all(each in (None, size) for size, each in zip(found, wanted, strict=True))
-
-
-def _tensor(payload: Payload, name: str) -> torch.Tensor:
-    held = payload.arrays.get(name)
-    if held is None:
-        fault(f"a finished sample has no array {name!r}; it has {', '.join(payload.arrays)}")
-    return torch.from_numpy(np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape).copy())
+    held = generated.payload
+    return tensor_of(held, "sample") if "sample" in held.arrays else tensor_of(held, "states")[-1]

@@ -1,11 +1,14 @@
-"""The engine that is tested: the trainer's prices, calls in time, requests, and what results must be."""
+"""The engine that is tested: the trainer's prices, calls in time, requests, and what results must be.
+
+Shape legend: N decisions of a completion, V tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import copy
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
@@ -22,10 +25,10 @@ from cosmos_core.protocols import (
     Generated,
     Handle,
     Model,
-    PauseMode,
     Request,
     RolloutEngine,
     Sampling,
+    TensorSlice,
 )
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.testing.conformance.plugin import fault
@@ -36,6 +39,10 @@ from cosmos_core.weights.shards import canonical_tensors, torch_dtype
 
 _BUDGET: Final = 1 << 14
 _NOISE: Final = 0.3
+
+
+Record: TypeAlias = Callable[[torch.nn.Module], Callable[[], Mapping[str, torch.Tensor]]]
+"""Makes a module record: see `MoEModel.record`."""
 
 
 @final
@@ -76,13 +83,7 @@ class Pricer:
         ]
         return torch.stack([each[-1] for each in self.logprobs(payloads, temperature=temperature)])
 
-    def recorded(
-        self,
-        payload: Payload,
-        record: Callable[[torch.nn.Module], Callable[[], Mapping[str, torch.Tensor]]],
-        *,
-        weights: int = 0,
-    ) -> Mapping[str, torch.Tensor]:
+    def recorded(self, payload: Payload, record: Record, weights: int) -> Mapping[str, torch.Tensor]:
         """Records of one forward of a prompt and completion, of each unit but the last."""
         module = copy.deepcopy(self._module(weights))
         newest = record(module)
@@ -94,10 +95,15 @@ class Pricer:
     def _module(self, weights: int) -> torch.nn.Module:
         if weights not in self._modules:
             module = self._model.build(seed=self._seed, dtype=torch.float32, device=torch.device("cpu"))
+            tensors = canonical_tensors(module)
             if weights:
-                _disturb(module, weights)
-            if self._form is not None:
-                _round(module, self._form, self._model.facts().matrices)
+                generator = torch.Generator().manual_seed(weights)
+                for tensor in tensors.values():
+                    tensor.mul_(1.0 + _NOISE * torch.randn(tensor.shape, generator=generator))
+            if (form := self._form) is not None:
+                for name in self._model.facts().matrices:
+                    codes, columns = quantise(form, name, tensors[name]), tensors[name].shape[-1]
+                    tensors[name].copy_(dequantise(form, name, codes, columns))
             self._modules[weights] = module
         return self._modules[weights]
 
@@ -117,21 +123,9 @@ def twin(model: Model, **methods: Callable[..., Any]) -> Model:
     return other
 
 
-def _disturb(module: torch.nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for tensor in canonical_tensors(module).values():
-            tensor.mul_(1.0 + _NOISE * torch.randn(tensor.shape, generator=generator))
-
-
-def _round(module: torch.nn.Module, form: Format, matrices: Mapping[str, tuple[int, ...]]) -> None:
-    tensors = canonical_tensors(module)
-    for name in matrices:
-        columns = tensors[name].shape[-1]
-        tensors[name].copy_(dequantise(form, name, quantise(form, name, tensors[name]), columns))
-
-
 T = TypeVar("T")
+Part: TypeAlias = tuple[int, TensorSlice, str]
+"""(rank, slice, dtype) of a layout."""
 
 _POLL_S: Final = 0.001
 
@@ -152,15 +146,13 @@ class EngineDriver:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A method of the engine, in time."""
         method = getattr(self.engine, name)
-        return lambda *args, **kwargs: self._within(self._timeout_s, f"{name}()", lambda: method(*args, **kwargs))
+        limit_s = self._start_timeout_s if name == "start" else self._timeout_s
 
-    def start(self) -> None:
-        """Start the engine."""
-        self._within(self._start_timeout_s, "start()", self.engine.start)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            shown = ", ".join(repr(each) for each in args if isinstance(each, str))
+            return self._within(limit_s, f"{name}({shown})", lambda: method(*args, **kwargs))
 
-    def pause(self, mode: PauseMode = "keep") -> None:
-        """Pause the engine."""
-        self._within(self._timeout_s, f"pause({mode!r})", lambda: self.engine.pause(mode))
+        return call
 
     def results(self, handle: Handle) -> list[Generated]:
         """The results of a request.
@@ -214,15 +206,22 @@ class EngineDriver:
     def load(self, version: int, tensors: Mapping[str, torch.Tensor], cache: CachePolicy = "keep") -> str:
         """Load whole weights; returns the digest that the engine tells."""
         self.begin_update(version)
-        self.write_all(tensors)
+        self.write_all(tensors, self.parts())
         return str(self.commit_update(cache))
 
-    def write_all(self, tensors: Mapping[str, torch.Tensor], *, skip: int = 0) -> None:
-        """Write every slice of the layout but the first `skip`."""
-        for rank, held in self.layout().items():
-            for piece, dtype in held[skip:]:
-                box = slices.within(piece, slices.whole(piece.name, tuple(tensors[piece.name].shape)))
-                self.write(rank, piece, tensors[piece.name][box].to(torch_dtype(dtype)).contiguous())
+    def parts(self, number: int = 1) -> list[Part]:
+        """The layout, each slice in so many parts."""
+        return [
+            (rank, part, dtype)
+            for rank, held in self.layout().items()
+            for piece, dtype in held
+            for part in slices.chunks(piece, max(1, slices.size(piece) // number))
+        ]
+
+    def write_all(self, tensors: Mapping[str, torch.Tensor], parts: Iterable[Part]) -> None:
+        """Write parts of the layout."""
+        for rank, piece, dtype in parts:
+            self.write(rank, piece, tensors[piece.name][place_of(piece, tensors)].to(torch_dtype(dtype)).contiguous())
 
     def _within(self, timeout_s: float, what: str, call: Callable[[], T]) -> T:
         answer: futures.Future[T] = futures.Future()
@@ -240,27 +239,23 @@ class EngineDriver:
         return fault(f"{what} did not return in {timeout_s:g} s; it must never wait for what cannot happen")
 
 
-def refuses(error: type[CosmosError], call: Callable[[], object], what: str) -> str:
-    """Check that the engine refuses a call with this error; returns its message.
+def place_of(piece: TensorSlice, tensors: Mapping[str, torch.Tensor]) -> tuple[slice, ...]:
+    """Index of a slice in its tensor."""
+    return slices.within(piece, slices.whole(piece.name, tuple(tensors[piece.name].shape)))
 
-    Args:
-        error: What must be raised.
-        call: The call.
-        what: What is wrong with it, for the fault: "a request that ...".
-    """
+
+def refuses(error: type[CosmosError], what: str, call: Callable[..., object], *arguments: Any, **more: Any) -> None:
+    """Fault a call of which `what` tells what is wrong, unless the engine refuses it with this error."""
     try:
-        call()
-    except error as refusal:
-        return str(refusal)
+        call(*arguments, **more)
+    except error:
+        return
     except Exception as other:  # noqa: BLE001 - whatever it is, it is the fault
         fault(f"{what} raised {type(other).__name__} ({other}); raise {error.__name__} with what is wrong")
-    return fault(f"{what} was accepted; raise {error.__name__}")
+    fault(f"{what} was accepted; raise {error.__name__}")
 
 
 Start: TypeAlias = Callable[..., EngineDriver]
-
-TEMPERATURE: Final = 0.7
-"""Of every request, unless a test says otherwise: at 1, wrong semantics would not show."""
 
 TINY: Final[Mapping[str, JSON]] = {
     "model_type": "qwen3",
@@ -283,7 +278,8 @@ class Readings:
     timeout_s: ClassVar[float] = 20.0
     tolerance: ClassVar[float] = 1e-4
     long_units: ClassVar[int] = 160
-    temperature: ClassVar[float] = TEMPERATURE
+    # At 1, wrong semantics would not show.
+    temperature: ClassVar[float] = 0.7
     whole: ClassVar[FinishReason] = FinishReason.LENGTH
     has_cache: ClassVar[bool] = True
 
@@ -297,11 +293,11 @@ class Readings:
 
     def logprobs(self, generated: Generated) -> torch.Tensor:
         """The engine's log-prob of each unit, float32 [N]."""
-        return torch.from_numpy(np.frombuffer(generated.payload.arrays["logprobs"].data, np.float32).copy())
+        return tensor_of(generated.payload, "logprobs")
 
     def versions(self, generated: Generated) -> list[int]:
         """The weight version of each unit."""
-        return [int(each) for each in np.frombuffer(generated.payload.arrays["versions"].data, np.int32)]
+        return [int(each) for each in tensor_of(generated.payload, "versions")]
 
     def content(self, generated: Generated) -> bytes:
         """The generated content, to compare one completion with another."""
@@ -346,6 +342,19 @@ class Subject:
         each = {"max_units": self.read.long_units, **more}
         return [self.request(index, index % len(self.prompts), seed=index, **each) for index in range(count)]
 
+    def ragged(self, shortest: int, **more: Any) -> list[Request]:
+        """A request for each prompt, each longer than the one before."""
+        lengths = range(shortest, shortest + 4 * len(self.prompts), 4)
+        return [self.request(n, n, seed=n, max_units=length, **more) for n, length in enumerate(lengths)]
+
+    def alternatives(
+        self, request: Request, generated: Generated, temperature: float
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(unit, token, log-probs [V] of all tokens there) of a completion."""
+        tokens = tokens_of(generated)
+        for unit, token in enumerate(tokens):
+            yield unit, token, self.pricer.next_logprobs(request.prompt, tokens[:unit], temperature=temperature)
+
     def expect_logprobs(
         self,
         results: Sequence[Generated],
@@ -371,10 +380,14 @@ class Subject:
             if apart.numel() and not apart.max() <= self.read.tolerance:
                 worst = int(apart.argmax())
                 (other,) = self.pricer.logprobs([generated.payload], temperature=otherwise, weights=weights)
+                hint = "check positions, caches, the temperature and which weights are loaded"
+                if (found - other).abs().max() <= self.read.tolerance:
+                    actual = "raw" if semantics == "processed" else "processed"
+                    hint = f"they are {actual} ones: declare logprob_semantics={actual!r}"
                 fault(
                     f"log-probs are not the trainer's: unit {worst}, of version {versions[worst]}, has "
                     f"{found[worst]:.4f}, the trainer says {expected[worst]:.4f} for the declared logprob_semantics "
-                    f"{semantics!r} at temperature {temperature}{_hint(found, other, semantics, self.read.tolerance)}"
+                    f"{semantics!r} at temperature {temperature}; {hint}"
                 )
 
     def expect_scores(
@@ -411,18 +424,19 @@ class Subject:
                 fault(f"oldest and newest version are {ends}, those of the units {(min(versions), max(versions))}")
 
 
+def tensor_of(payload: Payload, name: str) -> torch.Tensor:
+    """A copy of an array of a payload."""
+    held = payload.arrays.get(name)
+    if held is None:
+        fault(f"a payload of kind {payload.kind!r} has no array {name!r}; it has {', '.join(payload.arrays) or 'none'}")
+    return torch.from_numpy(np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape).copy())
+
+
 def tokens_of(generated: Generated) -> list[int]:
     """The tokens of a completion."""
-    return list(memoryview(generated.payload.arrays["completion"].data).cast("B").cast("i"))
+    return [int(token) for token in tensor_of(generated.payload, "completion")]
 
 
 def flat(results: Iterable[Sequence[Generated]]) -> list[Generated]:
     """The completions of several requests."""
     return [generated for each in results for generated in each]
-
-
-def _hint(found: torch.Tensor, other: torch.Tensor, semantics: str, tolerance: float) -> str:
-    if found.shape != other.shape or not (found - other).abs().max() <= tolerance:
-        return "; check positions, caches, the temperature and which weights are loaded"
-    actual = "raw" if semantics == "processed" else "processed"
-    return f"; they are {actual} ones: declare logprob_semantics={actual!r}"
