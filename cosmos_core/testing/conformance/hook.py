@@ -86,23 +86,21 @@ class HookConformance(PluginConformance):
     def test_it_implements_lifecycle_hooks(self, open_run: Open, context: RunInfo) -> None:
         """A hook that is misspelt, unmarked or in the wrong place would never be called."""
         session = open_run(context)
-        callers = session.manager.get_hookcallers(session.instance) or []
-        marked = {caller.name for caller in callers}
-        unmarked = sorted(name for name in dir(session.instance) if name.startswith("cosmos_") and name not in marked)
-        if unmarked:
-            fault(f"{', '.join(unmarked)} of {type(session.instance).__name__} lacks @hookimpl: it is never called")
+        marked = {caller.name for caller in session.manager.get_hookcallers(session.instance) or []}
+        hook = type(session.instance).__name__
+        if unmarked := sorted(name for name in {*dir(session.instance)} - marked if name.startswith("cosmos_")):
+            fault(f"{', '.join(unmarked)} of {hook} lacks @hookimpl: it is never called")
         module = session.manager.get_plugin(f"hook:{self.plugin}")
         provided = {caller.name for caller in session.manager.get_hookcallers(module) or []}
-        stray = sorted(provided - {f"cosmos_{kind}" for kind in KINDS})
-        if stray:
+        if stray := sorted(provided - {f"cosmos_{kind}" for kind in KINDS}):
             fault(
                 f"{', '.join(stray)} is implemented by the plugin's module, where a run never calls it; make it a "
                 "method of the object that Provider.create returns"
             )
         if not marked:
             fault(
-                f"{type(session.instance).__name__} implements no lifecycle hook, so it is never told anything; mark "
-                "methods such as cosmos_step_finished with @hookimpl on the object that Provider.create returns"
+                f"{hook} implements no lifecycle hook, so it is never told anything; mark methods such as "
+                "cosmos_step_finished with @hookimpl on the object that Provider.create returns"
             )
         session.close()
 
@@ -115,8 +113,7 @@ class HookConformance(PluginConformance):
         if context.recipe != recipe:
             fault("the hook changed run.recipe; work on a copy")
         for call, (_, arguments) in zip(calls, kept, strict=True):
-            changed = [name for name, value in call.arguments.items() if value != arguments[name]]
-            if changed:
+            if changed := [name for name, value in call.arguments.items() if value != arguments[name]]:
                 fault(f"cosmos_{call.event} changed its argument {', '.join(changed)}; work on a copy")
 
     def test_rare_runs_are_followed(self, open_run: Open, context: RunInfo) -> None:
@@ -158,21 +155,14 @@ class HookConformance(PluginConformance):
         self, options: Mapping[str, JSON], context: RunInfo, tmp_path: Path
     ) -> None:
         """`cosmos run` must be able to end, with no process left behind."""
-        about = {"run_id": context.run_id, "name": context.name, "directory": str(context.directory)}
-        order = {
-            "plugin": self.plugin,
-            "options": options,
-            "run": {**about, "recipe": context.recipe},
-            "timeout_s": self.timeout_s,
-        }
+        told = {"plugin": self.plugin, "options": options, "run": attrs.asdict(context), "timeout_s": self.timeout_s}
         answer, limit_s = tmp_path / "left.json", _START_S + 10 * self.timeout_s
-        code, output = run(story.__name__, [json.dumps(order), str(answer)], timeout_s=limit_s)
+        code, output = run(story.__name__, [json.dumps(told, default=str), str(answer)], timeout_s=limit_s)
         if not answer.exists():
             printed = " | ".join(output.splitlines()[-_LAST_LINES:])
             fault(f"the run did not come to its end in a process of its own: {printed or 'no output'}")
         left = json.loads(answer.read_text())
-        if left["processes"]:
-            names = ", ".join(left["processes"])
+        if names := ", ".join(left["processes"]):
             fault(f"when the run was over, processes were left behind: {names}; end them in time")
         if code in (None, story.LATE):
             names = ", ".join(left["threads"]) or "none that Python knows"

@@ -33,14 +33,9 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> tuple[int | None, str]:
-    """Run a module in a process of its own; what it leaves running ends with it.
+    """Run a module in a process of its own, which ends with what it leaves running once `timeout_s` have passed.
 
-    Args:
-        module: Its full name.
-        arguments: What it is given.
-        timeout_s: Longest time that it may take.
-        environment: Variables to set beside those of this process.
-        folder: Where it runs, if not here; modules there are not on its path.
+    `environment` is set beside the variables of this process; modules in `folder`, where it runs, are not on its path.
 
     Returns:
         Its exit code (None if it had to be stopped), and what it wrote to standard output and error.
@@ -70,15 +65,9 @@ def run(
 
 
 def ask(module: str, question: object, answer: type[T], *, timeout_s: float, late: str, failed: str) -> T:
-    """Run `python -m module QUESTION ANSWER` with another hash seed, and read its answer.
+    """Run `python -m module QUESTION ANSWER` with another hash seed, and read its answer; both are JSON files.
 
-    Args:
-        module: Reads the question from the first file, and writes the answer to the second; both are JSON.
-        question: What the first file holds.
-        answer: Type of what the second file holds.
-        timeout_s: Longest time that it may take.
-        late: What to tell the author if it takes longer.
-        failed: What to tell the author if it fails; the end of its errors is added.
+    `late` and `failed` are what to tell the author if it takes longer or fails; the end of its errors is added.
     """
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     variables = {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
@@ -96,13 +85,9 @@ def ask(module: str, question: object, answer: type[T], *, timeout_s: float, lat
 
 @contextlib.contextmanager
 def marked(hash_seed: str) -> Iterator[list[str]]:
-    """Mark the workers that are started within, and end what they leave behind.
+    """Mark the workers that are started within, with this `PYTHONHASHSEED`, and end what they leave behind.
 
-    Args:
-        hash_seed: `PYTHONHASHSEED` of the workers.
-
-    Returns:
-        Command lines of what outlived the workers, once they are gone.
+    Yields command lines of what outlived the workers, filled in once they are gone.
     """
     mark, leftovers = uuid.uuid4().hex, list[str]()
     with pytest.MonkeyPatch.context() as patch:

@@ -35,7 +35,7 @@ from cosmos_core.protocols import (
 from cosmos_core.rollout.rewards.messages import Outcomes, WirePayload
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.planning import any_recipe, planned
-from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_problems
+from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_problems, needs
 from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, next_of
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
@@ -197,7 +197,7 @@ class RewardConformance(WorkerConformance):
         self, capabilities: RewardCapabilities, scores: list[Any], reward: Reward, completions: Sequence[Completion]
     ) -> None:
         """Whatever was scored before it, and by whichever instance."""
-        self.needs_determinism(capabilities)
+        needs(capabilities.deterministic, "deterministic")
         again = _scores(reward, [*completions, *reversed(completions)])
         for completion, *found in zip(completions, scores, again, reversed(again), strict=False):
             seen = [*map(_value, found)]

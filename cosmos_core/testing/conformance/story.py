@@ -36,6 +36,10 @@ _RECIPE: Final[Mapping[str, JSON]] = {
     "dataset": {"plugin": "arithmetic", "options": {"max_operand": 9}},
     "reward": [{"plugin": "math"}, {"plugin": "brevity", "weight": 0.5}],
 }
+LATE: Final = 97
+"""Exit code of a process that did not end in time once its run was over."""
+_GONE_S: Final = 5.0
+_POLL_S: Final = 0.005
 
 
 class Call(NamedTuple):
@@ -115,9 +119,6 @@ def oddities() -> Iterator[Call]:
 def _evaluated(step: int, accuracy: float) -> Call:
     metrics = {"heldout/accuracy": accuracy, "heldout/unscored": 0, "heldout/reward": accuracy}
     return Call("evaluation_finished", {"step": step, "metrics": metrics})
-
-
-_POLL_S: Final = 0.005
 
 
 @final
@@ -233,11 +234,6 @@ def _changed_variables(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-LATE: Final = 97
-"""Exit code of a process that did not end in time once its run was over."""
-_GONE_S: Final = 5.0
-
-
 def main(order: Mapping[str, Any], answer: Path) -> None:
     """Follow a run to its end and tell what is left."""
     run = RunInfo(**{**order["run"], "directory": Path(order["run"]["directory"])})
@@ -246,18 +242,14 @@ def main(order: Mapping[str, Any], answer: Path) -> None:
     session.close()
     # Python waits for these at its end.
     threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-    answer.write_text(json.dumps({"threads": threads, "processes": _processes()}))
-    timer = threading.Timer(order["timeout_s"], os._exit, (LATE,))
-    timer.daemon = True
-    timer.start()
-
-
-def _processes() -> list[str]:
-    """Command lines of child processes that do not end."""
     end = time.monotonic() + _GONE_S
     while (children := psutil.Process().children(recursive=True)) and time.monotonic() < end:
         psutil.wait_procs(children, timeout=0.1)
-    return [" ".join(child.cmdline()) or f"process {child.pid}" for child in children]
+    processes = [" ".join(child.cmdline()) or f"process {child.pid}" for child in children]
+    answer.write_text(json.dumps({"threads": threads, "processes": processes}))
+    timer = threading.Timer(order["timeout_s"], os._exit, (LATE,))
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

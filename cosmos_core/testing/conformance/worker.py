@@ -26,13 +26,7 @@ _CHECK_S: Final = 0.2
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """A worker's answer to a completion or a dialogue.
-
-    Attributes:
-        said: All of it, to be compared with another's.
-        failure: Why there is none; empty if there is one.
-        timed_out: Whether that is because it took too long.
-    """
+    """A worker's answer to a completion or a dialogue, or why there is none."""
 
     said: tuple[Any, ...] = ()
     failure: str = ""
@@ -41,12 +35,7 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class WorkerRun:
-    """The results of a worker.
-
-    Attributes:
-        answers: In the order of what it was given; None for what was not waited for after a timeout.
-        leftovers: Command lines of the processes that outlived the worker.
-    """
+    """A worker's answers, None for what was not waited for after a timeout, and the processes that outlived it."""
 
     answers: tuple[Answer | None, ...]
     leftovers: tuple[str, ...]
@@ -155,21 +144,14 @@ class WorkerConformance(PluginConformance):
         self, capabilities: Any, sound_run: WorkerRun, in_worker: Callable[..., WorkerRun], ordinary: Sequence[Any]
     ) -> None:
         """Each replica has workers of its own, and an answer must not depend on which of them gave it."""
-        self.needs_determinism(capabilities)
+        needs(capabilities.deterministic, "deterministic")
         order = random.Random(0).sample(range(len(ordinary)), len(ordinary))  # noqa: S311 - no secret
         other = in_worker([ordinary[index] for index in order], hash_seed="1")
         for index, answer in zip(order, other.answers, strict=True):
-            first = sound_run.answers[index]
-            if answer != first:
-                self.fault_differing(
-                    ordinary[index],
-                    [each and (each.failure or each.said) for each in (first, answer)],
-                    "in one process, and in another with another hash seed",
-                )
-
-    def needs_determinism(self, capabilities: Any) -> None:
-        """Skip the test unless the plugin declares that its answers can be had again."""
-        needs(capabilities.deterministic, "deterministic")
+            both = (sound_run.answers[index], answer)
+            if both[0] != both[1]:
+                seen = [each and (each.failure or each.said) for each in both]
+                self.fault_differing(ordinary[index], seen, "in one process, and in another with another hash seed")
 
     def fault_differing(self, given: Any, seen: Sequence[Any], where: str) -> None:
         """Tell of an input that got different answers."""

@@ -6,6 +6,11 @@ def failures(outcomes):
     return {each.test: each.message for each in outcomes if each.result == "failed"}
 
 
+def only(kit, tests):
+    """A class body that leaves out every test of a kit but these."""
+    return "".join(f"{name} = None\n" for name in dir(kit) if name.startswith("test_") and name not in tests)
+
+
 def wrong(outcomes, good):
     """What the kit said against plugins that have no fault."""
     return {name: failures(outcomes[name]) for name in good if failures(outcomes[name]) or not outcomes[name]}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.nightly.kit.outcomes import unnamed, wrong
+
 ENVIRONMENT = """
 import asyncio, os, random, subprocess, time
 from cosmos_core.protocols import EnvironmentCapabilities, Provider, Turn, hookimpl
@@ -164,13 +166,9 @@ def outcomes(run_kit):
     return run_kit("environment", modules, header=HEADER, bodies=BODIES)
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_good_environment_passes(outcomes, name):
-    assert [each.message for each in outcomes[name] if each.result == "failed"] == []
+def test_good_environments_pass(outcomes):
+    assert wrong(outcomes, GOOD) == {}
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_fault_is_named(outcomes, name):
-    _, test, *messages = PLANTED[name]
-    failed = {each.test: each.message for each in outcomes[name] if each.result == "failed"}
-    assert [message for message in messages if message not in failed.get(test, "")] == [], failed
+def test_each_fault_is_named(outcomes):
+    assert unnamed(outcomes, PLANTED) == {}

@@ -198,13 +198,8 @@ def _expect_update_in_flight(
 ) -> None:
     """Fault updates that lose something in flight, make it again, or mistake which weights made a unit.
 
-    Args:
-        subject: The engine, how it is asked and how it is read.
-        requests: In flight, as long as possible.
-        cache: What becomes of the cache.
-        loads: The weights of each version that is loaded, the first in a pause, others while the engine generates.
-        units: Units after which the first is loaded.
-        changes: Of the engine's context.
+    `loads` are the weights of each version: the first is loaded in a pause after so many `units`, others while the
+    engine generates.
     """
     needs(subject.capabilities.in_flight_update, "in_flight_update")
     engine = subject.start(**changes)
