@@ -177,8 +177,10 @@ class FlightTests(Readings):
                 fault(f"stats().{name} goes down; it counts since the start")
         if not subject.has_tokens or not subject.capabilities.prefix_sharing:
             return
-        engine.generate([subject.request("another group", 1, num_samples=4, max_units=3)])
-        units, size = engine.stats().prompt_units - last.prompt_units, subject.prompts[1].arrays["prompt"].shape[0]
+        # A new one, which has kept no prompt of others.
+        engine = subject.start()
+        engine.generate([subject.request("group", 1, num_samples=4, max_units=3)])
+        units, size = engine.stats().prompt_units, subject.prompts[1].arrays["prompt"].shape[0]
         if units != size:
             fault(f"a group of 4 processed {units} prompt units of a prompt of {size}; do not declare prefix_sharing")
 
