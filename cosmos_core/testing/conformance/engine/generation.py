@@ -210,11 +210,11 @@ class GenerationTests(Readings):
         payloads = [each.payload for each in flat(engine.generate(subject.ragged(4)))]
         for temperature in (1.0, 0.6):
             if self.draws_at(temperature):
-                subject.expect_scores(engine, payloads, temperature=temperature)
+                subject.expect_scores(engine, payloads, temperature)
             else:
                 refuses(EngineError, f"scores at {temperature}", engine.score, payloads, temperature=temperature)
         engine.load(1, subject.pricer.tensors(1))
-        subject.expect_scores(engine, payloads, temperature=self.temperature, weights=1)
+        subject.expect_scores(engine, payloads, self.temperature, weights=1)
 
     def test_every_unit_that_was_computed_has_its_record(self, subject: Subject, context: EngineContext) -> None:
         """Records are kept with their units when slots move, samples share prompts and the cache is computed anew."""

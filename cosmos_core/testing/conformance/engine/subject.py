@@ -150,7 +150,7 @@ class EngineDriver:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             shown = ", ".join(repr(each) for each in args if isinstance(each, str))
-            return self._within(limit_s, f"{name}({shown})", lambda: method(*args, **kwargs))
+            return self._within(limit_s, f"{name}({shown})", method, *args, **kwargs)
 
         return call
 
@@ -160,15 +160,13 @@ class EngineDriver:
         Raises:
             EngineError: The engine failed it.
         """
-        name = handle.request.request_id
+        name, limit_s = handle.request.request_id, self._timeout_s
         try:
-            return self._within(
-                self._timeout_s + 1.0, f"result() of request {name!r}", lambda: handle.result(self._timeout_s)
-            )
+            return self._within(limit_s + 1.0, f"result() of request {name!r}", handle.result, limit_s)
         except TimeoutError:
             fault(
-                f"request {name!r} is not finished after {self._timeout_s:g} s; every request that enters must end, "
-                "whatever happens to it. (A slow engine: raise timeout_s of the test class.)"
+                f"request {name!r} is not finished after {limit_s:g} s; every request that enters must end, whatever "
+                "happens to it. (A slow engine: raise timeout_s of the test class.)"
             )
 
     def generate(self, requests: Sequence[Request]) -> list[list[Generated]]:
@@ -187,20 +185,19 @@ class EngineDriver:
         """Pause once so many units were generated, while all requests are still unfinished; the units made by then."""
         self.wait_for_units(units)
         self.pause("keep")
-        for handle in handles:
-            if self.is_done(handle):
-                fault("a request was finished before it could be paused; raise long_units of the test class")
+        if any(map(self.is_done, handles)):
+            fault("a request was finished before it could be paused; raise long_units of the test class")
         return int(self.stats().generated_units)
 
     def is_done(self, handle: Handle) -> bool:
         """True if a request has ended."""
         what = f"result(0.0) of request {handle.request.request_id!r}"
         try:
-            self._within(self._timeout_s, what, lambda: handle.result(0.0))
+            self._within(self._timeout_s, what, handle.result, 0.0)
         except TimeoutError:
             return False
         except EngineError:
-            return True
+            pass
         return True
 
     def load(self, version: int, tensors: Mapping[str, torch.Tensor], cache: CachePolicy = "keep") -> str:
@@ -223,12 +220,13 @@ class EngineDriver:
         for rank, piece, dtype in parts:
             self.write(rank, piece, tensors[piece.name][place_of(piece, tensors)].to(torch_dtype(dtype)).contiguous())
 
-    def _within(self, timeout_s: float, what: str, call: Callable[[], T]) -> T:
+    @staticmethod
+    def _within(timeout_s: float, what: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         answer: futures.Future[T] = futures.Future()
 
         def run() -> None:
             try:
-                answer.set_result(call())
+                answer.set_result(call(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001 - it is raised again in the test
                 answer.set_exception(error)
 
@@ -391,7 +389,7 @@ class Subject:
                 )
 
     def expect_scores(
-        self, engine: EngineDriver, payloads: Sequence[Payload], *, temperature: float, weights: int = 0
+        self, engine: EngineDriver, payloads: Sequence[Payload], temperature: float, weights: int = 0
     ) -> None:
         """Fault what `score` gives for completions if it is not the trainer's log-probs."""
         scores = engine.score(payloads, temperature=temperature)
