@@ -14,7 +14,7 @@ import pytest
 
 from cosmos_core.config.reference import fields
 from cosmos_core.config.structure import structure
-from cosmos_core.errors import ConfigError, PluginError
+from cosmos_core.errors import PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, Provider
 from cosmos_core.types import JSON
@@ -22,7 +22,6 @@ from cosmos_core.types import JSON
 Make: TypeAlias = Callable[..., Any]
 """Makes an instance of the plugin: `make()`, or `make(option=value)` to change some of `options`."""
 _MUTABLE: Final = (list, dict, set, bytearray)
-_UNKNOWN_KEY: Final = "no_plugin_has_this_option"
 
 
 def option_faults(cls: type) -> Iterator[str]:
@@ -143,10 +142,10 @@ class PluginConformance:
         yield
         torch.set_num_threads(before)
 
-    def test_it_is_found_and_its_options_teach(
-        self, plugins: PluginSet, provider: Provider[Any], options: Mapping[str, JSON]
+    def test_it_is_found_and_made_of_options_that_teach(
+        self, plugins: PluginSet, provider: Provider[Any], options: Mapping[str, JSON], make: Make, context: Any
     ) -> None:
-        """Nothing rewrites or overlooks what a recipe says; `cosmos plugins show` tells what each option is for."""
+        """`cosmos plugins show` tells what each option is for; every process makes an instance of the same options."""
         record = plugins.record(self.kind, self.plugin)
         problems = [*option_faults(provider.options)]
         if record.status not in ("ok", "conflict"):
@@ -156,21 +155,13 @@ class PluginConformance:
         if named and self.kind != "algorithm":
             problems.append(f"options that are dynamic: {', '.join(named)}; only those of algorithms can be")
         fault_if(problems)
-        with pytest.raises(ConfigError, match=_UNKNOWN_KEY):
-            structure({**options, _UNKNOWN_KEY: 1}, provider.options, f"{self.kind}.options")
-
-    def test_each_instance_is_made_of_the_options_alone(
-        self, make: Make, provider: Provider[Any], options: Mapping[str, JSON], context: Any
-    ) -> None:
-        """Every process makes one of its own from the same options, which the manifest tells of."""
         first, second = make(), make()
         if first is second:
             fault("Provider.create returned the same object twice; make a new instance at each call")
         given: Any = structure(options, provider.options, f"{self.kind}.options")
         before = attrs.asdict(given)
         provider.create(given, context)
-        changed = sorted(name for name, value in attrs.asdict(given).items() if value != before[name])
-        if changed:
+        if changed := sorted(name for name, value in attrs.asdict(given).items() if value != before[name]):
             fault(f"making an instance changed its options: {', '.join(changed)}; work on a copy")
 
 

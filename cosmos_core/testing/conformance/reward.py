@@ -317,10 +317,8 @@ def _said(role: Any, content: str) -> Message:
 
 
 def _completion(prompt: Prompt, *turns: Message, truncated: bool = False) -> Completion:
-    text, number = (
-        "".join(turn.content for turn in turns),
-        sum(len(turn.content) for turn in turns if turn.role != "tool"),
-    )
+    text = "".join(turn.content for turn in turns)
+    number = sum(len(turn.content) for turn in turns if turn.role != "tool")
     return Completion(prompt=prompt, text=text, truncated=truncated, turns=turns, num_units=number + 1)
 
 

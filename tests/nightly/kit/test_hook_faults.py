@@ -148,7 +148,7 @@ PLANTED = {
         settings="timeout_s = 0.5",
     ),
     "blocks-when-made-again": Fault(
-        "test_each_instance_is_made_of_the_options_alone",
+        "test_it_is_found_and_made_of_options_that_teach",
         "hook 'blocks-when-made-again' was not made within 0.5 s",
         """
         class Wrong(Best):

@@ -31,11 +31,11 @@ INCOMPLETE = {
         "skipped by the project's tests: no network",
     ),
     "overridden": (
-        "def test_it_is_found_and_its_options_teach(self): ...",
+        "def test_it_is_found_and_made_of_options_that_teach(self): ...",
         "Test4 overrides it, so that the kit's own did not run",
     ),
     "hidden": (
-        "test_it_is_found_and_its_options_teach = None",
+        "test_it_is_found_and_made_of_options_that_teach = None",
         "left out by the project's tests; inherit the whole class",
     ),
 }
@@ -57,7 +57,7 @@ def test_nothing_is_left_of_a_kit_that_ran(outcomes):
 
 @pytest.mark.parametrize("name", INCOMPLETE)
 def test_what_is_left_of_a_kit_is_named(outcomes, name):
-    test = "test_it_is_found_and_its_options_teach"
+    test = "test_it_is_found_and_made_of_options_that_teach"
     assert INCOMPLETE[name][1] in left(outcomes[name])[test]
 
 
@@ -134,7 +134,7 @@ def test_what_a_conftest_leaves_out_is_left(run):
         "def pytest_collection_modifyitems(items):\n    items[:] = [each for each in items if 'score' in each.name]\n"
     )
     outcomes = run({"tests/conftest.py": conftest, "tests/test_mine.py": KIT})
-    assert "left out by the project's tests" in left(outcomes)["test_it_is_found_and_its_options_teach"]
+    assert "left out by the project's tests" in left(outcomes)["test_it_is_found_and_made_of_options_that_teach"]
 
 
 def test_a_part_of_the_kit_is_not_the_kit(run):

@@ -32,32 +32,32 @@ def reward(options=GOOD, init="self.options = options", create="Reward"):
 PLANTED = {
     "mutable-default": (
         reward("@attrs.frozen(kw_only=True)\nclass Options:\n    words: list[str] = option([], help='Words.')"),
-        "test_it_is_found_and_its_options_teach",
+        "test_it_is_found_and_made_of_options_that_teach",
         "options whose default is one object for all instances: words; use factory=",
     ),
     "undocumented": (
         reward("@attrs.frozen(kw_only=True)\nclass Options:\n    length: int = 3"),
-        "test_it_is_found_and_its_options_teach",
+        "test_it_is_found_and_made_of_options_that_teach",
         "options without a help text: length",
     ),
     "not-frozen": (
         reward("@attrs.define(kw_only=True)\nclass Options:\n    length: int = option(3, help='How long.')"),
-        "test_it_is_found_and_its_options_teach",
+        "test_it_is_found_and_made_of_options_that_teach",
         "Options is not frozen",
     ),
     "rewritten": (
         reward(init="object.__setattr__(options, 'length', 4)"),
-        "test_each_instance_is_made_of_the_options_alone",
+        "test_it_is_found_and_made_of_options_that_teach",
         "making an instance changed its options: length",
     ),
     "misspelt-hook": (
         reward() + "\n@hookimpl\ndef cosmos_run_start(): ...\n",
-        "test_it_is_found_and_its_options_teach",
+        "test_it_is_found_and_made_of_options_that_teach",
         "implements cosmos_run_start, which is no hook; did you mean cosmos_run_started?",
     ),
     "singleton": (
         reward(create="lambda options, context, made=Reward(None, None): made"),
-        "test_each_instance_is_made_of_the_options_alone",
+        "test_it_is_found_and_made_of_options_that_teach",
         "the same object twice",
     ),
 }
