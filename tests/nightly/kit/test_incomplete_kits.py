@@ -140,6 +140,7 @@ def test_what_a_conftest_leaves_out_is_left(run):
 def test_a_part_of_the_kit_is_not_the_kit(run):
     part = KIT.replace("cosmos_core.testing import", "cosmos_core.testing.conformance.plugin import")
     part = part.replace("RewardConformance", "PluginConformance").replace("plugin = ", "kind, plugin = 'reward', ")
+    part = f"import pytest\n{part}    context = pytest.fixture(lambda self: None)\n"
     outcomes = run({"tests/test_mine.py": part})
     assert "passed" in {each.result for each in outcomes}
     assert all("left out by the project's tests" in message for message in left(outcomes).values())
