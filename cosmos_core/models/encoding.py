@@ -146,11 +146,9 @@ class TextEncoder:
         for turn in prompt.text:
             if token := self.words.spells(turn.role):
                 raise DataError(f"the role {turn.role!r:.80} of a turn spells the token {token!r}; name another role")
-        others = [index for index, turn in enumerate(prompt.text) if turn.role != "assistant"]
-        texts, spelt = self.words.guarded([prompt.text[index].content for index in others])
-        turns = list(prompt.text)
-        for index, text in zip(others, texts, strict=True):
-            turns[index] = attrs.evolve(turns[index], content=text)
+        texts, spelt = self.words.guarded([turn.content for turn in prompt.text if turn.role != "assistant"])
+        following = iter(texts)
+        turns = (t if t.role == "assistant" else attrs.evolve(t, content=next(following)) for t in prompt.text)
         return attrs.evolve(prompt, text=tuple(turns)), spelt
 
     def _role(self, role: str) -> str:
@@ -160,10 +158,10 @@ class TextEncoder:
         key = (self.chat_template, role)
         if key not in self._takes:
             said = (("user", "?"), ("assistant", "!"), (role, _PROBE))
-            turns = tuple(Message(role=who, content=what) for who, what in said)
             self._takes[key] = False
             with contextlib.suppress(DataError):
-                self._takes[key] = _PROBE in self.chat_text(Prompt(text=turns))
+                written = self.chat_text(Prompt(text=tuple(Message(role=who, content=what) for who, what in said)))
+                self._takes[key] = _PROBE in written
             if not self._takes[key]:
                 _LOG.warning("the chat template takes no turns of %r: observations of that role are the user's", role)
         return role if self._takes[key] else "user"

@@ -23,10 +23,6 @@ from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.verification import check_layers
 from cosmos_core.models.weights import loading
 
-_NUM_HEADS: Final = 4
-"""Of the small model, if it divides the heads of the large one."""
-_WINDOW: Final = 8
-"""Of sliding windows, so that short documents feel them."""
 _MULTIPLE: Final = 8
 """Of inner widths, as products of experts want it."""
 _VOCABULARY: Final = 512
@@ -35,7 +31,6 @@ _MOST: Final = 10**9
 """Parameters of a small model."""
 
 _DEPTHS: Final = ("num_hidden_layers", "depth", "num_layers")
-_DEEP: Final = "deepstack_visual_indexes"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -70,19 +65,21 @@ def _shorten(config: PretrainedConfig, depth: int) -> None:
         setattr(text, name, value[:depth])
     text.num_hidden_layers = min(depth, text.num_hidden_layers)
     if isinstance(window := getattr(text, "sliding_window", None), int):
-        text.sliding_window = min(window, _WINDOW)
+        # Short documents are to feel it.
+        text.sliding_window = min(window, 8)
     # One layer of each tower beside the text's decoder; it adds to the text's layers if any of the tower does.
     for tower in _others(config)[1:]:
         for name in [name for name in _DEPTHS if isinstance(getattr(tower, name, None), int)][:1]:
             setattr(tower, name, 1)
-        if getattr(tower, _DEEP, None):
-            setattr(tower, _DEEP, [0])
+        if getattr(tower, "deepstack_visual_indexes", None):
+            tower.deepstack_visual_indexes = [0]
 
 
 def _narrow(config: PretrainedConfig) -> None:
     text: Any = config.get_text_config()
     width, heads = text.hidden_size, text.num_attention_heads
-    divisor = heads // math.gcd(heads, _NUM_HEADS)
+    # Four heads are left, if that divides them.
+    divisor = heads // math.gcd(heads, 4)
     shared = getattr(text, "num_key_value_heads", None)
     if isinstance(shared, int):
         text.num_key_value_heads = max(1, shared // divisor)

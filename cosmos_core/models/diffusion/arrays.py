@@ -87,9 +87,6 @@ class Resident:
         self._kept: WeakKeyDictionary[Payload, Conditions] = WeakKeyDictionary()
         self._at: tuple[torch.device, torch.dtype] | None = None
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def of(self, prompts: Sequence[Payload], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Conditions [S, ...] of some prompts."""
         if self._at != (device, dtype):

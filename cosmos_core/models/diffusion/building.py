@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,8 @@ def facts_of(
 def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPart]:
     """The modules before the blocks, the blocks, and the modules after them."""
     blocks = _blocks(shell, layers)
-    names = [name for name, _ in shell.named_children()]
-    before = _count(*(shell.get_submodule(name) for name in names[: names.index(layers)]))
-    inside = _count(*blocks)
+    inside = _count(shell.get_submodule(layers))
+    before = sum(_count(child) for _, child in takewhile(lambda named: named[0] != layers, shell.named_children()))
     return (
         ModelPart(name="embedding", num_parameters=before),
         ModelPart(
@@ -218,5 +218,5 @@ def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapp
         return {}
 
 
-def _count(*modules: nn.Module) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

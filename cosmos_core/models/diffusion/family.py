@@ -33,14 +33,10 @@ class Part:
     Threads may share it: one encodes rows while another renders. `instead` is what to do where there is no room for it.
     """
 
-    def __init__(
-        self, load: Callable[[], torch.nn.Module], device: Callable[[], torch.device], instead: str = ""
-    ) -> None:
-        self._load: Final = load
-        self._device: Final = device
-        self._instead: Final = instead
+    def __init__(self, load: Callable[[], nn.Module], device: Callable[[], torch.device], instead: str = "") -> None:
+        self._load, self._device, self._instead = load, device, instead
         self._lock: Final = threading.Lock()
-        self._module: torch.nn.Module | None = None
+        self._module: nn.Module | None = None
 
     @contextlib.contextmanager
     def used(self) -> Iterator[tuple[Any, torch.device]]:
@@ -182,12 +178,9 @@ class Family(ABC):
 
     @abstractmethod
     def guide(self, velocity_B: torch.Tensor, negative_B: torch.Tensor, guidance: torch.Tensor) -> torch.Tensor:
-        """The guided velocity, from those of the prompt and of the negative prompt.
+        """The guided velocity, from those of the prompt and of the negative prompt, float32 [B, C, T, H, W].
 
-        Args:
-            velocity_B: float32 [B, C, T, H, W].
-            negative_B: Likewise.
-            guidance: float32 [B, 1, 1, 1, 1].
+        `guidance` is float32 [B, 1, 1, 1, 1].
         """
 
     @abstractmethod

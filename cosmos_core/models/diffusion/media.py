@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from cosmos_core.data.npy import is_npy, read_npy
 from cosmos_core.errors import DataError
+from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.vision.images import inline_bytes, local_path, open_image, shown
 
 
@@ -59,24 +60,18 @@ _HEAD: Final = 16
 
 @attrs.frozen(kw_only=True)
 class FrameReader:
-    """Reads images and videos as frames of one size.
+    """Reads images and videos as frames of the size and the rate that is generated, within the limits of the options.
 
     Attributes:
+        options: Of a video of another rate the frames nearest in time are taken.
         num_frames: Most frames that are wanted.
-        fps: Their rate: of a video of another rate the frames nearest in time are taken.
-        size: Height and width that frames are fitted to (see `fitted`).
         from_end: Whether the last frames are wanted, not the first; of a video these are held at their own size, where
             else no more than one is.
-        max_bytes: Most bytes of a file.
-        max_pixels: Most pixels of a frame, as it is or when it has been scaled.
     """
 
+    options: DiffusionOptions
     num_frames: int
-    fps: float
-    size: tuple[int, int]
     from_end: bool = False
-    max_bytes: int
-    max_pixels: int
 
     def read(self, location: str) -> torch.Tensor:
         """Frames uint8 [F, height, width, 3] of what is at a path, a `file:` URL, or a `data:` URL.
@@ -105,19 +100,21 @@ class FrameReader:
         return self._video(source, location)
 
     def _check_bytes(self, num_bytes: int, location: str) -> None:
-        if num_bytes > self.max_bytes:
+        most = self.options.max_media_bytes
+        if num_bytes > most:
             raise DataError(
-                f"media {shown(location)}: {num_bytes:,} bytes are more than the {self.max_bytes:,} of "
+                f"media {shown(location)}: {num_bytes:,} bytes are more than the {most:,} of "
                 "model.options.max_media_bytes"
             )
 
     def _check_size(self, height: int, width: int, location: str) -> None:
-        scale = max(self.size[0] / max(height, 1), self.size[1] / max(width, 1), 1.0)
-        if height * width * scale**2 > self.max_pixels:
+        most = self.options.max_media_pixels
+        scale = max(self.options.height / max(height, 1), self.options.width / max(width, 1), 1.0)
+        if height * width * scale**2 > most:
             raise DataError(
                 f"media {shown(location)}: frames of {width} x {height}"
                 f"{'' if scale == 1.0 else f', scaled by {scale:.3g},'} are more than the "
-                f"{self.max_pixels:,} pixels of model.options.max_media_pixels"
+                f"{most:,} pixels of model.options.max_media_pixels"
             )
 
     def _alike(
@@ -139,7 +136,8 @@ class FrameReader:
 
     def _fitted(self, frames: Iterable[Any], location: str) -> torch.Tensor:
         """Arrays uint8 [h, w, 3], each of which is let go when it has been fitted, as one tensor."""
-        fit = [fitted(torch.from_numpy(frame)[None], *self.size) for frame in frames]
+        size = self.options.height, self.options.width
+        fit = [fitted(torch.from_numpy(frame)[None], *size) for frame in frames]
         if not fit:
             raise DataError(f"media {shown(location)}: a video without frames")
         return torch.cat(fit)
@@ -187,8 +185,8 @@ class FrameReader:
                 stream = container.streams.video[0]
                 self._check_size(stream.height, stream.width, location)
                 decoded = self._alike(container.decode(stream), lambda frame: (frame.height, frame.width), location)
-                nearest = _at_rate(decoded, float(stream.average_rate or self.fps), self.fps)
-                number = self.num_frames
+                number, fps = self.num_frames, self.options.fps
+                nearest = _at_rate(decoded, float(stream.average_rate or fps), fps)
                 taken = deque(nearest, maxlen=number) if self.from_end else islice(nearest, number)
                 return self._fitted((frame.to_ndarray(format="rgb24") for frame in taken), location)
         except (av.FFmpegError, OSError, ValueError) as error:

@@ -194,16 +194,14 @@ class DiffusionModel(Family):
         }
         given = {"is_given_BT": inputs["is_given"], "guidance_B": inputs["guidance"]}
         velocity_N = self._velocity(module, inputs["latents"], inputs["times"], conditions, **given)
-        decisions = Decisions(inputs)
-        return decisions.decide(
+        return Decisions(inputs).decide(
             velocity_N, with_entropy=with_entropy, prediction_for=prediction_for, kl_target=kl_target
         )
 
     def export(self, module: torch.nn.Module, directory: Path) -> None:
         """Write the folder that `DiffusionPipeline.from_pretrained` loads, if the recipe's checkpoint is such a one.
 
-        Of a model from a config alone there is the transformer's folder, which its class loads, and an index that names
-        nothing else.
+        Of a model from a config alone it has the transformer's folder, which its class loads, and an index of it.
 
         Raises:
             CheckpointError: It cannot be written; every process says so.
@@ -242,9 +240,8 @@ class DiffusionModel(Family):
     def noised(self, payload: Payload, seed: int, *, num_decisions: int | None = None) -> Payload:
         """The points at which a sample is learned (see `protocols.world.WorldModel`)."""
         tensor_of(payload, "sample", torch.float32, self.shape)
-        times_N = packing.draw_times(
-            self.options, num_decisions or self.options.regressions, packing.generator_of(seed, 0)
-        )
+        number = num_decisions or self.options.regressions
+        times_N = packing.draw_times(self.options, number, packing.generator_of(seed, 0))
         noise_seed = torch.randint(1 << 62, (), generator=packing.generator_of(seed, 1))
         return with_tensors(payload, {"times": times_N, "noise_seed": noise_seed})
 

@@ -87,14 +87,7 @@ class RowReader:
     def read_pixels(self, location: str, num_frames: int, *, from_end: bool = False) -> torch.Tensor:
         """float32 [3, F, h, w] in [-1, 1]: the first or last frames of a video, of the size that is generated."""
         options = self._family.options
-        frames = FrameReader(
-            num_frames=num_frames,
-            fps=options.fps,
-            size=(options.height, options.width),
-            from_end=from_end,
-            max_bytes=options.max_media_bytes,
-            max_pixels=options.max_media_pixels,
-        ).read(location)
+        frames = FrameReader(options=options, num_frames=num_frames, from_end=from_end).read(location)
         if len(frames) < num_frames:
             raise DataError(
                 f"media {shown(location)}: {len(frames)} frames at {options.fps:g} a second are fewer than the "
@@ -106,12 +99,9 @@ class RowReader:
     def given_pixels(self, prompt: Prompt) -> torch.Tensor | None:
         """The frames that a row gives: an image, the last frames of a video, or the first ones of its demonstration.
 
-        What is generated goes on where a video ends, as in the pipelines of diffusers; a clip of which the beginning
-        is given is the row's demonstration, or `metadata.given_from` is "start". How many frames a video gives is its
-        row's `metadata.num_given_frames`; 1 if it does not say.
-
-        Returns:
-            float32 [3, F, h, w] in [-1, 1]; None where the row gives none.
+        They are float32 [3, F, h, w] in [-1, 1]; None where there are none. What is generated goes on where a video
+        ends, as in the pipelines of diffusers; a clip of which the beginning is given is the row's demonstration, or
+        `metadata.given_from` is "start". How many frames a video gives its `metadata.num_given_frames` says, else 1.
 
         Raises:
             DataError: There are several, or they cannot be used.

@@ -33,12 +33,9 @@ _OURS: Final = {EMBEDDINGS, "input_ids", "position_ids", "attention_mask"} | {
 
 @attrs.frozen(kw_only=True, eq=False)
 class DecoderInputs:
-    """Arguments of a text decoder for a whole row.
+    """Embeddings of a whole row, of tokens and of what is seen, as a text decoder is called with them.
 
-    Attributes:
-        embeddings_RD: Of tokens and of what is seen.
-        places_K: int64, of what is seen; empty where nothing is added in deeper layers.
-        deeper_KD: Added behind the first layers of the decoder, one for each (deepstack; arXiv 2406.04334).
+    At `places_K`, int64, each of `deeper_KD` is added behind one of its first layers (deepstack; arXiv 2406.04334).
     """
 
     embeddings_RD: torch.Tensor

@@ -138,10 +138,8 @@ class GenericVisionModel(VisionLanguageModel):
             return super().embed(module, row)
         inputs, layout = row.inputs, layout_of(module)
         entered = decoder_inputs(module, inputs["tokens"], inputs[TOLD], inputs["positions"], media)
-        group = None
-        if layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1:
-            group = layout.mesh.group("tp")
-        return entered.part(row.packing.bounds, group)
+        is_split = layout is not None and layout.sequence_parallel and layout.mesh.size("tp") > 1
+        return entered.part(row.packing.bounds, layout.mesh.group("tp") if layout is not None and is_split else None)
 
     @cached_property
     def _own_positions(self) -> OwnPositions | None:
@@ -155,10 +153,9 @@ class GenericVisionModel(VisionLanguageModel):
     @cached_property
     def processor(self) -> Processor | None:
         """Of the checkpoint; None where there is none: text needs none."""
-        path = self._processor_path
+        path, trust = self._processor_path, self.context.trust_remote_code
         if path is None or not is_there(path):
             return None
-        trust = self.context.trust_remote_code
         return Processor.load(path, self.config, self.options.image_options, trust_remote_code=trust)
 
     @cached_property
@@ -171,11 +168,8 @@ class GenericVisionModel(VisionLanguageModel):
                 f"model.path, a checkpoint with {' or '.join(REQUIRED)}, without [model.tokenizer], or take a model "
                 "plugin that makes a processor of its own"
             )
-        verify_tiny(
-            self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu")),
-            lambda small: self._verify_packed_images(small, processor),
-            keeps_ids=True,
-        )
+        blueprint = self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+        verify_tiny(blueprint, lambda small: self._verify_packed_images(small, processor), keeps_ids=True)
         return processor
 
     def _encoded(self, prompt: Prompt, completion: Sequence[int] | None) -> Payload:

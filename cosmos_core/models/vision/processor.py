@@ -36,9 +36,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 
 
 def find_joins(first: Arrays, second: Arrays, both: Arrays, name: str) -> Mapping[str, int]:
-    """The dim along which each array is joined; in the others, smaller ones are filled up with zeros at the end.
-
-    They are told from the arrays of one image, of another of another size, and of both in one text.
+    """The dim along which each array is joined (see `join`), told from those of two images, apart and in one text.
 
     Raises:
         PluginIncompatibleError: An array of the two is not that of each, joined.
@@ -66,11 +64,6 @@ def join(parts: Sequence[npt.NDArray[np.generic]], dim: int) -> npt.NDArray[np.g
 
 REQUIRED: Final = ("processor_config.json", "preprocessor_config.json")
 """Of these a checkpoint with a processor of images has one at least."""
-FILES: Final = (*REQUIRED, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
-"""What a checkpoint may have of a processor, besides its tokenizer."""
-
-_NAMING: Final = (*REQUIRED, "tokenizer_config.json")
-"""Where a checkpoint may say the class of its processor."""
 _VIDEOS: Final = "video_processor"
 _OF_UNITS: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
 """What processors give for each token."""
@@ -164,7 +157,7 @@ def is_there(path: str) -> bool:
 
 def copy_files(path: str, directory: Path) -> None:
     """Copy a checkpoint's processor into a folder that has a model and a tokenizer."""
-    for name in FILES:
+    for name in (*REQUIRED, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja"):
         found = _found(path, name)
         if found is not None and not (directory / name).exists():
             (directory / name).write_bytes(found.read_bytes())
@@ -180,7 +173,8 @@ def example_images() -> list[Image.Image]:
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
     """As `AutoProcessor` does, of a class that takes no videos."""
-    named = [json.loads(found.read_text(encoding="utf-8")) for name in _NAMING if (found := _found(path, name))]
+    files = [_found(path, name) for name in (*REQUIRED, "tokenizer_config.json")]
+    named = [json.loads(found.read_text(encoding="utf-8")) for found in files if found is not None]
     if trust_remote_code and any("AutoProcessor" in (each.get("auto_map") or {}) for each in named):
         return AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
     name = next((each["processor_class"] for each in named if each.get("processor_class")), None)

@@ -32,7 +32,7 @@ def test_each_prompt_is_placed_once_in_the_dtype_of_the_transformer():
     assert found["text"][:, 0, 0].tolist() == [1.0, 2.0, 1.0]
     assert (found["text"].dtype, found["is_given"].dtype) == (torch.bfloat16, torch.bool)
     kept.of([first], CPU, torch.float32)
-    assert (len(asked), len(kept)) == (3, 1)
+    assert (len(asked), len(kept._kept)) == (3, 1)
 
 
 def test_the_samples_of_a_prompt_share_its_memory():
@@ -48,12 +48,12 @@ def test_those_used_last_stay_and_those_nobody_holds_go():
     first, second, third = prompts(3)
     for prompt in (first, second, first, third, first):
         kept.of([prompt], CPU, torch.float32)
-    assert (len(asked), len(kept)) == (3, 2)
+    assert (len(asked), len(kept._kept)) == (3, 2)
     # More at once than stay are all there.
     assert len(kept.of([first, second, third], CPU, torch.float32)["text"]) == 3
     del first, second, third, prompt
     gc.collect()
-    assert len(kept) == 0
+    assert not kept._kept
 
 
 def test_what_is_kept_in_inference_mode_can_be_trained_with():

@@ -11,11 +11,13 @@ from PIL import Image, ImageFile
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import media
 from cosmos_core.models.diffusion.media import FrameReader, fitted, frames_of, pixels_of
+from cosmos_core.models.diffusion.options import DiffusionOptions
 
 
-def read(location, **changes):
-    known = {"num_frames": 99, "fps": 24.0, "size": (8, 8), "max_bytes": 1 << 20, "max_pixels": 1 << 16}
-    return FrameReader(**known | changes).read(str(location))
+def read(location, num_frames=99, *, from_end=False, size=(8, 8), **changes):
+    known = {"fps": 24.0, "max_media_bytes": 1 << 20, "max_media_pixels": 1 << 16}
+    options = DiffusionOptions(**known | changes, height=size[0], width=size[1])
+    return FrameReader(options=options, num_frames=num_frames, from_end=from_end).read(str(location))
 
 
 def film(number=6, height=8, width=8):
@@ -131,7 +133,7 @@ def test_a_video_that_changes_size_is_refused_before_its_frames_are_turned_to_pi
     location = changing(tmp_path, (64, 48), (128, 96))
     assert read(location, num_frames=2, fps=25.0, size=(48, 64)).shape == (2, 48, 64, 3)
     with pytest.raises(DataError, match=r"frame \d is 128 x 96, and those before it are 64 x 48"):
-        read(location, num_frames=8, fps=25.0, max_pixels=64 * 48)
+        read(location, num_frames=8, fps=25.0, max_media_pixels=64 * 48)
 
 
 def test_an_npy_header_that_claims_more_than_is_there_is_refused(subtests, tmp_path):
@@ -163,9 +165,9 @@ def test_a_folder_counts_the_bytes_of_the_images_that_are_wanted(tmp_path):
     for index, frame in enumerate(film(3)):
         Image.fromarray(frame).save(tmp_path / f"{index:02}.png")
     room = sum(file.stat().st_size for file in tmp_path.iterdir()) - 1
-    assert len(read(tmp_path, num_frames=2, max_bytes=room, max_pixels=64)) == 2
+    assert len(read(tmp_path, num_frames=2, max_media_bytes=room, max_media_pixels=64)) == 2
     with pytest.raises(DataError, match=f"bytes are more than the {room} of"):
-        read(tmp_path, max_bytes=room)
+        read(tmp_path, max_media_bytes=room)
 
 
 def test_frames_are_fitted_one_by_one_and_those_that_are_not_wanted_never(video, monkeypatch):
