@@ -150,16 +150,21 @@ def recorded_files(dist: Distribution) -> list[PurePosixPath]:
     Raises:
         PluginBrokenError: Its record has a name that no installer writes.
     """
-    text = Readable(dist).read_text("RECORD") or ""
-    try:
-        names = [row[0] for row in csv.reader(io.StringIO(text, newline="")) if row]
-    except csv.Error as error:
-        raise PluginBrokenError(f"{identity(dist).name}: its RECORD cannot be read: {error}; reinstall it") from error
+    names = [row[0] for row in record_rows(dist)]
     for name in names:
         if not _can_be_recorded(name):
             raise PluginBrokenError(f"{identity(dist).name}: its RECORD names a file {name!r}; reinstall it")
     files = [PurePosixPath(name) for name in names]
     return [file for file in files if is_source(file) and not file.parts[0].endswith(_NOT_PACKAGES)]
+
+
+def record_rows(dist: Distribution) -> list[list[str]]:
+    """Rows of the record, each with a file's name first; raises PluginBrokenError if it is no CSV."""
+    text = Readable(dist).read_text("RECORD") or ""
+    try:
+        return [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except csv.Error as error:
+        raise PluginBrokenError(f"{identity(dist).name}: its RECORD cannot be read: {error}; reinstall it") from error
 
 
 def is_source(file: PurePosixPath) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.message import Message
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, cast, get_args
 
 import attrs
 from packaging.requirements import Requirement
@@ -39,11 +39,10 @@ from cosmos_core.plugins.distributions import (
     licence,
     recorded_files,
 )
-from cosmos_core.testing.check.probe import Loaded
-from cosmos_core.testing.check.processes import load, run_pytest
-from cosmos_core.testing.check.recorder import Outcome
+from cosmos_core.testing.check.probe import Loaded, load
+from cosmos_core.testing.check.recorder import Outcome, Result, run_pytest
 from cosmos_core.testing.check.subject import Subject
-from cosmos_core.testing.check.verdict import Check, Finding, Level, Verdict, faults, this_environment
+from cosmos_core.testing.check.verdict import Check, Verdict, check, this_environment
 from cosmos_core.testing.check.wheel import astray
 from cosmos_core.testing.conformance.processes import run
 from cosmos_core.types import JSON
@@ -57,7 +56,6 @@ _WHEEL_TOOLS: Final[Mapping[str, Sequence[str]]] = {
     # What lies beside the packages of others is told above, and a distribution may have several packages.
     "check_wheel_contents": ("--no-config", "--select", "W001,W004,W006,W007,W008,W010"),
 }
-_LEVELS: Final[Mapping[str, Level]] = {"broken": "fault", "invalid": "fault", "conflict": "warning"}
 
 
 @attrs.frozen(kw_only=True)
@@ -88,8 +86,8 @@ def examine(subject: Subject, given: Given, progress: Callable[[str], None]) -> 
 
 def _checks(subject: Subject, given: Given, progress: Callable[[str], None]) -> Iterator[Check]:
     progress("Reading the metadata")
-    for check in (check_metadata, check_compatibility, check_entry_points, check_files):
-        yield check(subject)
+    for examined in (check_metadata, check_compatibility, check_entry_points, check_files):
+        yield examined(subject)
     usable: dict[PluginRecord, Loaded] = {}
     for record in subject.records:
         progress(f"Importing {record.module}")
@@ -103,21 +101,25 @@ def _checks(subject: Subject, given: Given, progress: Callable[[str], None]) -> 
 
 def check_metadata(subject: Subject) -> Check:
     """Check that the description is complete."""
-    dist = subject.distribution
-    findings = [Finding("fault", problem) for problem in _python_problems(field(dist, "Requires-Python"))]
-    if not licence(dist):
-        problem = 'it has no licence, so nobody may use it; add license = "Apache-2.0" to [project]'
-        findings.append(Finding("fault", problem))
-    if not field(dist, "Summary"):
-        findings.append(Finding("warning", 'it has no summary; add description = "…" to [project]'))
-    if not (field(dist, "Description") or str(cast("Message", dist.metadata).get_payload() or "").strip()):
-        findings.append(Finding("warning", 'it has no description; add readme = "README.md" to [project]'))
+    dist, named = subject.distribution, licence(subject.distribution)
+    is_described = field(dist, "Description") or str(cast("Message", dist.metadata).get_payload() or "").strip()
     # Others guess the install line of an unknown plugin from its kind and name.
     name, provided = canonicalize_name(subject.name), list(entries(dist.read_text("entry_points.txt") or ""))
-    if name != CORE and not any(name.startswith(f"cosmos-{entry.kind}-") for entry in provided):
-        guessed = f"cosmos-{provided[0].kind}-{provided[0].name}"
-        findings.append(Finding("note", f"it is named {name}; {guessed} would be found by whoever guesses its name"))
-    return Check("metadata", licence(dist), tuple(findings))
+    is_guessed = name == CORE or any(name.startswith(f"cosmos-{entry.kind}-") for entry in provided)
+    guess = "" if is_guessed else f"cosmos-{provided[0].kind}-{provided[0].name}"
+    return check(
+        "metadata",
+        named,
+        fault=[
+            *_python_problems(field(dist, "Requires-Python")),
+            "" if named else 'it has no licence, so nobody may use it; add license = "Apache-2.0" to [project]',
+        ],
+        warning=[
+            "" if field(dist, "Summary") else 'it has no summary; add description = "…" to [project]',
+            "" if is_described else 'it has no description; add readme = "README.md" to [project]',
+        ],
+        note=[f"it is named {name}; {guess} would be found by whoever guesses its name" if guess else ""],
+    )
 
 
 def _python_problems(asked: str) -> Iterator[str]:
@@ -136,15 +138,13 @@ def check_compatibility(subject: Subject) -> Check:
     requires = subject.distribution.requires or []
     is_core = canonicalize_name(subject.name) == CORE
     bounds, excess = ("", "") if is_core else (core_bounds(requires), core_excess(requires))
-    # Each record of a distribution may tell the same.
-    told = dict.fromkeys(each.problem for each in subject.records if each.status == "incompatible")
-    missing = dict.fromkeys(each for record in subject.records for each in _missing(record))
-    findings = (
-        *faults([bounds, *told]),
-        *((Finding("warning", excess),) if excess and not bounds else ()),
-        *(Finding("not run", each) for each in missing),
+    return check(
+        "requirements",
+        ", ".join(map(str, core_requirements(requires))),
+        fault=[bounds, *(each.problem for each in subject.records if each.status == "incompatible")],
+        warning=[] if bounds else [excess],
+        not_run=[each for record in subject.records for each in _missing(record)],
     )
-    return Check("requirements", ", ".join(map(str, core_requirements(requires))), findings)
 
 
 def _missing(record: PluginRecord) -> Iterator[str]:
@@ -162,44 +162,43 @@ def _missing(record: PluginRecord) -> Iterator[str]:
 
 def check_entry_points(subject: Subject) -> Check:
     """Check that a recipe can select each of its plugins."""
+
+    def problems(*statuses: str) -> Iterator[str]:
+        for each in subject.records:
+            if each.status in statuses and not any(_missing(each)):
+                yield f"{each.kind} {each.name}: {each.problem}"
+
     named = ", ".join(f"{record.kind} {record.name}" for record in subject.records)
-    unusable = [
-        Finding(_LEVELS[record.status], f"{record.kind} {record.name}: {record.problem}")
-        for record in subject.records
-        if record.status in _LEVELS and not any(_missing(record))
-    ]
-    return Check("entry points", named, (*faults([subject.stale]), *unusable))
+    faults, warnings = [subject.stale, *problems("broken", "invalid")], problems("conflict")
+    return check("entry points", named, fault=faults, warning=warnings)
 
 
 def check_files(subject: Subject) -> Check:
     """Check for files outside of its own packages, what installers refuse, and packages without `py.typed`."""
     own, dist, wheel = ", ".join(subject.packages), subject.distribution, subject.wheel
-    untyped = dict.fromkeys(each for module in subject.modules for each in _untyped(module, subject))
+    untyped = [each for module in subject.modules for each in _untyped(module, subject)]
     if wheel is not None:
-        found = (*faults([*wheel.faults, *untyped]), *_refused(wheel.file))
-        return Check("files", f"{len(wheel.files)}, in {own}", found)
+        absent = [tool for tool in _WHEEL_TOOLS if importlib.util.find_spec(tool) is None]
+        faults = [*wheel.faults, *untyped, *(_refusal(tool, wheel.file) for tool in _WHEEL_TOOLS if tool not in absent)]
+        gaps = [f'{each.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"' for each in absent]
+        return check("files", f"{len(wheel.files)}, in {own}", fault=faults, not_run=gaps)
     try:
         if editable_folder(dist) is not None:
             hint = "an editable installation lists no files; check the wheel, too: cosmos plugins check dist/NAME.whl"
-            return Check("files", own, (*faults(untyped), Finding("note", hint)))
+            return check("files", own, fault=untyped, note=[hint])
         files = recorded_files(dist)
     except PluginBrokenError as error:
-        return Check("files", own, faults([str(error), *untyped]))
+        return check("files", own, fault=[str(error), *untyped])
     copy = f"checked is the copy in {dist.locate_file('')}, not the project's"
-    notes = () if subject.project is None else (Finding("note", copy),)
-    return Check("files", f"{len(files)}, in {own}", (*faults([*astray(dist, files).values(), *untyped]), *notes))
+    faults, notes = [*astray(dist, files).values(), *untyped], [] if subject.project is None else [copy]
+    return check("files", f"{len(files)}, in {own}", fault=faults, note=notes)
 
 
-def _refused(wheel: Path) -> Iterator[Finding]:
-    """Findings of twine, which uploads wheels, and of check-wheel-contents."""
-    for module, arguments in _WHEEL_TOOLS.items():
-        name = module.replace("_", "-")
-        if importlib.util.find_spec(module) is None:
-            yield Finding("not run", f'{name} is not installed; pip install "cosmos-core[testing]"')
-            continue
-        code, said = run(module, [*arguments, str(wheel)], folder=wheel.parent, timeout_s=_WHEEL_TOOL_S)
-        if code:
-            yield Finding("fault", f"{name} refuses it:\n{said.strip()}")
+def _refusal(tool: str, wheel: Path) -> str:
+    """The objection of twine, which uploads wheels, or of check-wheel-contents; empty if it has none."""
+    code, said = run(tool, [*_WHEEL_TOOLS[tool], str(wheel)], folder=wheel.parent, timeout_s=_WHEEL_TOOL_S)
+    verb = f"did not end in {_WHEEL_TOOL_S:.0f} s" if code is None else "refuses it"
+    return f"{tool.replace('_', '-')} {verb}:\n{said.strip()}" if code != 0 else ""
 
 
 def _untyped(module: str, subject: Subject) -> Iterator[str]:
@@ -222,21 +221,20 @@ def _load(record: PluginRecord, subject: Subject) -> tuple[list[Check], Loaded |
     name = f"{record.kind} {record.name}"
 
     def left_out(parts: str, reason: str) -> Check:
-        return Check(f"{name}, {parts}", "", (Finding("not run", f"the plugin {reason}: see above"),))
+        return check(f"{name}, {parts}", not_run=[f"the plugin {reason}: see above"])
 
     if record.status not in ("ok", "conflict"):
         return [left_out("import, protocol, options, kit", f"is {record.status}")], None
     loaded = _fastest(record, subject.environment)
     if loaded.unimported:
-        imported = Check(f"{name}, import", "", faults([f"{record.module} cannot be imported: {loaded.unimported}"]))
+        imported = check(f"{name}, import", fault=[f"{record.module} cannot be imported: {loaded.unimported}"])
         return [imported, left_out("protocol, options, kit", "cannot be imported")], None
-    imported = Check(f"{name}, import", f"{loaded.seconds:.2f} s", faults(_import_problems(record, loaded)))
+    imported = check(f"{name}, import", f"{loaded.seconds:.2f} s", fault=_import_problems(record, loaded))
     if loaded.unusable:
-        refused = Check(f"{name}, protocol", "", faults([loaded.unusable]))
+        refused = check(f"{name}, protocol", fault=[loaded.unusable])
         return [imported, refused, left_out("options, kit", "cannot be loaded")], None
-    deprecated = (Finding("warning", loaded.deprecation),) if loaded.deprecation else ()
-    protocol = Check(f"{name}, protocol", f"version {loaded.protocol}", deprecated)
-    options = Check(f"{name}, options", str(loaded.num_options), faults(loaded.option_faults))
+    protocol = check(f"{name}, protocol", f"version {loaded.protocol}", warning=[loaded.deprecation])
+    options = check(f"{name}, options", str(loaded.num_options), fault=loaded.option_faults)
     return [imported, protocol, options], loaded
 
 
@@ -267,14 +265,12 @@ def _import_problems(record: PluginRecord, done: Loaded) -> Iterator[str]:
 def _kits(subject: Subject, usable: Mapping[PluginRecord, Loaded], given: Given) -> Iterator[Check]:
     project = subject.project if given == Given() else None
     gaps = {record: _gap(record, loaded, given) if project is None else "" for record, loaded in usable.items()}
-    yield from (Check(_kit_of(record), "", (Finding("not run", gap),)) for record, gap in gaps.items() if gap)
+    yield from (check(f"{each.kind} {each.name}, kit", not_run=[gap]) for each, gap in gaps.items() if gap)
     ready = [record for record, gap in gaps.items() if not gap]
-    if not ready:
-        return
     try:
-        outcomes = run_kits(subject, ready, project, given)
+        outcomes = run_kits(subject, ready, project, given) if ready else []
     except PluginError as error:
-        yield Check("kit", "", faults([str(error)]))
+        yield check("kit", fault=[str(error)])
         return
     yield from (_check_kit(record, usable[record], outcomes) for record in ready)
 
@@ -289,8 +285,8 @@ def run_kits(
     """
     with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
         if project is None:
-            source = "\n".join(["import pytest", *(_class(record, given) for record in records)])
-            (Path(scratch) / "test_conformance.py").write_text(source)
+            classes = (_class(each, f"{each.distribution}:{each.name}", given) for each in records)
+            (Path(scratch) / "test_conformance.py").write_text("\n".join(["import pytest", *classes]))
         return run_pytest(
             [],
             folder=project or Path(scratch),
@@ -316,56 +312,41 @@ def _gap(record: PluginRecord, loaded: Loaded, given: Given) -> str:
 
 def _check_kit(record: PluginRecord, loaded: Loaded, outcomes: Sequence[Outcome]) -> Check:
     """Judge the outcomes of one plugin among those of all conformance classes."""
+    name = f"{record.kind} {record.name}, kit"
     theirs = [each for each in outcomes if each.kind == record.kind and each.plugin.rpartition(":")[2] == record.name]
     # A module that cannot be collected is in no class.
     broken = [each for each in outcomes if not each.plugin and each.result == "failed"]
     if not theirs and not broken:
-        return Check(_kit_of(record), "", faults([_missing_class(record)]))
+        kit = f"{record.kind.capitalize()}Conformance"
+        head = f"no test inherits {kit} for {record.name}; add tests/test_conformance.py:"
+        return check(name, fault=[f"{head}\n{_class(record, record.name, Given())}"])
     # What the check of the options has told already is not told again.
     told = {*loaded.option_faults}
     fresh = [each for each in theirs if not each.message or not told.issuperset(each.message.splitlines())]
-    left = _alike("not run", (each for each in fresh if each.result == "not run"))
-    failed = _alike("fault", (each for each in fresh if each.result == "failed"))
+    results = {result: [each for each in fresh if each.result == result] for result in get_args(Result)}
+    summary = ", ".join(f"{len(each)} {result}" for result, each in results.items() if each and result != "not run")
+    failed, uncollected, left = map(_alike, (results["failed"], broken, results["not run"]))
     # Where the kit is complete, what cannot be collected is another test.
-    uncollected = _alike("warning" if theirs and not left else "fault", broken)
-    counts = ((result, sum(each.result == result for each in fresh)) for result in ("passed", "failed", "skipped"))
-    summary = ", ".join(f"{count} {result}" for result, count in counts if count)
-    return Check(_kit_of(record), summary, (*failed, *uncollected, *left))
+    if theirs and not left:
+        return check(name, summary, fault=failed, warning=uncollected)
+    return check(name, summary, fault=[*failed, *uncollected], not_run=left)
 
 
-def _kit_of(record: PluginRecord) -> str:
-    """Name of the check."""
-    return f"{record.kind} {record.name}, kit"
-
-
-def _alike(level: Level, outcomes: Iterable[Outcome]) -> list[Finding]:
-    """One finding for what several tests say alike, such as a fixture that fails."""
+def _alike(outcomes: Iterable[Outcome]) -> list[str]:
+    """One text for what several tests say alike, such as a fixture that fails."""
     tests: defaultdict[str, list[str]] = defaultdict(list)
     for each in outcomes:
         tests[each.message].append(each.test)
     others = {message: f" and {len(names) - 1} more" if len(names) > 1 else "" for message, names in tests.items()}
-    return [Finding(level, f"{names[0]}{others[message]}: {message}") for message, names in tests.items()]
+    return [f"{names[0]}{others[message]}: {message}" for message, names in tests.items()]
 
 
-def _missing_class(record: PluginRecord) -> str:
-    kit, *rest = _head(record, record.name)
-    head = f"no test inherits {record.kind.capitalize()}Conformance for {record.name}; add tests/test_conformance.py:"
-    return "\n".join([head, kit, "", "", *rest])
-
-
-def _class(record: PluginRecord, given: Given) -> str:
-    """A conformance class; literals of plain data are their own `repr`."""
-    lines = _head(record, f"{record.distribution}:{record.name}")
-    if given.config:
-        lines.append(f"    config = {dict(given.config)!r}")
-    if given.path is not None:
-        lines.append(f"    path = {given.path!r}")
-    if given.options:
-        lines += ["    @pytest.fixture", "    def options(self):", f"        return {dict(given.options)!r}"]
-    return "\n".join([*lines, ""])
-
-
-def _head(record: PluginRecord, plugin: str) -> list[str]:
+def _class(record: PluginRecord, plugin: str, given: Given) -> str:
+    """A module with a conformance class; literals of plain data are their own `repr`."""
     kit = f"{record.kind.capitalize()}Conformance"
     title = "".join(part.capitalize() for part in re.split(r"\W|_", record.name))
-    return [f"from cosmos_core.testing import {kit}", f"class Test{title}({kit}):", f'    plugin = "{plugin}"']
+    head = ["from cosmos_core.testing import " + kit, "", "", f"class Test{title}({kit}):", f'    plugin = "{plugin}"']
+    body = [f"    {name} = {value!r}" for name, value in (("config", given.config), ("path", given.path)) if value]
+    if given.options:
+        body += ["    @pytest.fixture", "    def options(self):", f"        return {given.options!r}"]
+    return "\n".join([*head, *body])

@@ -1,13 +1,13 @@
 """The pytest session of the check, from inside: what came of each test, and which tests of the kit did not run.
 
-`python -m cosmos_core.testing.check.recorder ORDER` takes its order and writes the outcomes as JSON.
+`python -m cosmos_core.testing.check.recorder ORDER ANSWER` reads an order and writes the outcomes, both JSON.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -16,24 +16,17 @@ import msgspec
 import pytest
 
 from cosmos_core import testing
+from cosmos_core.errors import PluginError
 from cosmos_core.testing import conformance
 from cosmos_core.testing.conformance.plugin import PluginConformance
+from cosmos_core.testing.conformance.processes import exchange
 
 Result: TypeAlias = Literal["passed", "failed", "skipped", "not run"]
 Kit: TypeAlias = type[PluginConformance]
 
 _KITS: Final = Path(conformance.__file__).parent
+_LAST_LINES: Final = 12
 _LEFT_OUT: Final = "left out by the project's tests; inherit the whole class of the kind, and leave no test out"
-
-
-@attrs.frozen
-class Order:
-    """The run that is asked for; `processes.run_pytest` tells of the fields. The outcomes go to the file `answer`."""
-
-    answer: str
-    arguments: Sequence[str]
-    modules: Sequence[str]
-    plugins: Collection[tuple[str, str]] | None
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +34,6 @@ class Outcome:
     """The outcome of one test.
 
     Attributes:
-        node: pytest's id of it.
         kind: Kind of the plugin that its conformance class is for; empty for a test outside the kit.
         plugin: Name of that plugin; empty outside the kit.
         test: Name of the test, parameters included.
@@ -50,7 +42,6 @@ class Outcome:
         message: Why it failed, was skipped or did not run.
     """
 
-    node: str
     kind: str = ""
     plugin: str = ""
     test: str
@@ -58,20 +49,71 @@ class Outcome:
     message: str = ""
 
 
+@attrs.frozen(kw_only=True)
+class _Order:
+    """Arguments of `run_pytest` that are for the process that it starts."""
+
+    arguments: Sequence[str]
+    modules: Sequence[str]
+    plugins: Collection[tuple[str, str]] | None
+
+
+def run_pytest(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    modules: Sequence[str] = (),
+    plugins: Collection[tuple[str, str]] | None = None,
+) -> list[Outcome]:
+    """Run pytest in a new process, as the folder configures it but for its `addopts`.
+
+    Args:
+        arguments: Paths and options for pytest.
+        folder: Where to run it.
+        timeout_s: Longest time that it may take.
+        environment: Variables to set beside those of this process.
+        modules: Modules to import from the path as it is before pytest.
+        plugins: Kind and name of plugins: run the tests of their conformance classes only; there may be none. Runs
+            every test if None.
+
+    Raises:
+        PluginError: It could not run, collected nothing, or took too long; the message ends with its output.
+    """
+    outcomes, code, output = exchange(
+        "cosmos_core.testing.check.recorder",
+        _Order(arguments=arguments, modules=modules, plugins=plugins),
+        list[Outcome],
+        timeout_s=timeout_s,
+        environment={"OMP_NUM_THREADS": "1", **(environment or {})},
+        folder=folder,
+    )
+    tail = "\n".join(output.splitlines()[-_LAST_LINES:])
+    if outcomes is None and code is None:
+        raise PluginError(f"the kit did not end in {timeout_s:.0f} s; its last lines:\n{tail}")
+    if outcomes is None:
+        raise PluginError(f"the kit could not run (exit code {code}):\n{tail}")
+    if not outcomes and (plugins is None or code != pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise PluginError(f"no test ran (exit code {code}):\n{tail}")
+    return outcomes
+
+
 class _Recorder:
     """A pytest plugin that keeps what came of each test."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self, order: _Order, arguments: Sequence[str]) -> None:
+        self._order, self._arguments = order, arguments
         self._path = [*sys.path]
         self._outcomes: dict[str, Outcome] = {}
+        """By pytest's id of the test."""
         self._unanswered: dict[tuple[str, str], dict[str, str]] = {}
         """Of each plugin, the tests of its kit that nothing has answered yet, and why not."""
 
     def outcomes(self) -> list[Outcome]:
         """Outcomes of all tests, and the tests of the kits that remain."""
         remaining = [
-            Outcome(node=f"{kind} {plugin}", kind=kind, plugin=plugin, test=name, result="not run", message=reason)
+            Outcome(kind=kind, plugin=plugin, test=name, result="not run", message=reason)
             for (kind, plugin), reasons in self._unanswered.items()
             for name, reason in reasons.items()
         ]
@@ -87,7 +129,7 @@ class _Recorder:
         for module in self._order.modules:
             importlib.import_module(module)
         sys.path[:] = later
-        args[:] = [*self._order.arguments, f"--import-mode={early_config.known_args_namespace.importmode}"]
+        args[:] = [*self._arguments, f"--import-mode={early_config.known_args_namespace.importmode}"]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -100,8 +142,8 @@ class _Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            node, message = report.nodeid, str(report.longrepr)
-            self._keep(Outcome(node=node, test=node, result="failed", message=message))
+            outcome = Outcome(test=report.nodeid, result="failed", message=str(report.longrepr))
+            self._keep(report.nodeid, outcome)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -109,17 +151,17 @@ class _Recorder:
         if report.when == "call" or not report.passed:
             cls, message = _class(item), _message(report)
             kind, plugin = _key(cls) if cls else ("", "")
-            name, result = item.name, report.outcome
-            self._keep(Outcome(node=item.nodeid, kind=kind, plugin=plugin, test=name, result=result, message=message))
+            outcome = Outcome(kind=kind, plugin=plugin, test=item.name, result=report.outcome, message=message)
+            self._keep(item.nodeid, outcome)
             if cls is not None and isinstance(item, pytest.Function):
                 is_answer = not report.skipped or _is_skipped_by_kit(report, call)
                 self._answer(item, cls, "" if is_answer else f"skipped by the project's tests: {message}")
         return report
 
-    def _keep(self, outcome: Outcome) -> None:
-        known = self._outcomes.get(outcome.node)
+    def _keep(self, node: str, outcome: Outcome) -> None:
+        known = self._outcomes.get(node)
         if known is None or known.result == "passed":
-            self._outcomes[outcome.node] = outcome
+            self._outcomes[node] = outcome
 
     def _answer(self, item: pytest.Function, cls: Kit, unanswered: str) -> None:
         """Take a test of the kit off those that remain, or say why it still does."""
@@ -175,8 +217,10 @@ def _message(report: pytest.TestReport) -> str:
 
 
 if __name__ == "__main__":
-    order = msgspec.json.decode(sys.argv[1], type=Order)
-    recorder = _Recorder(order)
-    code = pytest.main([*order.arguments], plugins=[recorder])
-    Path(order.answer).write_bytes(msgspec.json.encode(recorder.outcomes()))
+    asked, answered = map(Path, sys.argv[1:])
+    order = msgspec.json.decode(asked.read_bytes(), type=_Order)
+    arguments = ["-q", "--no-header", "-o", f"cache_dir={answered.parent}", *order.arguments]
+    recorder = _Recorder(order, arguments)
+    code = pytest.main([*arguments], plugins=[recorder])
+    answered.write_bytes(msgspec.json.encode(recorder.outcomes()))
     sys.exit(code)

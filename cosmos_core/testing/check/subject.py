@@ -18,10 +18,10 @@ from packaging.utils import canonicalize_name
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.choice import find, kind_of
-from cosmos_core.plugins.discovery import PluginRecord, discover, entries
+from cosmos_core.plugins.discovery import Entry, PluginRecord, discover, entries
 from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
-from cosmos_core.testing.check.processes import python_path, records_in
+from cosmos_core.testing.check.probe import python_path, records_in
 from cosmos_core.testing.check.wheel import Wheel, unpack
 
 
@@ -33,26 +33,18 @@ class _Project(msgspec.Struct, frozen=True, rename="kebab"):
     dynamic: tuple[str, ...] = ()
     entry_points: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
-    def plugins(self) -> set[tuple[str, str, str]]:
-        """Group, name and value of the entry points of plugins."""
+    def plugins(self) -> set[Entry]:
+        """The entry points of plugins."""
         groups = ([f"[{group}]", *map(" = ".join, members.items())] for group, members in self.entry_points.items())
-        return _plugins("\n".join(chain.from_iterable(groups)))
+        return {*entries("\n".join(chain.from_iterable(groups)))}
 
 
 class _File(msgspec.Struct):
     project: _Project = msgspec.field(default_factory=_Project)
 
 
-def _plugins(text: str) -> set[tuple[str, str, str]]:
-    return {(each.group, each.name, each.value) for each in entries(text)}
-
-
 def _read_project(folder: Path) -> _Project:
-    """The `[project]` table; empty if there is none.
-
-    Raises:
-        ConfigError: The file is no TOML, or a key has a value of a wrong type.
-    """
+    """The `[project]` table, empty if there is none; raises ConfigError if it cannot be read."""
     file = folder / "pyproject.toml"
     try:
         return msgspec.toml.decode(file.read_bytes(), type=_File).project
@@ -64,16 +56,15 @@ def _read_project(folder: Path) -> _Project:
 
 def _stale(project: _Project, dist: Distribution, folder: Path) -> str:
     """Differences between a project and what is installed of it; empty if it does not."""
-    again = f"install it again: {_install_line(folder)}"
-    origin = editable_folder(dist)
+    again, origin = f"install it again: {_install_line(folder)}", editable_folder(dist)
     if origin is not None and origin.resolve() != folder.resolve():
         return f"what is installed comes from {origin}; {again}"
     if project.version not in (None, dist.version):
         return f"pyproject.toml has version {project.version}, {dist.version} is installed; {again}"
     if "entry-points" in project.dynamic:
         return ""
-    differing = project.plugins() ^ _plugins(dist.read_text("entry_points.txt") or "")
-    shown = "; ".join(sorted(f"{group}: {name} = {value}" for group, name, value in differing))
+    differing = project.plugins() ^ {*entries(dist.read_text("entry_points.txt") or "")}
+    shown = "; ".join(sorted(f"{each.group}: {each.name} = {each.value}" for each in differing))
     return f"entry points differ from what is installed ({shown}); {again}" if differing else ""
 
 
@@ -128,21 +119,28 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
         kind: Only plugins of this kind.
 
     Raises:
-        ConfigError: It is none of these, or not installed; the message says what to do.
+        ConfigError: It is none of these, not installed, or has no such plugin; the message says what to do.
         PluginError: No plugin has that name, or those of several distributions have.
     """
-    if target is None:
-        yield _of_kind(_project(_working_directory()), kind)
-    elif target.endswith(".whl"):
-        with tempfile.TemporaryDirectory(prefix="cosmos-check-") as folder:
-            yield _of_kind(_of_wheel(Path(target), Path(folder)), kind)
-    elif _is_folder(target):
-        yield _of_kind(_project(Path(target)), kind)
-    else:
-        records = discover()
-        record = find(kind or kind_of(target, records), target, records)
-        dist = distribution(record.distribution)
-        yield Subject(distribution=dist, records=(record,), project=editable_folder(dist))
+    with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
+        if target is None:
+            found = _project(_working_directory())
+        elif target.endswith(".whl"):
+            found = _of_wheel(Path(target), Path(scratch))
+        elif _is_folder(target):
+            found = _project(Path(target))
+        else:
+            known = discover()
+            record = find(kind or kind_of(target, known), target, known)
+            dist = distribution(record.distribution)
+            found = Subject(distribution=dist, records=(record,), project=editable_folder(dist))
+        records = [record for record in found.records if kind in (None, record.kind)]
+        if not records:
+            raise ConfigError(
+                f"{found.name} has no {kind or 'cosmos-core'} plugin; add an entry point such as "
+                f'[project.entry-points."cosmos_core.{kind or "reward"}s"] to its pyproject.toml and install it again'
+            )
+        yield attrs.evolve(found, records=records)
 
 
 def _is_folder(target: str) -> bool:
@@ -192,18 +190,3 @@ def _of_wheel(file: Path, folder: Path) -> Subject:
 def _named(records: Sequence[PluginRecord], distribution: str) -> tuple[PluginRecord, ...]:
     name = canonicalize_name(distribution)
     return tuple(each for each in records if canonicalize_name(each.distribution) == name)
-
-
-def _of_kind(found: Subject, kind: Kind | None) -> Subject:
-    """The subject with the plugins of a kind only.
-
-    Raises:
-        ConfigError: There are none.
-    """
-    records = [record for record in found.records if kind in (None, record.kind)]
-    if not records:
-        raise ConfigError(
-            f"{found.name} has no {kind or 'cosmos-core'} plugin; add an entry point such as "
-            f'[project.entry-points."cosmos_core.{kind or "reward"}s"] to its pyproject.toml and install it again'
-        )
-    return attrs.evolve(found, records=records)

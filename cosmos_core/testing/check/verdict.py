@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import attrs
 
@@ -49,6 +49,13 @@ class Check:
         return next((text for level, text in _STATUS.items() if level in levels), "ok")
 
 
+def check(name: str, summary: str = "", **found: Iterable[str]) -> Check:
+    """A check with each text that is not empty, once, as a finding of the level `fault`, `not_run`, and so on."""
+    levels = {keyword: cast("Level", keyword.replace("_", " ")) for keyword in found}
+    pairs = dict.fromkeys((levels[keyword], text) for keyword, texts in found.items() for text in texts if text)
+    return Check(name, summary, tuple(Finding(*pair) for pair in pairs))
+
+
 @attrs.frozen(kw_only=True)
 class Verdict:
     """The end of a check.
@@ -73,14 +80,17 @@ class Verdict:
         return sum(finding.level == "fault" for check in self.checks for finding in check.findings)
 
     @property
-    def num_not_run(self) -> int:
-        """Number of checks that could not be made, or not in full."""
-        return sum(check.status == "not run" for check in self.checks)
+    def last_line(self) -> str:
+        """The outcome, and the number of faults, or else of checks that could not be made in full."""
+        num_not_run = sum(check.status == "not run" for check in self.checks)
+        if num_faults := self.num_faults:
+            return f"FAILED: {num_faults} fault{'s' if num_faults > 1 else ''}"
+        return f"INCOMPLETE: {num_not_run} check{'s' if num_not_run > 1 else ''} not run" if num_not_run else "PASSED"
 
     @property
     def outcome(self) -> str:
         """`PASSED`, `FAILED`, or `INCOMPLETE` if no fault was found, but something could not be judged."""
-        return "FAILED" if self.num_faults else "INCOMPLETE" if self.num_not_run else "PASSED"
+        return self.last_line.partition(":")[0]
 
 
 def this_environment() -> dict[str, str]:
@@ -96,19 +106,15 @@ def this_environment() -> dict[str, str]:
 def text(verdict: Verdict) -> str:
     """The verdict for people; the last line is the outcome."""
     versions = "cosmos-core {core}, Python {python}, torch {torch}, {platform}".format(**verdict.environment)
-    head = [f"{verdict.distribution}: {', '.join(verdict.plugins)}", f"Checked {verdict.date} with {versions}."]
-    return "\n".join([head[0], "", head[1], "", *_lines(verdict.checks), "", _last(verdict)])
+    title = f"{verdict.distribution}: {', '.join(verdict.plugins)}"
+    date = f"Checked {verdict.date} with {versions}."
+    return "\n".join([title, "", date, "", *_lines(verdict.checks), "", verdict.last_line])
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
     """The verdict for programs."""
     checks = [{**unstructure(check), "status": check.status} for check in verdict.checks]
     return {**unstructure(verdict), "outcome": verdict.outcome, "faults": verdict.num_faults, "checks": checks}
-
-
-def faults(texts: Iterable[str]) -> tuple[Finding, ...]:
-    """Each text that is not empty, as a fault."""
-    return tuple(Finding("fault", each) for each in texts if each)
 
 
 def _lines(checks: Iterable[Check]) -> Iterator[str]:
@@ -120,11 +126,3 @@ def _lines(checks: Iterable[Check]) -> Iterator[str]:
             yield from (f"    {line}".rstrip() for line in rest[:_LONGEST_LINES])
             if len(rest) > _LONGEST_LINES:
                 yield f"    … and {len(rest) - _LONGEST_LINES} more lines"
-
-
-def _last(verdict: Verdict) -> str:
-    if verdict.outcome == "FAILED":
-        return f"FAILED: {verdict.num_faults} fault{'s' if verdict.num_faults > 1 else ''}"
-    if verdict.outcome == "INCOMPLETE":
-        return f"INCOMPLETE: {verdict.num_not_run} check{'s' if verdict.num_not_run > 1 else ''} not run"
-    return "PASSED"

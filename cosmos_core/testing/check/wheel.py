@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import lzma
 import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from email import message_from_bytes
+from email import message_from_string
 from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
@@ -21,10 +19,10 @@ import attrs
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.compatibility import CORE
 from cosmos_core.plugins.discovery import entries
-from cosmos_core.plugins.distributions import distributions, identity
+from cosmos_core.plugins.distributions import distributions, identity, record_rows
 
 # RuntimeError is for what is encrypted; NotImplementedError, a compression that Python does not have, is one.
 _UNREADABLE: Final = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -123,7 +121,7 @@ def unpack(file: Path, folder: Path) -> Wheel:
     placed = {place: data for name, data in members.items() for place in _places(name, info)}
     foreign = astray(dist, placed)
     _write(folder, {place: data for place, data in placed.items() if place.parts[0] not in foreign})
-    faults = (*_name_faults(file, dist), *_content_faults(members, info), *foreign.values())
+    faults = (*_name_faults(file, dist), *_content_faults(members, dist, info), *foreign.values())
     return Wheel(file=file.resolve(), folder=folder, distribution=dist, files=tuple(placed), faults=faults)
 
 
@@ -153,8 +151,8 @@ def _write(folder: Path, files: Mapping[PurePosixPath, bytes]) -> None:
 def _name_faults(file: Path, dist: Distribution) -> Iterator[str]:
     try:
         name, version, _, tags = parse_wheel_filename(file.name)
-    except InvalidWheelFilename as error:
-        yield f"installers cannot read its file name: {error}; {_AGAIN}"
+    except InvalidWheelFilename:
+        # check-wheel-contents tells of it.
         return
     known = identity(dist)
     if (canonicalize_name(known.name), canonicalize_version(known.version)) != (name, canonicalize_version(version)):
@@ -163,34 +161,31 @@ def _name_faults(file: Path, dist: Distribution) -> Iterator[str]:
         yield f"it is for {', '.join(sorted(map(str, tags)))}, so pip refuses it for this Python on this machine"
 
 
-def _content_faults(members: Mapping[str, bytes], info: str) -> Iterator[str]:
+def _content_faults(members: Mapping[str, bytes], dist: Distribution, info: str) -> Iterator[str]:
     """A format that installers do not know, and differences between the record and the files."""
-    version = message_from_bytes(members.get(f"{info}/WHEEL", b""))["Wheel-Version"] or ""
+    version = message_from_string(dist.read_text("WHEEL") or "")["Wheel-Version"] or ""
     if version.partition(".")[0] != "1":
         yield f"{info}/WHEEL has Wheel-Version {version!r}, installers ask for 1.0; {_AGAIN}"
-    record = f"{info}/RECORD"
-    text = members.get(record, b"").decode(errors="replace")
     try:
-        hashes = {row[0]: "".join(row[1:2]) for row in csv.reader(io.StringIO(text, newline="")) if row}
-    except csv.Error as error:
-        yield f"{record} cannot be read: {error}; {_AGAIN}"
+        hashes = {row[0]: "".join(row[1:2]) for row in record_rows(dist)}
+    except PluginBrokenError as error:
+        yield str(error)
         return
-    signed = [name for name in members if name not in (record, f"{record}.jws", f"{record}.p7s")]
+    record = f"{info}/RECORD"
+    signed = {name: data for name, data in members.items() if name not in (record, f"{record}.jws", f"{record}.p7s")}
     for problem, names in (
-        ("outside of the installation would lie", [name for name in members if not _is_inside(PurePosixPath(name))]),
-        (f"{record} does not list", [name for name in signed if name not in hashes]),
-        (f"{record} lists what is not there:", [name for name in hashes if name not in members]),
-        (
-            f"{record} has another hash than",
-            [name for name in signed if name in hashes and not _is_hash(hashes[name], members[name])],
-        ),
+        ("does not list", [name for name in signed if name not in hashes]),
+        ("lists what is not there:", [name for name in hashes if name not in members]),
+        ("has another hash than", [name for name in signed if not _is_hash(hashes.get(name), signed[name])]),
     ):
         if names:
-            yield f"{problem} {names[0]!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''}; {_AGAIN}"
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield f"{record} {problem} {names[0]!r}{more}; {_AGAIN}"
 
 
-def _is_hash(recorded: str, data: bytes) -> bool:
-    algorithm, _, digest = recorded.partition("=")
-    if algorithm not in ("sha256", "sha384", "sha512"):
-        return False
-    return base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).decode().rstrip("=") == digest
+def _is_hash(recorded: str | None, data: bytes) -> bool:
+    """True if there is nothing to compare with, or a hash of the data by an algorithm that installers take."""
+    algorithm, _, digest = (recorded or "").partition("=")
+    is_known = algorithm in ("sha256", "sha384", "sha512")
+    made = hashlib.new(algorithm, data).digest() if is_known else b""
+    return recorded is None or (is_known and base64.urlsafe_b64encode(made).decode().rstrip("=") == digest)

@@ -64,6 +64,31 @@ def run(
         return code, output.read().decode(errors="replace")
 
 
+def exchange(
+    module: str,
+    question: object,
+    answer: type[T],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> tuple[T | None, int | None, str]:
+    """Run `python -m module QUESTION ANSWER`, which reads the first file and writes the second, both JSON.
+
+    Files, not streams: a plugin may print. The other arguments are those of `run`.
+
+    Returns:
+        The answer (None if it wrote none), its exit code (None if it had to be stopped), and its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="cosmos-") as scratch:
+        asked, answered = Path(scratch) / "question.json", Path(scratch) / "answer.json"
+        asked.write_bytes(msgspec.json.encode(question))
+        arguments = [str(asked), str(answered)]
+        code, output = run(module, arguments, timeout_s=timeout_s, environment=environment, folder=folder)
+        found = msgspec.json.decode(answered.read_bytes(), type=answer) if answered.exists() else None
+        return found, code, output
+
+
 def ask(module: str, question: object, answer: type[T], *, timeout_s: float, late: str, failed: str) -> T:
     """Run `python -m module QUESTION ANSWER` with another hash seed, and read its answer; both are JSON files.
 
@@ -71,16 +96,12 @@ def ask(module: str, question: object, answer: type[T], *, timeout_s: float, lat
     """
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     variables = {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        # Files, not streams: a plugin may print.
-        asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"
-        asked.write_bytes(msgspec.json.encode(question))
-        code, output = run(module, [str(asked), str(answered)], timeout_s=timeout_s, environment=variables)
-        if code is None:
-            fault(late)
-        if code or not answered.exists():
-            fault(f"{failed}:\n{output.strip()[-_TAIL:]}")
-        return msgspec.json.decode(answered.read_bytes(), type=answer)
+    found, code, output = exchange(module, question, answer, timeout_s=timeout_s, environment=variables)
+    if code is None:
+        fault(late)
+    if code or found is None:
+        fault(f"{failed}:\n{output.strip()[-_TAIL:]}")
+    return found
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ import pytest
 
 from cosmos_core.protocols import KINDS, Kind
 from cosmos_core.protocols.provider import entry_point_group
-from cosmos_core.testing.check.processes import run_pytest
-from cosmos_core.testing.check.recorder import Outcome
+from cosmos_core.testing.check.recorder import Outcome, run_pytest
 
 pytest.register_assert_rewrite("tests.nightly.kit.faulty_algorithm")
 

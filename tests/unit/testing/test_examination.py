@@ -45,7 +45,7 @@ def judge(make_distribution, monkeypatch):
 
 def outcome(test, message="", plugin="acme-a:a", result="failed"):
     result = result if message else "passed"
-    return Outcome(node=test, kind="reward" if plugin else "", plugin=plugin, test=test, result=result, message=message)
+    return Outcome(kind="reward" if plugin else "", plugin=plugin, test=test, result=result, message=message)
 
 
 def left_out(test, message="left out"):
@@ -120,7 +120,7 @@ def test_a_deprecated_protocol_is_a_warning(judge, monkeypatch):
     logger = logging.getLogger("cosmos_core")
     level = logger.level
     try:
-        loaded = probe.load("reward", "a", "acme_a")
+        loaded = probe.load_here("reward", "a", "acme_a")
     finally:
         logger.setLevel(level)
     status, summary, (message,) = judge("protocol", loaded, outcomes=[GOOD])

@@ -8,7 +8,8 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.testing.check.processes import load, python_path, run_pytest
+from cosmos_core.testing.check.probe import load, python_path
+from cosmos_core.testing.check.recorder import run_pytest
 
 LASTING = "import subprocess, sys\nprocess = subprocess.Popen(['sleep', '1234'])\nprint('started', process.pid)\n"
 
