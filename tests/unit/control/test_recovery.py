@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cosmos_core.config.dynamic import DynamicKey
+from cosmos_core.control.audit import audit
 from cosmos_core.control.machine import core, membership, recovery
 from cosmos_core.control.machine.changes import values_at
 from cosmos_core.control.machine.events import Commanded, JoinTimedOut, RegroupDue, RolledBack
@@ -88,6 +89,9 @@ def test_without_the_newest_weights_the_run_goes_back_to_its_checkpoint(run):
     assert samples.dropped["rolled-back"] > 0
     assert state.ledger.consumed == 3 * 2
     assert set(state.marks) == {0, 3}
+    # The audit gives up the steps that the run did.
+    found = audit((sequence, 0.0, event) for sequence, event in enumerate(it.events))
+    assert (found.undone, [batch.step for batch in found.batches], found.problems) == (2, [1, 2, 3], ())
     assert not any(replica.held for replica in state.replicas.values())
     it.join("p9")
     it.settle()
