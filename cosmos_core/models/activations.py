@@ -8,6 +8,7 @@ storage counts once. Keys and values are followed from their projections to wher
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
@@ -79,7 +80,7 @@ def _fill(module: nn.Module, dtype: torch.dtype) -> None:
 def _slope(short: _Count, long: _Count, place: int) -> Kept:
     units = _LENGTHS[1] - _LENGTHS[0]
     per_unit = {
-        name: (long.total(place, name) - short.total(place, name)) / units
+        name: (long.bytes[place, name] - short.bytes[place, name]) / units
         for name in ("stream", "inputs", "inner", "heads", "routed", "entry", "products")
     }
     return Kept(**per_unit)
@@ -88,17 +89,17 @@ def _slope(short: _Count, long: _Count, place: int) -> Kept:
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what one forward keeps, by layer and by class, and watches the operators that it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, common: set[int], whole: Collection[nn.Module]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._bytes: dict[tuple[int, str], int] = {}
-        self._seen: set[int] = set()
+        self.bytes: Counter[tuple[int, str]] = Counter()
+        self._seen = set(common)
         self._made: set[int] = set()
         self._entries: set[int] = set()
         self._inputs: set[int] = set()
         self._heads: set[int] = set()
-        self._common: set[int] = set()
+        self._common = common
         self._place = BEFORE_LAYERS
-        self._whole: frozenset[nn.Module] = frozenset()
+        self._whole = frozenset(whole)
         self._is_inside = False
         self._is_whole = False
         self._is_routed = False
@@ -109,10 +110,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module: nn.Module, layers: Sequence[nn.Module], forward: Forward, whole: Collection[nn.Module] = ()
     ) -> _Count:
         """Count one forward."""
-        count = _Count()
-        count._whole = frozenset(whole)
-        count._common = {_key(parameter) for parameter in module.parameters()}
-        count._seen = set(count._common)
+        count = _Count({_key(parameter) for parameter in module.parameters()}, whole)
         with contextlib.ExitStack() as stack:
             for number, layer in enumerate(layers):
                 for handle in count._watch(layer, number):
@@ -122,10 +120,6 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stack.enter_context(torch.enable_grad())
             forward()
         return count
-
-    def total(self, place: int, name: str) -> int:
-        """Bytes of a class."""
-        return self._bytes.get((place, name), 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default:  # noqa: SLF001 - the only name of the operator
@@ -204,8 +198,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = self._keys([tensor]) - seen
         if new:
             seen |= new
-            place = self._place, name
-            self._bytes[place] = self._bytes.get(place, 0) + tensor.untyped_storage().nbytes()
+            self.bytes[self._place, name] += tensor.untyped_storage().nbytes()
 
     def _keys(self, tensors: Sequence[torch.Tensor]) -> set[int]:
         # The address of a freed storage would come again.

@@ -41,12 +41,6 @@ def note_scale(linear: nn.Module, scale: float) -> None:
     linear.__dict__[_SCALE] = scale
 
 
-def scale_of(linear: nn.Module) -> float | None:
-    """The scale of a layer's adapter; None where it has none."""
-    scale: float | None = linear.__dict__.get(_SCALE)
-    return scale
-
-
 def is_adapter(name: str) -> bool:
     """Tell whether a tensor of this name belongs to an adapter."""
     return bool({DOWN, UP} & set(name.split(".")))
@@ -54,16 +48,12 @@ def is_adapter(name: str) -> bool:
 
 def adapters_of(module: nn.Module) -> Iterator[Adapter]:
     """The adapters that this process holds, or holds shards of, in the order of the module."""
-    scales = {id(child): scale for child in module.modules() if (scale := scale_of(child)) is not None}
-    if not scales:
-        return
-    owners = {id(getattr(child, DOWN).weight): child for child in module.modules() if id(child) in scales}
+    owners = {id(getattr(child, DOWN).weight): child for child in module.modules() if _SCALE in child.__dict__}
     for name, parameter in module.named_parameters():
-        linear = owners.get(id(parameter))
-        if linear is not None:
+        if linear := owners.get(id(parameter)):
             yield Adapter(
                 name=name.removesuffix(f".{DOWN}.weight"),
-                scale=scales[id(linear)],
+                scale=linear.__dict__[_SCALE],
                 down_RI=parameter.detach(),
                 up_OR=getattr(linear, UP).weight.detach(),
             )
@@ -136,4 +126,4 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_adapted(module: nn.Module) -> bool:
-    return any(scale_of(child) is not None for child in module.modules())
+    return any(_SCALE in child.__dict__ for child in module.modules())

@@ -20,8 +20,7 @@ from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
 from cosmos_core.models.verification import check_layers
 from cosmos_core.models.weights import loading
-from cosmos_core.models.weights.materialising import fill, materialise
-from cosmos_core.models.weights.streaming import Drawn, Streamed, Weights
+from cosmos_core.models.weights.streaming import Drawn, Streamed, Weights, fill, materialise
 from cosmos_core.protocols import Layout
 
 

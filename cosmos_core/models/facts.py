@@ -96,7 +96,9 @@ def parts_and_kept(
     if anatomy is None:
         return ()
     plan = plan_for(module, overrides)
-    split, experts, heads = _split_names(module, plan), _expert_names(module), shared_heads(module, plan)
+    split, heads = _split_names(module, plan), shared_heads(module, plan)
+    holders = {name: own_parameters(child) for name, child in module.named_modules() if is_experts(child)}
+    experts = {f"{name}.{key}" for name, own in holders.items() for key in own}
     parts = parts_of(module, anatomy, is_split=split.__contains__, is_expert=experts.__contains__, heads=heads)
     kept = _kept(module, anatomy, prepare, plan)
     places = [BEFORE_LAYERS, *range(len(parts) - 2), AFTER_LAYERS]
@@ -152,16 +154,14 @@ def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[E
         child.out_features
         for name, child in module.named_modules()
         # Those of heads are counted in heads.
-        if isinstance(child, nn.Linear) and plan.style_of(name) == "colwise" and not _is_of_heads(name)
+        if isinstance(child, nn.Linear)
+        and plan.style_of(name) == "colwise"
+        and name.rpartition(".")[2] not in QUERIES | KEYS_AND_VALUES | {"kv_b_proj"}
     }
     found += [Extent(axis="tp", name="columns of a feed-forward layer", size=size) for size in sorted(sizes)]
     experts = {int(child.num_experts) for child in module.modules() if is_experts(child)}
     found += [Extent(axis="ep", name="experts", size=size) for size in sorted(experts)]
     return tuple(found)
-
-
-def _is_of_heads(name: str) -> bool:
-    return name.rpartition(".")[2] in QUERIES | KEYS_AND_VALUES | {"kv_b_proj"}
 
 
 def impossible_axes(module: PreTrainedModel) -> Mapping[Axis, str]:
@@ -177,13 +177,6 @@ def impossible_axes(module: PreTrainedModel) -> Mapping[Axis, str]:
     elif reason := obstacle(module):
         found["pp"] = reason
     return found
-
-
-def _expert_names(module: PreTrainedModel) -> frozenset[str]:
-    """Names of the parameters that `ep` spreads."""
-    return frozenset(
-        f"{name}.{key}" for name, child in module.named_modules() if is_experts(child) for key in own_parameters(child)
-    )
 
 
 def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:

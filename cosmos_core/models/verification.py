@@ -32,12 +32,16 @@ def verify_packing(module: PreTrainedModel, packed_logits: PackedLogits) -> None
         PluginIncompatibleError: They differ, or the model has layers that are known not to pack.
     """
     check_layers(module)
-    ids, lengths = _probe(module)
+    config = module.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    lengths = (window + 3 if isinstance(window, int) and 0 < window <= LONGEST_WINDOW else 7, 5)
+    ids = torch.randint(0, config.vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(module.device)
     packed = packed_logits(module, ids, lengths)
     compare(
         module,
         packed,
-        _own_logits(module, ids, lengths),
+        own_logits(module, [{"input_ids": part[None]} for part in torch.split(ids, list(lengths))]),
         "a model plugin must override HuggingFaceModel.logits or HuggingFaceModel.hidden for it",
     )
 
@@ -49,23 +53,6 @@ def check_layers(module: PreTrainedModel) -> None:
         raise PluginIncompatibleError(
             f"{type(module).__name__} has {', '.join(sorted(foreign))} layers, which cannot be packed"
         )
-
-
-def _probe(module: PreTrainedModel) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Two short documents."""
-    config = module.config.get_text_config()
-    lengths = (_probe_length(config), 5)
-    ids = torch.randint(0, config.vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(0))
-    return ids.to(module.device), lengths
-
-
-def _probe_length(config: object) -> int:
-    window = getattr(config, "sliding_window", None)
-    return window + 3 if isinstance(window, int) and 0 < window <= LONGEST_WINDOW else 7
-
-
-def _own_logits(module: PreTrainedModel, ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    return own_logits(module, [{"input_ids": part[None]} for part in torch.split(ids, list(lengths))])
 
 
 def own_logits(module: PreTrainedModel, documents: Sequence[Mapping[str, Any]]) -> torch.Tensor:

@@ -63,10 +63,12 @@ class Swap:
         """The halves that a process computes."""
         return place, 2 * self.context.size - 1 - place
 
-    def spans(self, packing: Packing) -> tuple[Span, Span]:
+    def spans(self, packing: Packing) -> list[Span]:
         """The units that this process computes."""
-        first, second = (self._span(packing, half) for half in self.computed(self.context.place))
-        return first, second
+        starts = {
+            half: half // 2 * sum(self.sizes) + half % 2 * self.sizes[0] for half in self.computed(self.context.place)
+        }
+        return [packing.span(start, start + self.sizes[half % 2]) for half, start in starts.items()]
 
     def there(self, query_UHD: torch.Tensor) -> torch.Tensor:
         """Queries of this process's halves from those of its slice."""
@@ -100,10 +102,6 @@ class Swap:
         for half, place in places.items():
             counts[place] += self.sizes[half % 2]
         return counts
-
-    def _span(self, packing: Packing, half: int) -> Span:
-        start = half // 2 * sum(self.sizes) + half % 2 * self.sizes[0]
-        return packing.span(start, start + self.sizes[half % 2])
 
 
 def install(module: torch.nn.Module, layout: Layout) -> None:
@@ -171,8 +169,9 @@ def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scori
     received_RE = all_to_all(sent_PUE.flatten(0, 1), context.group)
     flat = torch.split(received_RE, [share.shape[2] * share.shape[3] for share in shares], dim=1)
     query, key, value = (torch.unflatten(own, 1, share.shape[2:]) for own, share in zip(flat, shares, strict=True))
-    own_scoring = _own_sinks(scoring, context, heads // size)
-    output_RHD = attend((query, key, value), packing.runs, packing, own_scoring)
+    if scoring.sinks_H is not None:
+        scoring = attrs.evolve(scoring, sinks_H=torch.chunk(scoring.sinks_H, size)[context.place])
+    output_RHD = attend((query, key, value), packing.runs, packing, scoring)
     back_PUHD = torch.unflatten(all_to_all(output_RHD, context.group), 0, (size, -1))
     return back_PUHD.movedim(0, 1).flatten(1, 2)
 
@@ -181,9 +180,3 @@ def _copies(heads: int, kv_heads: int, size: int) -> int:
     """The copies of each key-value head, so that each process gets equally many, and those its heads use."""
     group = heads // kv_heads
     return next(n for n in range(1, group + 1) if group % n == 0 and kv_heads * n % size == 0)
-
-
-def _own_sinks(scoring: Scoring, context: ContextSlice, heads: int) -> Scoring:
-    if scoring.sinks_H is None:
-        return scoring
-    return attrs.evolve(scoring, sinks_H=scoring.sinks_H[context.place * heads : (context.place + 1) * heads])

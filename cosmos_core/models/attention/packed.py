@@ -76,25 +76,17 @@ def _beyond(module: torch.nn.Module, attention_mask: torch.Tensor | None, others
     is_causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         return "attention to later units"
-    asked = (name for name in REFUSED if not _is_nothing(others.get(name)))
-    return next((REFUSED[name] for name in asked), None)
-
-
-def _is_nothing(value: object) -> bool:
-    return not isinstance(value, torch.Tensor) and not value
+    given = {name: others.get(name) for name in REFUSED}
+    return next((REFUSED[name] for name, value in given.items() if isinstance(value, torch.Tensor) or value), None)
 
 
 AttentionInterface.register(PACKED, packed_attention)
 
 
-TOWER_ATTENTION: Final = "sdpa"
-
-
 def attend_packed(module: PreTrainedModel) -> None:
     """Let the text of a model attend within packed documents, and its towers to all of what they are shown."""
     text = module.config.get_text_config()
-    parts = {name: getattr(module.config, name, None) for name in module.config.sub_configs}
-    if text is module.config:
-        parts = {}
-    kinds = {name: PACKED if part is text else TOWER_ATTENTION for name, part in parts.items() if part is not None}
+    names = () if text is module.config else module.config.sub_configs
+    parts = {name: getattr(module.config, name, None) for name in names}
+    kinds = {name: PACKED if part is text else "sdpa" for name, part in parts.items() if part is not None}
     module.set_attn_implementation({"": PACKED, **kinds} if kinds else PACKED)

@@ -33,8 +33,7 @@ from cosmos_core.models.parallel.lora import (
 from cosmos_core.models.parallel.recompute import recompute_layer
 from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
-from cosmos_core.models.weights.materialising import fill
-from cosmos_core.models.weights.streaming import Drawn, Weights
+from cosmos_core.models.weights.streaming import Drawn, Weights, fill
 from cosmos_core.protocols import Layout, ModelFacts
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -77,7 +76,10 @@ def parts_of(
             num_parameters=_total(held, lambda _: True),
             num_expert_parameters=_total(held, is_expert),
             num_whole_parameters=_total(held, lambda each: not is_split(each) and not is_expert(each)),
-            head_parameters=_by_heads(held, heads),
+            head_parameters={
+                count: _total(held, lambda each, count=count: heads.get(each) == count)
+                for count in dict.fromkeys(heads[each] for each, _ in held if each in heads)
+            },
             widths={} if root is None else widths(root),
         )
 
@@ -122,15 +124,7 @@ def _likeness(layer: nn.Module) -> tuple[object, ...]:
 
 
 def _total(parameters: Sequence[tuple[str, torch.Tensor]], counts: Callable[[str], bool]) -> int:
-    return sum(math.prod(parameter.shape) for name, parameter in parameters if counts(name))
-
-
-def _by_heads(parameters: Sequence[tuple[str, torch.Tensor]], heads: Mapping[str, int]) -> Mapping[int, int]:
-    found: dict[int, int] = {}
-    for name, parameter in parameters:
-        if name in heads:
-            found[heads[name]] = found.get(heads[name], 0) + parameter.numel()
-    return found
+    return sum(parameter.numel() for name, parameter in parameters if counts(name))
 
 
 def _named(parts: list[ModelPart]) -> list[ModelPart]:

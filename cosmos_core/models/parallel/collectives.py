@@ -85,7 +85,9 @@ def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     is_outermost = _is_outermost(tensor, dim)
-    joined = tensor.new_empty(_resized(tensor, dim if is_outermost else 0, group.size(), 1))
+    shape = list(tensor.shape)
+    shape[dim if is_outermost else 0] *= group.size()
+    joined = tensor.new_empty(shape)
     _gather_into(joined.flatten(0, dim), tensor.contiguous().flatten(0, dim), group=group)
     return joined if is_outermost else torch.cat(joined.chunk(group.size()), dim)
 
@@ -93,7 +95,7 @@ def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> tor
 def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     assert tensor.shape[dim] % group.size() == 0, f"{tensor.shape[dim]} is no multiple of {group.size()}"
     parts = tensor.contiguous() if _is_outermost(tensor, dim) else torch.cat(tensor.chunk(group.size(), dim))
-    own = parts.new_empty(_resized(tensor, dim, 1, group.size()))
+    own = parts.new_empty((*tensor.shape[:dim], tensor.shape[dim] // group.size(), *tensor.shape[dim + 1 :]))
     _scatter_into(own.flatten(0, dim), parts.flatten(0, dim), group=group)
     return own
 
@@ -101,11 +103,6 @@ def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
 def _is_outermost(tensor: torch.Tensor, dim: int) -> bool:
     """Tell whether parts along `dim` lie one after another, so that they are joined where they arrive."""
     return math.prod(tensor.shape[:dim]) == 1
-
-
-def _resized(tensor: torch.Tensor, dim: int, times: int, over: int) -> tuple[int, ...]:
-    """The shape with `dim` multiplied and divided."""
-    return (*tensor.shape[:dim], tensor.shape[dim] * times // over, *tensor.shape[dim + 1 :])
 
 
 class _Copy(torch.autograd.Function):

@@ -61,7 +61,7 @@ def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group:
 
     The processes of `tensor_group` hold the same tokens; `name` is the module's, for errors.
     """
-    count = _num_experts(module)
+    count: int = module.__dict__["num_experts"]
     if count % axis.size():
         raise ConfigError(f"policy.mesh.ep: {axis.size()} does not divide the {count} experts of {name}")
     for key in own_parameters(module):
@@ -79,11 +79,6 @@ def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group:
         return _share(compute, tensor_group, hidden_states, top_k_index, top_k_weights)
 
     surround(module, around)
-
-
-def _num_experts(module: nn.Module) -> int:
-    count: int = module.__dict__["num_experts"]
-    return count
 
 
 def _share(
@@ -116,7 +111,7 @@ def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where 
     chosen_TK: torch.Tensor,
     weights_TK: torch.Tensor,
 ) -> torch.Tensor:
-    route = _plan_route(chosen_TK, _num_experts(module), group)
+    route = _plan_route(chosen_TK, module.__dict__["num_experts"], group)
     sent_PD = hidden_TD.index_select(0, route.order_P // chosen_TK.shape[1])
     rows_RD = all_to_all(sent_PD, group, route.receive, route.send)
     with substituted(module, local_parameters(module)):

@@ -132,9 +132,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_TI, weight_OI = ctx.saved_tensors
-        if ctx.scaling == "tensorwise":
-            return *_tensorwise_gradients(ctx, grad_TO, hidden_TI, weight_OI), None, None
-        return *_rowwise_gradients(ctx, grad_TO, hidden_TI, weight_OI), None, None
+        gradients = _tensorwise_gradients if ctx.scaling == "tensorwise" else _rowwise_gradients
+        return *gradients(ctx, grad_TO, hidden_TI, weight_OI), None, None
 
 
 def _tensorwise_gradients(
@@ -166,8 +165,7 @@ def _rowwise_gradients(
 
 
 def _split_of(linear: nn.Linear) -> Split | None:
-    applied = applied_to(linear)
-    if applied is None or applied.style not in OUTPUTS | INPUTS:
+    if (applied := applied_to(linear)) is None or applied.style not in OUTPUTS | INPUTS:
         return None
     return Split(side="outputs" if applied.style in OUTPUTS else "inputs", group=applied.axis.group)
 

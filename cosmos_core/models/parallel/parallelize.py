@@ -80,15 +80,16 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     context.install(module, layout)
     install_float8(module, layout)
     adapted = surround_adapted(layers, layout)
-    experts: list[nn.Module] = []
     if mesh.size("tp") > 1:
         _split_tensors(module, layers, layout, plan)
     add_adapters(module, adapted, layout)
-    if mesh.size("ep") > 1:
-        experts = _spread(module, layout, plan)
+    experts = _spread(module, layout, plan) if mesh.size("ep") > 1 else []
     if layout.compile:
         _compile(list(layers.values()), experts)
-    for layer in (*layers.values(), *_tower_layers(module)):
+    # Layers of towers beside the text decoder may keep more than all of that does.
+    text = set(module.get_decoder().modules())
+    towers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]
+    for layer in (*layers.values(), *towers):
         recompute_layer(layer, layout.recompute)
     root(module, layout, _beside(module))
     if mesh.world_size > 1:
@@ -105,17 +106,10 @@ def _compile(layers: list[nn.Module], experts: list[nn.Module]) -> None:
         layer.forward = torch.compile(layer.forward)
 
 
-def _tower_layers(module: PreTrainedModel) -> list[nn.Module]:
-    """Layers of towers beside the text decoder, which may keep more than all of that does."""
-    text = set(module.get_decoder().modules())
-    return [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]
-
-
 def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout: Layout, plan: ParallelPlan) -> None:
     mesh = layout.mesh.axis("tp")
     config = module.config.get_text_config()
     rope_dim = getattr(config, "qk_rope_head_dim", None) or 0
-    whole = Tensor(mesh=mesh, rope_dim=rope_dim)
     gathered: set[nn.Module] = set()
     for name, layer in layers.items():
         _note_heads(layer, config)
@@ -131,7 +125,7 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
                 # Its gradient is partial.
                 change_hidden(block, before=lambda hidden: gather_dim(hidden, hidden.dim() - 2, mesh.get_group()))
         gathered.update(blocks)
-    _split_vocabulary(module, whole)
+    _split_vocabulary(module, Tensor(mesh=mesh, rope_dim=rope_dim))
     if layout.sequence_parallel:
         _split_layers(list(layers.values()), lambda child: child in gathered, mesh.get_group())
 
@@ -229,8 +223,7 @@ def _lone_embedding(module: PreTrainedModel) -> nn.Module | None:
     output = module.get_output_embeddings()
     if embedding is None or not _has_parameters(embedding):
         return None
-    is_tied = output is not None and output.weight is embedding.weight
-    return None if is_tied else embedding
+    return None if output is not None and output.weight is embedding.weight else embedding
 
 
 def _beside(module: PreTrainedModel) -> list[nn.Module]:

@@ -44,6 +44,11 @@ ACTIVATIONS: Final = frozenset({"act_fn", "act", "activation_fn", "activation"})
 KEYS_AND_VALUES: Final = frozenset({"k_proj", "v_proj", "key", "value", "wk", "wv"})
 QUERIES: Final = frozenset({"q_proj", "query", "wq", "q_b_proj"})
 
+NAMED: Final[Mapping[str, Style]] = {
+    **dict.fromkeys(LATENT, "mla_kv_a_proj"),
+    **dict.fromkeys(ROWS, "rowwise"),
+    **dict.fromkeys(COLUMNS, "colwise"),
+}
 TRANSLATED: Final[Mapping[str, Style]] = {
     "colwise": "colwise",
     "rowwise": "rowwise",
@@ -193,19 +198,12 @@ def _named_plan(module: PreTrainedModel, prefix: str, planned: set[str]) -> dict
         extra = known - COLUMNS - ROWS - LATENT - WHOLE - HEAD_NORMS - ACTIVATIONS
         extra |= {key for key in known & HEAD_NORMS if _is_wide(block, key, module)}
         own = {} if is_layer else own_parameters(block)
-        if extra or any(not _is_per_head(value, module) for value in own.values()):
+        heads = (module.config.get_text_config().num_attention_heads,)
+        if extra or any(tuple(value.shape) != heads for value in own.values()):
             refused.add(pattern)
         plan |= {f"{pattern}.{key}": "heads" for key in own}
-        plan |= {f"{pattern}.{key}": _named_style(key) for key in linear}
+        plan |= {f"{pattern}.{key}": NAMED.get(key, "replicate") for key in linear}
     return {name: style for name, style in plan.items() if name.rpartition(".")[0] not in refused}
-
-
-def _named_style(name: str) -> Style:
-    if name in COLUMNS:
-        return "colwise"
-    if name in ROWS:
-        return "rowwise"
-    return "mla_kv_a_proj" if name in LATENT else "replicate"
 
 
 def _between(named: Mapping[str, nn.Module], tensor: Mapping[str, Style]) -> dict[str, Style]:
@@ -233,10 +231,6 @@ def _is_wide(block: nn.Module, name: str, module: PreTrainedModel) -> bool:
     head_dim = getattr(block, "head_dim", None) or config.hidden_size // config.num_attention_heads
     own = own_parameters(getattr(block, name)).values()
     return any(value.dim() == 1 and value.numel() > head_dim for value in own)
-
-
-def _is_per_head(parameter: nn.Parameter, module: PreTrainedModel) -> bool:
-    return tuple(parameter.shape) == (module.config.get_text_config().num_attention_heads,)
 
 
 def split_names(plan: ParallelPlan, module: nn.Module) -> Iterator[str]:

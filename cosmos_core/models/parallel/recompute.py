@@ -74,17 +74,21 @@ class _Result:
         return _versions(self.values) == self.versions
 
 
-class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Of a forward pass: keeps results."""
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """One of a pair of modes, which share results by operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: dict[Any, deque[_Result]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.results: Final[dict[Any, deque[_Result]]] = defaultdict(deque)
+        self.results: Final = results
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """A compiled part of a layer is run again whole."""
         return True
+
+
+class _Keep(_Mode):  # type: ignore[no-untyped-call]
+    """Of a forward pass: keeps results."""
 
     def __torch_dispatch__(
         self, operator: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -95,35 +99,26 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Reuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Reuse(_Mode):  # type: ignore[no-untyped-call]
     """Of a backward pass: gives what was kept, unless the layer has changed it in place since.
 
     Deviation from torch's own pair of modes, which wants every operator of the forward pass to come again: FSDP within
     a layer (of its experts) gathers by other operators in a backward pass.
     """
 
-    def __init__(self, forward: _Keep) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._results: Final = forward.results
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """A compiled part of a layer is run again whole."""
-        return True
-
     def __torch_dispatch__(
         self, operator: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _is_saved(operator):
-            kept = self._results[operator].popleft()
+            kept = self.results[operator].popleft()
             if kept.is_as_it_was:
                 return tree_unflatten(kept.values, kept.spec)
         return operator(*args, **(kwargs or {}))
 
 
 def _selective() -> tuple[_Keep, _Reuse]:
-    forward = _Keep()
-    return forward, _Reuse(forward)
+    results: dict[Any, deque[_Result]] = defaultdict(deque)
+    return _Keep(results), _Reuse(results)
 
 
 def _is_saved(operator: Any) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from cosmos_core.errors import ConfigError
@@ -35,7 +34,21 @@ def shard(
         ConfigError: Weights shall stay in CPU memory, and there is no accelerator.
     """
     mesh = layout.mesh.weights
-    options = _options(layout, mesh)
+    if layout.cpu_offload and mesh.device_type == "cpu":
+        raise ConfigError(
+            "policy.parallel.cpu_offload: weights are in CPU memory already; it is for policy.device = 'cuda'"
+        )
+    precision = getattr(torch, layout.micro_batch_precision)
+    options: dict[str, Any] = {
+        "reshard_after_forward": layout.reshard_after_forward,
+        # Layers get inputs as transformers makes them: some are float32 on purpose, such as routing weights.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=None if precision == torch.float32 else precision,
+            reduce_dtype=torch.promote_types(precision, torch.float32),
+            cast_forward_inputs=False,
+        ),
+        **({"offload_policy": CPUOffloadPolicy()} if layout.cpu_offload else {}),
+    }
     for module in experts:
         fully_shard(module, mesh=layout.mesh.expert_weights, **options)
     for module in (*layers, *(() if embedding is None else (embedding,)), root):
@@ -44,21 +57,3 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-
-def _options(layout: Layout, mesh: DeviceMesh) -> dict[str, Any]:
-    options: dict[str, Any] = {"reshard_after_forward": layout.reshard_after_forward}
-    precision = getattr(torch, layout.micro_batch_precision)
-    # Layers get inputs as transformers makes them: some are float32 on purpose, such as routing weights.
-    options["mp_policy"] = MixedPrecisionPolicy(
-        param_dtype=None if precision == torch.float32 else precision,
-        reduce_dtype=torch.promote_types(precision, torch.float32),
-        cast_forward_inputs=False,
-    )
-    if layout.cpu_offload:
-        if mesh.device_type == "cpu":
-            raise ConfigError(
-                "policy.parallel.cpu_offload: weights are in CPU memory already; it is for policy.device = 'cuda'"
-            )
-        options["offload_policy"] = CPUOffloadPolicy()
-    return options

@@ -113,9 +113,7 @@ def obstacle(module: PreTrainedModel) -> str | None:
     if norm is None:
         return f"no norm after its last layer is known (looked for {', '.join(FINAL_NORMS)})"
     known = {module.get_input_embeddings(), layers, getattr(decoder, norm)}
-    others = [
-        name for name, child in decoder.named_children() if child not in known and any(True for _ in child.parameters())
-    ]
+    others = [name for name, child in decoder.named_children() if child not in known and [*child.parameters()]]
     if others:
         return f"it has weights outside its layers that no stage is known to need: {', '.join(others)}"
     try:
@@ -137,7 +135,8 @@ def _passes_on(module: PreTrainedModel) -> bool:
 
 
 def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
-    stage = _shallow_copy(module)
+    # Modules of its own, and the tensors of the original.
+    stage = copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
     setattr(stage, _MARK, part)
     decoder = stage.get_decoder()
     layers = _layers(decoder)
@@ -155,12 +154,6 @@ def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
             if child is not stage.base_model:
                 setattr(stage, name, None)
     return stage
-
-
-def _shallow_copy(module: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose modules are its own, and whose tensors are the original's."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 def _drop_inputs(stage: PreTrainedModel, decoder: nn.Module) -> None:
@@ -320,11 +313,10 @@ class Stages(nn.Module):
                     setattr(stage.get_submodule(owner), last, listed)
 
     def _once(self, prefix: str, method: str) -> Iterator[tuple[str, Any]]:
-        seen: set[str] = set()
+        first: dict[str, Any] = {}
         for name, tensor in self._tensors(method):
-            if name not in seen:
-                seen.add(name)
-                yield f"{prefix}.{name}" if prefix else name, tensor
+            first.setdefault(name, tensor)
+        yield from ((f"{prefix}.{name}" if prefix else name, tensor) for name, tensor in first.items())
 
     def _tensors(self, method: str) -> Iterator[tuple[str, Any]]:
         for stage in self.stages:

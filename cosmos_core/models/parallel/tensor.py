@@ -111,7 +111,8 @@ def applied_to(module: nn.Module) -> Applied | None:
 
 def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> None:
     """Split a module's parameters over the axis, and make its forward right for them."""
-    _APPLY[style](module, name, axis)
+    if style != "replicate":
+        _APPLY[style](module, name, axis)
     module.__dict__[_APPLIED] = Applied(style=style, axis=axis)
 
 
@@ -279,10 +280,6 @@ def _embedding(module: nn.Module, name: str, axis: Tensor) -> None:
     surround(module, around)
 
 
-def _replicate(_: nn.Module, __: str, ___: Tensor) -> None:
-    return
-
-
 _APPLY: Final[Mapping[Style, Callable[[nn.Module, str, Tensor], None]]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
@@ -294,5 +291,4 @@ _APPLY: Final[Mapping[Style, Callable[[nn.Module, str, Tensor], None]]] = {
     "embedding_rowwise": _embedding,
     "vocabulary": functools.partial(_colwise, is_uneven=True),
     "mla_kv_a_proj": _mla_kv_a,
-    "replicate": _replicate,
 }

@@ -14,8 +14,8 @@ NO_NAME = (
     "door|desk|keeper|account|claim|standing|opinion|lanes?|cells?|box|boxes|shallow|sight|seeing|entering|looking|asking"
     "|conversation|book"
 )
-# A copy is shallow, and a table of Markdown has cells.
-FINE = {"_shallow_copy", "_cell"}
+# A table of Markdown has cells.
+FINE = {"_cell"}
 HISTORY = ("docs/decisions/", "CHANGELOG.md", "tests/unit/docs/test_words.py", "cosmos_core/control/page/assets/")
 
 

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, PluginIncompatibleError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
 from cosmos_core.models.facts import make_shell
-from cosmos_core.models.weights.streaming import Streamed
+from cosmos_core.models.weights.streaming import Streamed, materialise
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
@@ -140,3 +140,27 @@ def test_values_that_are_no_numbers_are_refused_when_they_are_read(subtests, fol
             assert (
                 f"1 of the 512 values read of {KEY} are not finite" in run_world(1, build, folder, {"dp_shard": 1})[0]
             )
+
+
+CPU = torch.device("cpu")
+
+
+def tied_shell():
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, tie_word_embeddings=True
+    )
+    return make_shell(config, AutoModelForCausalLM, trust_remote_code=False)
+
+
+def test_a_tied_parameter_stays_one():
+    module = tied_shell()
+    materialise([module], device=CPU)
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def test_a_buffer_that_only_a_constructor_computes_is_refused():
+    module = tied_shell()
+    module.model.norm.register_buffer("scale", torch.ones(2, device="meta"), persistent=False)
+    with pytest.raises(PluginIncompatibleError, match=r"the buffer model\.norm\.scale is in no checkpoint"):
+        materialise([module], device=CPU)
