@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
+import attrs
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -78,12 +79,8 @@ def _fill(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _slope(short: _Count, long: _Count, place: int) -> Kept:
-    units = _LENGTHS[1] - _LENGTHS[0]
-    per_unit = {
-        name: (long.bytes[place, name] - short.bytes[place, name]) / units
-        for name in ("stream", "inputs", "inner", "heads", "routed", "entry", "products")
-    }
-    return Kept(**per_unit)
+    names, units = (field.name for field in attrs.fields(Kept)), _LENGTHS[1] - _LENGTHS[0]
+    return Kept(**{name: (long.bytes[place, name] - short.bytes[place, name]) / units for name in names})
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]

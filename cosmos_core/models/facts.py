@@ -96,7 +96,7 @@ def parts_and_kept(
     if anatomy is None:
         return ()
     plan = plan_for(module, overrides)
-    split, heads = _split_names(module, plan), shared_heads(module, plan)
+    split, heads = split_names(plan, module), shared_heads(module, plan)
     holders = {name: own_parameters(child) for name, child in module.named_modules() if is_experts(child)}
     experts = {f"{name}.{key}" for name, own in holders.items() for key in own}
     parts = parts_of(module, anatomy, is_split=split.__contains__, is_expert=experts.__contains__, heads=heads)
@@ -119,9 +119,13 @@ def _kept(
     except UNTRACEABLE:
         return {}
     except _NO_NUMBERS as error:
+        config = module.config.get_text_config()
+        names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
+        given = {name: getattr(config, name, None) for name in names}
+        numbers = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
         raise ConfigError(
             f"model: a forward of {type(module).__name__} with this config fails: {first_line(error)}; its numbers do "
-            f"not fit together ({_numbers(module.config.get_text_config())})"
+            f"not fit together ({numbers})"
         ) from error
 
 
@@ -133,11 +137,6 @@ def _whole_blocks(layer: nn.Module, name: str, plan: ParallelPlan) -> Iterator[n
         is_split = any(plan.style_of(part) != "replicate" for part in (*(part for part, _ in parts), *own))
         if not is_split and not any(is_experts(module) for _, module in parts):
             yield child
-
-
-def _numbers(config: PretrainedConfig) -> str:
-    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
-    return ", ".join(f"{name} = {value}" for name in names if (value := getattr(config, name, None)) is not None)
 
 
 def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[Extent, ...]:
@@ -230,12 +229,3 @@ def head_size(config: PretrainedConfig) -> int:
         return 0
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return width if isinstance(width, int) else 0
-
-
-def _split_names(module: PreTrainedModel, plan: ParallelPlan) -> frozenset[str]:
-    """Names of the parameters that `tp` splits: those of the plan, and the vocabulary."""
-    vocabulary = [module.get_input_embeddings(), module.get_output_embeddings()]
-    split = [each for each in vocabulary if isinstance(each, nn.Embedding | nn.Linear)]
-    held = {id(parameter) for each in split for parameter in each.parameters()}
-    ends = {name for name, parameter in module.named_parameters() if id(parameter) in held}
-    return frozenset(split_names(plan, module)) | ends

@@ -171,18 +171,15 @@ def block_backward(
     padding = block.query_BQHD.shape[-1] - block.value_dim
     grad, output = (F.pad(row, (0, padding)).transpose(1, 2).contiguous() for row in (grad_BQHD, output_BQHD))
     tensors = (grad, *block.heads_apart(), output, lse_BQH.transpose(1, 2).contiguous())
-    grads = _cpu_backward(block, tensors) if kernel == "cpu" else _cuda_backward(block, tensors)
+    if kernel == "cpu":
+        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001 - see the forward
+            *tensors, 0.0, block.is_causal, scale=block.scale
+        )
+    else:
+        grads = _cuda_backward(block, tensors)
     grad_query, grad_key, grad_value = (part.transpose(1, 2).to(block.accumulated) for part in grads)
     both = torch.cat((grad_key, grad_value[..., : block.value_dim]), dim=-1)
     return grad_query, torch.unflatten(both, 2, (block.both_BFKE.shape[2], -1)).sum(3)
-
-
-def _cpu_backward(block: Block, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001 - see the forward
-            *tensors, 0.0, block.is_causal, scale=block.scale
-        )
-    )
 
 
 def _cuda_backward(block: Block, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -71,15 +71,16 @@ def parts_of(
 
     def part(name: str, parameters: Iterable[tuple[str, nn.Parameter]], root: nn.Module | None) -> ModelPart:
         held = list(parameters)
+        by_heads: dict[int, int] = {}
+        for own, parameter in held:
+            if own in heads:
+                by_heads[heads[own]] = by_heads.get(heads[own], 0) + parameter.numel()
         return ModelPart(
             name=name,
             num_parameters=_total(held, lambda _: True),
             num_expert_parameters=_total(held, is_expert),
             num_whole_parameters=_total(held, lambda each: not is_split(each) and not is_expert(each)),
-            head_parameters={
-                count: _total(held, lambda each, count=count: heads.get(each) == count)
-                for count in dict.fromkeys(heads[each] for each, _ in held if each in heads)
-            },
+            head_parameters=by_heads,
             widths={} if root is None else widths(root),
         )
 

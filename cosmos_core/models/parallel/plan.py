@@ -9,7 +9,7 @@ a plugin takes these out, all else in the block is out, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, cast, get_args
 
 import attrs
@@ -233,12 +233,17 @@ def _is_wide(block: nn.Module, name: str, module: PreTrainedModel) -> bool:
     return any(value.dim() == 1 and value.numel() > head_dim for value in own)
 
 
-def split_names(plan: ParallelPlan, module: nn.Module) -> Iterator[str]:
-    """Names of the parameters that the plan splits over `tp`."""
+def split_names(plan: ParallelPlan, module: PreTrainedModel) -> frozenset[str]:
+    """Names of the parameters that `tp` splits: those of the plan, and the vocabulary."""
+    ends = [module.get_input_embeddings(), module.get_output_embeddings()]
+    vocabulary = {id(each) for end in ends if isinstance(end, nn.Embedding | nn.Linear) for each in end.parameters()}
     splits = {"colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "heads", "embedding_rowwise"}
-    for name, _ in module.named_parameters():
+
+    def is_planned(name: str) -> bool:
         owner, _, key = name.rpartition(".")
-        if plan.style_of(name) in splits or (
-            plan.style_of(owner) in splits and not (key == "bias" and plan.style_of(owner).startswith("rowwise"))
-        ):
-            yield name
+        style = plan.style_of(owner)
+        return plan.style_of(name) in splits or (
+            style in splits and not (key == "bias" and style.startswith("rowwise"))
+        )
+
+    return frozenset(name for name, each in module.named_parameters() if id(each) in vocabulary or is_planned(name))

@@ -245,10 +245,6 @@ def note_head_size(projection: nn.Module, size: int) -> None:
     projection.__dict__[_HEAD_SIZE] = size
 
 
-def _summed(module: nn.Module, _: str, axis: Tensor) -> None:
-    sum_parameter_gradients(module, axis.group)
-
-
 def _mla_kv_a(module: nn.Module, _: str, axis: Tensor) -> None:
     """A whole latent: its rotary part goes to local heads only, the rest enters a column-wise layer."""
 
@@ -287,7 +283,7 @@ _APPLY: Final[Mapping[Style, Callable[[nn.Module, str, Tensor], None]]] = {
     "rowwise_split_input": functools.partial(_rowwise, splits=True),
     "heads": _heads,
     "kv_heads": _kv_heads,
-    "summed": _summed,
+    "summed": lambda module, _, axis: sum_parameter_gradients(module, axis.group),
     "embedding_rowwise": _embedding,
     "vocabulary": functools.partial(_colwise, is_uneven=True),
     "mla_kv_a_proj": _mla_kv_a,
