@@ -98,15 +98,10 @@ class Stepped:
 
 
 def step_alone(
-    make: MakeModel,
-    payloads: Sequence[Payload],
-    policy: PolicyConfig,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
+    make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, *, dtype: torch.dtype = torch.float32
 ) -> Stepped:
     """The step in this process."""
-    return _step(make(), payloads, policy, single_world(), seed=seed, dtype=dtype)
+    return _step(make(), payloads, policy, single_world(), dtype)
 
 
 def steps_in_layouts(
@@ -115,7 +110,6 @@ def steps_in_layouts(
     policies: Sequence[PolicyConfig],
     *,
     processes: int,
-    seed: int = 0,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     inspect: Inspect | None = None,
     timeout_s: float = 90.0,
@@ -127,50 +121,48 @@ def steps_in_layouts(
         payloads: The batch.
         policies: A layout each.
         processes: Processes of every layout.
-        seed: Of the weights.
-        dtypes: Of the weights (see `build_part`).
+        dtypes: Of the weights; with float64 ones a model computes in float64, too.
         inspect: What to look at before the step.
         timeout_s: Longest time for all of them.
 
     Raises:
         WorldFailedError: A process failed, or `inspect` raised.
     """
-    asked = make, list(payloads), list(policies), seed, list(dtypes), inspect
+    asked = make, list(payloads), list(policies), list(dtypes), inspect
     stepped: list[Stepped] = run_world(processes, _steps, *asked, timeout_s=timeout_s)[0]
     return stepped
 
 
-def _steps(  # noqa: PLR0917 - the arguments of a process
+def _steps(
     make: MakeModel,
     payloads: Sequence[Payload],
     policies: Sequence[PolicyConfig],
-    seed: int,
     dtypes: Sequence[torch.dtype],
     inspect: Inspect | None,
 ) -> list[Any]:
     results = []
     for dtype, policy in itertools.product(dtypes, policies):
         world = World(form_mesh(policy.mesh, "cpu"))
-        stepped = _step(make(), payloads, policy, world, seed=seed, dtype=dtype, inspect=inspect)
+        stepped = _step(make(), payloads, policy, world, dtype, inspect=inspect)
         results.append(stepped if world.rank == 0 else None)
     return results
 
 
-def _step(
+def _step(  # noqa: PLR0917 - the arguments of `step_alone`, and the world
     model: Model,
     payloads: Sequence[Payload],
     policy: PolicyConfig,
     world: World,
-    *,
-    seed: int,
     dtype: torch.dtype,
     inspect: Inspect | None = None,
 ) -> Stepped:
-    trainer = make_trainer(model, policy, world, seed=seed, dtype=dtype)
+    trainer, mesh = make_trainer(model, policy, world, dtype=dtype), world.mesh
     parameters = dict(trainer.module.named_parameters())
     weights = whole(parameters, world)
     if inspect is not None:
-        inspect(model, trainer.module, packed(model, payloads, policy, world), world)
+        # All of the batch, as this layout pads it: every process has the same micro-batches.
+        padding: Any = {"multiple": mesh.size("cp") * mesh.size("tp"), "is_uniform": mesh.size("pp") > 1}
+        inspect(model, trainer.module, model.pack(payloads, budget=policy.micro_batch_units, **padding), world)
     meter = train_step(trainer, payloads, policy)
     measured = {name: value for name, value in meter.maxima.items() if name not in _OWN}
     told = [json.loads(data) for data in world.exchange(json.dumps([meter.sums.get("loss", 0.0), measured]).encode())]
@@ -183,13 +175,6 @@ def _step(
     )
 
 
-def packed(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World) -> list[MicroBatch]:
-    """Micro-batches of all of the batch, as this layout pads them: every process has the same ones."""
-    mesh = world.mesh
-    multiple = mesh.size("cp") * mesh.size("tp")
-    return model.pack(payloads, budget=policy.micro_batch_units, multiple=multiple, is_uniform=mesh.size("pp") > 1)
-
-
 def make_trainer(
     model: Model,
     policy: PolicyConfig,
@@ -199,8 +184,11 @@ def make_trainer(
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
 ) -> Trainer:
-    """A trainer of demonstrations on this process of a world."""
-    module = build_part(model, policy, world, seed=seed, device=device, dtype=dtype)
+    """A trainer of demonstrations on this process of a world; with float64 weights it computes in float64, too."""
+    layout = layout_of(policy, world.mesh, device.type)
+    if dtype == torch.float64:
+        layout = attrs.evolve(layout, micro_batch_precision="float64")
+    module = model.build(seed=seed, dtype=dtype, device=device, layout=layout)
     trainer = Trainer(model=model, module=module, policy=policy, device=device, world=world)
     stage = Stage(
         index=0, key="algorithm", plugin="imitation", options={}, steps=1000, prompts_per_step=1,
@@ -208,22 +196,6 @@ def make_trainer(
     )  # fmt: skip
     trainer.begin_stage(stage, Imitation(), 1.0)
     return trainer
-
-
-def build_part(
-    model: Model,
-    policy: PolicyConfig,
-    world: World,
-    *,
-    seed: int = 0,
-    device: torch.device = CPU,
-    dtype: torch.dtype = torch.float32,
-) -> torch.nn.Module:
-    """This process's part of the module; with float64 weights it computes in float64, too."""
-    layout = layout_of(policy, world.mesh, device.type)
-    if dtype == torch.float64:
-        layout = attrs.evolve(layout, micro_batch_precision="float64")
-    return model.build(seed=seed, dtype=dtype, device=device, layout=layout)
 
 
 def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConfig) -> Meter:
