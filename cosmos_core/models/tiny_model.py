@@ -27,9 +27,6 @@ _MULTIPLE: Final = 8
 """Of inner widths, as products of experts want it."""
 _VOCABULARY: Final = 512
 """Of a small model that is tried on any tokens."""
-_MOST: Final = 10**9
-"""Parameters of a small model."""
-
 _DEPTHS: Final = ("num_hidden_layers", "depth", "num_layers")
 _LOG: Final = logging.getLogger(__name__)
 
@@ -126,7 +123,7 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
     for config in tiny_configs(shell, keeps_ids=keeps_ids):
         try:
             size = make_shell(config, blueprint.auto_class, trust_remote_code=trust).num_parameters()
-            if size <= _MOST:
+            if size <= 10**9:
                 return verify(draw(attrs.evolve(blueprint, config=config)).eval())
             reasons.append(f"one would have {size:,} parameters")
         except (ConfigError, *loading.LIBRARY_ERRORS) as error:

@@ -50,12 +50,8 @@ def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTr
 
 def tokenizer_defaults(made: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Values of a config that depend on the tokenizer."""
-    return {
-        "vocab_size": len(made),
-        "pad_token_id": made.pad_token_id,
-        "bos_token_id": made.bos_token_id,
-        "eos_token_id": made.eos_token_id,
-    }
+    special = ("pad_token_id", "bos_token_id", "eos_token_id")
+    return {"vocab_size": len(made), **{name: getattr(made, name) for name in special}}
 
 
 def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:

@@ -26,10 +26,8 @@ def token_array(ids: Sequence[int] | npt.NDArray[np.int32]) -> Array:
 
 def tokens_payload(prompt: Sequence[int], completion: Sequence[int] | None = None) -> Payload:
     """A payload of a prompt, and of its completion if there is one."""
-    arrays = {"prompt": token_array(prompt)}
-    if completion is not None:
-        arrays["completion"] = token_array(completion)
-    return Payload(kind=KIND, arrays=arrays)
+    given = {"prompt": prompt, "completion": completion}
+    return Payload(kind=KIND, arrays={name: token_array(ids) for name, ids in given.items() if ids is not None})
 
 
 def values(payload: Payload, name: str) -> npt.NDArray[np.generic]:

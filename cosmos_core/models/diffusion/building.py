@@ -145,10 +145,6 @@ def _materialise(shell: nn.Module, blueprint: Blueprint, *, offload: bool) -> No
         setattr(shell.get_submodule(owner), last, computed[name].to(device=blueprint.device, dtype=buffer.dtype))
 
 
-_NO_LIMIT = 1 << 20
-"""Decisions do not attend to one another, so there can be any number."""
-
-
 def facts_of(
     family: Family, shell: nn.Module, *, absent: str, uncounted: tuple[str, ...], forward: Callable[[int], None]
 ) -> ModelFacts:
@@ -169,7 +165,8 @@ def facts_of(
         hidden_size=heads * head_size,
         vocab_size=0,
         tokenizer_size=0,
-        context_length=_NO_LIMIT,
+        # Decisions do not attend to one another, so there can be any number.
+        context_length=1 << 20,
         stop_ids=frozenset(),
         pad_id=0,
         head_size=head_size,

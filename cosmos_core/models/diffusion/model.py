@@ -117,12 +117,11 @@ class DiffusionModel(Family):
                 checkpoint.StreamedTransformer(folder, shell)
             else:
                 absent = absence(folder, checkpoint.STEM)
-        encodes = self.options.text == "encoder" and self.options.encoders == "device"
-        uncounted = (
-            "guidance's second forward",
-            *(["encoders of captions and images"] if encodes else []),
-            *(["autoencoder"] if self.has(checkpoint.AUTOENCODER) else []),
-        )
+        uncounted = ["guidance's second forward"]
+        if self.options.text == "encoder" and self.options.encoders == "device":
+            uncounted.append("encoders of captions and images")
+        if self.has(checkpoint.AUTOENCODER):
+            uncounted.append("autoencoder")
         conditions, shape = self.conditioning(self.blank()), self.shape
 
         def forward(decisions: int) -> None:
@@ -135,7 +134,7 @@ class DiffusionModel(Family):
             text_BLE = given.pop(TEXT)
             self.denoise(shell, like.new_zeros(decisions, *shape), torch.zeros(decisions), text_BLE, given)
 
-        return building.facts_of(self, shell, absent=absent, uncounted=uncounted, forward=forward)
+        return building.facts_of(self, shell, absent=absent, uncounted=tuple(uncounted), forward=forward)
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None
