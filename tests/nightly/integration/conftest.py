@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -18,7 +19,7 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.plugins.recipe import load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.testing import CommandLine
-from tests.processes import ForkedCommandLine
+from tests.processes import Forked, ForkedCommandLine
 from tests.runs import arithmetic
 
 
@@ -113,13 +114,16 @@ def imitation() -> Callable[..., Job]:
     return prepare
 
 
+Process: TypeAlias = "subprocess.Popen[bytes] | Forked"
+
+
 class Processes:
     """A controller and policy replicas, started by hand."""
 
     def __init__(self) -> None:
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[Process] = []
 
-    def controller(self, job: Job, *, resume_step: int | None = None) -> subprocess.Popen[bytes]:
+    def controller(self, job: Job, *, resume_step: int | None = None) -> Process:
         """Start the controller, and wait until it listens."""
         address = job.directory / "controller.json"
         address.unlink(missing_ok=True)
@@ -131,9 +135,7 @@ class Processes:
             time.sleep(0.05)
         return process
 
-    def policy(
-        self, job: Job, index: int, *more: str, code: dict[int, str] | None = None
-    ) -> list[subprocess.Popen[bytes]]:
+    def policy(self, job: Job, index: int, *more: str, code: dict[int, str] | None = None) -> list[Process]:
         """Start all processes of a replica; `code` replaces the program of some ranks."""
         address = json.loads((job.directory / "controller.json").read_text())["address"]
         found = []
@@ -144,12 +146,17 @@ class Processes:
             found.append(self._start(job, *program, "--name", name, "--controller", address, *place, *more))
         return found
 
-    def _start(self, job: Job, *command: str) -> subprocess.Popen[bytes]:
+    def _start(self, job: Job, *command: str) -> Process:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (job.directory / f"{len(self.started)}.txt").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, *command, "--run", str(job.directory)], stdout=log, stderr=log, env=environment
-            )
+        command = (*command, "--run", str(job.directory))
+        log = job.directory / f"{len(self.started)}.txt"
+        log.touch()
+        process: Process
+        if command[0] == "-m":
+            process = Forked(command[1], command[2:], cwd=Path.cwd(), environment=environment, output=log)
+        else:
+            with log.open("w") as output:
+                process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output, env=environment)
         self.started.append(process)
         return process
 
@@ -162,3 +169,5 @@ def processes() -> Iterator[Processes]:
     for process in found.started:
         process.kill()
         process.wait()
+        if isinstance(process, Forked):
+            process.stdout.close()

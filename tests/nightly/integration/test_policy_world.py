@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +30,7 @@ LAYOUTS = {
 FAULTY = """
 import os, signal
 from cosmos_core.policy import __main__ as role
-from cosmos_core.policy.checkpoints import saving
+from cosmos_core.policy.checkpoints import saver
 from cosmos_core.models import building
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.policy.training.trainer import Trainer
@@ -69,12 +68,12 @@ PLACES = {
     "load": "failing(building, 'fill')",
     "forward": "failing(HuggingFaceModel, 'hidden', in_the_fourth_step)",
     "step": "failing(Trainer, 'train', in_the_fourth_step)",
-    "copy": "failing(saving, 'copy_state')",
-    "save": "failing(saving, '_write_tensors')",
+    "copy": "failing(saver, 'copy_state')",
+    "save": "failing(saver, '_write_tensors')",
 }
 
 
-def wait_until(condition: Callable[[], bool], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def wait_until(condition: Callable[[], bool], processes: Sequence[Any]) -> None:
     deadline = time.monotonic() + 90
     while not condition():
         assert all(process.poll() is None for process in processes)
@@ -91,7 +90,7 @@ def trains(job: Job) -> Callable[[], bool]:
     return lambda: log.exists() and "generation 1" in log.read_text()
 
 
-def all_gone(members: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def all_gone(members: Sequence[Any]) -> list[int]:
     deadline = time.monotonic() + WITHIN_S
     start = time.monotonic()
     codes = [process.wait(max(0.01, deadline - time.monotonic())) for process in members]

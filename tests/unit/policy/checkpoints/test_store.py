@@ -74,6 +74,12 @@ def test_expired_credentials_are_told_and_training_goes_on(store, trainer, kit, 
     store.is_expired = False
     assert checkpoint.completed(URL) == [1]
 
+    # A checkpoint of another process is seen, although this one has listed the bucket.
+    files, root = checkpoint.file_system(URL)
+    other = type(files)(**files.storage_options, skip_instance_cache=True)
+    other.cp(f"{root}/step-1", f"{root}/step-3", recursive=True)
+    assert checkpoint.completed(URL) == [1, 3]
+
 
 def test_credentials_that_expire_while_it_is_read_are_no_damage(store, trainer, kit, model):
     path = write_checkpoint(URL, copy_state(trainer.state(), place(1)))
