@@ -71,6 +71,7 @@ KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     ("dataset", "world-prompts"): "cosmos-dataset-world",
     ("dataset", "world-webdataset"): "cosmos-dataset-world",
     ("engine", "vllm"): "cosmos-engine-vllm",
+    ("environment", "calculator"): "cosmos-environment-calculator",
     ("environment", "gymnasium"): "cosmos-environment-gymnasium",
     ("hook", "mlflow"): "cosmos-tracker-mlflow",
     ("launcher", "kubernetes"): "cosmos-launcher-kubernetes",

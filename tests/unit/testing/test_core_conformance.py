@@ -3,8 +3,7 @@
 Other classes, and the tests that are left out here, are in `tests/nightly/contract`.
 """
 
-from cosmos_core.testing import EngineConformance, EnvironmentConformance, LauncherConformance, ModelConformance
-from cosmos_core.types import Prompt
+from cosmos_core.testing import EngineConformance, LauncherConformance, ModelConformance
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -32,12 +31,6 @@ class TestHuggingFace(ModelConformance):
 
 class TestEmbedded(EngineConformance):
     plugin = "embedded"
-
-
-class TestCalculator(EnvironmentConformance):
-    plugin = "calculator"
-    turns = ("calc: 12*(3+4)=", "Let me see.\ncalc: 1/0=", "calc: " + "(" * 190)
-    examples = ((Prompt(text="?"), ["calc: 12*(3+4)=", "#### 84"], ["84\n", None]),)
 
 
 class TestLocal(LauncherConformance):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmos_core.rollout.environments.calculator import ExpressionError, evaluate, shown
+from cosmos_environment_calculator.plugin import ExpressionError, evaluate, shown
 
 NUMBERS = st.integers(0, 999).map(str) | st.decimals(0, 99, places=2).map(str)
 EXPRESSIONS = st.recursive(

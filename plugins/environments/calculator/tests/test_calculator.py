@@ -1,8 +1,8 @@
 import asyncio
 
 from cosmos_core.protocols import EnvironmentContext, Turn
-from cosmos_core.rollout.environments.calculator import Calculator, CalculatorOptions
 from cosmos_core.types import Prompt
+from cosmos_environment_calculator.plugin import Calculator, CalculatorOptions
 
 
 def answer(text, **options):

@@ -1,1 +1,0 @@
-"""The environments that come with the core, each a plugin like any other."""
