@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import psutil
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 PRELOADED: Final = (
-    "cosmos_core.testing.preload",
+    "tests.preload",
     "cosmos_core.cli.main",
     "cosmos_core.control.__main__",
     "cosmos_core.policy.__main__",

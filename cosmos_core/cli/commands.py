@@ -9,20 +9,17 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from glob import glob
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cosmos_core.errors import PluginError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GROUP: Final = "cosmos_core.commands"
 

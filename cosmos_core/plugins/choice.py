@@ -29,16 +29,9 @@ _USUAL_NAME: Final = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*", re.IGNORECASE)
 
 
 def choose(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginRecord:
-    """The plugin that a selection means, if it can be used.
-
-    Args:
-        kind: What is wanted.
-        selection: A plugin's name, or `distribution:name`.
-        records: What is installed.
+    """The plugin that `find` finds, if it can be used.
 
     Raises:
-        PluginNotFoundError: Nothing installed has that name.
-        PluginConflictError: Several distributions provide it, and the selection does not say which.
         PluginIncompatibleError: It was made for another release of the core.
         PluginBrokenError: Its entry point breaks a rule of the core.
     """

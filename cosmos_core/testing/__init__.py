@@ -1,4 +1,4 @@
-"""The conformance kits, and the real command line for tests of cosmos-core and of plugins.
+"""The conformance kits, which plugins prove themselves with.
 
 Needs pytest: `pip install "cosmos-core[testing]"`. A kit is imported when it is asked for; those of rewards and
 environments need no torch.
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from cosmos_core.testing.commandline import CommandLine
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
     from cosmos_core.testing.conformance.dataset import DatasetConformance
     from cosmos_core.testing.conformance.engine.kit import EngineConformance
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlgorithmConformance",
-    "CommandLine",
     "DatasetConformance",
     "DenoisingEngineConformance",
     "DenoisingModelConformance",
@@ -41,7 +39,6 @@ __all__ = [
 
 _HOMES: Final[Mapping[str, str]] = {
     "AlgorithmConformance": "conformance.algorithm.kit",
-    "CommandLine": "commandline",
     "DatasetConformance": "conformance.dataset",
     "DenoisingEngineConformance": "conformance.engine.latents",
     "DenoisingModelConformance": "conformance.model.family",

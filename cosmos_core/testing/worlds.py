@@ -25,7 +25,16 @@ import torch.distributed as dist
 
 from cosmos_core.errors import CosmosError
 
-PRELOADED: Final = ("cosmos_core.testing.preload",)
+PRELOADED: Final = (
+    "cosmos_core.models",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""What takes the time."""
 
 
 class WorldFailedError(CosmosError):

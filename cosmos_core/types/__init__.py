@@ -1,10 +1,8 @@
 """Frozen records that flow between the planes. No torch, no numpy, no I/O."""
 
 from cosmos_core.types.payload import Array, Payload
-from cosmos_core.types.prompt import JSON, Message, Prompt
-from cosmos_core.types.sample import Group, Sample, SampleStatus
-from cosmos_core.types.scalar import Scalar
-from cosmos_core.types.version import WeightVersion
+from cosmos_core.types.prompt import JSON, Message, Prompt, Scalar
+from cosmos_core.types.sample import Group, Sample, SampleStatus, WeightVersion
 
 __all__ = [
     "JSON",

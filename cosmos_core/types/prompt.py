@@ -13,6 +13,9 @@ else:
     # Converters read annotations at run time and cannot resolve a recursive alias.
     JSON = Any
 
+Scalar: TypeAlias = bool | int | float | str | None
+"""A value of a single key."""
+
 
 @attrs.frozen(kw_only=True)
 class Message:

@@ -1,4 +1,4 @@
-"""Results of a prompt: samples, and the group of samples of one prompt."""
+"""Results of a prompt: samples, the group of samples of one prompt, and the weights that made them."""
 
 from __future__ import annotations
 
@@ -85,3 +85,16 @@ class Group:
     def num_units(self) -> int:
         """Generated units of all samples."""
         return sum(sample.num_units for sample in self.samples)
+
+
+@attrs.frozen(kw_only=True)
+class WeightVersion:
+    """Weights after `number` optimizer steps of the run, attested by `digest`.
+
+    Attributes:
+        number: Optimizer steps taken so far; 0 is the initial model.
+        digest: Hex digest over every canonical tensor as published (see `cosmos_core.weights.digest`).
+    """
+
+    number: int
+    digest: str

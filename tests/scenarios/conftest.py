@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.distributions import write_distribution
 from tests.processes import ForkedCommandLine
 from tests.runs import WHIM

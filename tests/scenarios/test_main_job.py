@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.runs import arithmetic
 
 pytestmark = pytest.mark.timeout(400)

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from cosmos_core.control.machine.events import ReplicaLost
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.following import Following, history, step_times
 from tests.runs import arithmetic
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cosmos_core.control.journal import replay
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.runs import arithmetic
 
 pytestmark = pytest.mark.timeout(400)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cosmos_core.control.journal import replay
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 pytestmark = pytest.mark.timeout(400)
 

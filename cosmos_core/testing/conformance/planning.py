@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from cosmos_core.config.job import stages
@@ -30,15 +31,17 @@ _FACTS: Final = ModelFacts(
 )
 
 
-def any_recipe(**parts: Any) -> Recipe:
-    """A recipe of one step with these parts."""
-    run, model = RunConfig(name="conformance", steps=1), ModelConfig(config={})
-    others = {"algorithm": AlgorithmConfig(plugin="any"), "dataset": DatasetConfig(plugin="any")}
-    return Recipe(**{"run": run, "model": model, **others, **parts})
-
-
-def planned(recipe: Recipe, **declared: Any) -> list[str]:
-    """Problems of a recipe whose parts have these capabilities, by kind; its model takes what the engine makes."""
+def planned(configured: Mapping[str, Any], **declared: Any) -> list[str]:
+    """Problems of a recipe of one step with these parts, whose plugins have these capabilities, by kind."""
+    recipe = Recipe(
+        **{
+            "run": RunConfig(name="conformance", steps=1),
+            "model": ModelConfig(config={}),
+            "algorithm": AlgorithmConfig(plugin="any"),
+            "dataset": DatasetConfig(plugin="any"),
+            **configured,
+        }
+    )
     declared.setdefault("dataset", DatasetCapabilities())
     engine = declared.setdefault("engine", EngineCapabilities())
     algorithm, reward = declared.pop("algorithm", AlgorithmCapabilities()), declared.pop("reward", RewardCapabilities())

@@ -34,7 +34,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.rollout.rewards.messages import Outcomes, WirePayload
 from cosmos_core.rollout.rewards.pool import RewardPool
-from cosmos_core.testing.conformance.planning import any_recipe, planned
+from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_problems, needs
 from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, next_of
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
@@ -235,7 +235,7 @@ class RewardConformance(WorkerConformance):
             # An engine of latents renders media.
             made = frozenset({"latents" if kind == "media" else kind})
             refusals = planned(
-                any_recipe(reward=(RewardConfig(plugin=self.plugin),)),
+                {"reward": (RewardConfig(plugin=self.plugin),)},
                 algorithm=AlgorithmCapabilities(payload_kinds=made),
                 reward=capabilities,
                 engine=EngineCapabilities(payload_kinds=made, renders=kind == "media"),

@@ -18,7 +18,7 @@ from cosmos_core.config.loading import load_recipe, save_job
 from cosmos_core.config.mesh import world_size
 from cosmos_core.plugins.recipe import load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.processes import Forked, ForkedCommandLine
 from tests.runs import arithmetic
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosmos_core.models.tokenizer import build_tokenizer
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 Arguments = Callable[..., list[str]]
 pytestmark = pytest.mark.timeout(400)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer,
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 SOURCE = """
 import time

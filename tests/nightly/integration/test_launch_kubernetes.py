@@ -11,7 +11,7 @@ import time
 import pytest
 import yaml
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 
 @pytest.fixture

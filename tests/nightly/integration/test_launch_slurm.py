@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.nightly.integration.slurm_cluster import lacking, running_cluster
 
 STARTED_S = 240.0  # on a machine with much else to do; by itself, ten

@@ -23,9 +23,9 @@ import pytest
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.rollout.rewards.pool import RewardPool
-from cosmos_core.testing import CommandLine
 from cosmos_core.testing.conformance.reward import shown_as
 from cosmos_core.types import SampleStatus
+from tests.commandline import CommandLine
 
 TOKEN = "t0ken-very-secret"
 CRASH, HANG, RAISE = 1, 2, 3

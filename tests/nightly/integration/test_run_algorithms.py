@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.processes import ForkedCommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 Arguments = Callable[..., list[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from cosmos_core.control.machine.events import ReplicaJoined, ReplicaLost
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.following import Following, history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

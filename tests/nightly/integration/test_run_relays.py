@@ -16,8 +16,8 @@ import pytest
 
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Reported
-from cosmos_core.testing import CommandLine
 from cosmos_core.transport.reports import REPORT, WeightsLoaded, WeightsRejected
+from tests.commandline import CommandLine
 
 SETTINGS = (
     "warmup.steps=2",

@@ -13,8 +13,8 @@ import pytest
 
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Reported
-from cosmos_core.testing import CommandLine
 from cosmos_core.transport.reports import REPORT, GroupFinished
+from tests.commandline import CommandLine
 from tests.following import Following, history, step_times
 
 Arguments = Callable[..., list[str]]

@@ -16,9 +16,9 @@ from cosmos_core.control.machine.events import Reported
 from cosmos_core.run.address import read_address
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.observer import Observer
-from cosmos_core.testing import CommandLine
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import REPORT, WeightsPublished
+from tests.commandline import CommandLine
 from tests.runs import WHIM
 
 Arguments = Callable[..., list[str]]

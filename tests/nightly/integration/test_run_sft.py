@@ -17,7 +17,7 @@ from cosmos_core.control.journal import replay
 from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints import checkpoint
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.storage import fetch_model
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 pytest.importorskip("moto", reason="needs moto, which `make` installs")
 pytest.importorskip("s3fs", reason="needs cosmos-core[s3], which `make` installs")

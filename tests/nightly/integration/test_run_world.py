@@ -20,7 +20,7 @@ import torch
 
 from cosmos_core.control.journal import replay
 from cosmos_core.run.supervisor import Reservation
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.processes import ForkedCommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -12,7 +12,7 @@ import tomli_w
 
 from cosmos_core.control.journal import replay
 from cosmos_core.policy.checkpoints.checkpoint import completed
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 STARTER = """
 import signal, sys, time

@@ -13,9 +13,9 @@ import torch
 from cosmos_core.control.journal import entries
 from cosmos_core.protocols import Request, Sampling
 from cosmos_core.run.follower import Follower
-from cosmos_core.testing import CommandLine
 from cosmos_core.testing.conformance.engine.subject import tokens_of
 from cosmos_core.types import Array, Prompt
+from tests.commandline import CommandLine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 

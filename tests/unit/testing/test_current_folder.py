@@ -1,8 +1,8 @@
 """What lies in the folder where tests are run is not imported by the processes that they start."""
 
 from cosmos_core.protocols import DatasetContext
-from cosmos_core.testing import CommandLine
 from cosmos_core.testing.conformance.dataset import read_elsewhere
+from tests.commandline import CommandLine
 
 
 def test_processes_import_nothing_from_the_current_folder(tmp_path, monkeypatch):

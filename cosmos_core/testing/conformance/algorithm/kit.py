@@ -28,7 +28,7 @@ from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme
 from cosmos_core.testing.conformance.algorithm.calls import admitted, advantages_of, consulted, plain, properties_of
 from cosmos_core.testing.conformance.algorithm.groups import GroupTests
 from cosmos_core.testing.conformance.algorithm.prices import PriceTests
-from cosmos_core.testing.conformance.planning import any_recipe, planned
+from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault
 from cosmos_core.types import JSON, Group, Scalar
 
@@ -115,17 +115,14 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
         engine = EngineCapabilities(
             logprob_semantics=min(capabilities.logprob_semantics), payload_kinds=capabilities.payload_kinds
         )
-        recipe = any_recipe(
-            algorithm=AlgorithmConfig(plugin=self.plugin),
-            reward=(RewardConfig(plugin="any"),),
-            rollout=RolloutConfig(
-                group_size=max(2, capabilities.min_group_size),
-                # Any temperature but 1: at 1 every sort of log-probs is the same.
-                sampling=SamplingConfig(max_units=16, temperature=0.7),
-            ),
-        )
+        # Any temperature but 1: at 1 every sort of log-probs is the same.
+        sampling = SamplingConfig(max_units=16, temperature=0.7)
         found = planned(
-            recipe,
+            {
+                "algorithm": AlgorithmConfig(plugin=self.plugin),
+                "reward": (RewardConfig(plugin="any"),),
+                "rollout": RolloutConfig(group_size=max(2, capabilities.min_group_size), sampling=sampling),
+            },
             algorithm=capabilities,
             reward=RewardCapabilities(payload_kinds=engine.payload_kinds),
             engine=engine,

@@ -15,7 +15,7 @@ import pytest
 
 from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
-from cosmos_core.testing import CommandLine
+from tests.commandline import CommandLine
 from tests.following import Following, describe
 from tests.nightly.integration.chaos.harm import Harmer, harms, is_enough
 

@@ -1,4 +1,4 @@
-"""Modules that the server of forked test processes imports once."""
+"""Modules that the server of forked commands imports once, with one thread each."""
 
 import cosmos_core.models  # noqa: F401 - before anything of transformers
 
