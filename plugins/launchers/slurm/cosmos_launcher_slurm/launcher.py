@@ -156,11 +156,11 @@ class SlurmLauncher:
 
     def _processes(self, leader: str) -> list[str]:
         """Names of the processes of the replica of a first process."""
-        size = self._sizes.get(leader.partition("-")[0], 1)
+        size = self._sizes.get(_role(leader), 1)
         return [leader, *(f"{leader}.{rank}" for rank in range(1, size))]
 
     def _command(self, spec: ProcessSpec) -> list[str]:
-        role = spec.module.rpartition(".")[2]
+        role = _role(spec.name)
         if role == CONTROLLER:
             return python_command(spec)
         part = self._components[role]
@@ -178,6 +178,11 @@ class SlurmLauncher:
             *_shape(step),
             *python_command(task),
         ]
+
+
+def _role(name: str) -> str:
+    """The pool of a process, or the controller: `policy` of `policy-0.1`."""
+    return name.partition("-")[0]
 
 
 def _rank(name: str) -> int:

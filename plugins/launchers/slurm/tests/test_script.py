@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cosmos_core.errors import ConfigError, UnknownSubmissionError
-from cosmos_core.protocols import LauncherContext, Pool
+from cosmos_core.protocols import LauncherContext, Pool, ProcessSpec
 from cosmos_launcher_slurm.cluster import Node, largest
 from cosmos_launcher_slurm.components import components
 from cosmos_launcher_slurm.launcher import SlurmLauncher
@@ -231,6 +231,25 @@ def test_a_submitted_job_is_stopped_and_not_requeued(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     words = SlurmLauncher(OPTIONS, CONTEXT).submit(tmp_path / "job.sh")
     assert "stop it with scancel --batch --signal=TERM 17, stop and requeue it with" in words
+
+
+def test_the_controller_is_started_here_and_a_replica_as_a_step_of_its_component(tmp_path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/steps\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    context = attrs.evolve(CONTEXT, directory=tmp_path)
+    context.logs.mkdir()
+    launcher = SlurmLauncher(OPTIONS, context)
+    for name in ("controller", "policy-1", "policy-1.7", "rollout-0"):
+        launcher.start(ProcessSpec(name=name, module="platform", arguments=()))
+        while launcher.running():
+            time.sleep(0.01)
+    steps = (tmp_path / "steps").read_text().splitlines()
+    assert [step.split()[:2] for step in steps] == [
+        ["--het-group=1", "--job-name=policy-1"],
+        ["--het-group=2", "--job-name=rollout-0"],
+    ]
 
 
 def test_a_task_is_the_process_of_its_rank():
