@@ -227,7 +227,6 @@ def _given(overrides: list[str]) -> Given:
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Rows as aligned columns."""
     listed = list(rows)
     widths = [max(len(cell) for cell in column) for column in zip(*listed, strict=True)]
     for row in listed:

@@ -19,7 +19,7 @@ from cosmos_core.models.parallel.collectives import sum_over_group
 
 @attrs.frozen(kw_only=True, eq=False)
 class Vocabulary:
-    """This process's part of a vocabulary that is split over a group; None where it is whole.
+    """This process's part of a vocabulary that is split over `group`, which is None where it is whole.
 
     Its first token is `start`; it has `size`, and the largest part `most`, for which all processes take as many
     decisions at once.

@@ -183,6 +183,5 @@ def _next_release() -> Version:
 
 
 def _example() -> str:
-    """A requirement with both bounds."""
     this = Version(__version__)
     return f"{CORE}>={this.major}.{this.minor},<{_next_release()}"

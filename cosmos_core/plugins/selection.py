@@ -31,7 +31,7 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.algorithm import AdvantageEstimator
 from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.protocols.launcher import ClusterLauncher
-from cosmos_core.protocols.model import MoEModel
+from cosmos_core.protocols.model import MoEModel, PipelinedModel
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import JSON
@@ -49,7 +49,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
 }
 """The record of each kind; hooks declare nothing."""
 _OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {
-    "model": (MoEModel, VisionModel, WorldModel),
+    "model": (MoEModel, PipelinedModel, VisionModel, WorldModel),
     "algorithm": (AdvantageEstimator,),
     "launcher": (ClusterLauncher,),
 }
@@ -318,12 +318,23 @@ def _one_line(error: Exception) -> str:
 def _half_implemented(made: object, protocols: Iterable[type]) -> Iterator[str]:
     """Say which protocols an instance implements in part: it would be taken for one that does not mean to."""
     for protocol in protocols:
-        members = [name for name in vars(protocol) if not name.startswith("_")]
-        lacking = [name for name in members if inspect.getattr_static(made, name, _LACKING) is _LACKING]
+        own = [name for name in vars(protocol) if not name.startswith("_")]
+        lacking = [name for name in own if _lacks(made, protocol, name)]
+        has = [name for name in own if name not in lacking]
         # One name of several may be chance.
-        if lacking and len(members) - len(lacking) >= min(2, len(members) - 1):
-            has = ", ".join(name for name in members if name not in lacking)
-            yield f"has {has}, and lacks {', '.join(lacking)} of `{protocol.__name__}`; give all of them, or none"
+        if len(has) < min(2, len(own) - 1):
+            continue
+        of_kind = [name for base in protocol.__mro__[1:-1] for name in (*vars(base), *base.__annotations__)]
+        lacking = lacking or [each for each in of_kind if not each.startswith("_") and _lacks(made, protocol, each)]
+        if lacking:
+            what = f"has {', '.join(has)}, and lacks {', '.join(lacking)}"
+            yield f"{what} of `{protocol.__name__}`; give all of them, or none"
+
+
+def _lacks(made: object, protocol: type, name: str) -> bool:
+    """True if an instance has no member of that name, or None in place of a method, as `isinstance` takes it."""
+    value = inspect.getattr_static(made, name, _LACKING)
+    return value is _LACKING or (value is None and callable(getattr(protocol, name, None)))
 
 
 def _is_of_option(message: str, options: type) -> bool:

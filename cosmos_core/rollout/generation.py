@@ -174,7 +174,6 @@ class Generation:
     # -- before generation --------------------------------------------------------------------------------------------
 
     def _most_units(self, *, is_evaluation: bool) -> int:
-        """Units of the longest sample."""
         budget, longest = self._parts.recipe.policy.micro_batch_units, self._parts.context_length
         return longest if is_evaluation else min(budget, longest)
 

@@ -152,7 +152,6 @@ class Sender:
 
 
 def _send(pair: Pair, request: int, slices: Sequence[memoryview]) -> None:
-    """Send an answer."""
     works = []
     try:
         for index, data in enumerate(slices):

@@ -250,7 +250,6 @@ def _heads_first(block: Block, rows_BQHD: torch.Tensor) -> torch.Tensor:
 
 
 def _queries_first(block: Block, rows_BKRD: torch.Tensor) -> torch.Tensor:
-    """The way of `_heads_first` backwards."""
     group = block.query_BQHD.shape[2] // block.both_BFKE.shape[2]
     return torch.unflatten(rows_BKRD, 2, (group, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 

@@ -94,14 +94,12 @@ def decoder_inputs(
         reached.update(kwargs)
         raise _Reached
 
-    embedding = module.get_input_embeddings().register_forward_pre_hook(restore)
-    decoder = module.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        with contextlib.suppress(_Reached):
-            module.base_model(input_ids=told_R[None], position_ids=positions_R.unsqueeze(-2), use_cache=False, **given)
-    finally:
-        embedding.remove()
-        decoder.remove()
+    with (
+        module.get_input_embeddings().register_forward_pre_hook(restore),
+        module.get_decoder().register_forward_pre_hook(stop, with_kwargs=True),
+        contextlib.suppress(_Reached),
+    ):
+        module.base_model(input_ids=told_R[None], position_ids=positions_R.unsqueeze(-2), use_cache=False, **given)
     return _taken(type(module).__name__, reached)
 
 

@@ -147,7 +147,6 @@ class FrozenModel:
 
 
 def _shown(batch: MicroBatch) -> str:
-    """Describe a micro-batch, for people."""
     found = f"sequences {batch.sequences} of {batch.num_decisions} decisions"
     firsts = tuple(span.first for span in batch.spans)
     return f"{found} from {firsts} on" if any(firsts) else found

@@ -209,7 +209,6 @@ def rendered(model: WorldModel, sample: Trajectory, *, size: int) -> Payload:
 
 
 def _scaled(frames: Array, scale: float) -> Array:
-    """Frames made smaller."""
     pixels = torch.frombuffer(bytearray(frames.data), dtype=torch.uint8).view(frames.shape).permute(0, 3, 1, 2)
     height, width = (max(1, round(each * scale)) for each in frames.shape[1:3])
     smaller = torch.nn.functional.interpolate(pixels.float(), size=(height, width), mode="area")

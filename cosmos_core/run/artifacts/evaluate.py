@@ -250,7 +250,6 @@ def evaluate_model(
 
 
 def _job(source: Path, recipe_path: Path | None) -> Job:
-    """The job to evaluate by."""
     found = run_of(source)
     if recipe_path is None:
         if found is None:

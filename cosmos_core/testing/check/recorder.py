@@ -175,7 +175,6 @@ class _Recorder:
 
 
 def _class(item: pytest.Item) -> Kit | None:
-    """The conformance class that a test belongs to."""
     cls = getattr(item, "cls", None)
     return cls if isinstance(cls, type) and issubclass(cls, PluginConformance) else None
 

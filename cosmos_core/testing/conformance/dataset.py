@@ -184,10 +184,13 @@ class DatasetConformance(PluginConformance):
         other_context = attrs.evolve(context, seed=context.seed + 1)
         other: Dataset = plugins.create("dataset", self.plugin, options, other_context)
         here: Rows = {}
+        beside: Rows = {}
         for split, index in rows:
             if index < other.size(split):
-                _take(other, (split, index))
+                beside |= _read(other, [(split, index)])
             here |= _read(dataset, [(split, index)])
+        again = plugins.create("dataset", self.plugin, options, other_context)
+        fault_if([_difference(beside, _read(again, beside), f"from another instance of seed {other_context.seed}")])
         fault_if([_difference(rows, here, "once a dataset of another seed is read too", "keep nothing in globals")])
         with told_by("test_rows_are_prompts_that_can_be_sent"):
             fault_if(problem for row in rows.values() for problem in _row_problems(row))
@@ -336,7 +339,6 @@ def _location_problem(location: str) -> str:
 
 
 def _undeclared(capabilities: DatasetCapabilities, rows: Rows) -> Iterator[str]:
-    """Differences between what rows have and what is declared."""
     for what, field in (("demonstrations", "demonstration"), ("references", "reference"), ("preferences", "rejected")):
         found = [place for place, row in rows.items() if getattr(row, field) is not None]
         declared = getattr(capabilities, what)

@@ -181,7 +181,6 @@ class HookConformance(PluginConformance):
 
 @contextlib.contextmanager
 def _made() -> Iterator[None]:
-    """Fault a hook that is not made in time."""
     try:
         yield
     except PluginBrokenError as error:

@@ -232,7 +232,6 @@ class LauncherConformance(PluginConformance):
 
 
 def _stop(launcher: Launcher, grace_s: float) -> float:
-    """Stop what it started; the seconds that it took."""
     began = time.monotonic()
     launcher.stop(grace_s)
     return time.monotonic() - began

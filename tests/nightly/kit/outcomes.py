@@ -1,5 +1,7 @@
 """Outcomes of a kit's run on planted faults, held against what it must say of each."""
 
+SOUND = ("passed", "skipped")
+
 
 def failures(outcomes):
     """Messages of the kit's failed tests of a plugin, by their names."""
@@ -12,8 +14,12 @@ def only(kit, tests):
 
 
 def wrong(outcomes, good):
-    """What the kit said against plugins that have no fault."""
-    return {name: failures(outcomes[name]) for name in good if failures(outcomes[name]) or not outcomes[name]}
+    """What the kit said against plugins that have no fault, or did not test of them."""
+    untested = {
+        name: [(each.test, each.result, each.message) for each in outcomes[name] if each.result not in SOUND]
+        for name in good
+    }
+    return {name: untested[name] for name in good if untested[name] or not outcomes[name]}
 
 
 def unnamed(outcomes, planted):
@@ -23,5 +29,5 @@ def unnamed(outcomes, planted):
     return {
         name: said[name]
         for name, (_, test, *messages) in planted.items()
-        if not all(message in said[name].get(test, "") for message in messages)
+        if test not in said[name] or not all(message in said[name][test] for message in messages)
     }

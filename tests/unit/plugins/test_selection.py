@@ -260,6 +260,8 @@ def test_an_optional_protocol_is_implemented_whole_or_not_at_all(make_distributi
             ("settle",),
             r"has settle, and lacks summarise of `AdvantageEstimator`; give all",
         ),
+        ("algorithm", ("summarise", "settle"), r"and lacks aggregation, .*imitation of `AdvantageEstimator`; give all"),
+        ("model", ("stages", "advance"), r"has stages, advance, and lacks conclude of `PipelinedModel`; give all"),
         ("model", ("latent_spec", "velocity", "neutral_guidance", "render", "noised"), None),
     ]:
         make_distribution(

@@ -152,11 +152,13 @@ class PriceTests:
             return
         skips = trainable.skips_zero_advantage
         none = priced(trainable, extreme(capabilities, [0.0]) if skips else attrs.evolve(batch, strength=0.0))
-        # One that is not finite is told by another test.
-        none_N = none.gradient().nan_to_num(0.0, 0.0, 0.0)
+        none_N = none.gradient()
+        if skips:
+            # One that is not finite is told by another test.
+            none_N = none_N.nan_to_num(0.0, 0.0, 0.0)
         place = int(none_N.abs().argmax())
         if skips or not self.has_other_terms:
-            if none_N[place].abs() > (0.0 if skips else 1e-6):
+            if not none_N[place].abs() <= (0.0 if skips else 1e-6):
                 fault(
                     f"{'skips_zero_advantage is declared, but' if skips else 'on-policy,'} a decision with advantage 0 "
                     f"has a gradient of {none_N[place].item():g} at {none.situation(place)}; multiply the policy term "

@@ -172,5 +172,4 @@ def _text(prompt: Payload) -> dict[str, torch.Tensor]:
 
 
 def _given(payload: Payload) -> torch.Tensor:
-    """The frames that are given, bool [T]."""
     return tensor_of(payload, "is_given") if "is_given" in payload.arrays else torch.zeros(_SHAPE[1], dtype=torch.bool)

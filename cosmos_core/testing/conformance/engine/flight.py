@@ -209,7 +209,6 @@ def _expect_still(engine: EngineDriver, since: str) -> None:
 
 
 def _at_once(engine: EngineDriver, handles: list[Handle]) -> list[Generated]:
-    """The results of requests that a call has ended."""
     for handle in handles:
         if not engine.is_done(handle):
             fault(f"request {handle.request.request_id!r} is not finished when the call that ends it has returned")

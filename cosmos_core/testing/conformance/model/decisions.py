@@ -246,7 +246,6 @@ class DecisionTests:
 
 
 def _with_records(payload: Payload, recorded: Mapping[str, torch.Tensor]) -> Payload:
-    """The payload as an engine would have made it."""
     arrays = {"logprobs": array_of(np.zeros(payload.arrays["completion"].shape, np.float32))}
     for name, rows in recorded.items():
         data = rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
@@ -337,7 +336,6 @@ def _gradients(subject: Subject, total: torch.Tensor) -> tuple[list[torch.nn.Par
 
 
 def _length(gradients: Iterable[torch.Tensor]) -> float:
-    """Of all gradients together."""
     return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
 
 
@@ -355,7 +353,6 @@ def _moved(parameters: Sequence[torch.nn.Parameter], steps: Sequence[torch.Tenso
 
 @torch.no_grad()
 def _total(subject: Subject) -> float:
-    """The total log-prob of the payloads, summed in float64."""
     decided = (subject.decide(batch, temperature=subject.temperature) for batch in subject.batches)
     return sum(float(each.logprobs_N.double().sum()) for each in decided)
 

@@ -247,7 +247,6 @@ def _check_latent_spec(latent_spec: LatentSpec) -> None:
 
 
 def _told(latent_spec: LatentSpec) -> tuple[object, ...]:
-    """What is given as values that can be compared."""
     given = latent_spec.given, latent_spec.is_given_T
     return tuple(latent_spec.shape), *(None if each is None else each.tolist() for each in given)
 
@@ -279,7 +278,6 @@ def _check_batched(world: _World) -> None:
 
 
 def _samples(subject: Subject) -> list[Payload]:
-    """Demonstrations before points are drawn."""
     shown = [prompt for prompt in subject.prompts if prompt.demonstration is not None]
     if not shown:
         pytest.skip("not given: no row of `prompts` has a demonstration")

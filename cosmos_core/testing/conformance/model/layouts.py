@@ -42,7 +42,7 @@ _LAYOUTS: Final[Sequence[tuple[MeshConfig, Mapping[str, Any]]]] = (
 
 
 class LayoutTests:
-    """A training step on two processes along each declared axis, in float32, and axes that are not declared."""
+    """A training step on two processes along each declared axis, in float32."""
 
     def test_declared_mesh_axes_equal_one_process(self, subject: Subject) -> None:
         """Weights, loss, gradients and counts do not depend on the layout, nor does what a process says of a batch."""
@@ -169,5 +169,4 @@ def _alone(subject: Subject, dtype: torch.dtype, lora: LoraConfig | None) -> Ste
 
 
 def _sizes(mesh: MeshConfig) -> dict[str, int]:
-    """The axes that are greater than one."""
     return {axis: size for axis, size in attrs.asdict(mesh).items() if size > 1}

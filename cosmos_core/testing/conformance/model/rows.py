@@ -42,7 +42,7 @@ _MULTIPLE: Final = 7
 
 
 class RowTests:
-    """Tests of `encode`, `encode_demonstration`, `decode`, and of a `MultiTurnModel` or a `VisionModel`."""
+    """Tests of `encode`, `encode_demonstration`, `decode`, `pack`, and of a `MultiTurnModel` or a `VisionModel`."""
 
     def test_payloads_are_of_the_declared_kinds(self, subject: Subject) -> None:
         """Planning pairs model, engine and rewards by what is declared; other payloads only look like ours."""
@@ -369,13 +369,11 @@ def _check_counts(subject: Subject, batch: MicroBatch) -> None:
 
 
 def _contents(batch: MicroBatch) -> tuple[object, ...]:
-    """A micro-batch as values that can be compared."""
     inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.inputs.items()}
     return tuple(batch.sequences), tuple(batch.num_decisions), tuple(batch.spans), batch.num_units, inputs
 
 
 def _received(payload: Payload) -> Payload:
-    """The payload as it comes from a network."""
     return _with(
         payload,
         **{name: attrs.evolve(each, data=memoryview(bytes(each.data))) for name, each in payload.arrays.items()},
