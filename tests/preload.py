@@ -1,16 +1,11 @@
 """Modules that the server of forked commands imports once, with one thread each."""
 
-import cosmos_core.models  # noqa: F401 - before anything of transformers
+import importlib
 
-# isort: split
 import torch
-import torch.distributed.checkpoint
-import torch.distributed.checkpoint.state_dict
-import torch.distributed.fsdp
-import torch.distributed.pipelining
-import torch.distributed.tensor.parallel
-import transformers.models.auto.modeling_auto
-import transformers.models.llama.modeling_llama
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
+from cosmos_core.testing.worlds import PRELOADED
+
+for name in PRELOADED:
+    importlib.import_module(name)
 torch.set_num_threads(1)

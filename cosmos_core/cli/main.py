@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn, TextIO, cast
 
 # Typer reads it when it is imported; without rich it starts in half the time.
 os.environ.setdefault("TYPER_USE_RICH", "0")
@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 _PIPE_COLUMNS: Final = 160
 _EXIT_CODES: Final = {"finished": 0, "stopped": 130, "failed": 1}
 
-app = typer.Typer(
-    name="cosmos",
-    cls=CommandGroup,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", metavar="NAME", help="Algorithm plugin.")]
@@ -59,7 +50,6 @@ Overrides = Annotated[
 RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
 
 
-@app.callback()
 def _root(*, debug: Debug = False) -> None:
     """Post-train language, vision-language and world models with plugins, asynchronously.
 
@@ -155,23 +145,35 @@ def version() -> None:
     typer.echo(__version__)
 
 
-CommandGroup.core = {
-    "run": run,
-    "plan": plan,
-    "status": status.status,
-    "set": requests.change,
-    "drain": requests.drain,
-    "eval": artifacts.evaluate,
-    "export": artifacts.export,
-    "generate": artifacts.generate,
-    "audit": status.audit,
-    "recover": status.recover,
-    "launch": launch.app,
-    "replica": replica.app,
-    "keys": keys.app,
-    "plugins": plugins.app,
-    "version": version,
-}
+class _Commands(CommandGroup):
+    core: ClassVar = {
+        "run": run,
+        "plan": plan,
+        "status": status.status,
+        "set": requests.change,
+        "drain": requests.drain,
+        "eval": artifacts.evaluate,
+        "export": artifacts.export,
+        "generate": artifacts.generate,
+        "audit": status.audit,
+        "recover": status.recover,
+        "launch": launch.app,
+        "replica": replica.app,
+        "keys": keys.app,
+        "plugins": plugins.app,
+        "version": version,
+    }
+
+
+app = typer.Typer(
+    name="cosmos",
+    cls=_Commands,
+    callback=_root,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

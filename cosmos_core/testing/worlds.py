@@ -34,7 +34,6 @@ PRELOADED: Final = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
 )
-"""What takes the time."""
 
 
 class WorldFailedError(CosmosError):
