@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib.util
 import platform
@@ -47,7 +48,7 @@ from cosmos_core.testing.check.wheel import astray
 from cosmos_core.testing.conformance.processes import run
 from cosmos_core.types import JSON
 
-IMPORT_BOUND_S: Final = 1.0
+_IMPORT_BOUND_S: Final = 1.0
 _TRIES: Final = 3
 _KIT_S: Final = 900.0
 _WHEEL_TOOL_S: Final = 60.0
@@ -102,6 +103,10 @@ def _checks(subject: Subject, given: Given, progress: Callable[[str], None]) -> 
 def check_metadata(subject: Subject) -> Check:
     """Check that the description is complete."""
     dist, named = subject.distribution, licence(subject.distribution)
+    pythons, this, is_for_this = field(dist, "Requires-Python"), platform.python_version(), False
+    with contextlib.suppress(InvalidSpecifier):
+        is_for_this = bool(pythons) and SpecifierSet(pythons).contains(this, prereleases=True)
+    wanted = f'this is Python {this}; add one that admits it, such as requires-python = ">=3.11", to [project]'
     is_described = field(dist, "Description") or str(cast("Message", dist.metadata).get_payload() or "").strip()
     # Others guess the install line of an unknown plugin from its kind and name.
     name, provided = canonicalize_name(subject.name), list(entries(dist.read_text("entry_points.txt") or ""))
@@ -111,7 +116,7 @@ def check_metadata(subject: Subject) -> Check:
         "metadata",
         named,
         fault=[
-            *_python_problems(field(dist, "Requires-Python")),
+            "" if is_for_this else f"its Requires-Python is {pythons!r}, {wanted}",
             "" if named else 'it has no licence, so nobody may use it; add license = "Apache-2.0" to [project]',
         ],
         warning=[
@@ -120,17 +125,6 @@ def check_metadata(subject: Subject) -> Check:
         ],
         note=[f"it is named {name}; {guess} would be found by whoever guesses its name" if guess else ""],
     )
-
-
-def _python_problems(asked: str) -> Iterator[str]:
-    if not asked:
-        yield 'it does not say which Pythons it is for; add requires-python = ">=3.11" to [project]'
-        return
-    try:
-        if not SpecifierSet(asked).contains(platform.python_version(), prereleases=True):
-            yield f"it requires Python {asked}, this is {platform.python_version()}"
-    except InvalidSpecifier:
-        yield f"Requires-Python is {asked!r}, which is no version specifier such as >=3.11"
 
 
 def check_compatibility(subject: Subject) -> Check:
@@ -169,29 +163,26 @@ def check_entry_points(subject: Subject) -> Check:
                 yield f"{each.kind} {each.name}: {each.problem}"
 
     named = ", ".join(f"{record.kind} {record.name}" for record in subject.records)
-    faults, warnings = [subject.stale, *problems("broken", "invalid")], problems("conflict")
-    return check("entry points", named, fault=faults, warning=warnings)
+    return check("entry points", named, fault=problems("broken", "invalid"), warning=problems("conflict"))
 
 
 def check_files(subject: Subject) -> Check:
     """Check for files outside of its own packages, what installers refuse, and packages without `py.typed`."""
-    own, dist, wheel = ", ".join(subject.packages), subject.distribution, subject.wheel
-    untyped = [each for module in subject.modules for each in _untyped(module, subject)]
-    if wheel is not None:
-        absent = [tool for tool in _WHEEL_TOOLS if importlib.util.find_spec(tool) is None]
-        faults = [*wheel.faults, *untyped, *(_refusal(tool, wheel.file) for tool in _WHEEL_TOOLS if tool not in absent)]
-        gaps = [f'{each.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"' for each in absent]
-        return check("files", f"{len(wheel.files)}, in {own}", fault=faults, not_run=gaps)
+    dist, notes, absent = subject.distribution, list[str](), list[str]()
+    faults = [*subject.faults, *(each for module in subject.modules for each in _untyped(module, subject))]
     try:
-        if editable_folder(dist) is not None:
-            hint = "an editable installation lists no files; check the wheel, too: cosmos plugins check dist/NAME.whl"
-            return check("files", own, fault=untyped, note=[hint])
-        files = recorded_files(dist)
+        if subject.wheel is not None:
+            absent = [tool for tool in _WHEEL_TOOLS if importlib.util.find_spec(tool) is None]
+            faults += [_refusal(tool, subject.wheel) for tool in _WHEEL_TOOLS if tool not in absent]
+        elif editable_folder(dist) is not None:
+            notes = ["an editable installation lists no files; check the wheel: cosmos plugins check dist/NAME.whl"]
+        else:
+            faults += astray(dist, recorded_files(dist)).values()
+            notes = [f"checked is the copy in {dist.locate_file('')}, not the project's"] if subject.project else []
     except PluginBrokenError as error:
-        return check("files", own, fault=[str(error), *untyped])
-    copy = f"checked is the copy in {dist.locate_file('')}, not the project's"
-    faults, notes = [*astray(dist, files).values(), *untyped], [] if subject.project is None else [copy]
-    return check("files", f"{len(files)}, in {own}", fault=faults, note=notes)
+        faults.append(str(error))
+    gaps = [f'{each.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"' for each in absent]
+    return check("files", ", ".join(subject.packages), fault=faults, not_run=gaps, note=notes)
 
 
 def _refusal(tool: str, wheel: Path) -> str:
@@ -203,63 +194,49 @@ def _refusal(tool: str, wheel: Path) -> str:
 
 def _untyped(module: str, subject: Subject) -> Iterator[str]:
     """Where type checkers look for `py.typed`: in the first package on the way that is no namespace (PEP 561)."""
-    root = find_root(module, [str(subject.wheel.folder)] if subject.wheel is not None else None)
-    if root is None:
-        return
-    if not root.path.is_dir():
-        yield (
-            f"{root.name} is a single module, for which type checkers ignore its annotations; make it a package: "
-            f"{root.name.with_suffix('')}/__init__.py, with an empty file py.typed beside it"
+    root = find_root(module, [str(subject.folder)] if subject.folder is not None else None)
+    if root is not None and not (root.path / "py.typed").exists():
+        advice = (
+            "add an empty file of that name" if root.path.is_dir() else "make the module a package with an empty one"
         )
-    elif not (root.path / "py.typed").exists():
-        missing = f"{root.name}/py.typed is missing"
-        yield f"{missing}, so type checkers ignore its annotations; add an empty file of that name"
+        missing = f"{root.name.with_suffix('')}/py.typed is missing, so type checkers ignore the annotations"
+        yield f"{missing} of {root.name}; {advice}"
 
 
 def _load(record: PluginRecord, subject: Subject) -> tuple[list[Check], Loaded | None]:
     """Import and load a plugin; None if there is nothing to run the kit on, which the checks then say."""
-    name = f"{record.kind} {record.name}"
+    name, checks, reason = f"{record.kind} {record.name}", list[Check](), f"is {record.status}"
+    loaded = _fastest(record, subject.environment) if record.status in ("ok", "conflict") else None
+    if loaded is not None:
+        checks.append(check(f"{name}, import", f"{loaded.seconds:.2f} s", fault=_import_faults(record, loaded)))
+        reason = "cannot be imported" if loaded.unimported else ""
+    if loaded is not None and not loaded.unimported:
+        found = {"fault": [loaded.unusable], "warning": [loaded.deprecation]}
+        checks.append(check(f"{name}, protocol", f"version {loaded.protocol or 'unknown'}", **found))
+        reason = "cannot be loaded" if loaded.unusable else ""
+    if not reason:
+        return checks, loaded
+    left = ", ".join(["import", "protocol", "kit"][len(checks) :])
+    return [*checks, check(f"{name}, {left}", not_run=[f"the plugin {reason}: see above"])], None
 
-    def left_out(parts: str, reason: str) -> Check:
-        return check(f"{name}, {parts}", not_run=[f"the plugin {reason}: see above"])
 
-    if record.status not in ("ok", "conflict"):
-        return [left_out("import, protocol, options, kit", f"is {record.status}")], None
-    loaded = _fastest(record, subject.environment)
+def _import_faults(record: PluginRecord, loaded: Loaded) -> Iterator[str]:
     if loaded.unimported:
-        imported = check(f"{name}, import", fault=[f"{record.module} cannot be imported: {loaded.unimported}"])
-        return [imported, left_out("protocol, options, kit", "cannot be imported")], None
-    imported = check(f"{name}, import", f"{loaded.seconds:.2f} s", fault=_import_problems(record, loaded))
-    if loaded.unusable:
-        refused = check(f"{name}, protocol", fault=[loaded.unusable])
-        return [imported, refused, left_out("options, kit", "cannot be loaded")], None
-    protocol = check(f"{name}, protocol", f"version {loaded.protocol}", warning=[loaded.deprecation])
-    options = check(f"{name}, options", str(loaded.num_options), fault=loaded.option_faults)
-    return [imported, protocol, options], loaded
+        yield f"{record.module} cannot be imported: {loaded.unimported}"
+    if loaded.seconds > _IMPORT_BOUND_S:
+        slow = f"{record.module} takes {loaded.seconds:.1f} s to import, allowed is {_IMPORT_BOUND_S:.0f} s"
+        yield f"{slow}; import what is slow in the function that needs it"
+    yield from loaded.brought
 
 
 def _fastest(record: PluginRecord, environment: Mapping[str, str]) -> Loaded:
     """Import a plugin in fresh processes: the fastest of three counts, and one that is within the bound will do."""
     fastest = load(record, environment)
     for _ in range(_TRIES - 1):
-        if fastest.unimported or fastest.seconds <= IMPORT_BOUND_S:
+        if fastest.unimported or fastest.seconds <= _IMPORT_BOUND_S:
             break
         fastest = min(fastest, load(record, environment), key=lambda each: each.seconds)
     return fastest
-
-
-def _import_problems(record: PluginRecord, done: Loaded) -> Iterator[str]:
-    module = record.module
-    if done.seconds > IMPORT_BOUND_S:
-        slow = f"{module} takes {done.seconds:.1f} s to import, allowed is {IMPORT_BOUND_S:.0f} s"
-        yield f"{slow}; import what is slow in the function that needs it"
-    if done.heavy and record.kind not in ("model", "engine"):
-        yield f"{module} imports {', '.join(done.heavy)}; import it in the function that needs it"
-    for what, names in (("threads", done.threads), ("processes", done.processes)):
-        if names:
-            yield f"importing {module} starts {what} ({', '.join(names)}); start them when it is used"
-    if done.printed:
-        yield f"importing {module} prints {done.printed.splitlines()[0]!r}; print nothing, or use logging"
 
 
 def _kits(subject: Subject, usable: Mapping[PluginRecord, Loaded], given: Given) -> Iterator[Check]:
@@ -272,7 +249,7 @@ def _kits(subject: Subject, usable: Mapping[PluginRecord, Loaded], given: Given)
     except PluginError as error:
         yield check("kit", fault=[str(error)])
         return
-    yield from (_check_kit(record, usable[record], outcomes) for record in ready)
+    yield from (_check_kit(record, outcomes) for record in ready)
 
 
 def run_kits(
@@ -288,8 +265,7 @@ def run_kits(
             classes = (_class(each, f"{each.distribution}:{each.name}", given) for each in records)
             (Path(scratch) / "test_conformance.py").write_text("\n".join(["import pytest", *classes]))
         return run_pytest(
-            [],
-            folder=project or Path(scratch),
+            project or Path(scratch),
             timeout_s=_KIT_S,
             environment=subject.environment,
             modules=attrs.evolve(subject, records=records).packages,
@@ -299,18 +275,14 @@ def run_kits(
 
 def _gap(record: PluginRecord, loaded: Loaded, given: Given) -> str:
     """Why a class made on the spot cannot do, and what to do; empty if it can."""
-    missing = [name for name in loaded.required if name.partition(".")[0] not in given.options]
-    if missing:
-        needs, flags = f"{', '.join(missing)} must be given", " ".join(f"--set options.{name}=…" for name in missing)
-    elif record.kind == "model" and not given.config and given.path is None:
-        needs, flags = "a model needs a config", "--set config.model_type=… or --set path=…"
-    else:
-        return ""
-    elsewhere = "check the project's folder, whose tests say what to test with, or give"
-    return f"its tests are not at hand, and {needs}; {elsewhere} {flags}"
+    flags = [f"--set options.{name}=…" for name in loaded.required if name.partition(".")[0] not in given.options]
+    if record.kind == "model" and not given.config and given.path is None:
+        flags.append("--set config.model_type=… or --set path=…")
+    wanted = "its tests are not at hand; check the project's folder, whose tests say what to test with, or give"
+    return f"{wanted} {' '.join(flags)}" if flags else ""
 
 
-def _check_kit(record: PluginRecord, loaded: Loaded, outcomes: Sequence[Outcome]) -> Check:
+def _check_kit(record: PluginRecord, outcomes: Sequence[Outcome]) -> Check:
     """Judge the outcomes of one plugin among those of all conformance classes."""
     name = f"{record.kind} {record.name}, kit"
     theirs = [each for each in outcomes if each.kind == record.kind and each.plugin.rpartition(":")[2] == record.name]
@@ -320,10 +292,7 @@ def _check_kit(record: PluginRecord, loaded: Loaded, outcomes: Sequence[Outcome]
         kit = f"{record.kind.capitalize()}Conformance"
         head = f"no test inherits {kit} for {record.name}; add tests/test_conformance.py:"
         return check(name, fault=[f"{head}\n{_class(record, record.name, Given())}"])
-    # What the check of the options has told already is not told again.
-    told = {*loaded.option_faults}
-    fresh = [each for each in theirs if not each.message or not told.issuperset(each.message.splitlines())]
-    results = {result: [each for each in fresh if each.result == result] for result in get_args(Result)}
+    results = {result: [each for each in theirs if each.result == result] for result in get_args(Result)}
     summary = ", ".join(f"{len(each)} {result}" for result, each in results.items() if each and result != "not run")
     failed, uncollected, left = map(_alike, (results["failed"], broken, results["not run"]))
     # Where the kit is complete, what cannot be collected is another test.

@@ -1,12 +1,14 @@
 """The pytest session of the check, from inside: what came of each test, and which tests of the kit did not run.
 
-`python -m cosmos_core.testing.check.recorder ORDER ANSWER` reads an order and writes the outcomes, both JSON.
+`python -m cosmos_core.testing.check.recorder ORDER ANSWER` reads `[modules, plugins]` of `run_pytest` and writes the
+outcomes, both JSON.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -23,6 +25,7 @@ from cosmos_core.testing.conformance.processes import exchange
 
 Result: TypeAlias = Literal["passed", "failed", "skipped", "not run"]
 Kit: TypeAlias = type[PluginConformance]
+Plugins: TypeAlias = Collection[tuple[str, str]] | None
 
 _KITS: Final = Path(conformance.__file__).parent
 _LAST_LINES: Final = 12
@@ -49,28 +52,17 @@ class Outcome:
     message: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class _Order:
-    """Arguments of `run_pytest` that are for the process that it starts."""
-
-    arguments: Sequence[str]
-    modules: Sequence[str]
-    plugins: Collection[tuple[str, str]] | None
-
-
 def run_pytest(
-    arguments: Sequence[str],
-    *,
     folder: Path,
+    *,
     timeout_s: float,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
     modules: Sequence[str] = (),
-    plugins: Collection[tuple[str, str]] | None = None,
+    plugins: Plugins = None,
 ) -> list[Outcome]:
     """Run pytest in a new process, as the folder configures it but for its `addopts`.
 
     Args:
-        arguments: Paths and options for pytest.
         folder: Where to run it.
         timeout_s: Longest time that it may take.
         environment: Variables to set beside those of this process.
@@ -83,17 +75,16 @@ def run_pytest(
     """
     outcomes, code, output = exchange(
         "cosmos_core.testing.check.recorder",
-        _Order(arguments=arguments, modules=modules, plugins=plugins),
+        (modules, plugins),
         list[Outcome],
         timeout_s=timeout_s,
-        environment={"OMP_NUM_THREADS": "1", **(environment or {})},
+        environment={"OMP_NUM_THREADS": "1", **environment},
         folder=folder,
     )
     tail = "\n".join(output.splitlines()[-_LAST_LINES:])
-    if outcomes is None and code is None:
-        raise PluginError(f"the kit did not end in {timeout_s:.0f} s; its last lines:\n{tail}")
     if outcomes is None:
-        raise PluginError(f"the kit could not run (exit code {code}):\n{tail}")
+        what = f"did not end in {timeout_s:.0f} s" if code is None else f"could not run (exit code {code})"
+        raise PluginError(f"the kit {what}; its last lines:\n{tail}")
     if not outcomes and (plugins is None or code != pytest.ExitCode.NO_TESTS_COLLECTED):
         raise PluginError(f"no test ran (exit code {code}):\n{tail}")
     return outcomes
@@ -102,20 +93,23 @@ def run_pytest(
 class _Recorder:
     """A pytest plugin that keeps what came of each test."""
 
-    def __init__(self, order: _Order, arguments: Sequence[str]) -> None:
-        self._order, self._arguments = order, arguments
+    def __init__(self, modules: Sequence[str], plugins: Plugins, arguments: Sequence[str]) -> None:
+        self._modules, self._plugins, self._arguments = modules, plugins, arguments
         self._path = [*sys.path]
         self._outcomes: dict[str, Outcome] = {}
         """By pytest's id of the test."""
-        self._unanswered: dict[tuple[str, str], dict[str, str]] = {}
-        """Of each plugin, the tests of its kit that nothing has answered yet, and why not."""
+        self._kits: dict[tuple[str, str], Kit] = {}
+        """The whole kit of each plugin that has a class."""
+        self._gaps: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+        """Of each plugin and test of its kit, why each run of it is no answer; an empty text for one that is."""
 
     def outcomes(self) -> list[Outcome]:
-        """Outcomes of all tests, and the tests of the kits that remain."""
+        """Outcomes of all tests, and the tests of the kits that nothing has answered."""
         remaining = [
-            Outcome(kind=kind, plugin=plugin, test=name, result="not run", message=reason)
-            for (kind, plugin), reasons in self._unanswered.items()
-            for name, reason in reasons.items()
+            Outcome(kind=kind, plugin=plugin, test=name, result="not run", message=gaps[-1])
+            for (kind, plugin), kit in self._kits.items()
+            for name in dir(kit)
+            if name.startswith("test_") and "" not in (gaps := self._gaps.get((kind, plugin, name), [_LEFT_OUT]))
         ]
         return [*self._outcomes.values(), *remaining]
 
@@ -126,19 +120,17 @@ class _Recorder:
         How the project's own modules are imported stays as it is; what they put on the path takes no plugin's place.
         """
         later, sys.path[:] = [*sys.path], self._path
-        for module in self._order.modules:
+        for module in self._modules:
             importlib.import_module(module)
         sys.path[:] = later
         args[:] = [*self._arguments, f"--import-mode={early_config.known_args_namespace.importmode}"]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self._order.plugins is not None:
-            items[:] = [item for item in items if _is_kit_of(_class(item), self._order.plugins)]
-        for cls in {_class(item): None for item in items}:
-            if cls is not None:
-                names = (name for name in dir(_kit_of_kind(cls)) if name.startswith("test_"))
-                self._unanswered.setdefault(_key(cls), dict.fromkeys(names, _LEFT_OUT))
+        if self._plugins is not None:
+            items[:] = [item for item in items if _is_kit_of(_class(item), self._plugins)]
+        for cls in filter(None, map(_class, items)):
+            self._kits[_key(cls)] = getattr(testing, f"{cls.kind.capitalize()}Conformance")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -154,24 +146,18 @@ class _Recorder:
             outcome = Outcome(kind=kind, plugin=plugin, test=item.name, result=report.outcome, message=message)
             self._keep(item.nodeid, outcome)
             if cls is not None and isinstance(item, pytest.Function):
-                is_answer = not report.skipped or _is_skipped_by_kit(report, call)
-                self._answer(item, cls, "" if is_answer else f"skipped by the project's tests: {message}")
+                name, gap = item.originalname, ""
+                if item.function is not getattr(self._kits[kind, plugin], name, None):
+                    gap = f"{cls.__name__} overrides it, so that the kit's own did not run"
+                elif report.skipped and not _is_skipped_by_kit(report, call):
+                    gap = f"skipped by the project's tests: {message}"
+                self._gaps[kind, plugin, name].append(gap)
         return report
 
     def _keep(self, node: str, outcome: Outcome) -> None:
         known = self._outcomes.get(node)
         if known is None or known.result == "passed":
             self._outcomes[node] = outcome
-
-    def _answer(self, item: pytest.Function, cls: Kit, unanswered: str) -> None:
-        """Take a test of the kit off those that remain, or say why it still does."""
-        reasons, name = self._unanswered[_key(cls)], item.originalname
-        if name in reasons and item.function is not getattr(_kit_of_kind(cls), name):
-            reasons[name] = f"{cls.__name__} overrides it, so that the kit's own did not run"
-        elif name in reasons and unanswered:
-            reasons[name] = unanswered
-        else:
-            reasons.pop(name, None)
 
 
 def _class(item: pytest.Item) -> Kit | None:
@@ -190,12 +176,6 @@ def _is_kit_of(cls: Kit | None, plugins: Collection[tuple[str, str]]) -> bool:
         return False
     kind, plugin = _key(cls)
     return not plugin or (kind, plugin.rpartition(":")[2]) in plugins
-
-
-def _kit_of_kind(cls: Kit) -> Kit:
-    """The whole kit of the kind, of which a class may inherit a part."""
-    kit: Kit = getattr(testing, f"{cls.kind.capitalize()}Conformance")
-    return kit
 
 
 def _is_skipped_by_kit(report: pytest.TestReport, call: pytest.CallInfo[None]) -> bool:
@@ -217,9 +197,9 @@ def _message(report: pytest.TestReport) -> str:
 
 if __name__ == "__main__":
     asked, answered = map(Path, sys.argv[1:])
-    order = msgspec.json.decode(asked.read_bytes(), type=_Order)
-    arguments = ["-q", "--no-header", "-o", f"cache_dir={answered.parent}", *order.arguments]
-    recorder = _Recorder(order, arguments)
+    modules, plugins = msgspec.json.decode(asked.read_bytes(), type=tuple[list[str], list[tuple[str, str]] | None])
+    arguments = ["-q", "--no-header", "-o", f"cache_dir={answered.parent}"]
+    recorder = _Recorder(modules, plugins, arguments)
     code = pytest.main([*arguments], plugins=[recorder])
     answered.write_bytes(msgspec.json.encode(recorder.outcomes()))
     sys.exit(code)

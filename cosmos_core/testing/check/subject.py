@@ -6,11 +6,12 @@ import contextlib
 import importlib.metadata
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint
-from itertools import chain
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import msgspec.toml
@@ -21,8 +22,7 @@ from cosmos_core.plugins.choice import find, kind_of
 from cosmos_core.plugins.discovery import Entry, PluginRecord, discover, entries
 from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
-from cosmos_core.testing.check.probe import python_path, records_in
-from cosmos_core.testing.check.wheel import Wheel, unpack
+from cosmos_core.testing.check.wheel import unpack
 
 
 class _Project(msgspec.Struct, frozen=True, rename="kebab"):
@@ -35,8 +35,12 @@ class _Project(msgspec.Struct, frozen=True, rename="kebab"):
 
     def plugins(self) -> set[Entry]:
         """The entry points of plugins."""
-        groups = ([f"[{group}]", *map(" = ".join, members.items())] for group, members in self.entry_points.items())
-        return {*entries("\n".join(chain.from_iterable(groups)))}
+        lines = (
+            line
+            for group, members in self.entry_points.items()
+            for line in (f"[{group}]", *map(" = ".join, members.items()))
+        )
+        return {*entries("\n".join(lines))}
 
 
 class _File(msgspec.Struct):
@@ -54,18 +58,17 @@ def _read_project(folder: Path) -> _Project:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
-def _stale(project: _Project, dist: Distribution, folder: Path) -> str:
-    """Differences between a project and what is installed of it; empty if it does not."""
+def _stale(project: _Project, dist: Distribution, folder: Path) -> Iterator[str]:
+    """Differences between a project and what is installed of it."""
     again, origin = f"install it again: {_install_line(folder)}", editable_folder(dist)
     if origin is not None and origin.resolve() != folder.resolve():
-        return f"what is installed comes from {origin}; {again}"
+        yield f"what is installed comes from {origin}; {again}"
     if project.version not in (None, dist.version):
-        return f"pyproject.toml has version {project.version}, {dist.version} is installed; {again}"
-    if "entry-points" in project.dynamic:
-        return ""
+        yield f"pyproject.toml has version {project.version}, {dist.version} is installed; {again}"
     differing = project.plugins() ^ {*entries(dist.read_text("entry_points.txt") or "")}
-    shown = "; ".join(sorted(f"{each.group}: {each.name} = {each.value}" for each in differing))
-    return f"entry points differ from what is installed ({shown}); {again}" if differing else ""
+    if differing and "entry-points" not in project.dynamic:
+        shown = "; ".join(sorted(f"{each.group}: {each.name} = {each.value}" for each in differing))
+        yield f"entry points differ from what is installed ({shown}); {again}"
 
 
 def _install_line(folder: Path) -> str:
@@ -78,15 +81,17 @@ class Subject:
 
     Attributes:
         project: The folder of its sources and tests; None where they are not at hand.
-        wheel: The wheel, unpacked; None for what is installed.
-        stale: How the project's folder differs from what is installed; empty if it does not.
+        wheel: The wheel; None for what is installed.
+        folder: Where the wheel is unpacked.
+        faults: Why installers would refuse the wheel, or how the project's folder differs from what is installed.
     """
 
     distribution: Distribution
     records: Sequence[PluginRecord]
     project: Path | None = None
-    wheel: Wheel | None = None
-    stale: str = ""
+    wheel: Path | None = None
+    folder: Path | None = None
+    faults: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -107,7 +112,9 @@ class Subject:
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables of every process of the check."""
-        return {} if self.wheel is None else python_path(self.wheel.folder)
+        if self.folder is None:
+            return {}
+        return {"PYTHONPATH": os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 @contextlib.contextmanager
@@ -172,21 +179,24 @@ def _project(folder: Path) -> Subject:
     except importlib.metadata.PackageNotFoundError:
         line = _install_line(folder)
         raise ConfigError(f"{project.name} is not installed here; install it first: {line}") from None
-    records = _named(discover(), project.name)
-    return Subject(distribution=dist, records=records, project=folder.resolve(), stale=_stale(project, dist, folder))
+    faults = tuple(_stale(project, dist, folder))
+    return Subject(distribution=dist, records=_named(project.name), project=folder.resolve(), faults=faults)
 
 
 def _of_wheel(file: Path, folder: Path) -> Subject:
     """A wheel; its project is that in whose `dist` folder it lies."""
-    wheel = unpack(file, folder)
-    name, above = field(wheel.distribution, "Name"), wheel.file.parent.parent
-    is_project = wheel.file.parent.name == "dist" and (above / "pyproject.toml").exists()
+    dist, faults = unpack(file, folder)
+    file, name = file.resolve(), field(dist, "Name")
+    above = file.parent.parent
+    is_project = file.parent.name == "dist" and (above / "pyproject.toml").exists()
     is_its_own = is_project and canonicalize_name(_read_project(above).name) == canonicalize_name(name)
-    records = _named(records_in(folder), name)
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        records = _named(name)
     project = above if is_its_own else None
-    return Subject(distribution=wheel.distribution, records=records, project=project, wheel=wheel)
+    return Subject(distribution=dist, records=records, project=project, wheel=file, folder=folder, faults=faults)
 
 
-def _named(records: Sequence[PluginRecord], distribution: str) -> tuple[PluginRecord, ...]:
+def _named(distribution: str) -> tuple[PluginRecord, ...]:
+    """The plugins of a distribution."""
     name = canonicalize_name(distribution)
-    return tuple(each for each in records if canonicalize_name(each.distribution) == name)
+    return tuple(each for each in discover() if canonicalize_name(each.distribution) == name)

@@ -6,8 +6,8 @@ The text is plain and also Markdown: a list with one item a check, what was foun
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import attrs
@@ -95,34 +95,26 @@ class Verdict:
 
 def this_environment() -> dict[str, str]:
     """The environment of this process; torch is looked up, not imported."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed"
-    machine = f"{platform.system()} {platform.machine()}"
-    return {"core": __version__, "python": platform.python_version(), "torch": torch, "platform": machine}
+    versions = {"core": __version__, "python": platform.python_version(), "torch": version("torch")}
+    return {**versions, "platform": f"{platform.system()} {platform.machine()}"}
 
 
 def text(verdict: Verdict) -> str:
     """The verdict for people; the last line is the outcome."""
     versions = "cosmos-core {core}, Python {python}, torch {torch}, {platform}".format(**verdict.environment)
     title = f"{verdict.distribution}: {', '.join(verdict.plugins)}"
-    date = f"Checked {verdict.date} with {versions}."
-    return "\n".join([title, "", date, "", *_lines(verdict.checks), "", verdict.last_line])
+    lines = [title, "", f"Checked {verdict.date} with {versions}.", ""]
+    for check in verdict.checks:
+        lines.append(f"- {check.status:<7}  {check.name}{f': {check.summary}' if check.summary else ''}")
+        for finding in check.findings:
+            first, *rest = finding.text.strip().splitlines()
+            if len(rest) > _LONGEST_LINES:
+                rest[_LONGEST_LINES:] = [f"… and {len(rest) - _LONGEST_LINES} more lines"]
+            lines += [f"  - {finding.level}: {first}", *(f"    {line}".rstrip() for line in rest)]
+    return "\n".join([*lines, "", verdict.last_line])
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
     """The verdict for programs."""
     checks = [{**unstructure(check), "status": check.status} for check in verdict.checks]
     return {**unstructure(verdict), "outcome": verdict.outcome, "faults": verdict.num_faults, "checks": checks}
-
-
-def _lines(checks: Iterable[Check]) -> Iterator[str]:
-    for check in checks:
-        yield f"- {check.status:<7}  {check.name}{f': {check.summary}' if check.summary else ''}"
-        for finding in check.findings:
-            first, *rest = finding.text.strip().splitlines()
-            yield f"  - {finding.level}: {first}"
-            yield from (f"    {line}".rstrip() for line in rest[:_LONGEST_LINES])
-            if len(rest) > _LONGEST_LINES:
-                yield f"    … and {len(rest) - _LONGEST_LINES} more lines"

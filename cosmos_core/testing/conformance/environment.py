@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
-import itertools
-import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import pytest
 
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.protocols import Environment, EnvironmentCapabilities, EnvironmentContext, Kind
-from cosmos_core.rollout.episodes.messages import Answered, Opened, Reply
+from cosmos_core.rollout.episodes.messages import Answered, Opened
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.testing.conformance.plugin import Make, fault, fault_if
-from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, next_of
+from cosmos_core.testing.conformance.worker import ENDLESS, GARBLED, METADATA, Answer, Ask, WorkerConformance, WorkerRun
 from cosmos_core.types import JSON, Message, Prompt
 
 _QUESTION: Final = "What is 34 times 56?"
-_GARBLED: Final = (
-    "#### 1904",
-    "",
-    " \n\t\n",
-    "Ответ — 1904 ✅, 世界 🧮, e\u0301, \u200b٨",
-    '{"answer": [8, "\\boxed{8 \\frac{ $ ]}',
-    "\x00\x1b[31m8\x7f",
-    "9" * 5000,
-    "34*56=1904 and " * 1000,
-)
+_RIGHT: Final = "#### 1904"
 _TIMES: Final = 3
 _BLOCKED_S: Final = 2.0
 
@@ -43,47 +31,6 @@ class Script:
 
     prompt: Prompt
     turns: tuple[str, ...]
-
-
-class _Dialogues:
-    """Plays dialogues with the environments of a pool, as many side by side as it is given.
-
-    An answer says the first words, and of each turn (observation, role, done, reward).
-    """
-
-    def __init__(self, pool: EnvironmentPool, seed: int) -> None:
-        self._pool, self._seed = pool, seed
-        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-
-    def play(self, scripts: Sequence[Script]) -> list[Answer]:
-        begun = [
-            (self._pool.open(script.prompt, self._seed, self._replies.put), self._reply(Answer())) for script in scripts
-        ]
-        for turns in itertools.zip_longest(*(script.turns for script in scripts)):
-            begun = [
-                (episode, self._go_on(episode, answer, turn))
-                for turn, (episode, answer) in zip(turns, begun, strict=True)
-            ]
-        for episode, _ in begun:
-            self._pool.forget(episode)
-        return [answer for _, answer in begun]
-
-    def _go_on(self, episode: int, answer: Answer, turn: str | None) -> Answer:
-        is_done = len(answer.said) > 1 and answer.said[-1][2]
-        if answer.failure or is_done or turn is None:
-            return answer
-        self._pool.act(episode, turn, self._replies.put)
-        return self._reply(answer)
-
-    def _reply(self, answer: Answer) -> Answer:
-        match next_of(self._replies, self._pool, "environment"):
-            case Opened(words=words):
-                return attrs.evolve(answer, said=(words,))
-            case Answered() as reply:
-                turn = (reply.observation, reply.role, reply.done, reply.reward)
-                return attrs.evolve(answer, said=(*answer.said, turn))
-            case failed:
-                return attrs.evolve(answer, failure=failed.detail or "it failed", timed_out=failed.timed_out)
 
 
 async def _side_effects(make: Make, scripts: Sequence[Script]) -> list[str]:
@@ -155,11 +102,10 @@ class EnvironmentConformance(WorkerConformance):
     @pytest.fixture
     def scripts(self) -> Sequence[Script]:
         """Dialogues of which each has one turn over and over, of rows of plain text and of a chat."""
-        metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
-        plain = Prompt(text=_QUESTION, reference="1904", metadata=metadata)
+        plain = Prompt(text=_QUESTION, reference="1904", metadata=copy.deepcopy(METADATA))
         words = (Message(role="system", content="Be brief."), Message(role="user", content=_QUESTION))
-        plays = [(plain, turn) for turn in (*self.turns, *_GARBLED)]
-        plays.append((attrs.evolve(plain, text=words), _GARBLED[0]))
+        plays = [(plain, turn) for turn in (*self.turns, _RIGHT, *GARBLED, *ENDLESS)]
+        plays.append((attrs.evolve(plain, text=words), _RIGHT))
         return tuple(Script(prompt=prompt, turns=(turn,) * _TIMES) for prompt, turn in plays)
 
     @pytest.fixture
@@ -174,21 +120,28 @@ class EnvironmentConformance(WorkerConformance):
         text = turn if len(turn) <= 60 else f"{turn[:50]}… ({len(turn)} long)"
         return f"the dialogue of {text!r}"
 
-    def answers(
-        self, options: Mapping[str, JSON], seed: int, inputs: Sequence[Script], *, at_once: bool
-    ) -> list[Answer | None]:
-        """What a worker says in dialogues, one after the other or in turns."""
-        found: list[Answer | None] = []
+    def pool(self, options: Mapping[str, JSON], seed: int) -> EnvironmentPool:
+        """Workers of the environment."""
         config = EnvironmentConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
-        with contextlib.closing(EnvironmentPool(config, seed=seed)) as pool:
-            pool.start()
-            dialogues = _Dialogues(pool, seed)
-            for scripts in [inputs] if at_once else [[script] for script in inputs]:
-                found += (answers := dialogues.play(scripts))
-                # What hangs once may hang in every dialogue, and each would take its time.
-                if any(answer.timed_out for answer in answers):
-                    break
-        return found + [None] * (len(inputs) - len(found))
+        return EnvironmentPool(config, seed=seed)
+
+    def answer(self, ask: Ask, pool: EnvironmentPool, seed: int, given: Script) -> Answer:
+        """The first words of a dialogue, and of each turn (observation, role, done, reward)."""
+        said: tuple[Any, ...] = ()
+        reply, episode = ask(pool.open, given.prompt, seed)
+        for turn in (*given.turns, None):
+            match reply:
+                case Opened(words=words):
+                    said = (words,)
+                case Answered():
+                    said = (*said, (reply.observation, reply.role, reply.done, reply.reward))
+                case failed:
+                    return Answer(said=said, failure=failed.detail or "it failed", timed_out=failed.timed_out)
+            if turn is None or (isinstance(reply, Answered) and reply.done):
+                break
+            reply, _ = ask(pool.act, episode, turn)
+        pool.forget(episode)
+        return Answer(said=said)
 
     def test_dialogues_do_not_disturb_each_other(
         self,

@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import json
+import logging
+import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
+from unittest import mock
 
 import attrs
 import pytest
 
-from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS, Kind, Provider, RunInfo
 from cosmos_core.run.hooks import make_in_time
 from cosmos_core.testing.conformance import story
 from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault, fault_if
-from cosmos_core.testing.conformance.processes import run
-from cosmos_core.testing.conformance.story import HookSession
+from cosmos_core.testing.conformance.processes import exchange
+from cosmos_core.testing.conformance.story import HookSession, Surroundings
 from cosmos_core.types import JSON
 
 Open: TypeAlias = Callable[[RunInfo], HookSession]
@@ -57,31 +58,28 @@ class HookConformance(PluginConformance):
     @pytest.fixture(autouse=True)
     def restored(self) -> Iterator[None]:
         """Nothing that a hook changes in the process reaches another test."""
-        before = story.surroundings()
-        yield
-        story.restore(before)
+        before = Surroundings.now()
+        with mock.patch.dict(os.environ), contextlib.chdir(before.folder):
+            yield
+        logging.disable(before.disabled)
+        logging.root.setLevel(before.level)
 
     @pytest.fixture
     def provider(self, plugins: PluginSet) -> Provider[Any]:
         """The provider that the plugin's hook returned, which must make the hook in time."""
         provider = plugins.provider(self.kind, self.plugin)
-        return attrs.evolve(provider, create=self._in_time(provider.create))
+        return attrs.evolve(provider, create=functools.partial(self._in_time, provider.create))
 
     @pytest.fixture
     def make(self, plugins: PluginSet, options: Mapping[str, JSON], context: RunInfo) -> Make:
         """A function that makes a hook, in time."""
         create = functools.partial(plugins.create, self.kind, self.plugin)
-        return self._in_time(lambda **changes: create({**options, **changes}, context))
+        return functools.partial(self._in_time, lambda **changes: create({**options, **changes}, context))
 
     @pytest.fixture
     def open_run(self, options: Mapping[str, JSON]) -> Open:
         """A function that makes the hook for a run."""
-
-        def begin(run: RunInfo) -> HookSession:
-            with _made():
-                return HookSession(self.plugin, options, run, timeout_s=self.timeout_s)
-
-        return begin
+        return functools.partial(HookSession, self.plugin, options, timeout_s=self.timeout_s)
 
     def test_it_implements_lifecycle_hooks(self, open_run: Open, context: RunInfo) -> None:
         """A hook that is misspelt, unmarked or in the wrong place would never be called."""
@@ -106,10 +104,10 @@ class HookConformance(PluginConformance):
 
     def test_an_ordinary_run_is_followed_and_left_as_it_is(self, open_run: Open, context: RunInfo) -> None:
         """It never breaks or blocks a run; what it is told, and its process, belong to other plugins too."""
-        calls = [*story.ordinary()]
-        recipe, kept, before = *copy.deepcopy((context.recipe, calls)), story.surroundings()
+        calls = story.ordinary()
+        recipe, kept, before = *copy.deepcopy((context.recipe, calls)), Surroundings.now()
         _follow(open_run(context), "an ordinary run", calls)
-        fault_if(f"the hook {problem}" for problem in story.changes(before, self.own_variables))
+        fault_if(before.changes(self.own_variables))
         if context.recipe != recipe:
             fault("the hook changed run.recipe; work on a copy")
         for call, (_, arguments) in zip(calls, kept, strict=True):
@@ -145,23 +143,18 @@ class HookConformance(PluginConformance):
                 _tell(session, act(marks[name]), f"the run {name!r} beside another one")
         for session in sessions.values():
             session.close()
-        numbers = {name: len([*_files(run.directory)]) for name, run in runs.items()}
-        if len(set(numbers.values())) > 1:
-            fault(f"two runs that were told the same left {numbers} files in their folders; use RunInfo.directory only")
         for name, other in zip(marks, reversed(marks), strict=True):
             _check_free_of(runs[name].directory, other, marks[other])
 
-    def test_nothing_is_left_when_the_run_is_over(
-        self, options: Mapping[str, JSON], context: RunInfo, tmp_path: Path
-    ) -> None:
+    def test_nothing_is_left_when_the_run_is_over(self, options: Mapping[str, JSON], context: RunInfo) -> None:
         """`cosmos run` must be able to end, with no process left behind."""
-        told = {"plugin": self.plugin, "options": options, "run": attrs.asdict(context), "timeout_s": self.timeout_s}
-        answer, limit_s = tmp_path / "left.json", _START_S + 10 * self.timeout_s
-        code, output = run(story.__name__, [json.dumps(told, default=str), str(answer)], timeout_s=limit_s)
-        if not answer.exists():
+        run = attrs.asdict(context) | {"directory": str(context.directory)}
+        told = {"plugin": self.plugin, "options": options, "run": run, "timeout_s": self.timeout_s}
+        limit_s = _START_S + 10 * self.timeout_s
+        left, code, output = exchange(story.__name__, told, dict[str, list[str]], timeout_s=limit_s, environment={})
+        if left is None:
             printed = " | ".join(output.splitlines()[-_LAST_LINES:])
             fault(f"the run did not come to its end in a process of its own: {printed or 'no output'}")
-        left = json.loads(answer.read_text())
         if names := ", ".join(left["processes"]):
             fault(f"when the run was over, processes were left behind: {names}; end them in time")
         if code in (None, story.LATE):
@@ -171,20 +164,8 @@ class HookConformance(PluginConformance):
                 f"for: {names}); make threads daemons, or end them in cosmos_run_ended"
             )
 
-    def _in_time(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _made():
-                return make_in_time(self.plugin, functools.partial(make, *args, **kwargs), self.timeout_s)
-
-        return call
-
-
-@contextlib.contextmanager
-def _made() -> Iterator[None]:
-    try:
-        yield
-    except PluginBrokenError as error:
-        fault(str(error))
+    def _in_time(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return make_in_time(self.plugin, functools.partial(make, *args, **kwargs), self.timeout_s)
 
 
 def _folder(parent: Path, name: str) -> Path:
@@ -193,26 +174,19 @@ def _folder(parent: Path, name: str) -> Path:
 
 
 def _tell(session: HookSession, calls: Iterable[story.Call], what: str) -> None:
-    session.tell(calls)
-    if session.problems:
-        fault(f"in {what}: {session.problems[0]}")
+    if problem := session.tell(calls):
+        fault(f"in {what}: {problem}")
 
 
 def _follow(session: HookSession, what: str, *calls: Iterable[story.Call]) -> None:
     _tell(session, chain(*calls), what)
     session.close()
-    if session.problems:
-        fault(f"at the end of {what}: {session.problems[0]}")
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
 
 
 def _check_free_of(folder: Path, other: str, accuracy: float) -> None:
     """Check that no file tells of another run: its name, or its accuracy as text or as a double."""
     signs = (other.encode(), f"{accuracy}".encode(), struct.pack(">d", accuracy), struct.pack("<d", accuracy))
-    for path in _files(folder):
+    for path in filter(Path.is_file, folder.rglob("*")):
         content = path.read_bytes()
         if any(sign in content for sign in signs):
             fault(

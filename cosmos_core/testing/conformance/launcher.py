@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ _STOP_S: Final = 15.0
 _ODD_NAMES: Final = ("two words", "it's", "$(touch odd)", "`touch odd`", 'say "x"', "a;b", "line\nbreak")
 _DATA: Final = (".yaml", ".yml", ".json")
 """Ends of the names of files that no shell reads."""
+_QUOTED: Final = re.compile(r"^ *#.*$|\"(?:[^\"\\]|\\.)*\"|'[^']*'", re.MULTILINE)
+"""Their comments, and what stands in quotes."""
 
 
 @attrs.define
@@ -129,23 +132,20 @@ class LauncherConformance(PluginConformance):
 
     def test_a_process_gets_its_words_and_its_end_is_told_once(self, started: Started) -> None:
         """Words arrive as they are, whatever a shell would make of them, and the supervisor acts on each end once."""
-        wanted, got = started.start(f"exit:{_CODE}")
+        spec, got = started.start(f"exit:{_CODE}")
         end = started.ended()
         again, left = [each.name for each in started.launcher.exits()], list(started.launcher.running())
-        words, variable = list(wanted.arguments[-3:]), wanted.environment[VARIABLE]
-        checks = {
-            f"the process got the arguments {got['rest']}, and {words} were told": got["rest"] != words,
-            f"the process got {got['variable']!r} in its environment, and {variable!r} was told": (
-                got["variable"] != variable
-            ),
-            f"the process ended with code {_CODE}, and exits() told {end.code}": end.code != _CODE,
-            f"the process's last words were {LAST_WORDS!r}, and exits() told {end.error!r}": (
-                LAST_WORDS not in end.error
-            ),
-            f"exits() told again of {again}; tell each end once": again,
-            f"running() has {left}, which have ended": left,
-        }
-        fault_if(message for message, is_wrong in checks.items() if is_wrong)
+        words, variable = list(spec.arguments[-3:]), spec.environment[VARIABLE]
+        last_words = LAST_WORDS if LAST_WORDS in end.error else end.error
+        checks: tuple[tuple[str, Any, Any], ...] = (
+            ("the process got the arguments", got["rest"], words),
+            ("the process got in its environment", got["variable"], variable),
+            (f"of a process that ended with code {_CODE}, exits() told", end.code, _CODE),
+            ("of the process's last words, exits() told", last_words, LAST_WORDS),
+            ("exits() tells each end once, and told again of", again, []),
+            ("after they had ended, running() has", left, []),
+        )
+        fault_if(f"{what} {seen!r}; it should be {wanted!r}" for what, seen, wanted in checks if seen != wanted)
 
     def test_what_runs_is_listed_and_a_killed_one_is_told(self, started: Started) -> None:
         """A process that hangs is killed by name, and its replacement has the same one."""
@@ -223,8 +223,7 @@ class LauncherConformance(PluginConformance):
                 text = provider.create(given, odd).render().text
             except ConfigError:
                 continue
-            read_by = _unquoted_in_data if submission.name.endswith(_DATA) else _unquoted_in_shell
-            line = read_by(submission.text, folder, text, str(odd.directory))
+            line = _unquoted(submission, folder, text, str(odd.directory))
             if line is not None:
                 fault(f"the run's folder {str(odd.directory)!r} is not quoted in the line {line!r}")
         if folder not in submission.text:
@@ -237,29 +236,21 @@ def _stop(launcher: Launcher, grace_s: float) -> float:
     return time.monotonic() - began
 
 
-def _unquoted_in_data(_plain: str, _plain_folder: str, odd: str, folder: str) -> str | None:
-    """The line of data, such as YAML, that has the folder outside of quotes, or a line break of it."""
-    if "\n" in folder and folder in odd:
-        return folder
-    for line in odd.splitlines():
-        before, found, _ = line.partition(folder)
-        is_bare = before.count("'") % 2 == 0 and before.count('"') % 2 == 0
-        if found and is_bare and f" {folder}" in f" {line}":
-            return line
-    return None
-
-
-def _unquoted_in_shell(plain: str, plain_folder: str, odd: str, folder: str) -> str | None:
-    """The line in which a shell reads other words for an odd folder than in the same script for a plain one."""
-    # In double quotes, $ and ` mean what they mean outside: those are no quotes for a name that has one.
+def _unquoted(plain: Submission, plain_folder: str, odd: str, folder: str) -> str | None:
+    """The line that has an odd folder outside of quotes, of data such as YAML or of a shell's script."""
+    first = folder.splitlines()[0]
+    if plain.name.endswith(_DATA):
+        bare = _QUOTED.sub("", odd)
+        return next((line for line in bare.splitlines() if f" {first}" in f" {line}"), None)
+    # A shell reads other words than in the same script for a plain folder. In double quotes, $ and ` mean what they
+    # mean outside: those are no quotes for a name that has one.
     for quotes in ("'\"", "'") if set(folder) & set("$`") else ("'\"",):
-        before, after = _words(plain, quotes), _words(odd, quotes)
+        before, after = _words(plain.text, quotes), _words(odd, quotes)
         if before is None:
             continue
         wanted = [word.replace(plain_folder, folder) for word in before if plain_folder in word]
         if after is None or len(after) != len(before) or [word for word in after if folder in word] != wanted:
-            lines = [line for line in odd.splitlines() if folder.split("\n", maxsplit=1)[0] in line]
-            return (lines or [""])[-1]
+            return next((line for line in reversed(odd.splitlines()) if first in line), "")
     return None
 
 

@@ -1,12 +1,10 @@
-"""Plans a recipe with the plugin under test; all other parts give whatever they are asked for."""
+"""Plans a recipe with the algorithm under test; all other parts give whatever they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
-
 from cosmos_core.config.job import stages
-from cosmos_core.config.schema import AlgorithmConfig, DatasetConfig, ModelConfig, Recipe, RunConfig
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.structure import structure
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
@@ -18,41 +16,36 @@ from cosmos_core.protocols import (
 from cosmos_core.run.planning.checks import problems
 from cosmos_core.run.planning.parts import Measured, Parts
 
-_FACTS: Final = ModelFacts(
-    architecture="Any",
-    num_parameters=1,
-    num_layers=1,
-    hidden_size=1,
-    vocab_size=0,
-    tokenizer_size=0,
-    context_length=1 << 20,
-    stop_ids=frozenset(),
-    pad_id=0,
-)
 
-
-def planned(configured: Mapping[str, Any], **declared: Any) -> list[str]:
-    """Problems of a recipe of one step with these parts, whose plugins have these capabilities, by kind."""
-    recipe = Recipe(
-        **{
-            "run": RunConfig(name="conformance", steps=1),
-            "model": ModelConfig(config={}),
-            "algorithm": AlgorithmConfig(plugin="any"),
-            "dataset": DatasetConfig(plugin="any"),
-            **configured,
-        }
+def planned(plugin: str, capabilities: AlgorithmCapabilities) -> list[str]:
+    """Problems of a recipe of one step with an algorithm of these capabilities."""
+    kinds = capabilities.payload_kinds
+    # Any temperature but 1: at 1 every sort of log-probs is the same.
+    sampling = {"max_units": 16, "temperature": 0.7}
+    chosen = {"run": {"name": "conformance", "steps": 1}, "model": {"config": {}}, "dataset": {"plugin": "any"}}
+    rollout = {"group_size": max(2, capabilities.min_group_size), "sampling": sampling}
+    scored = {"algorithm": {"plugin": plugin}, "reward": [{"plugin": "any"}], "rollout": rollout}
+    recipe = structure({**chosen, **scored}, Recipe)
+    facts = ModelFacts(
+        architecture="Any",
+        num_parameters=1,
+        num_layers=1,
+        hidden_size=1,
+        vocab_size=0,
+        tokenizer_size=0,
+        context_length=1 << 20,
+        stop_ids=frozenset(),
+        pad_id=0,
     )
-    declared.setdefault("dataset", DatasetCapabilities())
-    engine = declared.setdefault("engine", EngineCapabilities())
-    algorithm, reward = declared.pop("algorithm", AlgorithmCapabilities()), declared.pop("reward", RewardCapabilities())
     parts = Parts(
-        model=ModelCapabilities(payload_kinds=engine.payload_kinds),
-        facts=_FACTS,
-        stages=[(stage, algorithm) for stage in stages(recipe)],
-        rewards=[reward for _ in recipe.reward],
+        model=ModelCapabilities(payload_kinds=kinds),
+        facts=facts,
+        stages=[(stage, capabilities) for stage in stages(recipe)],
+        rewards=[RewardCapabilities(payload_kinds=kinds)],
+        dataset=DatasetCapabilities(demonstrations=True),
+        engine=EngineCapabilities(logprob_semantics=min(capabilities.logprob_semantics), payload_kinds=kinds),
         num_train_rows=10,
         num_heldout_rows=10,
         measured=Measured(num_rows=10, num_demonstrations=10, num_preferences=10, shortest_prompt=4, longest_prompt=8),
-        **declared,
     )
     return problems(recipe, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -47,11 +47,10 @@ def _classes(cls: type) -> Iterator[type]:
 
 def _is_frozen(cls: type) -> bool:
     instance: Any = object.__new__(cls)
-    with contextlib.suppress(AttributeError):
-        try:
-            instance.any = None
-        except attrs.exceptions.FrozenInstanceError:
-            return True
+    try:
+        instance.any = None
+    except AttributeError as error:
+        return isinstance(error, attrs.exceptions.FrozenInstanceError) or not attrs.fields(cls)
     return not attrs.fields(cls)
 
 
@@ -165,33 +164,11 @@ class PluginConformance:
             fault(f"making an instance changed its options: {', '.join(changed)}; work on a copy")
 
 
-_INTEGERS: Final = range(-(2**63), 2**64)
-
-
-def json_problems(value: Any, path: str) -> Iterator[str]:
-    """Where a value, whose name is `path`, is no plain JSON, why, and what to write instead."""
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from json_problems(item, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                yield f"{path} has the key {key!r}, a {type(key).__name__}; keys are text"
-            yield from json_problems(item, f"{path}[{key!r}]")
-    elif problem := _scalar_problem(value):
-        yield f"{path} is {value!r:.100}, {problem}"
-
-
-def _scalar_problem(value: Any) -> str:
-    match value:
-        case str() if value.encode(errors="ignore").decode() != value:
-            return "text that UTF-8 cannot hold; replace half surrogate pairs"
-        case int() if value not in _INTEGERS:
-            return "more than 64 bits; write it as text"
-        case float() if not math.isfinite(value):
-            return "which JSON cannot hold; leave it out, or use None"
-        case str() | int() | float() | None:
-            return ""
-        case tuple() | set() | frozenset():
-            return f"a {type(value).__name__}; use a list"
-    return f"a {type(value).__name__}; use text, numbers, lists and dicts"
+def json_problem(value: Any, path: str) -> str:
+    """Why a value, whose name is `path`, is no plain JSON, and what to write instead; empty if it is."""
+    wanted = "give text, numbers, lists and dicts whose keys are text"
+    try:
+        read = json.loads(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"{path} is {value!r:.200}, which JSON cannot hold: {error}; {wanted}"
+    return "" if read == value else f"{path} is {value!r:.200}, and as JSON {read!r:.200}; {wanted}"

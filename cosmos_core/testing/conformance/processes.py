@@ -17,10 +17,7 @@ import msgspec
 import psutil
 import pytest
 
-from cosmos_core.testing.conformance.plugin import fault
-
 T = TypeVar("T")
-_TAIL: Final = 2000
 _MARK: Final = "COSMOS_CONFORMANCE_RUN"
 _LEAVE_S: Final = 3.0
 
@@ -70,12 +67,12 @@ def exchange(
     answer: type[T],
     *,
     timeout_s: float,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
     folder: Path | None = None,
 ) -> tuple[T | None, int | None, str]:
     """Run `python -m module QUESTION ANSWER`, which reads the first file and writes the second, both JSON.
 
-    Files, not streams: a plugin may print. The other arguments are those of `run`.
+    Files, not streams: a plugin may print. The other arguments are those of `run`; an empty folder is the default one.
 
     Returns:
         The answer (None if it wrote none), its exit code (None if it had to be stopped), and its output.
@@ -84,24 +81,11 @@ def exchange(
         asked, answered = Path(scratch) / "question.json", Path(scratch) / "answer.json"
         asked.write_bytes(msgspec.json.encode(question))
         arguments = [str(asked), str(answered)]
-        code, output = run(module, arguments, timeout_s=timeout_s, environment=environment, folder=folder)
+        code, output = run(
+            module, arguments, timeout_s=timeout_s, environment=environment, folder=folder or Path(scratch)
+        )
         found = msgspec.json.decode(answered.read_bytes(), type=answer) if answered.exists() else None
         return found, code, output
-
-
-def ask(module: str, question: object, answer: type[T], *, timeout_s: float, late: str, failed: str) -> T:
-    """Run `python -m module QUESTION ANSWER` with another hash seed, and read its answer; both are JSON files.
-
-    `late` and `failed` are what to tell the author if it takes longer or fails; the end of its errors is added.
-    """
-    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    variables = {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
-    found, code, output = exchange(module, question, answer, timeout_s=timeout_s, environment=variables)
-    if code is None:
-        fault(late)
-    if code or found is None:
-        fault(f"{failed}:\n{output.strip()[-_TAIL:]}")
-    return found
 
 
 @contextlib.contextmanager

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import functools
 import inspect
 import math
 import numbers
-import queue
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -23,36 +21,23 @@ import pytest
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError, DataError
 from cosmos_core.protocols import (
-    AlgorithmCapabilities,
     Completion,
-    EngineCapabilities,
     Kind,
     Reward,
     RewardCapabilities,
     RewardContext,
     Score,
 )
-from cosmos_core.rollout.rewards.messages import Outcomes, WirePayload
+from cosmos_core.rollout.rewards.messages import WirePayload
 from cosmos_core.rollout.rewards.pool import RewardPool
-from cosmos_core.testing.conformance.planning import planned
-from cosmos_core.testing.conformance.plugin import Make, fault, fault_if, json_problems, needs
-from cosmos_core.testing.conformance.worker import Answer, WorkerConformance, WorkerRun, next_of
+from cosmos_core.testing.conformance.plugin import Make, fault, json_problem
+from cosmos_core.testing.conformance.worker import ENDLESS, GARBLED, METADATA, Answer, Ask, WorkerConformance, WorkerRun
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
 _TOLERANCE: Final = 1e-6
 _PATIENCE_S: Final = 5.0
 _QUESTION: Final = "Ann has 7 apples, buys 5 more, then loses 4. How many apples now?"
-_ANSWERS: Final = (
-    "7+5=12\n12-4=8\n#### 8",
-    "7+5=12\n#### 12",
-    "The answer is 8.",
-    "",
-    " \n\t\n",
-    "Ответ — 8 ✅, 世界 🧮, e\u0301, \u200b٨",
-    '{"answer": [8, "\\boxed{8 \\frac{ $ ]}',
-    "\x00\x1b[31m8\x7f",
-)
-_CUT_ANSWERS: Final = ("#### " + "9" * 5000, "7+5=12 and " * 1000, "7+5=1")
+_ANSWERS: Final = ("7+5=12\n12-4=8\n#### 8", "7+5=12\n#### 12", "The answer is 8.", *GARBLED)
 _SCENE: Final = 'a red ball rolls past a sign that says "GO"'
 _HEIGHT, _WIDTH = 24, 40
 
@@ -82,6 +67,7 @@ class RewardConformance(WorkerConformance):
     """
 
     kind: ClassVar[Kind] = "reward"
+    at_once: ClassVar[bool] = True
     inputs_failed: ClassVar[str] = "completions got no score"
     shown = staticmethod(_shown)
     purity: ClassVar[str] = "compute it from the completion alone (no state, no hash(), no order of a set)"
@@ -104,36 +90,24 @@ class RewardConformance(WorkerConformance):
                 f"it scores payloads of kind {', '.join(sorted(kinds))}, and the kit's own completions are text or "
                 "pictures; override the fixture `completions` with some that have payloads"
             )
-        return _ordinary_completions() if "tokens" in kinds else _ordinary_pictures()
+        return tuple(_ordinary_completions()) if "tokens" in kinds else _ordinary_pictures()
 
     @pytest.fixture
     def ordinary(self, completions: Sequence[Completion]) -> Sequence[Completion]:
         """The same, to be scored in a worker."""
         return completions
 
-    def answers(
-        self, options: Mapping[str, JSON], seed: int, inputs: Sequence[Completion], *, at_once: bool
-    ) -> list[Answer | None]:
-        """Scores that a worker gives, which goes on with others while one waits, until one takes too long."""
-        del at_once
+    def pool(self, options: Mapping[str, JSON], seed: int) -> RewardPool:
+        """Workers of the reward."""
         reward = RewardConfig(plugin=self.plugin, options=options, timeout_s=self.timeout_s)
-        answers: queue.SimpleQueue[tuple[int, Outcomes]] = queue.SimpleQueue()
-        found: list[Answer | None] = [None] * len(inputs)
+        return RewardPool([reward], num_workers=1, seed=seed)
 
-        def answer(index: int, outcomes: Outcomes) -> None:
-            answers.put((index, outcomes))
-
-        with contextlib.closing(RewardPool([reward], num_workers=1, seed=seed)) as pool:
-            pool.start()
-            for index, completion in enumerate(inputs):
-                pool.submit([completion], functools.partial(answer, index))
-            # What hangs once may hang at every completion, and each would take its time.
-            while None in found and not any(each is not None and each.timed_out for each in found):
-                index, ((outcome,),) = next_of(answers, pool, "reward")
-                failure = "" if outcome.value is not None else outcome.detail or outcome.status
-                timed_out = outcome.status is SampleStatus.REWARD_TIMEOUT
-                found[index] = Answer(said=(outcome.value,), failure=failure, timed_out=timed_out)
-        return found
+    def answer(self, ask: Ask, pool: RewardPool, seed: int, given: Completion) -> Answer:
+        """The score of a completion; a worker goes on with others while one waits."""
+        del seed
+        ((outcome,),), _ = ask(pool.submit, [given])
+        failure = "" if outcome.value is not None else outcome.detail or outcome.status
+        return Answer(said=(outcome.value,), failure=failure, timed_out=outcome.status is SampleStatus.REWARD_TIMEOUT)
 
     @pytest.fixture
     def reward(self, sound_run: WorkerRun, make: Make) -> Reward:  # noqa: ARG002 - a condition
@@ -143,66 +117,37 @@ class RewardConformance(WorkerConformance):
             made.load()
         return made
 
-    @pytest.fixture
-    def scores(self, earlier: dict[object, Any], key: str, reward: Reward, completions: Sequence[Completion]) -> Any:
-        """Scores of the ordinary completions in this process, in a list."""
-        if ("scores", key) not in earlier:
-            copies = [attrs.evolve(each, prompt=copy.deepcopy(each.prompt)) for each in completions]
-            earlier["scores", key] = _scores(reward, copies)
-        return earlier["scores", key]
-
     def test_scoring_gives_a_number_and_changes_nothing(
-        self, reward: Reward, completions: Sequence[Completion], scores: list[Any]
+        self, reward: Reward, completions: Sequence[Completion]
     ) -> None:
         """Advantages are computed from it, other rewards see the same prompt; one that takes too long is cancelled."""
-        for completion, score in zip(completions, scores, strict=True):
+        for completion, score in zip(completions, _scores(reward, completions), strict=True):
             value, what = _value(score), _shown(completion)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 fault(f"{what} scored {value!r:.100}, a {type(value).__name__}; return a finite float or a Score")
-            if isinstance(score, Score):
-                fault_if(f"{what}: {problem}" for problem in json_problems(dict(score.details), "details"))
+            if isinstance(score, Score) and (problem := json_problem(dict(score.details), "details")):
+                fault(f"{what}: {problem}")
         if _goes_on_when_cancelled(reward, completions):
             fault("`score` goes on after it is cancelled; let asyncio.CancelledError through")
 
     def test_what_cannot_be_scored_raises(
-        self,
-        capabilities: RewardCapabilities,
-        reward: Reward,
-        completions: Sequence[Completion],
-        in_worker: Callable[..., WorkerRun],
+        self, capabilities: RewardCapabilities, reward: Reward, completions: Sequence[Completion]
     ) -> None:
-        """A made-up number would train the model on the mistake; those beside it get their scores in a worker."""
+        """A made-up number would train the model on the mistake; those beside it get their scores."""
         given = list(self.unscorable)
         if "media" in capabilities.payload_kinds and completions[0].media is not None:
             given.append(attrs.evolve(completions[0], payload=None, media=None))
         if not given:
             pytest.skip("not given: `unscorable`, completions for which `score` must raise")
-        for completion, error in zip(given, _judge(reward, given), strict=True):
+        *errors, beside = _judge(reward, [*given, completions[0]])
+        for completion, error in zip(given, errors, strict=True):
             what = _shown(completion)
             if not isinstance(error, Exception):
                 fault(f"{what} cannot be scored, but `score` returned {_value(error)}; raise an error that says why")
             if not str(error).strip():
                 fault(f"{what} raised {error!r} without a message; say why it cannot be scored")
-        if not self.unscorable:
-            return
-        *failed, beside = in_worker([*self.unscorable, completions[0]]).answers
-        for completion, answer in zip(self.unscorable, failed, strict=True):
-            if answer is None or not answer.failure or answer.timed_out:
-                fault(f"{_shown(completion)} must end as reward_failed, and ended as {answer}")
-        if beside is None or beside.failure:
+        if isinstance(beside, Exception):
             fault(f"{_shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
-
-    def test_the_same_completion_gets_the_same_score(
-        self, capabilities: RewardCapabilities, scores: list[Any], reward: Reward, completions: Sequence[Completion]
-    ) -> None:
-        """Whatever was scored before it, and by whichever instance."""
-        needs(capabilities.deterministic, "deterministic")
-        again = _scores(reward, [*completions, *reversed(completions)])
-        for completion, *found in zip(completions, scores, again, reversed(again), strict=False):
-            seen = [*map(_value, found)]
-            if len(set(seen)) > 1:
-                where = "by one instance, by another, and by that one again in another order"
-                self.fault_differing(completion, seen, where)
 
     def test_the_examples_get_their_scores(self, capabilities: RewardCapabilities, reward: Reward) -> None:
         """Its documentation promises them; rows that lack the reference must not train on a number made up."""
@@ -225,22 +170,11 @@ class RewardConformance(WorkerConformance):
                     "`reference_is_optional = True` if the reward judges answers without a reference on purpose"
                 )
 
-    def test_only_declared_payload_kinds_are_planned(self, capabilities: RewardCapabilities) -> None:
-        """Those are what an engine may make in a recipe; another engine is refused before it starts."""
+    def test_what_it_scores_is_declared(self, capabilities: RewardCapabilities) -> None:
+        """It is what an engine may make in a recipe; another engine is refused before it starts."""
         kinds: Any = capabilities.payload_kinds
         if not isinstance(kinds, frozenset) or not kinds or not all(isinstance(kind, str) for kind in kinds):
             fault(f"payload_kinds is {kinds!r}; declare what it scores, such as frozenset({{'tokens'}})")
-        for kind in sorted(kinds):
-            # An engine of latents renders media.
-            made = frozenset({"latents" if kind == "media" else kind})
-            refusals = planned(
-                {"reward": (RewardConfig(plugin=self.plugin),)},
-                algorithm=AlgorithmCapabilities(payload_kinds=made),
-                reward=capabilities,
-                engine=EngineCapabilities(payload_kinds=made, renders=kind == "media"),
-            )
-            if own := [problem for problem in refusals if f"reward {self.plugin!r}" in problem]:
-                fault(f"it declares payloads of kind {kind!r}, but planning refuses it: {own[0]}")
 
     def test_its_vetting_says_what_its_scores_say(self, reward: Reward, completions: Sequence[Completion]) -> None:
         """Rows that it refuses count as unusable, and a run whose rows all are is not started."""
@@ -297,28 +231,21 @@ def _told(reward: Any) -> str:
     return told
 
 
-def _ordinary_completions() -> tuple[Completion, ...]:
+def _ordinary_completions() -> Iterator[Completion]:
     """Right, wrong, empty, truncated, garbled and endless answers to a question with a reference, and a dialogue."""
-    metadata: dict[str, JSON] = {"source": "conformance kit", "tags": ["arithmetic", "kit"], "steps": {"number": 2}}
-    prompt = Prompt(text=_QUESTION, reference="8", metadata=metadata)
+    prompt = Prompt(text=_QUESTION, reference="8", metadata=copy.deepcopy(METADATA))
     chat = Prompt(text=(_said("system", "Be brief."), _said("user", _QUESTION)), reference="8")
     calls = (_said("assistant", "calc: 7+5-4="), _said("tool", "8\n"), _said("assistant", "#### 9"))
-    return (
-        *(_completion(prompt, _said("assistant", text)) for text in _ANSWERS),
-        *(_completion(prompt, _said("assistant", text), truncated=True) for text in _CUT_ANSWERS),
-        _completion(chat, _said("assistant", "#### 8")),
-        _completion(attrs.evolve(prompt, metadata={}), *calls),
-    )
+    alone = [(prompt, text, False) for text in _ANSWERS] + [(prompt, text, True) for text in (*ENDLESS, "7+5=1")]
+    answered = [(prompt, (_said("assistant", text),), cut) for prompt, text, cut in [*alone, (chat, "#### 8", False)]]
+    for given, turns, is_cut in (*answered, (attrs.evolve(prompt, metadata={}), calls, False)):
+        text = "".join(turn.content for turn in turns)
+        number = sum(len(turn.content) for turn in turns if turn.role != "tool") + 1
+        yield Completion(prompt=given, text=text, truncated=is_cut, turns=turns, num_units=number)
 
 
 def _said(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
-
-
-def _completion(prompt: Prompt, *turns: Message, truncated: bool = False) -> Completion:
-    text = "".join(turn.content for turn in turns)
-    number = sum(len(turn.content) for turn in turns if turn.role != "tool")
-    return Completion(prompt=prompt, text=text, truncated=truncated, turns=turns, num_units=number + 1)
 
 
 def _ordinary_pictures() -> tuple[Completion, ...]:
@@ -393,31 +320,26 @@ def _value(outcome: Any) -> Any:
 
 def _goes_on_when_cancelled(reward: Reward, completions: Sequence[Completion]) -> bool:
     """Begin to score, cancel at the first wait, and tell whether it goes on all the same."""
-    begun = threading.Event()
+    goes_on = False
 
-    async def goes_on() -> bool:
+    async def cancel() -> None:
+        nonlocal goes_on
         outcome = next(filter(inspect.isawaitable, map(reward.score, completions)), None)
         if outcome is None:
-            return False
-        begun.set()
-        task = asyncio.ensure_future(outcome)
+            return
+        task, goes_on = asyncio.ensure_future(outcome), True
         await asyncio.sleep(0)
-        if not task.cancel():
-            return False
-        await asyncio.wait({task})
-        return not task.cancelled() and task.exception() is None
+        if is_cancelled := task.cancel():
+            await asyncio.wait({task})
+        goes_on = is_cancelled and not task.cancelled() and task.exception() is None
 
-    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    def probe() -> None:
+        # What a score raises is told by another test.
+        with contextlib.suppress(Exception):
+            asyncio.run(cancel())
 
     # A coroutine that cannot be cancelled would hold up a loop of this thread for ever.
-    def probe() -> None:
-        # What a score raises is told by another test; one that waits for nothing cannot be cancelled.
-        with contextlib.suppress(Exception):
-            answers.put(asyncio.run(goes_on()))
-        answers.put(False)
-
-    threading.Thread(target=probe, daemon=True).start()
-    try:
-        return answers.get(timeout=_PATIENCE_S)
-    except queue.Empty:
-        return begun.is_set()
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    return goes_on

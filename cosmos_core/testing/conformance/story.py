@@ -10,12 +10,12 @@ import json
 import logging
 import math
 import os
+import queue
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -39,7 +39,6 @@ _RECIPE: Final[Mapping[str, JSON]] = {
 LATE: Final = 97
 """Exit code of a process that did not end in time once its run was over."""
 _GONE_S: Final = 5.0
-_POLL_S: Final = 0.005
 
 
 class Call(NamedTuple):
@@ -68,8 +67,8 @@ def beginning() -> Iterator[Call]:
 def steps(first: int, last: int, *, accuracy: float = 0.25) -> Iterator[Call]:
     """Some training steps, an evaluation and a checkpoint."""
     for step in range(first, last + 1):
-        metrics = {"train/loss": 1.0 / step, "train/lr": 1e-3, "reward/mean": 0.5}
-        yield Call("step_finished", {"step": step, "metrics": {**metrics, "batch/samples": 8, "staleness/max": 1}})
+        metrics = {"train/loss": 1.0 / step, "train/lr": 1e-3, "reward/mean": 0.5, "batch/samples": 8}
+        yield Call("step_finished", {"step": step, "metrics": metrics})
         yield Call("weights_published", {"version": step, "digest": f"{step:032x}"})
     yield _evaluated(last, accuracy)
     yield Call("checkpoint_saved", {"step": last, "path": f"checkpoints/step-{last}"})
@@ -90,9 +89,9 @@ def ending(outcome: str = "finished", *, accuracy: float | None = 0.25) -> Itera
     yield Call("run_ended", {"outcome": outcome, "summary": summary})
 
 
-def ordinary() -> Iterator[Call]:
+def ordinary() -> list[Call]:
     """A whole run."""
-    return chain(beginning(), steps(1, 3), ending())
+    return [*beginning(), *steps(1, 3), *ending()]
 
 
 def oddities() -> Iterator[Call]:
@@ -105,11 +104,10 @@ def oddities() -> Iterator[Call]:
     ):
         yield Call("setting_changed", {"step": 4, "key": key, "before": before, "after": after})
     rare = {"train/loss": math.nan, "train/gradient_norm": math.inf, "reward/mean": -math.inf, "train/steps": 2**60}
-    named = {"reward/größe — 大きさ 🙂": 1.0, "a b?#%'\"/..": 0.0}
-    for step, metrics in enumerate(({}, rare, named, {"x" * 400: 1e-300}), 4):
+    named = {"reward/größe — 大きさ 🙂": 1.0, "a b?#%'\"/..": 0.0, "x" * 400: 1e-300}
+    for step, metrics in ((4, {}), (5, rare), (6, named), (10**12, {"train/loss": 0.0})):
         yield Call("step_finished", {"step": step, "metrics": metrics})
         yield Call("evaluation_finished", {"step": step, "metrics": metrics})
-    yield Call("step_finished", {"step": 10**12, "metrics": {"train/loss": 0.0}})
     yield Call("replica_joined", {"replica": "rollout-größe", "role": "rollout"})
     reason = "lost: “keine Antwort”\n" + "y" * 10_000
     yield Call("replica_left", {"replica": "policy-0", "role": "policy", "reason": reason})
@@ -126,7 +124,6 @@ class HookSession:
     """Makes the hook for a run and tells it what happens.
 
     Attributes:
-        problems: What the run would report of the hook, and the calls that took too long.
         instance: What the plugin made.
         manager: The run's plugin manager.
     """
@@ -142,96 +139,75 @@ class HookSession:
         self.instance: Final = make_in_time(plugin, make, timeout_s)
         plugins.attach(plugin, self.instance)
         self.manager: Final = plugins.manager
-        self.problems: Final[list[str]] = []
         self._run: Final = run
         self._timeout_s: Final = timeout_s
-        self._told = self._answered = 0
-        self._under_way = self._place = ""
-        self.manager.add_hookcall_monitoring(self._before, self._after)
-        self._runner: Final = HookRunner(self.manager, [f"hook:{plugin}:instance"], self._note)
+        self._place = ""
+        self._answers: Final[queue.SimpleQueue[str]] = queue.SimpleQueue()
+        """What the run would report of each call; an empty text of one that returned."""
+        self.manager.add_hookcall_monitoring(lambda *_: None, self._after)
+        self._runner: Final = HookRunner(self.manager, [f"hook:{plugin}:instance"], self._report)
 
-    def tell(self, calls: Iterable[Call]) -> None:
-        """Tell what happens, and wait until the hook has taken it in; stops at the first problem."""
+    def tell(self, calls: Iterable[Call]) -> str:
+        """Tell what happens, each call once the last has returned; the first problem, or an empty text."""
         for call in calls:
-            self._told += 1
             self._runner.notify(f"cosmos_{call.event}", run=self._run, **call.arguments)
-        answered = -1
-        while self._answered < self._told and not self.problems:
-            if answered != self._answered:
-                answered, since = self._answered, time.monotonic()
-            elif time.monotonic() - since > self._timeout_s:
-                self.problems.append(self._stalled())
-            time.sleep(_POLL_S)
+            try:
+                problem = self._answers.get(timeout=self._timeout_s)
+            except queue.Empty:
+                problem = (
+                    f"cosmos_{call.event} has not returned after {self._timeout_s:g} s; do slow work on a daemon "
+                    "thread and wait for it, with a bound, in cosmos_run_ended"
+                )
+            if problem:
+                return problem
+        return ""
 
     def close(self) -> None:
         """End as a run does."""
-        self._runner.close(0.0 if self.problems else self._timeout_s)
-
-    def _stalled(self) -> str:
-        if not self._under_way:
-            return f"it took in {self._answered} of {self._told} calls and no more; never end the thread that calls it"
-        return (
-            f"{self._under_way} has not returned after {self._timeout_s:g} s; do slow work on a daemon thread and "
-            "wait for it, with a bound, in cosmos_run_ended"
-        )
-
-    def _before(self, hook: str, *_: object) -> None:
-        self._under_way = hook
+        self._runner.close(self._timeout_s)
 
     def _after(self, outcome: pluggy.Result[Any], *_: object) -> None:
-        if outcome.exception is not None:
+        if outcome.exception is None:
+            self._answers.put("")
+        else:
             frame = traceback.extract_tb(outcome.exception.__traceback__)[-1]
             self._place = f" ({frame.filename}, line {frame.lineno})"
-        self._under_way = ""
-        self._answered += 1
 
-    def _note(self, problem: str) -> None:
-        self.problems.append(f"{problem}{self._place}")
+    def _report(self, problem: str) -> None:
+        self._answers.put(f"{problem}{self._place}")
 
 
-def surroundings() -> dict[str, Any]:
+class Surroundings(NamedTuple):
     """The parts of the process that belong to the run and to every plugin in it."""
-    # pytest keeps its own account in one variable.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {
-        "directory": Path.cwd(),
-        "environment": environment,
-        "disabled": logging.root.manager.disable,
-        "level": logging.root.level,
-    }
 
+    folder: Path
+    environment: Mapping[str, str]
+    disabled: int
+    level: int
 
-def restore(before: Mapping[str, Any]) -> None:
-    """Make the process what it was."""
-    os.chdir(before["directory"])
-    for name in _changed_variables(before, surroundings()):
-        os.environ.pop(name, None)
-        if name in before["environment"]:
-            os.environ[name] = before["environment"][name]
-    logging.disable(before["disabled"])
-    logging.root.setLevel(before["level"])
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Those of this process."""
+        # pytest keeps its own account in one variable.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        return cls(Path.cwd(), environment, logging.root.manager.disable, logging.root.level)
 
-
-def changes(before: Mapping[str, Any], allowed: Sequence[str]) -> Iterator[str]:
-    """Changes of the process that should not be; variables that begin with one of `allowed` may change."""
-    now = surroundings()
-    if now["directory"] != before["directory"]:
-        yield f"changed the working directory to {now['directory']}; use absolute paths"
-    if names := [name for name in _changed_variables(before, now) if not name.startswith(tuple(allowed))]:
-        yield (
-            f"changed the environment variables {', '.join(names)}, which the run's processes inherit; give "
-            "settings to the library itself, or name the library's prefix in `own_variables` of the test class"
-        )
-    if now["disabled"] != before["disabled"]:
-        yield "called logging.disable, which silences the run; set the level of its own logger"
-    if now["level"] != before["level"]:
-        level = logging.getLevelName(now["level"])
-        yield f"set the level of the root logger to {level}; set the level of its own logger"
-
-
-def _changed_variables(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    one, other = before["environment"], now["environment"]
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    def changes(self, allowed: Sequence[str]) -> Iterator[str]:
+        """Changes since then that should not be; variables that begin with one of `allowed` may change."""
+        now = Surroundings.now()
+        if now.folder != self.folder:
+            yield f"the hook changed the working directory to {now.folder}; use absolute paths"
+        changed = {name for name, _ in self.environment.items() ^ now.environment.items()}
+        if names := sorted(name for name in changed if not name.startswith(tuple(allowed))):
+            yield (
+                f"the hook changed the environment variables {', '.join(names)}, which the run's processes inherit; "
+                "give settings to the library itself, or name its prefix in `own_variables` of the test class"
+            )
+        if now.disabled != self.disabled:
+            yield "the hook called logging.disable, which silences the run; set the level of its own logger"
+        if now.level != self.level:
+            level = logging.getLevelName(now.level)
+            yield f"the hook set the level of the root logger to {level}; set the level of its own logger"
 
 
 def main(order: Mapping[str, Any], answer: Path) -> None:
@@ -253,4 +229,4 @@ def main(order: Mapping[str, Any], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))

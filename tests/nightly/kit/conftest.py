@@ -64,7 +64,7 @@ def run_kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
         (info / "entry_points.txt").write_text("\n".join([f"[{entry_point_group(kind)}]", *entries]) + "\n")
         (folder / "test_faulty.py").write_text("\n".join(tests) + "\n")
         path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-        outcomes = run_pytest(["test_faulty.py"], folder=folder, timeout_s=KIT_S, environment={"PYTHONPATH": path})
+        outcomes = run_pytest(folder, timeout_s=KIT_S, environment={"PYTHONPATH": path})
         return {name: [each for each in outcomes if each.plugin == name] for name in modules}
 
     return run

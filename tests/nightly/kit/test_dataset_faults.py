@@ -83,7 +83,7 @@ PLANTED = {
     "relative-location": (
         dataset("return Prompt(**fields, media=('first.png',))"),
         "test_rows_are_prompts_that_can_be_sent",
-        "media has 'first.png', a relative path, which is another one in another folder",
+        "media has 'first.png', and there is no such file; give Path(…).absolute() of one",
     ),
     "lost-location": (
         dataset("return Prompt(**fields, media=(f'/nowhere/{number}.mp4',))"),
@@ -93,12 +93,12 @@ PLANTED = {
     "bare-data": (
         dataset("return Prompt(**fields, media=('data:image/png,%89PNG',))"),
         "test_rows_are_prompts_that_can_be_sent",
-        "a data URL without base64",
+        "media 'data:image/png,%89PNG': a data URL is in base64, data:TYPE;base64,DATA",
     ),
     "broken-data": (
         dataset("return Prompt(**fields, media=('data:image/png;base64,a',))"),
         "test_rows_are_prompts_that_can_be_sent",
-        "a data URL that is no base64",
+        "media 'data:image/png;base64,a': no base64",
     ),
     "iterator": (
         dataset("return Prompt(**fields | {'text': str(next(self.numbers))})"),
@@ -118,7 +118,7 @@ PLANTED = {
     "ignores-the-index": (
         dataset("return Prompt(text='?', reference='4')"),
         "test_each_row_comes_once",
-        "all 20 rows of train that were read are the same; does row() use its index?",
+        "19 of the 20 rows of train that were read repeat an earlier one, and its size is 20; does row() use",
     ),
     "ignores-the-split": (
         dataset("return Prompt(text=str(index), reference=str(index**2))"),
@@ -138,7 +138,7 @@ PLANTED = {
     "ten-rows-repeated": (
         dataset("return Prompt(text=str(index % 10), reference=str(split))", **MANY),
         "test_each_row_comes_once",
-        "38 of the 48 train rows that were read repeat an earlier one, and size('train') is 1000",
+        "39 of the 48 rows of train that were read repeat an earlier one, and its size is 1000",
     ),
     "hash": (
         dataset("return Prompt(**fields | {'text': str(hash(str(number)))})"),
@@ -208,12 +208,12 @@ PLANTED = {
     "tuple-reference": (
         dataset("return Prompt(**fields | {'reference': (number, number**2)})"),
         "test_rows_are_prompts_that_can_be_sent",
-        "row 0 of train: reference is (0, 0), a tuple; use a list",
+        "row 0 of train: reference is (0, 0), and as JSON [0, 0]; give text, numbers, lists and dicts",
     ),
     "unsendable": (
         dataset("return Prompt(**fields, metadata={'power': 2**70})"),
         "test_rows_are_prompts_that_can_be_sent",
-        "row 0 of train: metadata['power'] is 1180591620717411303424, more than 64 bits; write it as text",
+        "row 0 of train: it cannot be sent to a reward: ",
     ),
     "media-objects": (
         dataset("return Prompt(**fields, media=(b'png',))"),
@@ -258,12 +258,12 @@ PLANTED = {
     "omitting-numbers": (
         dataset(more=OMITTED + "return 3"),
         "test_what_planning_asks_is_settled",
-        "omitted('train'): 3; return a tuple of cosmos_core.protocols.dataset.Omission",
+        "omitted('train') is 3; return a tuple of cosmos_core.protocols.dataset.Omission",
     ),
     "omitting-none": (
         dataset(more=OMITTED + "return (Omission(reason='torn', num_rows=0, first=''),)"),
         "test_what_planning_asks_is_settled",
-        "give a reason, and how many rows there are of it: 1 or more",
+        "each with a reason of its own, and how many rows there are of it: 1 or more",
     ),
     "omitting-more-and-more": (
         dataset(more=OMITTED + "return (Omission(reason='torn', num_rows=1 + self.reads, first=''),)"),

@@ -112,7 +112,7 @@ def run(tmp_path):
         path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
         environment = {"PYTHONPATH": path}
         what = {"modules": ["acme_mine"], "plugins": [("reward", "mine")]}
-        return run_pytest([], folder=project, timeout_s=60, environment=environment, **what)
+        return run_pytest(project, timeout_s=60, environment=environment, **what)
 
     return outcomes
 

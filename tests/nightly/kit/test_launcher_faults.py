@@ -116,27 +116,27 @@ PLANTED = {
             "' '.join(self.command(spec)[:-2]), shell=True, env=environment, stdout=output)"
         ),
         "test_a_process_gets_its_words_and_its_end_is_told_once",
-        "the process got the arguments ['a', 'b'], and ['a b', '', ",
+        "the process got the arguments ['a', 'b']; it should be ['a b', '', ",
     ),
     "forgets-the-environment": (
         launcher(start="self.processes[spec.name] = subprocess.Popen(self.command(spec), stdout=output)"),
         "test_a_process_gets_its_words_and_its_end_is_told_once",
-        "the process got '' in its environment, and 'two words; $HOME' was told",
+        "the process got in its environment ''; it should be 'two words; $HOME'",
     ),
     "tells-twice": (
         launcher(told="pass"),
         "test_a_process_gets_its_words_and_its_end_is_told_once",
-        "exits() told again of ['rollout-0']",
+        "exits() tells each end once, and told again of ['rollout-0']",
     ),
     "hides-codes": (
         launcher(code="0"),
         "test_a_process_gets_its_words_and_its_end_is_told_once",
-        "the process ended with code 7, and exits() told 0",
+        "of a process that ended with code 7, exits() told 0",
     ),
     "keeps-no-output": (
         launcher(start=DEFAULTS["start"].replace("stdout=output", "stdout=subprocess.DEVNULL")),
         "test_a_process_gets_its_words_and_its_end_is_told_once",
-        "the process's last words were 'the probe was told to end so', and exits() told ''",
+        "of the process's last words, exits() told ''; it should be 'the probe was told to end so'",
     ),
     "kills-none": (
         launcher(kill="self.processes[name].terminate()"),

@@ -178,7 +178,7 @@ PLANTED = {
     "odd-details": (
         reward("return Score(value=value, details={'parts': (1, {2})})"),
         "test_scoring_gives_a_number_and_changes_nothing",
-        "details['parts'] is (1, {2}), a tuple; use a list",
+        "details is {'parts': (1, {2})}, which JSON cannot hold: Object of type set is not JSON serializable",
     ),
     "changes-the-prompt": (
         reward("(completion.prompt.metadata.get('tags') or []).append('scored')", "return value"),
@@ -216,13 +216,13 @@ PLANTED = {
     ),
     "random": (
         reward("return random.random()", exact="\n"),
-        "test_the_same_completion_gets_the_same_score",
+        "test_another_process_gives_the_same_answers",
         "compute it from the completion alone",
     ),
     "remembers": (
         reward("self.seen += 1", "return float(self.seen)", exact="\n"),
-        "test_the_same_completion_gets_the_same_score",
-        "got 1.0 and 1.0 and 26.0: by one instance, by another, and by that one again in another order",
+        "test_another_process_gives_the_same_answers",
+        "in another order; compute it from the completion alone",
     ),
     "hash": (
         reward("return float(hash(completion.text) % 1000)", exact="\n"),
@@ -321,7 +321,7 @@ PLANTED = {
     ),
     "scores-nothing": (
         reward("return value", capabilities="payload_kinds=frozenset()"),
-        "test_only_declared_payload_kinds_are_planned",
+        "test_what_it_scores_is_declared",
         "payload_kinds is frozenset(); declare what it scores, such as frozenset({'tokens'})",
     ),
 }

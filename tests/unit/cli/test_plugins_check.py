@@ -79,7 +79,7 @@ def test_a_folder_means_every_plugin_of_its_distribution(asked, project, monkeyp
     run(".", "--kind", "reward")
     assert {tuple(names(subject)) for subject, _ in asked} == {("brief", "short")}
     assert {subject.project for subject, _ in asked} == {project}
-    assert {subject.stale for subject, _ in asked} == {""}
+    assert {subject.faults for subject, _ in asked} == {()}
 
     # It sees plugins that are disabled elsewhere.
     asked.clear()
@@ -101,12 +101,13 @@ def test_a_stale_installation_is_told_with_the_line_that_mends_it(asked, project
     spaced = project.rename(project.parent / "my project")
     (spaced / "pyproject.toml").write_text((spaced / "pyproject.toml").read_text().replace('"1.0"', '"1.1"'))
     run(str(spaced))
-    assert "has version 1.1, 1.0 is installed; install it again: pip install -e" in asked[-1][0].stale
-    assert asked[-1][0].stale.endswith(f"pip install -e '{spaced}'")
+    (fault,) = asked[-1][0].faults
+    assert "has version 1.1, 1.0 is installed; install it again: pip install -e" in fault
+    assert fault.endswith(f"pip install -e '{spaced}'")
     origin = {"url": (spaced.parent / "other").as_uri(), "dir_info": {"editable": True}}
     (short / "acme_a-1.0.dist-info" / "direct_url.json").write_text(json.dumps(origin))
     run(str(spaced))
-    assert f"what is installed comes from {spaced.parent / 'other'}; install it again" in asked[-1][0].stale
+    assert f"what is installed comes from {spaced.parent / 'other'}; install it again" in asked[-1][0].faults[0]
 
 
 def test_a_wheel_is_found_without_being_installed(asked, tmp_path):
@@ -118,7 +119,7 @@ def test_a_wheel_is_found_without_being_installed(asked, tmp_path):
     assert run(str(wheel)).startswith("acme-w: wheeled\n")
     ((subject, _),) = asked
     assert [record.status for record in subject.records] == ["ok"]
-    assert not subject.wheel.folder.exists()
+    assert not subject.folder.exists()
 
 
 def test_what_is_given_with_set_reaches_the_kit(asked, short):
@@ -141,7 +142,11 @@ def test_what_cannot_be_checked_is_refused(asked, make_distribution, tmp_path, m
         (["./nowhere"], ConfigError, r"nowhere has no pyproject\.toml; give the folder of a plugin's project"),
         (["gone.whl"], ConfigError, "gone.whl does not exist; build it with: python -m build"),
         (["bad.whl"], ConfigError, "bad.whl cannot be read as a wheel"),
-        (["empty.whl"], ConfigError, "empty.whl is no wheel: it has no .dist-info/METADATA"),
+        (
+            ["empty.whl"],
+            ConfigError,
+            "empty.whl is no wheel: it must have one .dist-info folder, whose METADATA has a name, and has none",
+        ),
         (["./a way"], ConfigError, r"acme-away is not installed here; install it first: pip install -e 'a way'"),
         (["./toml"], ConfigError, r"pyproject\.toml cannot be read"),
         (["./nameless"], ConfigError, r"has no \[project\] name"),

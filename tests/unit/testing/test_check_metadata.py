@@ -42,9 +42,17 @@ def test_what_is_missing_is_named(make_subject):
         (COMPLETE[1:], "warning", "it has no summary"),
         (COMPLETE[:3], "warning", "it has no description"),
         (("Summary: Short.", *COMPLETE[2:]), "fault", "it has no licence, so nobody may use it"),
-        ((*COMPLETE[:2], *COMPLETE[3:]), "fault", "it does not say which Pythons it is for"),
-        ((*COMPLETE[:2], "Requires-Python: <3", *COMPLETE[3:]), "fault", "it requires Python <3, this is 3."),
-        ((*COMPLETE[:2], "Requires-Python: new", *COMPLETE[3:]), "fault", "'new', which is no version specifier"),
+        ((*COMPLETE[:2], *COMPLETE[3:]), "fault", "its Requires-Python is '', this is Python 3."),
+        (
+            (*COMPLETE[:2], "Requires-Python: <3", *COMPLETE[3:]),
+            "fault",
+            "its Requires-Python is '<3', this is Python 3.",
+        ),
+        (
+            (*COMPLETE[:2], "Requires-Python: new", *COMPLETE[3:]),
+            "fault",
+            "its Requires-Python is 'new', this is Python 3.",
+        ),
     ]:
         ((seen, text),) = found(check_metadata(make_subject(*lines)))
         assert (seen, message in text) == (level, True), text
@@ -98,11 +106,19 @@ def test_files_stay_in_packages_of_their_own(make_subject, make_distribution):
 def test_py_typed_is_looked_for_where_type_checkers_do(make_subject):
     origin = {"url": Path.cwd().as_uri(), "dir_info": {"editable": True}}
     for entry, modules, message in [
-        ("acme_a", {"acme_a.py": ""}, "acme_a.py is a single module, for which type checkers ignore its annotations"),
+        (
+            "acme_a",
+            {"acme_a.py": ""},
+            "acme_a/py.typed is missing, so type checkers ignore the annotations of acme_a.py; make the module",
+        ),
         ("acme_a", {"acme_a/__init__.py": ""}, "acme_a/py.typed is missing, so type checkers"),
         ("acme_n.a.reward", {"acme_n/a/__init__.py": "", "acme_n/a/py.typed": "", "acme_n/a/reward.py": ""}, ""),
         ("acme_n.a", {"acme_n/a/__init__.py": "", "acme_n/py.typed": ""}, "acme_n/a/py.typed is missing"),
-        ("acme_n.a", {"acme_n/a.py": ""}, "acme_n/a.py is a single module, for which type checkers ignore"),
+        (
+            "acme_n.a",
+            {"acme_n/a.py": ""},
+            "acme_n/a/py.typed is missing, so type checkers ignore the annotations of acme_n/a.py; make",
+        ),
     ]:
         subject = make_subject(entry=entry, modules=modules)
         for direct_url in ["{}", json.dumps(origin)]:

@@ -75,13 +75,6 @@ def test_the_kit_is_judged_by_what_came_of_its_tests(judge):
         assert judge("kit", outcomes=outcomes)[::2] == (status, findings)
 
 
-def test_what_the_options_told_is_not_told_by_the_kit(judge):
-    faulty = Loaded(option_faults=("not frozen",))
-    assert judge("options", faulty, outcomes=[GOOD]) == ("FAULT", "0", ["not frozen"])
-    outcomes = [outcome("test_a", "not frozen"), outcome("test_b")]
-    assert judge("kit", faulty, outcomes=outcomes) == ("ok", "1 passed", [])
-
-
 def test_an_option_that_must_be_given_is_asked_for(judge):
     loaded = Loaded(protocol=1, required=("length",))
     status, _, (message,) = judge("kit", loaded)
@@ -92,8 +85,7 @@ def test_an_option_that_must_be_given_is_asked_for(judge):
 
 def test_an_import_that_costs_or_fails(judge):
     for loaded, message in [
-        (Loaded(heavy=("torch",)), "acme_a imports torch; import it in the function that needs it"),
-        (Loaded(processes=("sleep",)), "starts processes (sleep)"),
+        (Loaded(brought=("acme_a imports torch",)), "acme_a imports torch"),
         (Loaded(unimported="ImportError: no"), "acme_a cannot be imported: ImportError: no"),
     ]:
         status, _, (said,) = judge("import", loaded, outcomes=[GOOD])

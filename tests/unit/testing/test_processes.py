@@ -1,5 +1,6 @@
 """What importing a plugin does, asked in a process of its own."""
 
+import os
 import subprocess
 import time
 
@@ -8,7 +9,7 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.testing.check.probe import load, python_path
+from cosmos_core.testing.check.probe import load
 from cosmos_core.testing.check.recorder import run_pytest
 
 LASTING = "import subprocess, sys\nprocess = subprocess.Popen(['sleep', '1234'])\nprint('started', process.pid)\n"
@@ -21,7 +22,7 @@ def ask(tmp_path):
     def answer(source):
         (tmp_path / "acme_import.py").write_text(source)
         record = PluginRecord(kind="reward", name="a", distribution="acme", version="1.0", module="acme_import")
-        return load(record, python_path(tmp_path))
+        return load(record, {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])})
 
     return answer
 
@@ -53,11 +54,12 @@ def has_ended(pid):
 
 def test_what_an_import_starts_and_prints_is_told_and_ended(ask):
     threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), name='lasting').start()\n"
-    done = ask(f"{LASTING}sys.stdout.flush()\nsys.stdout.buffer.write(b'caf\\xe9')\n{threads}")
-    assert (done.processes, done.threads) == (("sleep",), ("lasting",))
-    line, printed = done.printed.splitlines()
-    assert printed == "caf\ufffd"
-    assert has_ended(int(line.split()[-1]))
+    done = ask(f"import sys\nsys.stdout.buffer.write(b'caf\\xe9')\n{LASTING}{threads}")
+    threads, processes, printed = done.brought
+    assert threads == "importing acme_import starts threads (lasting); start them when it is used"
+    assert processes == "importing acme_import starts processes (sleep); start them when it is used"
+    assert "prints 'caf\ufffdstarted " in printed
+    assert has_ended(int(printed.partition("started ")[2].partition("'")[0]))
 
 
 def test_an_import_that_does_not_end_is_told_and_ended(ask, limit_passes_at, tmp_path):
@@ -77,9 +79,9 @@ def test_an_import_that_ends_the_process_is_told(ask):
 
 def test_tests_that_do_not_end_are_told_and_ended(limit_passes_at, tmp_path):
     limit_passes_at(tmp_path / "begun")
-    begin = f"open({str(tmp_path / 'begun')!r}, 'w')"
-    (tmp_path / "test_a.py").write_text(f"{LASTING}\ndef test_a():\n    import time\n    {begin}\n    time.sleep(99)\n")
-    with pytest.raises(PluginError, match=r"the kit did not end in 9 s; its last lines:") as error:
-        run_pytest(["-s"], folder=tmp_path, timeout_s=9.0)
-    (line,) = [line for line in str(error.value).splitlines() if line.startswith("started")]
-    assert has_ended(int(line.split()[-1]))
+    source = f"import os, pathlib, time\n{LASTING}pathlib.Path('draft').write_text(str(process.pid))\n"
+    test = "def test_a():\n    os.rename('draft', 'begun')\n    time.sleep(99)\n"
+    (tmp_path / "test_a.py").write_text(source + test)
+    with pytest.raises(PluginError, match=r"the kit did not end in 9 s; its last lines:"):
+        run_pytest(tmp_path, timeout_s=9.0, environment={})
+    assert has_ended(int((tmp_path / "begun").read_text()))

@@ -22,26 +22,27 @@ def make(tmp_path):
     folders = (tmp_path / f"unpacked-{number}" for number in itertools.count())
 
     def unpacked(files=FILES, entry_points=ENTRY_POINTS, metadata=METADATA, name=NAME):
-        built = build(tmp_path, "acme-w", files, entry_points, metadata)
-        return unpack(built.rename(tmp_path / name), next(folders))
+        file = build(tmp_path, "acme-w", files, entry_points, metadata).rename(tmp_path / name)
+        folder = next(folders)
+        dist, faults = unpack(file, folder)
+        return Subject(distribution=dist, records=(), wheel=file, folder=folder, faults=faults)
 
     return unpacked
 
 
 def laid_out(wheel):
-    return {path.relative_to(wheel.folder).as_posix() for path in wheel.folder.rglob("*") if path.is_file()}
+    files = {path.relative_to(wheel.folder) for path in wheel.folder.rglob("*") if path.is_file()}
+    return {file.as_posix() for file in files if not file.parts[0].endswith(".data")}
 
 
 def test_a_wheel_is_laid_out_as_installers_do(make):
     wheel = make()
-    assert wheel.faults == ()
-    assert {*map(str, wheel.files)} == {*FILES}
+    assert wheel.faults == []
     assert laid_out(wheel) == {*FILES} | METADATA_FILES
     data = {f"acme_w-1.0.data/{name}": "" for name in ("purelib/acme_w/pure.py", "platlib/acme_w/fast.py", "scripts/w")}
     wheel = make({**FILES, **data})
-    assert wheel.faults == ()
-    assert {*map(str, wheel.files)} == {*FILES, "acme_w/pure.py", "acme_w/fast.py"}
-    assert laid_out(wheel) == {*map(str, wheel.files)} | METADATA_FILES
+    assert wheel.faults == []
+    assert laid_out(wheel) == {*FILES, "acme_w/pure.py", "acme_w/fast.py"} | METADATA_FILES
 
 
 def test_what_is_not_its_own_is_named_and_put_on_no_path(make):
@@ -71,11 +72,11 @@ def test_a_record_that_does_not_fit_is_named(make, tmp_path):
     typed = next(row for row in good if "py.typed" in row)
     good.remove(typed)
     for rows, message in [
-        ("", "RECORD does not list 'acme_w/py.typed'; build it again"),
-        ("acme_w/py.typed,sha256=AAAA,0\n", "RECORD has another hash than 'acme_w/py.typed'"),
-        ("acme_w/py.typed,,\n", "RECORD has another hash than 'acme_w/py.typed'"),
-        ("acme_w/py.typed,md5=1B2M2Y8AsgTpgAmY7PhCfg,0\n", "RECORD has another hash than 'acme_w/py.typed'"),
-        (f"{typed}\ngone.py,,\nacme_w/gone.py,,\n", "RECORD lists what is not there: 'gone.py' and 1 more"),
+        ("", "RECORD lists other files than it has, or with other hashes: acme_w/py.typed; build it again"),
+        ("acme_w/py.typed,sha256=AAAA,0\n", "or with other hashes: acme_w/py.typed; build it again"),
+        ("acme_w/py.typed,,\n", "or with other hashes: acme_w/py.typed; build it again"),
+        ("acme_w/py.typed,md5=1B2M2Y8AsgTpgAmY7PhCfg,0\n", "or with other hashes: acme_w/py.typed; build it again"),
+        (f"{typed}\ngone.py,,\nacme_w/gone.py,,\n", "or with other hashes: gone.py, acme_w/gone.py; build it again"),
         (f"{typed}\n" + "a" * 200_000, "RECORD cannot be read"),
     ]:
         (fault,) = make({**FILES, f"{INFO}/RECORD": "\n".join([*good, rows])}).faults
@@ -91,13 +92,8 @@ def test_a_format_or_a_name_that_installers_refuse_is_told(make):
         (fault,) = wheel.faults
         assert message in fault
         assert laid_out(wheel) == {*FILES} | METADATA_FILES
-    for name, message in [
-        ("acme_w-1.0-cp27-cp27m-win32.whl", "it is for cp27-cp27m-win32, so pip refuses it for this Python"),
-        ("acme_w-1.1-py3-none-any.whl", "its file name is that of acme-w 1.1, its metadata that of acme-w 1.0; build"),
-        ("acme_x-1.0-py3-none-any.whl", "its file name is that of acme-x 1.0, its metadata that of acme-w 1.0"),
-    ]:
-        (fault,) = make(name=name).faults
-        assert message in fault
+    (fault,) = make(name="acme_w-1.0-cp27-cp27m-win32.whl").faults
+    assert "it is for cp27-cp27m-win32, so pip refuses it for this Python" in fault
 
 
 def test_what_is_damaged_or_no_wheel_is_refused(make, tmp_path):
@@ -116,9 +112,18 @@ def test_what_is_damaged_or_no_wheel_is_refused(make, tmp_path):
         with pytest.raises(ConfigError, match=r"cannot be read as a wheel: .*; build it again: python -m build"):
             unpack(file, tmp_path / "unpacked")
     for files, message in [
-        ({f"{INFO}/METADATA": None}, "is no wheel: it has no .dist-info/METADATA"),
-        ({f"{INFO}/METADATA": "Version: 1.0\n"}, "is no wheel: its METADATA has no name"),
-        ({"acme_x-1.0.dist-info/METADATA": ""}, r"several .dist-info folders \(acme_w-1.0.dist-info, acme_x-1.0.dist-"),
+        (
+            {f"{INFO}/METADATA": None},
+            r"is no wheel: it must have one .dist-info folder, .* and has acme_w-1.0.dist-info;",
+        ),
+        (
+            {f"{INFO}/METADATA": "Version: 1.0\n"},
+            "is no wheel: it must have one .dist-info folder, whose METADATA has a name",
+        ),
+        (
+            {"acme_x-1.0.dist-info/METADATA": METADATA},
+            r"has acme_w-1.0.dist-info, acme_x-1.0.dist-info; build it again",
+        ),
     ]:
         with pytest.raises(ConfigError, match=message):
             make({**FILES, **files})
@@ -126,8 +131,7 @@ def test_what_is_damaged_or_no_wheel_is_refused(make, tmp_path):
 
 def test_what_publishers_tools_refuse_is_refused(make, tmp_path, monkeypatch):
     def found(*given, name=NAME):
-        wheel = make(*given, name=name)
-        return check_files(Subject(distribution=wheel.distribution, records=(), wheel=wheel)).findings
+        return check_files(make(*given, name=name)).findings
 
     assert found() == ()
     unreadable = METADATA.replace("Requires-Python", "Description-Content-Type: text/x-rst\nRequires-Python")
@@ -135,12 +139,13 @@ def test_what_publishers_tools_refuse_is_refused(make, tmp_path, monkeypatch):
         ({"acme_w/__pycache__/old.cpython-311.pyc": ""}, METADATA, NAME, ("check-wheel-contents refuses it", "W001")),
         ({"../acme_x.py": ""}, METADATA, NAME, ("check-wheel-contents refuses it", "path in RECORD: '../acme_x.py'")),
         ({"/acme_x.py": ""}, METADATA, NAME, ("check-wheel-contents refuses it", "path in RECORD: '/acme_x.py'")),
+        ({}, METADATA, "acme_w-1.1-py3-none-any.whl", ("check-wheel-contents refuses it", "do not match wheel name")),
         ({}, METADATA, "acme.whl", ("check-wheel-contents refuses it", "wheel has invalid filename")),
         ({}, f"{unreadable}\n:nosuch:`role`\n", NAME, ("twine refuses it", "nosuch")),
     ]:
-        (fault,) = found({**FILES, **files}, ENTRY_POINTS, metadata, name=name)
-        assert fault.level == "fault"
-        assert all(each in fault.text for each in told), fault.text
+        faults = found({**FILES, **files}, ENTRY_POINTS, metadata, name=name)
+        assert {fault.level for fault in faults} == {"fault"}
+        assert any(all(each in fault.text for each in told) for fault in faults), faults
         assert not list(tmp_path.rglob("acme_x.py"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert [each.level for each in found()] == ["not run", "not run"]

@@ -9,18 +9,14 @@ from typing import Any, ClassVar, Final, get_args
 import pytest
 
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
-from cosmos_core.config.schema import AlgorithmConfig, RewardConfig, RolloutConfig, SamplingConfig
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.protocols import (
     Algorithm,
     AlgorithmCapabilities,
     AlgorithmContext,
-    DatasetCapabilities,
-    EngineCapabilities,
     Kind,
     Provider,
-    RewardCapabilities,
 )
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.world import DecisionKind
@@ -112,23 +108,7 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
         if capabilities.source != "rollouts" and values["old_logprobs"] == "behaviour":
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
         consulted(algorithm)
-        engine = EngineCapabilities(
-            logprob_semantics=min(capabilities.logprob_semantics), payload_kinds=capabilities.payload_kinds
-        )
-        # Any temperature but 1: at 1 every sort of log-probs is the same.
-        sampling = SamplingConfig(max_units=16, temperature=0.7)
-        found = planned(
-            {
-                "algorithm": AlgorithmConfig(plugin=self.plugin),
-                "reward": (RewardConfig(plugin="any"),),
-                "rollout": RolloutConfig(group_size=max(2, capabilities.min_group_size), sampling=sampling),
-            },
-            algorithm=capabilities,
-            reward=RewardCapabilities(payload_kinds=engine.payload_kinds),
-            engine=engine,
-            dataset=DatasetCapabilities(demonstrations=True),
-        )
-        if found:
+        if found := planned(self.plugin, capabilities):
             fault(f"no recipe can use the algorithm as it is declared: {'; '.join(found)}")
 
     def test_dynamic_options_become_what_they_allow_and_count(
