@@ -11,7 +11,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.models.attention.packed import attend_packed
-from cosmos_core.models.facts import make_shell
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.float8 import check_float8
 from cosmos_core.models.parallel.lora import AdaptedWeights, check_adapted, draw_adapters
@@ -41,16 +40,12 @@ class Blueprint:
 def build_whole(blueprint: Blueprint) -> PreTrainedModel:
     """All of it in this process."""
     if blueprint.path is None:
-        module = draw(blueprint)
-    else:
-        module = loading.load_pretrained(
-            blueprint.path,
-            dtype=blueprint.dtype,
-            trust_remote_code=blueprint.trust_remote_code,
-            auto_class=blueprint.auto_class,
-        )
-    attend_packed(module)
-    return module.to(device=blueprint.device, dtype=blueprint.dtype).eval()
+        return draw(blueprint).to(device=blueprint.device, dtype=blueprint.dtype).eval()
+    shell = _shell(blueprint)
+    streamed = Streamed(blueprint.path, shell)
+    materialise([shell], device=blueprint.device)
+    fill([shell], streamed)
+    return shell
 
 
 def lay_out(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
@@ -67,9 +62,7 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     process does not hold is dropped: transformers draws in an order of its own, module within module, of which a part
     alone cannot be had.
     """
-    shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
-    shell = shell.to(blueprint.dtype).eval()
-    attend_packed(shell)
+    shell = _shell(blueprint)
     check_layers(shell)
     _check(shell, blueprint, layout)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
@@ -81,6 +74,12 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     weights: Weights = streamed if streamed is not None else Drawn(draw(blueprint))
     fill(stages, AdaptedWeights(below=weights, seed=blueprint.seed))
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
+
+
+def _shell(blueprint: Blueprint) -> PreTrainedModel:
+    shell = loading.make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=blueprint.trust_remote_code)
+    attend_packed(shell)
+    return shell.to(blueprint.dtype)
 
 
 def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:

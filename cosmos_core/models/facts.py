@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
-import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
-from cosmos_core.models.attention.packed import PACKED
 from cosmos_core.models.encoding import TextEncoder
 from cosmos_core.models.head import CHUNK_ELEMENTS
 from cosmos_core.models.parallel.anatomy import Anatomy, num_tied, parts_of
@@ -23,25 +20,13 @@ from cosmos_core.models.parallel.forwards import own_parameters
 from cosmos_core.models.parallel.parallelize import shared_heads
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, plan_for, split_names
 from cosmos_core.models.parallel.stages import obstacle
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
+from cosmos_core.models.weights.loading import first_line
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 from cosmos_core.protocols.layout import Axis
 
 _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
 """What a forward raises when the config's numbers do not fit together."""
-
-
-def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
-    """The module on the meta device, in evaluation mode (no dropout): nothing is allocated."""
-    try:
-        with torch.device("meta"):
-            module: PreTrainedModel = auto_class.from_config(
-                copy.deepcopy(config), attn_implementation=PACKED, trust_remote_code=trust_remote_code
-            )
-    except LIBRARY_ERRORS as error:
-        raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
-    return module.eval()
 
 
 def describe(

@@ -26,11 +26,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models import facts, head
-from cosmos_core.models.adapters import published_state
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
 from cosmos_core.models.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row, device_of, pack
-from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
 from cosmos_core.models.tiny_model import check_tiny_model
@@ -38,8 +36,8 @@ from cosmos_core.models.tokenizer import build_tokenizer, tokenizer_defaults
 from cosmos_core.models.tokens import tokens_payload, values
 from cosmos_core.models.verification import verify_packing
 from cosmos_core.models.weights import loading
-from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, export_parts, led, share_files
-from cosmos_core.models.weights.streaming import absent_weights
+from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, export_parts, led, share_files
+from cosmos_core.models.weights.streaming import absent_weights, folder_of
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
 from cosmos_core.types import Payload, Prompt
@@ -327,18 +325,10 @@ class HuggingFaceModel:
         Raises:
             CheckpointError: It cannot be written; every process says so.
         """
-        layout = layout_of(self.stages(module)[0])
-        if layout is None or layout.mesh.world_size == 1:
-            assert isinstance(module, PreTrainedModel)
-            alone, save = Channel(), module.save_pretrained
-            led(alone, directory, lambda: save(directory, state_dict=published_state(module)))
-            export_adapters(module, directory / ADAPTER, alone, below=self.context.path)
-            led(alone, directory, lambda: self.write_companions(directory))
-            return
         shell, path = self._shell(), self.context.path
-        if path is not None and (Path(path) / GENERATION_FILE).is_file():
-            shell.generation_config = GenerationConfig.from_pretrained(path)
-        channel = open_channel()
+        if path is not None and ((folder := folder_of(path)) / GENERATION_FILE).is_file():
+            shell.generation_config = GenerationConfig.from_pretrained(folder)
+        channel = channel_of(self.stages(module)[0])
         export_parts(module, shell, directory, channel)
         export_adapters(module, directory / ADAPTER, channel, below=path)
         led(channel, directory, lambda: self.write_companions(directory))
@@ -394,7 +384,7 @@ class HuggingFaceModel:
         )
 
     def _shell(self) -> PreTrainedModel:
-        return facts.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
+        return loading.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
 
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))

@@ -17,7 +17,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.building import Blueprint, draw
-from cosmos_core.models.facts import make_shell
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.verification import check_layers
@@ -117,12 +116,12 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
     If none can be made that transformers' own forward runs on, the model goes unchecked, and a warning says so.
     """
     trust = blueprint.trust_remote_code
-    shell = make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=trust)
+    shell = loading.make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=trust)
     check_layers(shell)
     reasons = []
     for config in tiny_configs(shell, keeps_ids=keeps_ids):
         try:
-            size = make_shell(config, blueprint.auto_class, trust_remote_code=trust).num_parameters()
+            size = loading.make_shell(config, blueprint.auto_class, trust_remote_code=trust).num_parameters()
             if size <= 10**9:
                 return verify(draw(attrs.evolve(blueprint, config=config)).eval())
             reasons.append(f"one would have {size:,} parameters")
@@ -138,13 +137,8 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
 
 def check_tiny_model(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None]) -> None:
     """Let the first process check a small model of the same make; every process of the mesh calls it."""
-    channel = open_channel()
-    failure: Exception | None = None
-    if channel.is_leader:
-        try:
-            verify_tiny(blueprint, verify)
-        except Exception as error:  # noqa: BLE001 - the others wait, and shall hear of it, whatever it is
-            failure = error
-    said = channel.exchange(b"" if failure is None else (str(failure) or type(failure).__name__).encode())[0].decode()
+    said, failure = open_channel().lead(
+        lambda: verify_tiny(blueprint, verify), lambda error: str(error) or type(error).__name__
+    )
     if said:
         raise PluginIncompatibleError(said) from failure

@@ -11,18 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.adapters import published_state
-from cosmos_core.models.parallel.channel import Channel, open_channel
-from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.weights import streaming
-from cosmos_core.models.weights.exporting import ADAPTER, export_adapters, led, share_files, write_gathered
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, require_folder, stored_tensors
-from cosmos_core.weights.shards import LocalShard
+from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, led, share_files, write_gathered
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, require_folder
 
 TRANSFORMER: Final = "transformer"
 AUTOENCODER: Final = "vae"
@@ -95,43 +91,24 @@ def complete_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[
     return known | given
 
 
-class StreamedTransformer:
-    """Weights of a transformer in a checkpoint, looked through before anything is read (see `streaming.Weights`).
+class StreamedTransformer(streaming.Streamed):
+    """Weights of a transformer in a checkpoint, which has the module's own names (see `streaming.Streamed`)."""
 
-    Raises:
-        CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
-    """
+    def __init__(self, folder: Path, module: Any) -> None:
+        super().__init__(str(folder), module, stem=STEM)
 
-    def __init__(self, folder: Path, module: torch.nn.Module) -> None:
-        self.path: str | None = str(folder)
-        stored = stored_tensors(folder, stem=STEM)
-        self._files: Final = streaming.TensorFiles(stored)
-        wanted = module.state_dict()
-        missing = [name for name in wanted if name not in stored]
-        if missing:
-            raise CheckpointError(
-                f"model.path: {folder} lacks {len(missing)} of the {len(wanted)} tensors of {type(module).__name__}, "
-                f"the first is {missing[0]}; it holds {len(stored)}"
-            )
+    def _recipes_of(self, module: Any) -> list[streaming.Recipe]:  # noqa: ARG002
+        return [streaming.Recipe(name=name, sources=((name, ""),), converter=None) for name in self._stored]
+
+    def _refuse_strays(self, path: str, module: Any) -> None:
         ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-        strays = [name for name in stored if name not in wanted and not any(part in name for part in ignored)]
+        strays = [name for name in self._stored if name not in self._recipes]
+        strays = [name for name in strays if not any(part in name for part in ignored)]
         if strays:
             raise CheckpointError(
-                f"model.path: {folder} holds {strays[0]}, which {type(module).__name__} has no use for; is its config "
+                f"model.path: {path} holds {strays[0]}, which {type(module).__name__} has no use for; is its config "
                 "of another model?"
             )
-        for name, tensor in wanted.items():
-            found = stored[name]
-            found.check_float(name)
-            if found.shape != tuple(tensor.shape):
-                raise CheckpointError(
-                    f"{found.file}: {name} has shape {found.shape}, and {type(module).__name__} needs "
-                    f"{tuple(tensor.shape)}; is the config of another model?"
-                )
-
-    def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies."""
-        return self._files.read(name, share.index)
 
 
 def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
@@ -143,8 +120,7 @@ def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: 
     Raises:
         CheckpointError: The first process failed, with whatever; all of them say so.
     """
-    layout = layout_of(module)
-    channel = Channel() if layout is None or layout.mesh.world_size == 1 else open_channel()
+    channel = channel_of(module)
     folder = directory / TRANSFORMER
     write_gathered(published_state(module), folder, channel, stem=STEM)
     export_adapters(module, folder / ADAPTER, channel, below=None if source is None else str(source))

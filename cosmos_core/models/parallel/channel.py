@@ -6,7 +6,7 @@ training, so each has a group, used by one thread. Messages are of any length; c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -78,6 +78,25 @@ class Channel:
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise TransportError(f"a process of this replica is gone: {reason}") from error
+
+    def lead(
+        self, work: Callable[[], None], words: Callable[[Exception], str], pieces: Iterable[object] = ()
+    ) -> tuple[str, Exception | None]:
+        """Let the first process work; all hear of its failure in `words`, empty if there is none, and it the error.
+
+        `pieces`, of which the work may take, are made by all processes together, one by one.
+        """
+        failure: Exception | None = None
+        try:
+            if self.is_leader:
+                work()
+        except Exception as error:  # noqa: BLE001 - the others wait, and shall hear of it, whatever it is
+            failure = error
+        # What is not taken is made all the same: a process that still sends would never end.
+        for _ in pieces:
+            pass
+        # Nobody goes on before the work is done.
+        return self.exchange(b"" if failure is None else words(failure).encode())[0].decode(), failure
 
 
 def gathered(buffer: bytearray, size: int, group: dist.ProcessGroup | None = None) -> list[bytes]:

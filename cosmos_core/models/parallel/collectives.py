@@ -10,7 +10,7 @@ A group of one process (None) makes each function the identity.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 Group = dist.ProcessGroup | None
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 # torch 2.13 renamed these; the old names warn.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -26,32 +27,42 @@ _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 def copy_to_group(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """A shared tensor as it is; its gradients are partial, and the backward pass sums them."""
-    return tensor if group is None else _call(_Copy, tensor, group)
+    if group is None:
+        return tensor
+    return _call(tensor, lambda whole: whole.view_as(whole), lambda grad: _all_reduce(grad, group))
 
 
 def sum_over_group(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum of the group's tensors, shared; its gradient is whole, and passes as it is."""
-    return tensor if group is None else _call(_Sum, tensor, group)
+    return tensor if group is None else _call(tensor, lambda term: _all_reduce(term, group), lambda grad: grad)
 
 
 def gather_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Equal parts joined along `dim`; the result's gradients are partial: each process takes its part of their sum."""
-    return tensor if group is None else _call(_Gather, tensor, dim, group)
+    if group is None:
+        return tensor
+    return _call(tensor, lambda own: _all_gather(own, dim, group), lambda grad: _reduce_scatter(grad, dim, group))
 
 
 def gather_for_shared(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Equal parts joined along `dim`; the result's gradient is whole, and each process takes its part of it."""
-    return tensor if group is None else _call(_Join, tensor, dim, group)
+    if group is None:
+        return tensor
+    return _call(tensor, lambda own: _all_gather(own, dim, group), lambda grad: part(grad, dim, group))
 
 
 def reduce_scatter_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim` of the sum of the group's tensors; the backward pass gathers."""
-    return tensor if group is None else _call(_ReduceScatter, tensor, dim, group)
+    if group is None:
+        return tensor
+    return _call(tensor, lambda term: _reduce_scatter(term, dim, group), lambda grad: _all_gather(grad, dim, group))
 
 
 def split_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim` of a shared tensor; the backward pass gathers, so that the gradient is whole."""
-    return tensor if group is None else _call(_Split, tensor, dim, group)
+    if group is None:
+        return tensor
+    return _call(tensor, lambda whole: part(whole, dim, group).contiguous(), lambda grad: _all_gather(grad, dim, group))
 
 
 def all_to_all(
@@ -61,12 +72,32 @@ def all_to_all(
 
     `receive` and `send` are the rows of each process, in their order; None: equal parts.
     """
-    return tensor if group is None else _call(_AllToAll, tensor, group, receive, send)
+    if group is None:
+        return tensor
+    return _call(
+        tensor,
+        lambda rows: _exchange(rows, group, receive, send),
+        lambda grad: _exchange(grad, group, send, receive),
+    )
 
 
-def _call(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
-    result: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+def _call(tensor: torch.Tensor, forward: Change, backward: Change) -> torch.Tensor:
+    result: torch.Tensor = _Collective.apply(tensor, forward, backward)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Collective(torch.autograd.Function):
+    """A change of a tensor, and that of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, forward: Change, backward: Change) -> torch.Tensor:
+        ctx.change = backward
+        return forward(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.change(grad), None, None
 
 
 def part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -103,84 +134,6 @@ def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
 def _is_outermost(tensor: torch.Tensor, dim: int) -> bool:
     """Tell whether parts along `dim` lie one after another, so that they are joined where they arrive."""
     return math.prod(tensor.shape[:dim]) == 1
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_reduce(grad, ctx.group), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        return _all_reduce(tensor, group)
-
-    @staticmethod
-    def backward(_: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _all_gather(tensor, dim, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _reduce_scatter(grad, ctx.dim, ctx.group), None, None
-
-
-class _Join(_Gather):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return part(grad, ctx.dim, ctx.group), None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _reduce_scatter(tensor, dim, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _all_gather(grad, ctx.dim, ctx.group), None, None
-
-
-class _Split(_ReduceScatter):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return part(tensor, dim, group).contiguous()
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        receive: Sequence[int] | None,
-        send: Sequence[int] | None,
-    ) -> torch.Tensor:
-        ctx.group, ctx.receive, ctx.send = group, receive, send
-        return _exchange(tensor, group, receive, send)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _exchange(grad, ctx.group, ctx.send, ctx.receive), None, None, None
 
 
 def _exchange(

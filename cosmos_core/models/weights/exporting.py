@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 import torch
@@ -18,11 +17,13 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
+from transformers.dynamic_module_utils import custom_object_save
 
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.adapters import DOWN, adapters_of, is_adapter, published_state
-from cosmos_core.models.parallel.channel import Channel
-from cosmos_core.weights.shards import LocalShard, TensorShard, local_shards, shard_owners, torch_dtype
+from cosmos_core.models.parallel.channel import Channel, open_channel
+from cosmos_core.models.parallel.forwards import layout_of
+from cosmos_core.weights.shards import LocalShard, TensorShard, dtype_name, local_shards, shard_owners, torch_dtype
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -36,12 +37,22 @@ ADAPTER: Final = "adapter"
 """Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
 
 
+Convert: TypeAlias = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""Makes tensors of a checkpoint of those of a model."""
+
+
 @attrs.frozen(kw_only=True)
 class Group:
     """Tensors of the model that become tensors of the checkpoint together; `sizes` are bytes, by the names there."""
 
     names: tuple[str, ...]
     sizes: Mapping[str, int]
+
+
+def channel_of(module: nn.Module) -> Channel:
+    """A channel between the processes that a module, or a stage of one, is spread over; all of them call it."""
+    layout = layout_of(module)
+    return Channel() if layout is None or layout.mesh.world_size == 1 else open_channel()
 
 
 def export_parts(
@@ -55,35 +66,33 @@ def export_parts(
         CheckpointError: The first process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
-    shares = {name: share for name, share in local_shards(published_state(module)).items() if name not in tied}
-    places = shard_owners(shares, channel.exchange)
-    groups = group_tensors(shell, places)
+    state = {name: tensor for name, tensor in published_state(module).items() if name not in tied}
+    write_gathered(
+        state, directory, channel, convert=lambda held: revert_weight_conversion(shell, held), file_bytes=file_bytes
+    )
+    led(channel, directory, lambda: _write_config(directory, shell, next(iter(state.values())).dtype))
 
+
+def write_gathered(
+    state: Mapping[str, torch.Tensor],
+    directory: Path,
+    channel: Channel,
+    *,
+    stem: str = "model",
+    convert: Convert = dict,
+    file_bytes: int = FILE_BYTES,
+) -> None:
+    """Write tensors, under the names that `convert` gives them, into files called after `stem` (see `export_parts`)."""
+    shares = local_shards(state)
+    places = shard_owners(shares, channel.exchange)
+    groups = group_tensors(convert, places)
     pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in group.names} for group in groups)
 
     def write() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         sizes = {name: size for group in groups for name, size in group.sizes.items()}
-        tensors = (made for piece in pieces for made in revert_weight_conversion(shell, piece).items())
-        _write_files(directory, _files_of(sizes, file_bytes), tensors)
-        _write_config(directory, shell, next(iter(next(iter(places.values())))).dtype)
-
-    led(channel, directory, write, pieces)
-
-
-def write_gathered(
-    state: Mapping[str, torch.Tensor], directory: Path, channel: Channel, *, stem: str, file_bytes: int = FILE_BYTES
-) -> None:
-    """Write tensors under their own names, into files called after `stem`; who writes is as in `export_parts`."""
-    shares = local_shards(state)
-    places = shard_owners(shares, channel.exchange)
-    pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
-
-    def write() -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        facts = {name: next(iter(shards)).facts for name, shards in places.items()}
-        sizes = {name: math.prod(each.shape) * each.itemsize for name, each in facts.items()}
-        _write_files(directory, _files_of(sizes, file_bytes), pieces, stem=stem)
+        tensors = (made for piece in pieces for made in convert(piece).items())
+        _write_files(directory, _files_of(sizes, file_bytes), tensors, stem=stem)
 
     led(channel, directory, write, pieces)
 
@@ -100,17 +109,7 @@ def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: It
     Raises:
         CheckpointError: The first process failed.
     """
-    failure: Exception | None = None
-    try:
-        if channel.is_leader:
-            write()
-    except Exception as error:  # noqa: BLE001 - the others wait, and shall hear of it, whatever it is
-        failure = error
-    # What is not written is sent all the same: a process that still sends would never end.
-    for _ in pieces:
-        pass
-    # Nobody goes on before it is written.
-    said = channel.exchange(b"" if failure is None else _words(failure).encode())[0].decode()
+    said, failure = channel.lead(write, _words, pieces)
     if said:
         raise CheckpointError(f"{directory} could not be written: {said}") from failure
 
@@ -176,28 +175,28 @@ def _adapter_config(module: nn.Module, whole: Mapping[str, torch.Tensor], below:
     }
 
 
-def group_tensors(shell: PreTrainedModel, places: Mapping[str, Mapping[TensorShard, int]]) -> list[Group]:
+def group_tensors(convert: Convert, places: Mapping[str, Mapping[TensorShard, int]]) -> list[Group]:
     """The smallest groups that turn into a checkpoint's tensors without one another: single ones, else layers."""
     facts = {name: next(iter(shards)).facts for name, shards in places.items()}
     outlines = {
         name: torch.empty(each.shape, dtype=torch_dtype(each.dtype), device="meta") for name, each in facts.items()
     }
-    expected = set(revert_weight_conversion(shell, outlines))
+    expected = set(convert(outlines))
     keys: tuple[Callable[[str], object], ...] = (lambda name: name, _layer_of, lambda _: None)
     for key in keys:
         together: dict[object, list[str]] = {}
         for name in sorted(outlines, key=dot_natural_key):
             together.setdefault(key(name), []).append(name)
-        groups = [_group(shell, {name: outlines[name] for name in names}) for names in together.values()]
+        groups = [_group(convert, {name: outlines[name] for name in names}) for names in together.values()]
         found = [name for group in groups for name in group.sizes]
         if set(found) == expected and len(found) == len(expected):
             return groups
     raise AssertionError("all tensors together make the checkpoint")
 
 
-def _group(shell: PreTrainedModel, outlines: Mapping[str, torch.Tensor]) -> Group:
-    made = revert_weight_conversion(shell, dict(outlines))
-    return Group(names=tuple(outlines), sizes={name: tensor.nbytes for name, tensor in made.items()})
+def _group(convert: Convert, outlines: dict[str, torch.Tensor]) -> Group:
+    sizes = {name: tensor.nbytes for name, tensor in convert(dict(outlines)).items()}
+    return Group(names=tuple(outlines), sizes=sizes)
 
 
 def _layer_of(name: str) -> object:
@@ -242,7 +241,7 @@ def _files_of(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def _write_files(
-    directory: Path, files: Sequence[Sequence[str]], tensors: Iterator[tuple[str, torch.Tensor]], *, stem: str = "model"
+    directory: Path, files: Sequence[Sequence[str]], tensors: Iterator[tuple[str, torch.Tensor]], *, stem: str
 ) -> None:
     """Write each file as soon as all of its tensors are there."""
     waiting: dict[str, torch.Tensor] = {}
@@ -266,10 +265,12 @@ def _write_files(
         (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def _write_config(directory: Path, shell: PreTrainedModel, dtype: str) -> None:
+def _write_config(directory: Path, shell: PreTrainedModel, dtype: torch.dtype) -> None:
     config = shell.config
     config.architectures = [type(shell).__name__]
-    config.dtype = dtype
+    config.dtype = dtype_name(dtype)
+    if shell._auto_class is not None:  # noqa: SLF001 - as transformers
+        custom_object_save(shell, directory, config=config)
     config.save_pretrained(directory)
     if shell.can_generate():
         shell.generation_config.save_pretrained(directory)

@@ -17,7 +17,6 @@ from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.attention.packed import PACKED
@@ -230,55 +229,27 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
     return config
 
 
+def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The module on the meta device, in evaluation mode (no dropout): nothing is allocated."""
+    with torch.device("meta"):
+        return _made(config, auto_class, trust_remote_code=trust_remote_code).eval()
+
+
 def build_random(
     config: PretrainedConfig, *, seed: int, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
 ) -> PreTrainedModel:
     """A model with weights drawn from `seed` in float32 on the CPU: the same bits on every machine and device."""
-    # A model owns its config (its attention is set there), so two models never share one.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            module: PreTrainedModel = auto_class.from_config(
-                copy.deepcopy(config),
-                dtype=torch.float32,
-                attn_implementation=PACKED,
-                trust_remote_code=trust_remote_code,
-            )
-        except LIBRARY_ERRORS as error:
-            raise ConfigError(f"model.config: {first_line(error)}") from error
-    return module
+        return _made(config, auto_class, trust_remote_code=trust_remote_code, dtype=torch.float32)
 
 
-def load_pretrained(
-    path: str, *, dtype: torch.dtype, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
-) -> PreTrainedModel:
-    """A model with a checkpoint's weights, all of them.
-
-    Raises:
-        CheckpointError: Files are missing or damaged, or tensors are missing or have other shapes.
-    """
-    require_folder(path)
-    if Path(path).is_dir():
-        # transformers' own words for a missing or truncated file name neither the file nor the sizes.
-        stored_tensors(Path(path))
-    transformers_logging.disable_progress_bar()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+def _made(config: PretrainedConfig, auto_class: Any, **how: Any) -> PreTrainedModel:
+    # A model owns its config (its attention is set there), so two models never share one.
     try:
-        module, loaded = auto_class.from_pretrained(
-            path, dtype=dtype, attn_implementation=PACKED, trust_remote_code=trust_remote_code, output_loading_info=True
-        )
+        module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), attn_implementation=PACKED, **how)
     except LIBRARY_ERRORS as error:
-        raise CheckpointError(f"model.path: cannot load {path!r}: {first_line(error)}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    for name, parameter in module.named_parameters():
-        refuse_nonfinite(name, parameter, path)
-    missing = sorted(loaded["missing_keys"])
-    if missing:
-        raise CheckpointError(
-            f"model.path: {path!r} lacks {len(missing)} tensors of {type(module).__name__}, the first is {missing[0]}"
-        )
+        raise ConfigError(f"model.config: the config makes no model: {first_line(error)}") from error
     return module
 
 

@@ -180,21 +180,21 @@ class Streamed:
         CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
     """
 
-    def __init__(self, path: str, module: PreTrainedModel) -> None:
+    def __init__(self, path: str, module: PreTrainedModel, stem: str = "model") -> None:
         self.path: str | None = path
         self._module = module
-        self._stored = stored_tensors(folder_of(path))
+        self._stored = stored_tensors(folder_of(path), stem)
         self._recipes: dict[str, Recipe] = {}
         self._files: Final = TensorFiles(self._stored)
         wanted = module.state_dict()
-        for recipe in recipes(module, list(self._stored)):
+        for recipe in self._recipes_of(module):
             for name, made in recipe.make(module, self._outline).items():
                 if name in wanted:
                     self._check(name, tuple(made.shape), wanted[name], recipe)
                     self._recipes[name] = recipe
         self._follow_tied(module)
         self._check_complete(path, module, list(wanted))
-        self._check_depth(path, module)
+        self._refuse_strays(path, module)
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """The part of a tensor where a share lies; it is valid until the next call."""
@@ -206,6 +206,9 @@ class Streamed:
         rows, *others = share.index
         some = recipe.only(rows.start, rows.stop).make(self._module, self._files.read)
         return some[name][(slice(None), *others)]
+
+    def _recipes_of(self, module: PreTrainedModel) -> list[Recipe]:
+        return recipes(module, list(self._stored))
 
     def _outline(self, name: str) -> torch.Tensor:
         stored = self._stored[name]
@@ -228,7 +231,7 @@ class Streamed:
 
     def _follow_tied(self, module: PreTrainedModel) -> None:
         """Tied tensors may be stored under either name."""
-        tied: Mapping[str, str] = module.all_tied_weights_keys
+        tied: Mapping[str, str] = getattr(module, "all_tied_weights_keys", {})
         for name, listed in tied.items():
             if listed not in self._recipes and name in self._recipes:
                 self._recipes[listed] = self._recipes[name]
@@ -244,7 +247,7 @@ class Streamed:
                 f"the first is {missing[0]}; it holds {len(self._stored)}, such as {next(iter(self._stored), None)}"
             )
 
-    def _check_depth(self, path: str, module: PreTrainedModel) -> None:
+    def _refuse_strays(self, path: str, module: PreTrainedModel) -> None:
         """A checkpoint of more layers than the model has is another's; layers that predict further tokens are known."""
         used = {source for recipe in self._recipes.values() for source, _ in recipe.sources}
         depths: dict[str, int] = {}

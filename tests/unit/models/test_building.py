@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
-from cosmos_core.models.facts import make_shell
+from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.models.weights.streaming import Streamed
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
@@ -68,7 +68,8 @@ def checkpoint(folder, family, **changes):
 
 def part_equals_whole(family, changes, path, sizes):
     config = config_of(family, **changes)
-    whole = build_whole(blueprint(config, path))
+    # What is read is what transformers itself reads.
+    whole = build_whole(blueprint(config)) if path is None else AutoModelForCausalLM.from_pretrained(path)
     part = build_part(blueprint(config, path), Layout(mesh=form_mesh(MeshConfig(**sizes), "cpu")))
     # A tied tensor stays one parameter, also before FSDP has put its shards anywhere.
     assert dict(part.named_parameters()).keys() <= dict(whole.named_parameters()).keys()

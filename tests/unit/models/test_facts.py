@@ -6,7 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.models.facts import extents_of, head_size, make_shell, matrices_of
+from cosmos_core.models.facts import extents_of, head_size, matrices_of
+from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.protocols import ModelContext
 from tests.unit.models.parallel import layouts
 

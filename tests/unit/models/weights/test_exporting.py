@@ -12,10 +12,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
-from cosmos_core.models.facts import make_shell
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.weights import exporting
 from cosmos_core.models.weights.exporting import export_adapters, export_parts, group_tensors
+from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
 from cosmos_core.protocols.layout import Lora
@@ -155,7 +155,8 @@ def test_tensors_are_gathered_one_by_one(subtests):
         with subtests.test(family=family):
             module = build_whole(blueprint(family, False))
             places = shard_owners(local_shards(module.state_dict()), lambda said: [said])
-            groups = group_tensors(shell_of(family), places)
+            shell = shell_of(family)
+            groups = group_tensors(lambda held, shell=shell: revert_weight_conversion(shell, held), places)
             assert all(len(group.names) == 1 for group in groups)
             assert sum(size for group in groups for size in group.sizes.values()) == sum(
                 tensor.nbytes for tensor in module.state_dict().values()

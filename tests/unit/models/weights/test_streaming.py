@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import CheckpointError, PluginIncompatibleError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
-from cosmos_core.models.facts import make_shell
+from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.models.weights.streaming import Streamed, materialise
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
