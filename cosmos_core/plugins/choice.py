@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from packaging.utils import canonicalize_name
@@ -88,16 +88,7 @@ def kind_of(selection: str, records: Sequence[PluginRecord]) -> Kind:
         raise ConfigError(f"{name} is the name of a {' and of a '.join(kinds)} plugin; say which with --kind")
     if kinds:
         return kinds[0]
-    installable = sorted({distribution for (_, known), distribution in KNOWN.items() if known == name})
-    if installable:
-        hint = f"install it with: pip install {' or '.join(installable)}"
-    else:
-        names = sorted({record.name for record in records})
-        close = nearest(name, names, limit=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(names) or 'none'}"
-    if autoload_disabled():
-        hint = f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen"
-    raise PluginNotFoundError(f"no plugin named {name!r} is installed; {hint}")
+    raise PluginNotFoundError("; ".join([f"no plugin named {name!r} is installed", *_hints(KINDS, name, records)]))
 
 
 def _selectable(candidates: list[PluginRecord]) -> list[PluginRecord]:
@@ -118,31 +109,24 @@ def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> s
     message = f"no {kind} plugin named {name!r} is installed"
     if distribution:
         message += f" by {distribution}"
-    elsewhere = _elsewhere(kind, name, records)
-    return "; ".join([message, *_hints(kind, name, of_kind), *(elsewhere or _usual_name(kind, name, of_kind))])
+    providers = sorted(record.distribution for record in of_kind if record.name == name)
+    hints = [f"it is installed by {' and '.join(providers)}"] if providers else _hints([kind], name, of_kind)
+    return "; ".join([message, *hints, *(_elsewhere(kind, name, records) or _usual_name(kind, name, of_kind))])
 
 
-def _hints(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:
-    installed = {record.name for record in of_kind}
-    if name in installed:
-        providers = sorted(record.distribution for record in of_kind if record.name == name)
-        return [f"it is installed by {' and '.join(providers)}"]
-    hints = []
-    if (kind, name) in KNOWN:
-        hints.append(f"install it with: pip install {KNOWN[kind, name]}")
+def _hints(kinds: Collection[Kind], name: str, records: Iterable[PluginRecord]) -> list[str]:
+    """Where a name of these kinds that is not installed may come from, or the names like it; else what is installed."""
+    installed = {record.name for record in records}
+    known = {other: distribution for (kind, other), distribution in KNOWN.items() if kind in kinds}
+    if name in known:
+        hints = [f"install it with: pip install {known[name]}"]
     else:
-        hints += _nearest(kind, name, installed)
+        close = nearest(name, sorted({*installed, *known}), limit=3)
+        hints = [f"did you mean {' or '.join(close)}?"] if close else []
+        hints += [f"{other} is installed with: pip install {known[other]}" for other in close if other not in installed]
     if autoload_disabled():
         hints.append(f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen")
     return hints or [f"installed: {', '.join(sorted(installed)) or 'none'}"]
-
-
-def _nearest(kind: Kind, name: str, installed: set[str]) -> list[str]:
-    close = nearest(name, sorted({*installed, *known_names(kind)}), limit=3)
-    hints = [f"did you mean {' or '.join(close)}?"] if close else []
-    return hints + [
-        f"{other} is installed with: pip install {KNOWN[kind, other]}" for other in close if other not in installed
-    ]
 
 
 def _usual_name(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Compares a plugin with this release of the core: its `Requires-Dist` before import, its protocol number after."""
+"""Compares a plugin with this release of the core: its `Requires-Dist` before import, its protocol number after.
+
+`requires` are the `Requires-Dist` lines of a distribution, `extras` those that its entry point asks for.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,7 @@ _UPPER: Final = frozenset({"<", "<=", "~=", "=="})
 
 
 def incompatibility(distribution: str, requires: Iterable[str], extras: Iterable[str] = ()) -> str:
-    """Why a distribution's requirements exclude this release of the core, and what to do; empty if they do not.
-
-    Args:
-        distribution: Its name.
-        requires: Its `Requires-Dist` lines.
-        extras: Extras that the entry point asks for.
-    """
+    """Why a distribution's requirements exclude this release of the core, and what to do; empty if they do not."""
     for requirement in core_requirements(requires, extras):
         if not requirement.specifier.contains(__version__, prereleases=True):
             remedy = _upgrade(CORE if _is_above(requirement.specifier) else distribution)
@@ -41,11 +38,7 @@ def core_requirements(requires: Iterable[str], extras: Iterable[str] = ()) -> li
 
 
 def core_bounds(requires: Iterable[str]) -> str:
-    """A problem of a distribution's requirement on the core, which needs both bounds; empty if there is none.
-
-    Args:
-        requires: Its `Requires-Dist` lines.
-    """
+    """A problem of a distribution's requirement on the core, which needs both bounds; empty if there is none."""
     asked = [requirement.specifier for requirement in core_requirements(requires)]
     if not asked:
         return f"it does not require {CORE}; add {_example()!r} to its dependencies"
@@ -56,11 +49,7 @@ def core_bounds(requires: Iterable[str]) -> str:
 
 
 def core_excess(requires: Iterable[str]) -> str:
-    """A warning that a distribution admits the next release of the core, which may break it; empty if it does not.
-
-    Args:
-        requires: Its `Requires-Dist` lines.
-    """
+    """A warning that a distribution admits the next release of the core, which may break it; empty if it does not."""
     asked = [requirement.specifier for requirement in core_requirements(requires)]
     following = _next_release()
     if not asked or not all(each.contains(following) for each in asked):
@@ -72,13 +61,7 @@ def core_excess(requires: Iterable[str]) -> str:
 
 
 def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], extras: Iterable[str] = ()) -> str:
-    """Requirements that are not installed, or not in the version asked for; empty if all are.
-
-    Args:
-        requires: The `Requires-Dist` lines of a distribution.
-        versions: What is installed, by canonical name.
-        extras: Extras that the entry point asks for.
-    """
+    """Requirements that `versions`, which are by canonical name, lack or do not meet; empty if there are none."""
     problems = []
     for requirement in _active(requires, extras):
         version = versions.get(canonicalize_name(requirement.name), "")
@@ -98,13 +81,7 @@ def malformed_requirement(requires: Iterable[str]) -> str:
 
 
 def protocol_mismatch(kind: Kind, protocol: object, distribution: str) -> str:
-    """Why a provider's protocol number is not accepted here, and what to do; empty if it is.
-
-    Args:
-        kind: The plugin's kind.
-        protocol: What its provider says.
-        distribution: The distribution that provides it.
-    """
+    """Why a provider's protocol number is not accepted here, and what to do; empty if it is."""
     spoken = PROTOCOL_VERSIONS[kind]
     if type(protocol) is not int:
         return f"Provider.protocol is {protocol!r}; give the version it was written for, an integer such as {spoken}"

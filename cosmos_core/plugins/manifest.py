@@ -23,21 +23,14 @@ def manifest(selected: Iterable[PluginRecord]) -> list[dict[str, Any]]:
         PluginBrokenError: A plugin's files cannot be read.
     """
     digests: dict[str, str] = {}
-    entries = []
+    found = []
     for record in selected:
         if record.distribution not in digests:
             digests[record.distribution] = _digest(record)
-        entries.append(
-            {
-                "kind": record.kind,
-                "name": record.name,
-                "distribution": record.distribution,
-                "version": record.version,
-                "module": record.module,
-                "sha256": digests[record.distribution],
-            }
-        )
-    return entries
+        fields = ("kind", "name", "distribution", "version", "module")
+        said = {field: getattr(record, field) for field in fields}
+        found.append({**said, "sha256": digests[record.distribution]})
+    return found
 
 
 def _digest(record: PluginRecord) -> str:

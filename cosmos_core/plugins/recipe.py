@@ -1,4 +1,7 @@
-"""The plugins that a recipe names: which they are, and instances of them with the contexts that the recipe implies."""
+"""The plugins that a recipe names: which they are, and instances of them with the contexts that the recipe implies.
+
+To make one raises `ConfigError` where an option is wrong, and `PluginError` where the plugin failed.
+"""
 
 from __future__ import annotations
 
@@ -154,47 +157,26 @@ def frozen_source(job: Job, role: FrozenRole) -> ModelSource:
 
 
 def load_frozen(job: Job, plugins: PluginSet, role: FrozenRole) -> Model:
-    """A frozen model of the recipe.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: The plugin failed.
-    """
+    """A frozen model of the recipe."""
     source = frozen_source(job, role)
     return cast("Model", plugins.create("model", source.plugin, source.options, source.context, f"{role}.options"))
 
 
 def load_model(job: Job, plugins: PluginSet) -> Model:
-    """The recipe's model.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: The plugin failed.
-    """
+    """The recipe's model."""
     source = model_source(job)
     return cast("Model", plugins.create("model", source.plugin, source.options, source.context, "model.options"))
 
 
 def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
-    """The recipe's dataset.
-
-    Raises:
-        ConfigError: An option is wrong.
-        DataError: Its files are missing or bad.
-        PluginError: The plugin failed.
-    """
+    """The recipe's dataset; a DataError says that its files are missing or bad."""
     config = job.recipe.dataset
     context = dataset_context(plugins, job.recipe.run.seed, job.recipe_directory)
     return cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
 
 
 def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
-    """The algorithm of a stage.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: The plugin failed.
-    """
+    """The algorithm of a stage."""
     rollout, average = job.recipe.rollout, job.recipe.policy.average
     context = AlgorithmContext(
         group_size={"rollouts": rollout.group_size, "demonstrations": 1, "preferences": 2}[source_of(plugins, stage)],
@@ -208,12 +190,7 @@ def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
 
 
 def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
-    """The rewards, in the order of `recipe.reward`.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: A plugin failed.
-    """
+    """The rewards, in the order of `recipe.reward`."""
     loaded = []
     for index, config in enumerate(job.recipe.reward):
         context = RewardContext(name=config.label, seed=job.recipe.run.seed)
@@ -223,12 +200,7 @@ def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
 
 
 def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | None:
-    """Capabilities of the recipe's environment, once an instance of it could be made; None without one.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: The plugin failed.
-    """
+    """Capabilities of the recipe's environment, once an instance of it could be made; None without one."""
     config = job.recipe.environment
     if config is None:
         return None
