@@ -35,7 +35,7 @@ from rich.table import Table
 from cosmos_core.control.journal import entries
 from cosmos_core.protocols.quantization import FORMATS, Format
 from cosmos_core.run.follower import Follower
-from cosmos_core.weights.quantization.shares import matrix_shares
+from cosmos_core.weights.quantization import matrix_shares
 from cosmos_core.weights.snapshot import Snapshot, take_snapshot
 
 RECIPE: Final = Path(__file__).parents[1] / "recipes" / "arithmetic.toml"

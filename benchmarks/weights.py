@@ -39,7 +39,7 @@ from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, combine, tensor_digest
-from cosmos_core.weights.disk_writer import VersionWriter
+from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import Transport, WeightReceiver
 from cosmos_core.weights.shards import LocalShard

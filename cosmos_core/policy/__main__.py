@@ -31,7 +31,7 @@ from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient
-from cosmos_core.weights.disk_writer import VersionWriter
+from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 
 FLUSH_S: Final = 10.0

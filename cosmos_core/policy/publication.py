@@ -20,7 +20,7 @@ from cosmos_core.protocols.quantization import Format
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights.digest import add_digests
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantization.shares import matrix_shares
+from cosmos_core.weights.quantization import matrix_shares
 from cosmos_core.weights.shards import local_shards, owned
 from cosmos_core.weights.snapshot import Snapshot
 

@@ -13,8 +13,8 @@ from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import digest, wire
-from cosmos_core.weights.disk_writer import VersionWriter
-from cosmos_core.weights.quantization.shares import MatrixShare
+from cosmos_core.weights.disk import VersionWriter
+from cosmos_core.weights.quantization import MatrixShare
 from cosmos_core.weights.server import Published, SliceServer
 from cosmos_core.weights.shards import EngineLayout, LocalShard
 from cosmos_core.weights.shared_memory import SharedFile, directories_for_files, sweep

@@ -19,13 +19,12 @@ from cosmos_core.transport.authentication import Keyring
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import digest, wire
-from cosmos_core.weights.disk_reader import stored_parts
-from cosmos_core.weights.fetch import Fetch, Ready, plan_of, problems, read_mapped, wait
+from cosmos_core.weights.disk import stored_parts
+from cosmos_core.weights.fetch import Fetch, Ready, Source, plan_of, problems, read_mapped, wait
 from cosmos_core.weights.planner import Plan, check_agreement
 from cosmos_core.weights.shards import EngineLayout, ShardMap
 from cosmos_core.weights.shared_memory import map_shared
 from cosmos_core.weights.snapshot import Base
-from cosmos_core.weights.source import Source
 from cosmos_core.weights.topology import Place
 
 _LOGGER: Final = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from cosmos_core.transport.authentication import Keyring, serve
 from cosmos_core.transport.keys import PeerRole
 from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoded, encode
-from cosmos_core.weights.process_group_transport import Sender
+from cosmos_core.weights.process_group import Sender
 from cosmos_core.weights.snapshot import Snapshot
 
 _LOGGER: Final = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import add_digests, tensor_digest
-from cosmos_core.weights.quantization.codec import copy_exactly
-from cosmos_core.weights.quantization.shares import MatrixShare
+from cosmos_core.weights.quantization import MatrixShare, copy_exactly
 from cosmos_core.weights.shards import (
     EngineLayout,
     LocalShard,

@@ -1,6 +1,6 @@
 """Messages between a receiver and the publishers of weights; the slices follow `Slices` as raw frames.
 
-A receiver that opened a process group gets them through it (`process_group_transport`), and says when it leaves.
+A receiver that opened a process group gets them through it (`process_group`), and says when it leaves.
 
 A receiver asks, a publisher answers; every answer names its request. Nothing is acknowledged: a receiver that gets no
 answer asks another publisher.

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 import torch
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.disk_writer import VersionWriter
+from cosmos_core.weights.disk import VersionWriter
 torch.set_num_threads(1)
 writer = VersionWriter(sys.argv[2], "run", is_only=True, removes=True)
 publisher = WeightPublisher("run", directory=Path(sys.argv[1]), writer=writer)

@@ -18,7 +18,7 @@ from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
-from cosmos_core.weights import process_group_transport, slices
+from cosmos_core.weights import process_group, slices
 from cosmos_core.weights.digest import digest_of, tensor_digests
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -346,7 +346,7 @@ def test_the_policy_is_asked_before_what_is_stored_and_that_does_not_count_as_re
 
 
 def test_no_pause_within_a_fetch_makes_a_receiver_count_as_gone():
-    assert process_group_transport.IDLE_S > weights_sync._TIMEOUT_S
+    assert process_group.IDLE_S > weights_sync._TIMEOUT_S
 
 
 def test_a_relay_keeps_what_it_loaded_and_says_where(rig):

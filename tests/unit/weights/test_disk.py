@@ -15,9 +15,9 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.weights import disk_reader, disk_writer
+from cosmos_core.weights import disk
 from cosmos_core.weights.digest import add_digests, digest_of
-from cosmos_core.weights.disk_writer import VersionWriter
+from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import LocalShard
@@ -81,9 +81,9 @@ def fetch(published, directory, *, ranks=1, transport="disk", sources=(), run_id
 
 
 def test_what_was_published_is_read_in_another_layout(publish, stored, monkeypatch, subtests):
-    monkeypatch.setattr(disk_reader, "_READ_BYTES", 3 << 12)
+    monkeypatch.setattr(disk, "_READ_BYTES", 3 << 12)
     for version, block_bytes in ((5, 1 << 12), (6, 1 << 20)):
-        monkeypatch.setattr(disk_writer, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(disk, "BLOCK_BYTES", block_bytes)
         published = publish().publish(version, TENSORS, None)
         for ranks in (1, 2):
             with subtests.test(block_bytes=block_bytes, ranks=ranks):
@@ -93,18 +93,18 @@ def test_what_was_published_is_read_in_another_layout(publish, stored, monkeypat
 
 
 def test_only_what_is_wanted_is_read(publish, stored, monkeypatch):
-    monkeypatch.setattr(disk_writer, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 12)
     published = publish().publish(5, TENSORS, None)
-    read, original = [], disk_reader.StoredFile._checked
+    read, original = [], disk.StoredFile._checked
 
     def counting(self, first, last):
         data = original(self, first, last)
         read.append(len(data))
         return data
 
-    monkeypatch.setattr(disk_reader.StoredFile, "_checked", counting)
+    monkeypatch.setattr(disk.StoredFile, "_checked", counting)
     wanted = [(0, TensorSlice(name="embed", start=(first, 0), shape=(500, 96))) for first in (3000, 1000)]
-    ready, _ = disk_reader.stored_parts(str(stored), "run", target_of(published))
+    ready, _ = disk.stored_parts(str(stored), "run", target_of(published))
     found = {piece.start[0]: data for _, piece, data in ready[0].read(wanted)}
     assert all(torch.equal(data, TENSORS["embed"][first : first + 500]) for first, data in found.items())
     assert len(read) == len(found) == 2
@@ -157,7 +157,7 @@ def damage(path: Path, at: int) -> None:
 
 
 def test_a_damaged_file_is_refused_with_the_place(publish, stored, monkeypatch):
-    monkeypatch.setattr(disk_writer, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 12)
     published = publish().publish(5, TENSORS, None)
     content = only(stored, "*.bin")
     damage(content, 10_000)
@@ -247,14 +247,14 @@ def test_sources_come_before_what_is_stored(publish, stored):
 
 def test_writing_beside_keeps_the_newest_only_and_never_a_snapshot_written_over(publish, stored, monkeypatch, caplog):
     busy, may_go = threading.Event(), threading.Event()
-    original = disk_writer.share_of
+    original = disk.share_of
 
     def slow(manifest):
         busy.set()
         may_go.wait(10)
         return original(manifest)
 
-    monkeypatch.setattr(disk_writer, "share_of", slow)
+    monkeypatch.setattr(disk, "share_of", slow)
     publisher, tensors = publish(is_only=False, removes=False), {"w": TENSORS["w"]}
     first = publisher.publish(1, tensors, None)
     assert busy.wait(10)
@@ -287,7 +287,7 @@ def test_a_part_that_was_not_written_to_its_end_is_not_there(publish, stored, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_writer, "checksum", full)
+        patch.setattr(disk, "checksum", full)
         with pytest.raises(WeightSyncError, match="No space left on device"):
             publish().publish(1, TENSORS, None)
     assert list(stored.rglob("*.bin"))
@@ -304,7 +304,7 @@ def test_a_version_that_others_removed_while_it_was_written_stops_nobody(
 ):
     """The slower of two replicas writes version 5; the faster one has gone on to 6, and nobody needs 5 any more."""
     slow, fast = publish(), publish()
-    tensors, original, may_interfere = {"w": TENSORS["w"]}, disk_writer.checksum, [True]
+    tensors, original, may_interfere = {"w": TENSORS["w"]}, disk.checksum, [True]
 
     def interrupted(block):
         if may_interfere.pop() if may_interfere else False:
@@ -315,7 +315,7 @@ def test_a_version_that_others_removed_while_it_was_written_stops_nobody(
             fast._writer.close()
         return original(block)
 
-    monkeypatch.setattr(disk_writer, "checksum", interrupted)
+    monkeypatch.setattr(disk, "checksum", interrupted)
     with caplog.at_level(logging.INFO, "cosmos_core.weights"):
         slow.publish(5, tensors, None)
     assert re.search(r"version 5 was not stored, as nobody needs it any more: .*v5-\w+: .*No such file", caplog.text)
@@ -323,13 +323,13 @@ def test_a_version_that_others_removed_while_it_was_written_stops_nobody(
 
 
 def test_a_folder_that_vanished_before_anything_newer_stands_is_an_error(publish, stored, monkeypatch):
-    original = disk_writer.checksum
+    original = disk.checksum
 
     def interrupted(block):
         shutil.rmtree(stored)
         return original(block)
 
-    monkeypatch.setattr(disk_writer, "checksum", interrupted)
+    monkeypatch.setattr(disk, "checksum", interrupted)
     with pytest.raises(WeightSyncError, match=r"v5-\w+: .*No such file"):
         publish().publish(5, {"w": TENSORS["w"]}, None)
 
@@ -355,10 +355,8 @@ def test_a_version_is_in_the_writers_hands_before_it_may_be_dropped(publish, mon
 
 
 def test_nothing_is_looked_for_twice(publish, stored, monkeypatch):
-    looked, original = [], disk_writer.VersionWriter._remove_before
-    monkeypatch.setattr(
-        disk_writer.VersionWriter, "_remove_before", lambda self, v: looked.append(v) or original(self, v)
-    )
+    looked, original = [], disk.VersionWriter._remove_before
+    monkeypatch.setattr(disk.VersionWriter, "_remove_before", lambda self, v: looked.append(v) or original(self, v))
     publisher = publish()
     for oldest in (0, 0, 3, 3, 2, 4):
         publisher.retain(oldest)
@@ -375,7 +373,7 @@ def test_errors_of_a_file_systems_own_library_are_told(publish, stored, monkeypa
         raise LibraryError("Unable to locate credentials")
 
     published = publish().publish(5, TENSORS, None)
-    monkeypatch.setattr(disk_reader, "file_system", unreachable)
+    monkeypatch.setattr(disk, "file_system", unreachable)
     with pytest.raises(WeightSyncError, match=r"weights at .*v5-\w+: LibraryError: Unable to locate credentials"):
         fetch(published, stored)
     with pytest.raises(WeightSyncError, match=r"weights at .*v6-\w+: LibraryError: Unable to locate credentials"):
@@ -392,7 +390,7 @@ def test_what_ends_a_job_that_nobody_waits_for_is_told(publish, stored, monkeypa
     def broken(self, oldest):
         raise KeyError("a fault of our own")
 
-    monkeypatch.setattr(disk_writer.VersionWriter, "_remove_before", broken)
+    monkeypatch.setattr(disk.VersionWriter, "_remove_before", broken)
     publisher = publish()
     publisher.retain(6)
     publisher.close()
@@ -410,5 +408,5 @@ def test_disk_without_a_directory_is_refused():
 
 
 def test_an_unknown_file_system_is_named():
-    with pytest.raises(WeightSyncError, match=r"weights at nowhere://x: .*nowhere"), disk_reader.access("nowhere://x"):
+    with pytest.raises(WeightSyncError, match=r"weights at nowhere://x: .*nowhere"), disk.access("nowhere://x"):
         pass

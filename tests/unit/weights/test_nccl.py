@@ -11,10 +11,9 @@ import torch
 from cosmos_core.errors import TransportError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.weights import process_group, process_group_transport
+from cosmos_core.weights import process_group
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Rendezvous
-from cosmos_core.weights.process_group_transport import ProcessGroupTransport, Sender
+from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, ProcessGroupTransport, Rendezvous, Sender
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -106,7 +105,7 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
     meeting, began = Rendezvous(HOST, 5.0), time.monotonic()
     with pytest.raises(TransportError, match="no nccl connection: "):
         ProcessGroupTransport("nccl", HOST, meeting.port, 0.3)
-    monkeypatch.setattr(process_group_transport, "FORM_S", 0.3)
+    monkeypatch.setattr(process_group, "FORM_S", 0.3)
     sender = Sender("nccl", HOST)
     sender._thread.join(5)
     assert sender.is_over

@@ -7,9 +7,17 @@ import torch.distributed as dist
 
 from cosmos_core.errors import TransportError
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights import process_group_transport
-from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, Rendezvous, meet, tag_of
-from cosmos_core.weights.process_group_transport import ProcessGroupTransport, Sender
+from cosmos_core.weights import process_group
+from cosmos_core.weights.process_group import (
+    PUBLISHER,
+    RECEIVER,
+    Pair,
+    ProcessGroupTransport,
+    Rendezvous,
+    Sender,
+    meet,
+    tag_of,
+)
 
 torch.set_num_threads(1)
 
@@ -106,11 +114,11 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
     transport.close()
     assert ended(sender)
 
-    monkeypatch.setattr(process_group_transport, "FORM_S", 0.2)
+    monkeypatch.setattr(process_group, "FORM_S", 0.2)
     assert ended(Sender("gloo", HOST))
 
-    monkeypatch.setattr(process_group_transport, "FORM_S", 5.0)
-    monkeypatch.setattr(process_group_transport, "IDLE_S", 0.2)
+    monkeypatch.setattr(process_group, "FORM_S", 5.0)
+    monkeypatch.setattr(process_group, "IDLE_S", 0.2)
     sender = Sender("gloo", HOST)
     transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     assert ended(sender)
@@ -123,7 +131,7 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
 
 
 def test_a_receiver_that_takes_nothing_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(process_group_transport, "SEND_S", 0.3)
+    monkeypatch.setattr(process_group, "SEND_S", 0.3)
     sender = Sender("gloo", HOST)
     transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     sender.send(1, [memoryview(bytearray(64 << 20))])

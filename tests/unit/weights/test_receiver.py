@@ -12,13 +12,13 @@ from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.weights import planner, process_group_transport, server, wire
+from cosmos_core.weights import planner, process_group, server, wire
 from cosmos_core.weights import snapshot as snapshots
 from cosmos_core.weights.digest import add_digests, digest_of
+from cosmos_core.weights.fetch import Source
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import LocalShard
-from cosmos_core.weights.source import Source
 
 torch.set_num_threads(1)
 
@@ -294,7 +294,7 @@ def test_a_sender_that_has_ended_is_an_answer(publishers, receiver, monkeypatch)
     def ended(self, request, slices):
         raise TransportError("it was asked for nothing")
 
-    monkeypatch.setattr(process_group_transport.Sender, "send", ended)
+    monkeypatch.setattr(process_group.Sender, "send", ended)
     published = publishers[0].publish(5, TENSORS, None)
     began = time.monotonic()
     with (

@@ -10,7 +10,7 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.disk_writer import VersionWriter
+from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 

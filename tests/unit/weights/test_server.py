@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from cosmos_core.transport.sockets import dealer
-from cosmos_core.weights import process_group_transport, wire
+from cosmos_core.weights import process_group, wire
 from cosmos_core.weights import server as module
 from cosmos_core.weights.server import SliceServer
 
@@ -23,15 +23,15 @@ def may_give_up():
 
 @pytest.fixture
 def server(monkeypatch, may_give_up):
-    pair = process_group_transport.Pair
+    pair = process_group.Pair
 
     def paired(*given, **named):
         assert may_give_up.wait(20)
         return pair(*given, **named)
 
     monkeypatch.setattr(module, "MAX_GROUPS", 2)
-    monkeypatch.setattr(process_group_transport, "FORM_S", 0.2)
-    monkeypatch.setattr(process_group_transport, "Pair", paired)
+    monkeypatch.setattr(process_group, "FORM_S", 0.2)
+    monkeypatch.setattr(process_group, "Pair", paired)
     found = SliceServer("run", "127.0.0.1")
     yield found
     may_give_up.set()

@@ -258,7 +258,7 @@ def test_a_format_needs_an_engine_a_model_and_a_layout_that_have_it():
     assert "model plugin 'hf' names no matrices of Tiny" in nameless
 
     # A layout that cuts a byte of codes is refused with what would do.
-    # As the first publication would refuse it (`cosmos_core.weights.quantization.shares`).
+    # As the first publication would refuse it (`cosmos_core.weights.quantization`).
     extents = (Extent(axis="tp", name="columns of a feed-forward layer", size=12),)
     facts = attrs.evolve(
         FACTS,

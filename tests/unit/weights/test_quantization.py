@@ -9,7 +9,8 @@ import torch
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols.quantization import FORMATS
-from cosmos_core.weights.quantization import codec, dequantise, dequantised_rows, quantise, quantise_tensors
+from cosmos_core.weights import quantization
+from cosmos_core.weights.quantization import dequantise, dequantised_rows, quantise, quantise_tensors
 
 torch.set_num_threads(1)
 
@@ -184,7 +185,7 @@ def test_nothing_becomes_nothing(subtests):
 def test_rows_one_after_another_are_those_of_the_whole(monkeypatch, subtests):
     for name in FORMATS:
         with subtests.test(name=name):
-            monkeypatch.setitem(codec._SCRATCH, "cpu", 50)
+            monkeypatch.setitem(quantization._SCRATCH, "cpu", 50)
             form = FORMATS[name]
             for shape in ((9, 40), (5, 3, 32), (1, 8, 16)):
                 made = quantise(form, "w", torch.randn(shape))
