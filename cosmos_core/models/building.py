@@ -13,13 +13,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from cosmos_core.models.attention.packed import attend_packed
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.float8 import check_float8
-from cosmos_core.models.parallel.lora import AdaptedWeights, check_adapted, draw_adapters
+from cosmos_core.models.parallel.lora import check_adapted, draw_adapters, with_adapters
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
 from cosmos_core.models.verification import check_layers
 from cosmos_core.models.weights import loading
-from cosmos_core.models.weights.streaming import Drawn, Streamed, Weights, fill, materialise
+from cosmos_core.models.weights.streaming import Streamed, fill, materialise, weights_of
 from cosmos_core.protocols import Layout
 
 
@@ -44,7 +44,7 @@ def build_whole(blueprint: Blueprint) -> PreTrainedModel:
     shell = _shell(blueprint)
     streamed = Streamed(blueprint.path, shell)
     materialise([shell], device=blueprint.device)
-    fill([shell], streamed)
+    fill([shell], streamed.read, blueprint.path)
     return shell
 
 
@@ -66,13 +66,13 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     check_layers(shell)
     _check(shell, blueprint, layout)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
-    streamed = Streamed(blueprint.path, shell) if blueprint.path is not None else None
+    streamed = Streamed(blueprint.path, shell).read if blueprint.path is not None else None
     stages = cut(shell, layout) if layout.mesh.size("pp") > 1 else [shell]
     for stage in stages:
         parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
     materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
-    weights: Weights = streamed if streamed is not None else Drawn(draw(blueprint))
-    fill(stages, AdaptedWeights(below=weights, seed=blueprint.seed))
+    weights = streamed or weights_of(draw(blueprint))
+    fill(stages, with_adapters(weights, blueprint.seed), blueprint.path)
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
 
 

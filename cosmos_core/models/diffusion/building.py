@@ -5,6 +5,7 @@ Planning is told of it from the shell alone, without weights (`facts_of`).
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +24,11 @@ from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.parallel.anatomy import widths
 from cosmos_core.models.parallel.forwards import root
-from cosmos_core.models.parallel.lora import (
-    AdaptedWeights,
-    add_adapters,
-    check_adapted,
-    draw_adapters,
-    surround_adapted,
-)
+from cosmos_core.models.parallel.lora import add_adapters, check_adapted, surround_adapted, with_adapters
 from cosmos_core.models.parallel.recompute import recompute_layer
 from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
-from cosmos_core.models.weights.streaming import Drawn, Weights, fill
+from cosmos_core.models.weights.streaming import fill, materialise, weights_of
 from cosmos_core.protocols import Layout, ModelFacts
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 
@@ -67,20 +62,16 @@ def draw(blueprint: Blueprint) -> nn.Module:
 
 def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
     """All of it, or this process's part; every process of the mesh calls it."""
-    if blueprint.folder is None and (layout is None or layout.mesh.world_size == 1):
-        module = _cast(draw(blueprint), blueprint.dtype).to(blueprint.device)
-        if layout is not None:
-            lay_out(module, blueprint, layout)
-            draw_adapters(module, blueprint.seed)
-        return module
-    shell = _cast(make_shell(blueprint.family), blueprint.dtype)
+    shell, folder = _cast(make_shell(blueprint.family), blueprint.dtype), blueprint.folder
     # Before anything is split, so that every process finds the same fault in a checkpoint.
-    folder = blueprint.folder
-    weights: Weights = Drawn(draw(blueprint)) if folder is None else StreamedTransformer(folder, shell)
+    streamed = None if folder is None else StreamedTransformer(str(folder), shell).read
     if layout is not None:
         lay_out(shell, blueprint, layout)
-    _materialise(shell, blueprint, offload=layout is not None and layout.cpu_offload)
-    fill([shell], AdaptedWeights(below=weights, seed=blueprint.seed))
+    offload = layout is not None and layout.cpu_offload
+    buffers = functools.partial(_compute_buffers, blueprint.family)
+    materialise([shell], device=blueprint.device, offload=offload, compute_buffers=buffers)
+    weights = streamed or weights_of(draw(blueprint))
+    fill([shell], with_adapters(weights, blueprint.seed), None if folder is None else str(folder))
     return shell
 
 
@@ -127,13 +118,8 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _materialise(shell: nn.Module, blueprint: Blueprint, *, offload: bool) -> None:
-    place = torch.device("cpu") if offload else blueprint.device
-    family = blueprint.family
+def _compute_buffers(family: Family, shell: nn.Module, device: torch.device) -> None:
     computed, saved = family.computed(family.config), shell.state_dict().keys()
-    shell._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
-        lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor.to(place)
-    )
     for name, buffer in list(shell.named_buffers()):
         if name in saved:
             continue
@@ -142,7 +128,7 @@ def _materialise(shell: nn.Module, blueprint: Blueprint, *, offload: bool) -> No
                 f"{type(shell).__name__}: the buffer {name} is in no checkpoint, and the plugin does not compute it"
             )
         owner, _, last = name.rpartition(".")
-        setattr(shell.get_submodule(owner), last, computed[name].to(device=blueprint.device, dtype=buffer.dtype))
+        setattr(shell.get_submodule(owner), last, computed[name].to(device=device, dtype=buffer.dtype))
 
 
 def facts_of(

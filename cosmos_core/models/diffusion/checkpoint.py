@@ -94,8 +94,7 @@ def complete_config(config: Mapping[str, Any], made: type, *, key: str) -> dict[
 class StreamedTransformer(streaming.Streamed):
     """Weights of a transformer in a checkpoint, which has the module's own names (see `streaming.Streamed`)."""
 
-    def __init__(self, folder: Path, module: Any) -> None:
-        super().__init__(str(folder), module, stem=STEM)
+    stem = STEM
 
     def _recipes_of(self, module: Any) -> list[streaming.Recipe]:  # noqa: ARG002
         return [streaming.Recipe(name=name, sources=((name, ""),), converter=None) for name in self._stored]

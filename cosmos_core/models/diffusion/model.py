@@ -24,7 +24,7 @@ from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowReader
 from cosmos_core.models.diffusion.scoring import Decisions
 from cosmos_core.models.packing import device_of
 from cosmos_core.models.parallel.forwards import layout_of, within
-from cosmos_core.models.weights.loading import absence, holds_weights
+from cosmos_core.models.weights.streaming import absent_weights
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
 from cosmos_core.protocols.world import LatentSpec
@@ -110,13 +110,9 @@ class DiffusionModel(Family):
     def facts(self) -> ModelFacts:
         """Describe the model without building weights; those of a checkpoint on this machine are looked through."""
         shell = building.make_shell(self)
-        absent = ""
-        if self.context.path is not None and Path(self.context.path).is_dir():
-            folder = self.folder / checkpoint.TRANSFORMER
-            if holds_weights(folder, checkpoint.STEM):
-                checkpoint.StreamedTransformer(folder, shell)
-            else:
-                absent = absence(folder, checkpoint.STEM)
+        is_here = self.context.path is not None and Path(self.context.path).is_dir()
+        path = str(self.folder / checkpoint.TRANSFORMER) if is_here else None
+        absent = absent_weights(path, shell, checkpoint.StreamedTransformer)
         uncounted = ["guidance's second forward"]
         if self.options.text == "encoder" and self.options.encoders == "device":
             uncounted.append("encoders of captions and images")

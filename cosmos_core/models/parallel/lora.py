@@ -114,21 +114,9 @@ def draw_adapters(module: nn.Module, seed: int) -> None:
             parameter.copy_(_start(seed, name, local_shard(parameter)))
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class AdaptedWeights:
-    """A model's weights, and the values from which its adapters start (see `streaming.Weights`)."""
-
-    below: Weights
-    seed: int
-
-    @property
-    def path(self) -> str | None:
-        """Of the checkpoint below."""
-        return self.below.path
-
-    def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies."""
-        return _start(self.seed, name, share) if is_adapter(name) else self.below.read(name, share)
+def with_adapters(below: Weights, seed: int) -> Weights:
+    """A model's weights, and the values from which its adapters start."""
+    return lambda name, share: _start(seed, name, share) if is_adapter(name) else below(name, share)
 
 
 def _start(seed: int, name: str, share: LocalShard) -> torch.Tensor:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, TypeAlias
 
 import attrs
 import torch
@@ -120,30 +120,14 @@ _MAPPED_VALUES: Final = 1 << 22
 """Most that is read of a file before it is opened anew: what was read stays in memory as long as it is open."""
 
 
-class Weights(Protocol):
-    """The weights of a whole model, from which shares are read."""
-
-    @property
-    def path(self) -> str | None:
-        """Of the checkpoint; None of weights that were drawn."""
-        ...
-
-    def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies, in any dtype."""
-        ...
+Weights: TypeAlias = Callable[[str, LocalShard], torch.Tensor]
+"""Gives the part of a tensor of a whole model where a share lies, in any dtype; it is valid until the next call."""
 
 
-class Drawn:
-    """Weights of a module that one process has made."""
-
-    def __init__(self, module: PreTrainedModel) -> None:
-        self.path: str | None = None
-        self._tensors = module.state_dict()
-
-    def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies."""
-        part: torch.Tensor = self._tensors[name][share.index]
-        return part
+def weights_of(module: nn.Module) -> Weights:
+    """The weights of a module that one process has made."""
+    tensors = module.state_dict()
+    return lambda name, share: tensors[name][share.index]
 
 
 class TensorFiles:
@@ -174,16 +158,17 @@ class TensorFiles:
 
 
 class Streamed:
-    """Weights of a checkpoint, looked through before anything is read.
+    """Weights of a checkpoint, looked through before anything is read; its files are called after `stem`.
 
     Raises:
         CheckpointError: Files are missing or truncated, or the checkpoint is not one of this model.
     """
 
-    def __init__(self, path: str, module: PreTrainedModel, stem: str = "model") -> None:
-        self.path: str | None = path
+    stem: ClassVar[str] = "model"
+
+    def __init__(self, path: str, module: Any) -> None:
         self._module = module
-        self._stored = stored_tensors(folder_of(path), stem)
+        self._stored = stored_tensors(folder_of(path), self.stem)
         self._recipes: dict[str, Recipe] = {}
         self._files: Final = TensorFiles(self._stored)
         wanted = module.state_dict()
@@ -197,7 +182,7 @@ class Streamed:
         self._refuse_strays(path, module)
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
-        """The part of a tensor where a share lies; it is valid until the next call."""
+        """Give a part, as `Weights` do."""
         recipe = self._recipes[name]
         if recipe.converter is None:
             return self._files.read(recipe.sources[0][0], share.index)
@@ -272,7 +257,7 @@ def _num_values(shape: tuple[int, ...], index: tuple[slice, ...]) -> int:
     return math.prod(sizes)
 
 
-def absent_weights(path: str | None, module: PreTrainedModel) -> str:
+def absent_weights(path: str | None, module: Any, kind: type[Streamed] = Streamed) -> str:
     """Look through a checkpoint on this machine; of a folder with a config alone, what is missing; else empty.
 
     Raises:
@@ -281,9 +266,9 @@ def absent_weights(path: str | None, module: PreTrainedModel) -> str:
     folder = None if path is None else Path(path)
     if folder is None or not folder.is_dir():
         return ""
-    if not holds_weights(folder):
-        return absence(folder)
-    Streamed(str(folder), module)
+    if not holds_weights(folder, kind.stem):
+        return absence(folder, kind.stem)
+    kind(str(folder), module)
     return ""
 
 
@@ -300,21 +285,27 @@ def fetched(path: str, patterns: Sequence[str], revision: str | None = None) -> 
         raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error
 
 
-def materialise(stages: Sequence[PreTrainedModel], *, device: torch.device, offload: bool = False) -> None:
-    """Allocate what the stages hold, and compute the buffers that no checkpoint has."""
+def materialise(
+    stages: Sequence[nn.Module],
+    *,
+    device: torch.device,
+    offload: bool = False,
+    compute_buffers: Callable[[Any, torch.device], None] | None = None,
+) -> None:
+    """Allocate what the stages hold, and compute what no checkpoint has of it, by default as transformers does."""
     for stage in stages:
         shared = _occurrences(stage)
         place = torch.device("cpu") if offload else device
-        stage._apply(lambda tensor, place=place: _allocated(tensor, place))  # noqa: SLF001 - `to_empty` loses values
+        stage._apply(lambda tensor, place=place: _allocated(tensor, place))  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
         for (owner, last), *others in shared:
             for other, name in others:
                 setattr(other, name, getattr(owner, last))
-        _compute_buffers(stage, device)
+        (compute_buffers or _compute_buffers)(stage, device)
 
 
 @torch.no_grad()
-def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
-    """Give every tensor that the stages hold its values."""
+def fill(stages: Sequence[nn.Module], weights: Weights, path: str | None) -> None:
+    """Give every tensor that the stages hold its values; `path` is of the checkpoint that they are read from."""
     for stage in stages:
         filled: set[int] = set()
         parameters = {id(parameter) for parameter in stage.parameters()}
@@ -324,9 +315,9 @@ def fill(stages: Sequence[PreTrainedModel], weights: Weights) -> None:
             filled.add(id(tensor))
             share = local_shard(tensor)
             if share.tensor.numel():
-                share.tensor.copy_(weights.read(name, share))
-                if weights.path is not None and id(tensor) in parameters:
-                    refuse_nonfinite(name, share.tensor, weights.path)
+                share.tensor.copy_(weights(name, share))
+                if path is not None and id(tensor) in parameters:
+                    refuse_nonfinite(name, share.tensor, path)
 
 
 def _occurrences(stage: nn.Module) -> list[list[tuple[nn.Module, str]]]:
