@@ -31,7 +31,7 @@ from cosmos_core.models.parallel.plan import KEYS_AND_VALUES
 from cosmos_core.models.parallel.recompute import SAVED
 from cosmos_core.protocols.facts import Compute, Kept
 
-UNTRACEABLE: Final = (
+_UNTRACEABLE: Final = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
@@ -53,8 +53,17 @@ def kept_by(
 
     The module is on the meta device and of no use afterwards; of its layers only representatives are left, in the order
     in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
-    does not split, all they keep counts as their input.
+    does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage.
     """
+    try:
+        return _kept_by(module, layers, prepare, whole)
+    except _UNTRACEABLE:
+        return {}
+
+
+def _kept_by(
+    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], whole: Collection[nn.Module]
+) -> Mapping[int, Mapping[Compute, Kept]]:
     forwards = [prepare(length) for length in _LENGTHS]
     found: dict[int, dict[Compute, Kept]] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -147,37 +156,28 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._common |= self._keys(others)
             self._seen |= self._common
 
-        def leave(*_: Any) -> None:
-            self._place = AFTER_LAYERS
-
         yield layer.register_forward_pre_hook(enter, with_kwargs=True)
-        yield layer.register_forward_hook(leave)
+        yield layer.register_forward_hook(self._set(_place=AFTER_LAYERS))
         for name, child in layer.named_modules():
             if is_experts(child):
-                yield child.register_forward_pre_hook(self._enter_experts)
-                yield child.register_forward_hook(self._leave_experts)
+                yield child.register_forward_pre_hook(self._set(_is_routed=True))
+                yield child.register_forward_hook(self._set(_is_routed=False))
             if name.rpartition(".")[2] in KEYS_AND_VALUES:
                 yield child.register_forward_hook(self._leave_projection)
         for child in layer.children():
             if any(parameter.dim() > 1 for parameter in child.parameters()):
                 yield child.register_forward_pre_hook(self._enter_block, with_kwargs=True)
-                yield child.register_forward_hook(self._leave_block)
+                yield child.register_forward_hook(self._set(_is_inside=False, _is_whole=False))
 
     def _enter_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         self._is_inside, self._is_whole = True, block in self._whole
         self._inputs |= self._keys([*_tensors(args), *_tensors(kwargs)])
 
-    def _leave_block(self, *_: Any) -> None:
-        self._is_inside = self._is_whole = False
+    def _set(self, **flags: Any) -> Callable[..., None]:
+        return lambda *_: self.__dict__.update(flags)
 
     def _leave_projection(self, _: nn.Module, __: Any, result: Any) -> None:
         self._heads |= self._keys(_tensors(result))
-
-    def _enter_experts(self, *_: Any) -> None:
-        self._is_routed = True
-
-    def _leave_experts(self, *_: Any) -> None:
-        self._is_routed = False
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._is_whole or _key(tensor) in self._inputs:

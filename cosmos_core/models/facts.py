@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import attrs
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
+from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
 from cosmos_core.models.encoding import TextEncoder
 from cosmos_core.models.head import CHUNK_ELEMENTS
-from cosmos_core.models.parallel.anatomy import Anatomy, num_tied, parts_of
+from cosmos_core.models.parallel.anatomy import Anatomy, layers_name, widths
 from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.parallel.forwards import own_parameters
@@ -40,11 +41,16 @@ def describe(
 
     `overrides` are the plugin's tensor parallel styles, `absent` says what is missing of a checkpoint, if anything is,
     and `prepare` makes a forward of the shell over so many units.
+
+    Raises:
+        ConfigError: The model's numbers do not fit together.
     """
-    config, tokenizer = shell.config.get_text_config(), text.tokenizer
+    config, tokenizer, plan = shell.config.get_text_config(), text.tokenizer, plan_for(shell, overrides)
+    embedding, output = shell.get_input_embeddings().weight, shell.get_output_embeddings()
+    is_tied = output is not None and output.weight is embedding
     return ModelFacts(
         architecture=type(shell).__name__,
-        num_parameters=sum(parameter.numel() for parameter in shell.parameters()),
+        num_parameters=_count(shell),
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -54,40 +60,71 @@ def describe(
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text.stop_id(),
         cache_size=cache_values(config),
         head_size=head_size(config),
-        num_tied_parameters=num_tied(shell),
-        extents=extents_of(shell, overrides),
+        num_tied_parameters=embedding.numel() if is_tied else 0,
+        extents=extents_of(shell, plan),
         impossible=impossible_axes(shell),
         most_outputs=CHUNK_ELEMENTS,
         absent_weights=absent,
         linear_layers=frozenset(candidates(shell)),
         matrices=matrices_of(shell),
-        column_split=column_split(shell, overrides),
+        column_split=column_split(shell, plan),
         # Last: the shell is of no use afterwards.
-        parts=parts_and_kept(shell, prepare, overrides),
+        parts=_parts(shell, plan, prepare),
     )
 
 
-def parts_and_kept(
-    module: PreTrainedModel,
-    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
-    overrides: Mapping[str, str],
-) -> tuple[ModelPart, ...]:
-    """The parts of a model, with what each keeps for its backward pass where that can be found (see `describe`).
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
-    Raises:
-        ConfigError: The model's numbers do not fit together.
-    """
+
+def _parts(
+    module: PreTrainedModel, plan: ParallelPlan, prepare: Callable[[PreTrainedModel, int], Callable[[], object]]
+) -> tuple[ModelPart, ...]:
+    """The part before the layers, runs of alike layers, and the part behind, with what each keeps where that is known."""
     anatomy = Anatomy.of(module)
     if anatomy is None:
         return ()
-    plan = plan_for(module, overrides)
     split, heads = split_names(plan, module), shared_heads(module, plan)
     holders = {name: own_parameters(child) for name, child in module.named_modules() if is_experts(child)}
     experts = {f"{name}.{key}" for name, own in holders.items() for key in own}
-    parts = parts_of(module, anatomy, is_split=split.__contains__, is_expert=experts.__contains__, heads=heads)
+
+    def part(name: str, held: Iterable[tuple[str, nn.Parameter]], **layers: Any) -> ModelPart:
+        sizes = {own: parameter.numel() for own, parameter in held}
+        by_heads: Counter[int] = Counter()
+        for own, size in sizes.items():
+            if own in heads:
+                by_heads[heads[own]] += size
+        return ModelPart(
+            name=name,
+            num_parameters=sum(sizes.values()),
+            num_expert_parameters=sum(size for own, size in sizes.items() if own in experts),
+            num_whole_parameters=sum(size for own, size in sizes.items() if own not in split and own not in experts),
+            head_parameters=dict(by_heads),
+            **layers,
+        )
+
+    outside = [pair for pair in module.named_parameters() if not pair[0].startswith(f"{anatomy.name}.")]
+    last = _last(module, anatomy)
+    found = [part("embedding", [pair for pair in outside if id(pair[1]) not in last])]
+    first = 0
+    for layer, count in anatomy.kinds():
+        own = layer.named_parameters(prefix=f"{anatomy.name}.{first}")
+        name = layers_name(first + 1, count)
+        found.append(part(name, own, count=count, is_layer=True, widths=widths(layer)))
+        first += count
+    found.append(part("head", [pair for pair in outside if id(pair[1]) in last]))
     kept = _kept(module, anatomy, prepare, plan)
-    places = [BEFORE_LAYERS, *range(len(parts) - 2), AFTER_LAYERS]
-    return tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(parts, places, strict=True))
+    places = [BEFORE_LAYERS, *range(len(found) - 2), AFTER_LAYERS]
+    return tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(found, places, strict=True))
+
+
+def _last(module: PreTrainedModel, anatomy: Anatomy) -> set[int]:
+    """Parameters behind the layers: the last norm, and the output layer unless it is tied to the embedding."""
+    children = list(module.get_decoder().children())
+    behind = children[next((i + 1 for i, each in enumerate(children) if each is anatomy.layers), len(children)) :]
+    behind += filter(None, [module.get_output_embeddings()])
+    embedding = {id(parameter) for parameter in module.get_input_embeddings().parameters()}
+    return {id(parameter) for child in behind for parameter in child.parameters()} - embedding
 
 
 def _kept(
@@ -101,8 +138,6 @@ def _kept(
     module.set_submodule(anatomy.name, nn.ModuleList(layers))
     try:
         return kept_by(module, layers, lambda units: prepare(module, units), whole)
-    except UNTRACEABLE:
-        return {}
     except _NO_NUMBERS as error:
         config = module.config.get_text_config()
         names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
@@ -124,9 +159,8 @@ def _whole_blocks(layer: nn.Module, name: str, plan: ParallelPlan) -> Iterator[n
             yield child
 
 
-def extents_of(module: PreTrainedModel, overrides: Mapping[str, str]) -> tuple[Extent, ...]:
+def extents_of(module: PreTrainedModel, plan: ParallelPlan) -> tuple[Extent, ...]:
     """The numbers of a model that axes must divide."""
-    plan = plan_for(module, overrides)
     config = module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     found: list[Extent] = []
@@ -177,9 +211,8 @@ def matrices_of(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: shapes[name] for name in names if name in shapes}
 
 
-def column_split(module: PreTrainedModel, overrides: Mapping[str, str]) -> frozenset[str]:
+def column_split(module: PreTrainedModel, plan: ParallelPlan) -> frozenset[str]:
     """Names of the weights of linear layers whose columns `tp` splits."""
-    plan = plan_for(module, overrides)
     return frozenset(
         f"{name}.weight"
         for name, child in module.named_modules()

@@ -23,6 +23,7 @@ Shape legend: U units of a slice, R = cp · U of the row, H heads, K key-value h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
@@ -72,34 +73,39 @@ class Swap:
 
     def there(self, query_UHD: torch.Tensor) -> torch.Tensor:
         """Queries of this process's halves from those of its slice."""
-        held, sent = self._sent()
-        parts = torch.split(query_UHD, list(self.sizes))
-        ordered = torch.cat([parts[half - 2 * self.context.place] for half in held])
-        return all_to_all(ordered, self.context.group, receive=self._received(), send=sent)
+        ordered = self._turned(query_UHD, self.sizes)
+        return all_to_all(ordered, self.context.group, receive=self._received, send=self._sent)
 
     def back(self, output_UHD: torch.Tensor) -> torch.Tensor:
         """The output of this process's slice from those of its halves."""
-        held, sent = self._sent()
-        ordered = all_to_all(output_UHD, self.context.group, receive=sent, send=self._received())
-        parts = dict(zip(held, torch.split(ordered, [self.sizes[half % 2] for half in held]), strict=True))
-        return torch.cat([parts[half] for half in sorted(held)])
+        ordered = all_to_all(output_UHD, self.context.group, receive=self._sent, send=self._received)
+        return self._turned(ordered, self.sizes[::-1])
+
+    def _turned(self, rows: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:
+        """The halves of the slice in the order of those that compute them, or these in the slice's own order."""
+        first, second = map(self._computes, self._held)
+        return rows if first <= second else torch.cat(torch.split(rows, list(sizes))[::-1])
+
+    @property
+    def _held(self) -> tuple[int, int]:
+        return 2 * self.context.place, 2 * self.context.place + 1
 
     def _computes(self, half: int) -> int:
         return min(half, 2 * self.context.size - 1 - half)
 
-    def _sent(self) -> tuple[list[int], list[int]]:
-        """The halves that this process holds, in the order of those that compute them, and how many units each gets."""
-        first = 2 * self.context.place
-        held = sorted((first, first + 1), key=self._computes)
-        return held, self._counts({half: self._computes(half) for half in held})
+    @property
+    def _sent(self) -> list[int]:
+        """The units of this process's slice that each process computes."""
+        return self._counts((half, self._computes(half)) for half in self._held)
 
+    @property
     def _received(self) -> list[int]:
         """The units of this process's halves that each process holds: the nearer half comes from an earlier one."""
-        return self._counts({half: half // 2 for half in self.computed(self.context.place)})
+        return self._counts((half, half // 2) for half in self.computed(self.context.place))
 
-    def _counts(self, places: dict[int, int]) -> list[int]:
+    def _counts(self, places: Iterable[tuple[int, int]]) -> list[int]:
         counts = [0] * self.context.size
-        for half, place in places.items():
+        for half, place in places:
             counts[place] += self.sizes[half % 2]
         return counts
 

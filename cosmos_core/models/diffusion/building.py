@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
-from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, UNTRACEABLE, kept_by
+from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
 from cosmos_core.models.diffusion.checkpoint import StreamedTransformer
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.family import Family
-from cosmos_core.models.parallel.anatomy import widths
+from cosmos_core.models.parallel.anatomy import layers_name, widths
 from cosmos_core.models.parallel.forwards import root
 from cosmos_core.models.parallel.lora import add_adapters, check_adapted, surround_adapted, with_adapters
 from cosmos_core.models.parallel.recompute import recompute_layer
@@ -177,7 +177,7 @@ def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPa
     return (
         ModelPart(name="embedding", num_parameters=before),
         ModelPart(
-            name=f"layers 1-{len(blocks)}" if len(blocks) > 1 else "layer 1",
+            name=layers_name(1, len(blocks)),
             count=len(blocks),
             is_layer=True,
             num_parameters=inside // len(blocks),
@@ -191,13 +191,10 @@ def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapp
     """Bytes that a decision keeps before, in and after the blocks, which are alike; none if they cannot be traced."""
     block = _blocks(shell, layers)[0]
     shell.set_submodule(layers, nn.ModuleList([block]))
-    try:
-        with warnings.catch_warnings():
-            # Norms that keep float32 weights under autocast: nothing is computed here.
-            warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
-            return kept_by(shell, [block], lambda decisions: lambda: forward(decisions))
-    except UNTRACEABLE:
-        return {}
+    with warnings.catch_warnings():
+        # Norms that keep float32 weights under autocast: nothing is computed here.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        return kept_by(shell, [block], lambda decisions: lambda: forward(decisions))
 
 
 def _count(module: nn.Module) -> int:

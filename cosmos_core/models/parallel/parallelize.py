@@ -19,7 +19,7 @@ and their router, keep the all-reduce inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -127,7 +127,7 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
         gathered.update(blocks)
     _split_vocabulary(module, Tensor(mesh=mesh, rope_dim=rope_dim))
     if layout.sequence_parallel:
-        _split_layers(list(layers.values()), lambda child: child in gathered, mesh.get_group())
+        _split_layers(list(layers.values()), gathered, mesh.get_group())
 
 
 def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan) -> Style:
@@ -237,13 +237,15 @@ def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _split_layers(layers: Sequence[nn.Module], gathered: Callable[[nn.Module], bool], group: dist.ProcessGroup) -> None:
+def _split_layers(layers: Sequence[nn.Module], gathered: Collection[nn.Module], group: dist.ProcessGroup) -> None:
     """Hold a part of the sequence from before the first layer to after the last one; styles are applied already.
 
-    `gathered` tells whether a child of a layer is tensor parallel throughout.
+    `gathered` are the children of layers that are tensor parallel throughout.
     """
     for layer in layers:
-        _split_children(layer, gathered, group)
+        for name, child in layer.named_children():
+            if child not in gathered:
+                _split_child(f"{type(layer).__name__}.{name}", child, group)
         if own_parameters(layer):
             sum_parameter_gradients(layer, group)
     if layers:
@@ -251,23 +253,20 @@ def _split_layers(layers: Sequence[nn.Module], gathered: Callable[[nn.Module], b
         change_hidden(layers[-1], after=lambda hidden: gather_for_shared(hidden, SEQUENCE, group))
 
 
-def _split_children(layer: nn.Module, gathered: Callable[[nn.Module], bool], group: dist.ProcessGroup) -> None:
-    for name, child in layer.named_children():
-        if gathered(child):
-            continue
-        if next(child.children(), None) is not None:
-            change_hidden(
-                child,
-                before=lambda hidden: gather_for_shared(hidden, SEQUENCE, group),
-                after=lambda result: split_dim(result, result.dim() - 2, group),
+def _split_child(name: str, child: nn.Module, group: dist.ProcessGroup) -> None:
+    if next(child.children(), None) is not None:
+        change_hidden(
+            child,
+            before=lambda hidden: gather_for_shared(hidden, SEQUENCE, group),
+            after=lambda result: split_dim(result, result.dim() - 2, group),
+        )
+    elif own_parameters(child):
+        if type(child).__name__.startswith("Conv") and not type(child).__name__ == "Conv1D":
+            raise PluginIncompatibleError(
+                f"{name} mixes positions, which sequence parallelism does not split: set "
+                "policy.parallel.sequence_parallel = false"
             )
-        elif own_parameters(child):
-            if type(child).__name__.startswith("Conv") and not type(child).__name__ == "Conv1D":
-                raise PluginIncompatibleError(
-                    f"{type(layer).__name__}.{name} mixes positions, which sequence parallelism does not split: set "
-                    "policy.parallel.sequence_parallel = false"
-                )
-            sum_parameter_gradients(child, group)
+        sum_parameter_gradients(child, group)
 
 
 def _split(hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

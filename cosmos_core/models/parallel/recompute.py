@@ -75,50 +75,40 @@ class _Result:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One of a pair of modes, which share results by operator."""
+    """One of a pair of modes that share results by operator: a forward pass keeps them, a backward pass reuses them.
 
-    def __init__(self, results: dict[Any, deque[_Result]]) -> None:
+    What the layer has changed in place since is not reused. Deviation from torch's own pair of modes, which wants every
+    operator of the forward pass to come again: FSDP within a layer (of its experts) gathers by other operators in a
+    backward pass.
+    """
+
+    def __init__(self, results: dict[Any, deque[_Result]], *, reuses: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.results: Final = results
+        self.reuses: Final = reuses
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """A compiled part of a layer is run again whole."""
         return True
 
-
-class _Keep(_Mode):  # type: ignore[no-untyped-call]
-    """Of a forward pass: keeps results."""
-
     def __torch_dispatch__(
         self, operator: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        is_saved = _is_saved(operator)
+        if self.reuses and is_saved:
+            kept = self.results[operator].popleft()
+            if kept.is_as_it_was:
+                return tree_unflatten(kept.values, kept.spec)
         result = operator(*args, **(kwargs or {}))
-        if _is_saved(operator):
+        if is_saved and not self.reuses:
             self.results[operator].append(_Result.of(result))
         return result
 
 
-class _Reuse(_Mode):  # type: ignore[no-untyped-call]
-    """Of a backward pass: gives what was kept, unless the layer has changed it in place since.
-
-    Deviation from torch's own pair of modes, which wants every operator of the forward pass to come again: FSDP within
-    a layer (of its experts) gathers by other operators in a backward pass.
-    """
-
-    def __torch_dispatch__(
-        self, operator: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if _is_saved(operator):
-            kept = self.results[operator].popleft()
-            if kept.is_as_it_was:
-                return tree_unflatten(kept.values, kept.spec)
-        return operator(*args, **(kwargs or {}))
-
-
-def _selective() -> tuple[_Keep, _Reuse]:
+def _selective() -> tuple[_Mode, _Mode]:
     results: dict[Any, deque[_Result]] = defaultdict(deque)
-    return _Keep(results), _Reuse(results)
+    return _Mode(results, reuses=False), _Mode(results, reuses=True)
 
 
 def _is_saved(operator: Any) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -81,8 +82,11 @@ def write_gathered(
     stem: str = "model",
     convert: Convert = dict,
     file_bytes: int = FILE_BYTES,
-) -> None:
-    """Write tensors, under the names that `convert` gives them, into files called after `stem` (see `export_parts`)."""
+) -> Collection[str]:
+    """Write tensors, if there are any, into files called after `stem` (see `export_parts`); their names are returned.
+
+    In the files they have the names that `convert` gives them.
+    """
     shares = local_shards(state)
     places = shard_owners(shares, channel.exchange)
     groups = group_tensors(convert, places)
@@ -94,7 +98,9 @@ def write_gathered(
         tensors = (made for piece in pieces for made in convert(piece).items())
         _write_files(directory, _files_of(sizes, file_bytes), tensors, stem=stem)
 
-    led(channel, directory, write, pieces)
+    if places:
+        led(channel, directory, write, pieces)
+    return places.keys()
 
 
 def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: Iterable[object] = ()) -> None:
@@ -116,15 +122,17 @@ def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: It
 
 def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
     """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none."""
-    shares = local_shards({name: each for name, each in module.state_dict().items() if is_adapter(name)})
-    places = shard_owners(shares, channel.exchange)
-    pieces = ((name, _gathered(place, shares.get(name), channel)) for name, place in places.items())
-
-    def write() -> None:
-        if whole := dict(pieces):
-            _write_adapters(module, whole, directory, below)
-
-    led(channel, directory, write, pieces)
+    state = {name: each for name, each in module.state_dict().items() if is_adapter(name)}
+    names = write_gathered(
+        state,
+        directory,
+        channel,
+        stem="adapter_model",
+        convert=lambda held: {f"base_model.model.{name}": each for name, each in held.items()},
+        file_bytes=sys.maxsize,
+    )
+    if names:
+        led(channel, directory, lambda: _write_adapter_config(module, names, directory, below))
 
 
 def share_files(directory: Path) -> None:
@@ -134,45 +142,34 @@ def share_files(directory: Path) -> None:
         path.chmod(mode)
 
 
-def _write_adapters(module: nn.Module, whole: Mapping[str, torch.Tensor], directory: Path, below: str | None) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    _warn_of_experts(module, whole)
-    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in whole.items()}
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    (directory / "adapter_config.json").write_text(json.dumps(_adapter_config(module, whole, below), indent=2) + "\n")
-
-
-def _words(error: Exception) -> str:
-    """The words of an error: of a file system's as they are, of any other with its class."""
-    said = str(error).strip().partition("\n")[0]
-    return said if said and isinstance(error, (OSError, SafetensorError)) else f"{type(error).__name__}: {said}"
-
-
-def _warn_of_experts(module: nn.Module, names: Iterable[str]) -> None:
-    """Before transformers fused experts, these were linear layers with the names of dense ones, and peft thinks so."""
+def _write_adapter_config(module: nn.Module, names: Collection[str], directory: Path, below: str | None) -> None:
+    # Before transformers fused experts, these were linear layers with the names of dense ones, and peft thinks so.
     taken = sorted({"gate_proj", "up_proj", "down_proj"} & {part for name in names for part in name.split(".")})
     if taken and any(parameter.dim() == 3 for parameter in module.parameters()):
         _LOG.warning(
             "%s: peft takes adapters of %s for those of the experts, which have none; the merged model is right",
             type(module).__name__, " and ".join(taken),
         )  # fmt: skip
-
-
-def _adapter_config(module: nn.Module, whole: Mapping[str, torch.Tensor], below: str | None) -> dict[str, object]:
-    layers = [name.removesuffix(f".{DOWN}.weight") for name in whole if name.endswith(f".{DOWN}.weight")]
-    rank = next(len(tensor) for name, tensor in whole.items() if name.endswith(f".{DOWN}.weight"))
-    scale = next(adapter.scale for adapter in adapters_of(module))
-    return {
+    adapter = next(adapters_of(module))
+    rank = adapter.down_RI.shape[0]
+    config = {
         "base_model_name_or_path": below,
         "bias": "none",
         "inference_mode": True,
-        "lora_alpha": scale * rank,
+        "lora_alpha": adapter.scale * rank,
         "lora_dropout": 0.0,
         "peft_type": "LORA",
         "r": rank,
-        "target_modules": layers,
+        "target_modules": [name.removesuffix(f".{DOWN}.weight") for name in names if name.endswith(f".{DOWN}.weight")],
         "task_type": "CAUSAL_LM",
     }
+    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _words(error: Exception) -> str:
+    """The words of an error: of a file system's as they are, of any other with its class."""
+    said = str(error).strip().partition("\n")[0]
+    return said if said and isinstance(error, (OSError, SafetensorError)) else f"{type(error).__name__}: {said}"
 
 
 def group_tensors(convert: Convert, places: Mapping[str, Mapping[TensorShard, int]]) -> list[Group]:

@@ -11,6 +11,7 @@ from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.models.adapters import published_tensors
 from cosmos_core.models.facts import column_split, matrices_of
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import Publications
@@ -84,7 +85,7 @@ def split_by_columns(name):
         each: local_shard(tensor) for each, tensor in published_tensors(trainer.module).items() if each in matrices
     }
     found = {each for each, part in parts.items() if part.tensor.shape[-1] < part.shape[-1]}
-    return found, column_split(shell, {}) & matrices.keys()
+    return found, column_split(shell, plan_for(shell, {})) & matrices.keys()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

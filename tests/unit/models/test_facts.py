@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Q
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.models.facts import extents_of, head_size, matrices_of
+from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.protocols import ModelContext
 from tests.unit.models.parallel import layouts
@@ -47,7 +48,9 @@ def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(subtest
         with subtests.test(kind=kind):
             shell = make_shell(layouts.config_of(kind), AutoModelForCausalLM, trust_remote_code=False)
             assert 48 in {
-                extent.size for extent in extents_of(shell, {}) if extent.name == "columns of a feed-forward layer"
+                extent.size
+                for extent in extents_of(shell, plan_for(shell, {}))
+                if extent.name == "columns of a feed-forward layer"
             }
 
 

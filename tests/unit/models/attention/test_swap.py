@@ -32,7 +32,7 @@ def test_what_one_process_sends_another_receives():
     for size in [2, 3, 4, 7]:
         found = [swap for swap, _ in swaps([size * 9], size)]
         for place, swap in enumerate(found):
-            assert swap._received() == [other._sent()[1][place] for other in found]
+            assert swap._received == [other._sent[place] for other in found]
 
 
 def test_queries_travel_where_the_last_slices_cost_most():
