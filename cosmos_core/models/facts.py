@@ -80,7 +80,7 @@ def _count(module: nn.Module) -> int:
 def _parts(
     module: PreTrainedModel, plan: ParallelPlan, prepare: Callable[[PreTrainedModel, int], Callable[[], object]]
 ) -> tuple[ModelPart, ...]:
-    """The part before the layers, runs of alike layers, and the part behind, with what each keeps where that is known."""
+    """The part before the layers, runs of alike layers, and the part behind, with what each keeps, if it is known."""
     anatomy = Anatomy.of(module)
     if anatomy is None:
         return ()

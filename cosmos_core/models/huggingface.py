@@ -210,7 +210,7 @@ class HuggingFaceModel:
         return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
 
     def decide(self, module: torch.nn.Module, batch: MicroBatch, **asked: Any) -> Decided:
-        """Log-probabilities of the completion tokens and what is `asked` for, of a model in one stage (see `conclude`)."""
+        """Log-probabilities of the completion tokens, and what else is `asked` for, of a model in one stage."""
         return self.conclude(module, batch, None, **asked)
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
