@@ -11,7 +11,7 @@ from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
 from cosmos_core.models import tokens_payload
 from cosmos_core.models.attention.context import attend_over_slices
 from cosmos_core.models.attention.documents import ContextSlice, Packing
-from cosmos_core.models.attention.scores import Scoring
+from cosmos_core.models.attention.softmax import Scoring
 from cosmos_core.models.parallel.collectives import (
     all_to_all,
     copy_to_group,

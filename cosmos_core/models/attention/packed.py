@@ -17,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.attention.context import attend_over_slices
 from cosmos_core.models.attention.documents import Packing
-from cosmos_core.models.attention.scores import Scoring, attend
+from cosmos_core.models.attention.softmax import Scoring, attend
 
 __all__ = ["PACKED", "Packing", "packed_attention"]
 

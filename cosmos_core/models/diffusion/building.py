@@ -25,8 +25,8 @@ from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.parallel.anatomy import layers_name, widths
 from cosmos_core.models.parallel.forwards import root
 from cosmos_core.models.parallel.lora import add_adapters, check_adapted, surround_adapted, with_adapters
+from cosmos_core.models.parallel.parallelize import shard
 from cosmos_core.models.parallel.recompute import recompute_layer
-from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.models.weights.streaming import fill, materialise, weights_of
 from cosmos_core.protocols import Layout, ModelFacts

@@ -18,10 +18,9 @@ from cosmos_core.errors import ConfigError, DataError, TrainingError
 from cosmos_core.models.diffusion import building, checkpoint, packing
 from cosmos_core.models.diffusion.arrays import Resident, payload_of, placed, tensor_of, with_tensors
 from cosmos_core.models.diffusion.family import Family
-from cosmos_core.models.diffusion.media import frames_of
 from cosmos_core.models.diffusion.options import DiffusionOptions
-from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowReader
-from cosmos_core.models.diffusion.scoring import Decisions
+from cosmos_core.models.diffusion.packing import Decisions
+from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT, RowReader, frames_of
 from cosmos_core.models.packing import device_of
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.weights.streaming import absent_weights

@@ -12,25 +12,30 @@ on a part of the sequence: only their parameters' gradients have to be summed. A
 all of it is tensor parallel, the gather before it sums gradients and its result is scattered (*gathered* block);
 otherwise it runs whole on each process, and its result is split.
 
-Source: arXiv:2205.05198 section 4.2.2. Deviation: blocks that are not tensor parallel throughout, such as experts
-and their router, keep the all-reduce inside.
+Sharded data parallelism: weights are spread over the processes that see different data, and gathered layer by layer.
+Losses are weighted over the whole batch, so gradients are sums over processes, never means. They are reduced in float32
+at least. Those of `dp_replicate` are summed by the trainer, once a step.
+
+Source: arXiv:2304.11277 (`torch.distributed.fsdp.fully_shard`); arXiv:2205.05198 section 4.2.2. Deviation: blocks that
+are not tensor parallel throughout, such as experts and their router, keep the all-reduce inside.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.attention import context
-from cosmos_core.models.head import note_part
+from cosmos_core.models.head import Vocabulary, note_part
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
 from cosmos_core.models.parallel.expert import spread_experts
@@ -39,7 +44,6 @@ from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, 
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
 from cosmos_core.models.parallel.recompute import recompute_layer
-from cosmos_core.models.parallel.sharding import shard
 from cosmos_core.models.parallel.tensor import (
     SPLIT_STYLES,
     Style,
@@ -50,7 +54,6 @@ from cosmos_core.models.parallel.tensor import (
     own_part,
     sum_parameter_gradients,
 )
-from cosmos_core.models.vocabulary import Vocabulary
 from cosmos_core.protocols import Layout
 
 SEQUENCE: int = 1
@@ -276,3 +279,43 @@ def _split(hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
             "pad the row, or set policy.parallel.sequence_parallel = false"
         )
     return split_dim(hidden, SEQUENCE, group)
+
+
+def shard(
+    root: nn.Module,
+    layers: Sequence[nn.Module],
+    experts: Sequence[nn.Module],
+    embedding: nn.Module | None,
+    layout: Layout,
+) -> None:
+    """Shard a module: experts, each layer, the embedding, and the rest as one, which is gathered throughout.
+
+    The embedding is None where it shares weights with another module.
+
+    Raises:
+        ConfigError: Weights shall stay in CPU memory, and there is no accelerator.
+    """
+    mesh = layout.mesh.weights
+    if layout.cpu_offload and mesh.device_type == "cpu":
+        raise ConfigError(
+            "policy.parallel.cpu_offload: weights are in CPU memory already; it is for policy.device = 'cuda'"
+        )
+    precision = getattr(torch, layout.micro_batch_precision)
+    options: dict[str, Any] = {
+        "reshard_after_forward": layout.reshard_after_forward,
+        # Layers get inputs as transformers makes them: some are float32 on purpose, such as routing weights.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=None if precision == torch.float32 else precision,
+            reduce_dtype=torch.promote_types(precision, torch.float32),
+            cast_forward_inputs=False,
+        ),
+        **({"offload_policy": CPUOffloadPolicy()} if layout.cpu_offload else {}),
+    }
+    for module in experts:
+        fully_shard(module, mesh=layout.mesh.expert_weights, **options)
+    for module in (*layers, *(() if embedding is None else (embedding,)), root):
+        fully_shard(module, mesh=mesh, **options)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)

@@ -3,8 +3,8 @@ import torch
 import torch.distributed as dist
 
 from cosmos_core.models import head
+from cosmos_core.models.head import Vocabulary
 from cosmos_core.models.parallel.collectives import copy_to_group
-from cosmos_core.models.vocabulary import Vocabulary
 from cosmos_core.testing.worlds import run_world
 
 

@@ -16,7 +16,7 @@ import torch
 from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion import packing
 from cosmos_core.models.diffusion.arrays import payload_of, with_tensors
-from cosmos_core.models.diffusion.scoring import Decisions
+from cosmos_core.models.diffusion.packing import Decisions
 from cosmos_core.protocols import Decided, MicroBatch, ModelFacts
 from cosmos_core.protocols.world import LatentSpec
 from cosmos_core.testing.conformance.engine.subject import tensor_of

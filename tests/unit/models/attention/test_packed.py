@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.attention import blocks, scores
+from cosmos_core.models.attention import softmax
 from cosmos_core.models.attention.packed import Packing, packed_attention
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_long_documents_in_pieces_of_a_window_are_the_dense_ones(monkeypatch):
     for waste in [0, 10**9]:
         for lengths in [[40], [25, 24, 24, 9, 3, 1]]:
             for window in [2, 3, 7]:
-                monkeypatch.setattr(scores, "SMALLEST_PIECE", 4)
+                monkeypatch.setattr(softmax, "SMALLEST_PIECE", 4)
                 parts = qkv(sum(lengths), dtype=torch.float64)
                 packing = Packing.of(lengths, CPU, waste)
                 packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
@@ -78,7 +78,7 @@ def test_kernels_of_accelerators_get_no_mask_with_shared_heads(subtests, monkeyp
                 found.append((key.shape[1], value.shape[1], options["attn_mask"] is None))
                 return torch.empty_like(query)
 
-            monkeypatch.setattr(scores.F, "scaled_dot_product_attention", kernel)
+            monkeypatch.setattr(softmax.F, "scaled_dot_product_attention", kernel)
             packing = Packing.of([9], torch.device("meta"))
             parts = [part.to("meta") for part in qkv(9)]
             packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
@@ -104,8 +104,8 @@ def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch):
     for extras in ["cap", "sinks", "both"]:
         for window in [None, 3]:
             for piece_scores in [1 << 20, 120]:
-                monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": piece_scores})
-                monkeypatch.setattr(blocks, "FEWEST_QUERIES", 1)
+                monkeypatch.setattr(softmax, "PIECE_SCORES", {"cpu": piece_scores})
+                monkeypatch.setattr(softmax, "FEWEST_QUERIES", 1)
                 lengths = [12, 11, 3, 3]
                 parts = qkv(sum(lengths))
                 sinks = torch.randn(4, generator=torch.Generator().manual_seed(2)).requires_grad_()

@@ -6,11 +6,10 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from cosmos_core.models.attention import blocks
-from cosmos_core.models.attention.context import attend_over_slices
+from cosmos_core.models.attention import softmax
+from cosmos_core.models.attention.context import Reach, attend_over_slices
 from cosmos_core.models.attention.documents import ContextSlice, Packing
-from cosmos_core.models.attention.ring import Reach
-from cosmos_core.models.attention.scores import Scoring
+from cosmos_core.models.attention.softmax import Scoring
 from cosmos_core.testing.worlds import run_world
 
 CPU = torch.device("cpu")
@@ -97,7 +96,7 @@ def dense(lengths, name):
 
 def member(method, piece_scores):
     """For each row and scoring: this slice's output, and gradients summed over the slices."""
-    blocks.PIECE_SCORES, blocks.FEWEST_QUERIES = {"cpu": piece_scores}, 1
+    softmax.PIECE_SCORES, softmax.FEWEST_QUERIES = {"cpu": piece_scores}, 1
     place = dist.get_rank()
     context = ContextSlice(group=dist.group.WORLD, place=place, size=SIZE, method=method)
     own = slice(place * UNITS // SIZE, (place + 1) * UNITS // SIZE)

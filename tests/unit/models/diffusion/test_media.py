@@ -9,9 +9,9 @@ import torch
 from PIL import Image, ImageFile
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.diffusion import media
-from cosmos_core.models.diffusion.media import FrameReader, fitted, frames_of, pixels_of
+from cosmos_core.models.diffusion import rows
 from cosmos_core.models.diffusion.options import DiffusionOptions
+from cosmos_core.models.diffusion.rows import FrameReader, fitted, frames_of, pixels_of
 
 
 def read(location, num_frames=99, *, from_end=False, size=(8, 8), **changes):
@@ -177,7 +177,7 @@ def test_frames_are_fitted_one_by_one_and_those_that_are_not_wanted_never(video,
         sizes.append(len(frames))
         return fitted(frames, *size)
 
-    monkeypatch.setattr(media, "fitted", counted)
+    monkeypatch.setattr(rows, "fitted", counted)
     found = read(video, num_frames=3, size=(8, 12))
     assert torch.equal(found, fitted(whole, 8, 12))
     assert sizes == [1, 1, 1]

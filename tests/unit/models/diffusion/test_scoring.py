@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import TrainingError
-from cosmos_core.models.diffusion.scoring import VELOCITY, Decisions
+from cosmos_core.models.diffusion.packing import VELOCITY, Decisions
 from cosmos_core.protocols.frozen import Blend, Divergence, KLTarget
 
 SHAPE = (2, 3, 2, 2)

@@ -1,9 +1,15 @@
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cosmos_core.models.attention import blocks
-from cosmos_core.models.attention.blocks import Block, block_backward, block_forward, kernel_of
-from cosmos_core.models.attention.scores import Merged, sinks_backward
+from cosmos_core.models.attention import softmax
+from cosmos_core.models.attention.softmax import (
+    Merged,
+    Scoring,
+    block_backward,
+    block_forward,
+    kernel_of,
+    sinks_backward,
+)
 
 
 def whole(query, both, mask, cap, sinks):
@@ -28,10 +34,10 @@ def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(subtests, monkeypat
             for has_sinks in [False, True]:
                 for window, cap in [(None, None), (4, None), (None, 0.5), (9, 0.5)]:
                     for fewest in [16, 1]:
-                        monkeypatch.setattr(blocks, "PIECE_SCORES", {"cpu": 100})
-                        monkeypatch.setattr(blocks, "FEWEST_QUERIES", fewest)
+                        monkeypatch.setattr(softmax, "PIECE_SCORES", {"cpu": 100})
+                        monkeypatch.setattr(softmax, "FEWEST_QUERIES", fewest)
                         if kernel is not None:
-                            monkeypatch.setattr(blocks, "kernel_of", lambda _, kernel=kernel: kernel)
+                            monkeypatch.setattr(softmax, "kernel_of", lambda _, kernel=kernel: kernel)
                         query, both = drawn(2, 5, 4, 8, seed=0), drawn(2, 12, 2, 11, seed=1)
                         sinks = drawn(4, seed=2) if has_sinks else None
                         mask = torch.ones(5, 12, dtype=torch.bool).tril(7)
@@ -42,9 +48,9 @@ def test_gradients_of_blocks_are_terms_of_the_whole_softmaxs(subtests, monkeypat
                         expected = torch.autograd.grad((output * weight).sum(), leaves)
 
                         with torch.no_grad():
-                            options = {"query_BQHD": query, "scale": 0.3, "window": window, "cap": cap}
-                            own = Block(both_BFKE=both[:, 7:], num_behind=0, **options)
-                            earlier = Block(both_BFKE=both[:, :7], num_behind=7, **options)
+                            scoring = Scoring(scale=0.3, window=window, cap=cap)
+                            own = scoring.block(query, both[:, 7:], 0)
+                            earlier = scoring.block(query, both[:, :7], 7)
                             merged = Merged.of(block_forward(own)).with_block(block_forward(earlier)).with_sinks(sinks)
                             torch.testing.assert_close(merged.lse_BQH, lse, atol=1e-5, rtol=1e-5)
                             torch.testing.assert_close(merged.output_BQHD, output, atol=1e-5, rtol=1e-5)
@@ -70,14 +76,8 @@ def test_flash_kernels_take_what_is_seen_whole_or_causal():
         (2, None, None, "full"),
         (0, None, 1.0, "full"),
     ]:
-        block = Block(
-            query_BQHD=torch.ones(1, 5, 2, 4),
-            both_BFKE=torch.ones(1, 5, 2, 8),
-            num_behind=num_behind,
-            scale=1.0,
-            window=window,
-            cap=cap,
-        )
+        scoring = Scoring(scale=1.0, window=window, cap=cap)
+        block = scoring.block(torch.ones(1, 5, 2, 4), torch.ones(1, 5, 2, 8), num_behind)
         assert kernel_of(block) == kernel
 
 
@@ -91,22 +91,20 @@ def test_the_flash_kernel_of_cuda_takes_16_bits_and_head_dims_that_it_has():
     ]:
         with FakeTensorMode():
             rows = [torch.empty(1, 5, 2, size, dtype=dtype, device="cuda") for size in (dim, 2 * dim)]
-            assert kernel_of(Block(query_BQHD=rows[0], both_BFKE=rows[1], num_behind=0, scale=1.0)) == kernel
+            assert kernel_of(Scoring(scale=1.0).block(*rows, 0)) == kernel
 
 
 def test_of_a_window_only_keys_that_are_seen_are_scored(monkeypatch):
-    monkeypatch.setattr(blocks, "NARROW_WINDOW", 1)
-    block = Block(
-        query_BQHD=torch.ones(1, 1000, 2, 4), both_BFKE=torch.ones(1, 1000, 2, 8), num_behind=0, scale=1.0, window=10
-    )
+    monkeypatch.setattr(softmax, "NARROW_WINDOW", 1)
+    block = Scoring(scale=1.0, window=10).block(torch.ones(1, 1000, 2, 4), torch.ones(1, 1000, 2, 8), 0)
     assert sum(len(queries) * len(keys) for queries, keys in block.pieces()) < 1000 * 20
 
 
 def test_a_block_without_queries_gives_no_gradient(subtests, monkeypatch):
     for kernel in ["cpu", "full"]:
         with subtests.test(kernel=kernel):
-            monkeypatch.setattr(blocks, "kernel_of", lambda _, kernel=kernel: kernel)
-            block = Block(query_BQHD=torch.ones(1, 0, 4, 8), both_BFKE=torch.ones(1, 3, 2, 11), num_behind=3, scale=1.0)
+            monkeypatch.setattr(softmax, "kernel_of", lambda _, kernel=kernel: kernel)
+            block = Scoring(scale=1.0).block(torch.ones(1, 0, 4, 8), torch.ones(1, 3, 2, 11), 3)
             output, lse = block_forward(block)
             assert (output.shape, lse.shape) == ((1, 0, 4, 3), (1, 0, 4))
             query_grad, both_grad = block_backward(block, output, output, lse)
