@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.attention.packed import attend_packed
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.float8 import check_float8
@@ -17,10 +18,11 @@ from cosmos_core.models.parallel.lora import check_adapted, draw_adapters, with_
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
-from cosmos_core.models.verification import check_layers
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.streaming import Streamed, fill, materialise, weights_of
 from cosmos_core.protocols import Layout
+
+KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -74,6 +76,15 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     weights = streamed or weights_of(draw(blueprint))
     fill(stages, with_adapters(weights, blueprint.seed), blueprint.path)
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
+
+
+def check_layers(module: PreTrainedModel) -> None:
+    """Refuse a model with layers that are known not to pack."""
+    foreign = set(getattr(module.config.get_text_config(), "layer_types", None) or ()) - KNOWN_LAYERS
+    if foreign:
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} has {', '.join(sorted(foreign))} layers, which cannot be packed"
+        )
 
 
 def _shell(blueprint: Blueprint) -> PreTrainedModel:

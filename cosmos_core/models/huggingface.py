@@ -31,10 +31,9 @@ from cosmos_core.models.encoding import GENERATION_FILE, HuggingFaceOptions, Tex
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
-from cosmos_core.models.tiny_model import check_tiny_model
 from cosmos_core.models.tokenizer import build_tokenizer, tokenizer_defaults
 from cosmos_core.models.tokens import tokens_payload, values
-from cosmos_core.models.verification import verify_packing
+from cosmos_core.models.verification import check_tiny_model, verify_packing
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, export_parts, led, share_files
 from cosmos_core.models.weights.streaming import absent_weights, folder_of

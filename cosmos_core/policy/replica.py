@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.models.adapters import published_tensors
+from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import Orders

@@ -15,7 +15,7 @@ from torch import nn
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.adapters import published_state
+from cosmos_core.models.parallel.lora import published_state
 from cosmos_core.models.weights import streaming
 from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, led, share_files, write_gathered
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, require_folder

@@ -23,10 +23,9 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models.encoding import HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
-from cosmos_core.models.tiny_model import verify_tiny
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokens import tokens_payload
-from cosmos_core.models.verification import compare, own_logits
+from cosmos_core.models.verification import compare, own_logits, verify_tiny
 from cosmos_core.models.vision.decoder import decoder_inputs
 from cosmos_core.models.vision.images import load_image
 from cosmos_core.models.vision.model import VisionLanguageModel

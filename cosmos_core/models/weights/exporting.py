@@ -21,9 +21,9 @@ from transformers.core_model_loading import dot_natural_key, revert_weight_conve
 from transformers.dynamic_module_utils import custom_object_save
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.adapters import DOWN, adapters_of, is_adapter, published_state
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
+from cosmos_core.models.parallel.lora import DOWN, adapters_of, is_adapter, published_state
 from cosmos_core.weights.shards import LocalShard, TensorShard, dtype_name, local_shards, shard_owners, torch_dtype
 
 _LOG: Final = logging.getLogger(__name__)

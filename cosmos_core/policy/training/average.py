@@ -14,7 +14,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from cosmos_core.config.schema import AverageConfig
-from cosmos_core.models.adapters import trained_tensors
+from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.policy.training.gradients import local
 
 AVERAGE: Final = "average"

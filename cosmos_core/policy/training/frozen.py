@@ -11,7 +11,7 @@ import torch
 
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
-from cosmos_core.models.adapters import trained_tensors
+from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.training.executor import Executor, make_executor, watch_layers
 from cosmos_core.policy.training.microbatch import Packing, pieces

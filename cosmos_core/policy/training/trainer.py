@@ -15,7 +15,7 @@ import torch
 from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
-from cosmos_core.models.adapters import trained_tensors
+from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.policy.batches.batch import Counts, Share
 from cosmos_core.policy.checkpoints.frozen_digest import frozen_digest
 from cosmos_core.policy.mesh.pipeline import Forward

@@ -20,7 +20,7 @@ from cosmos_core.control.journal import replay
 from cosmos_core.control.machine.progress import best_checkpoint, generation_at
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
-from cosmos_core.models.adapters import trained_tensors
+from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.plugins.recipe import load_model
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place

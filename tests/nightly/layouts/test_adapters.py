@@ -9,8 +9,8 @@ import torch
 
 from cosmos_core.config.schema import Float8Config, LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.adapters import is_adapter, published_tensors, trained_tensors
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.parallel.lora import is_adapter, published_tensors, trained_tensors
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint

@@ -14,7 +14,7 @@ from cosmos_core.config.schema import (
     ParallelConfig,
     PolicyConfig,
 )
-from cosmos_core.models.adapters import published_tensors
+from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world

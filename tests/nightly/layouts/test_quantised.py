@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
-from cosmos_core.models.adapters import published_tensors
 from cosmos_core.models.facts import column_split, matrices_of
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.policy.processes.world import World

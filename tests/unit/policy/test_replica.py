@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import AverageConfig
-from cosmos_core.models.adapters import published_tensors
+from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.checkpoint import Place, completed, marker, read_place
 from cosmos_core.policy.checkpoints.reader import restore

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import LoraConfig, MeshConfig, ParallelConfig, PolicyConfig
-from cosmos_core.models.adapters import is_adapter
+from cosmos_core.models.parallel.lora import is_adapter
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import MicroBatch, Model
 from cosmos_core.protocols.layout import Axis

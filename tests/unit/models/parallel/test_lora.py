@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cosmos_core.config.schema import LoraConfig, PolicyConfig
-from cosmos_core.models.adapters import adapters_of, is_adapter
+from cosmos_core.models.parallel.lora import adapters_of, is_adapter
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, train_step

@@ -8,7 +8,7 @@ from cosmos_core.config.job import stages
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import AverageConfig, LoraConfig, OptimizerConfig, PolicyConfig
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.adapters import published_tensors
+from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.plugins.recipe import unmet
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
