@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,7 +26,8 @@ _LOG: Final = logging.getLogger(__name__)
 GENERATION_FILE = "generation_config.json"
 _ANSWER: Final = "%answer%"
 """Stands for the model's own turn where the template is asked what follows one."""
-_PROBE: Final = "a-turn"
+PROBE: Final = "a-turn"
+"""Stands for what a turn says where the template is asked whether it writes that."""
 
 
 @attrs.frozen(kw_only=True)
@@ -157,11 +157,9 @@ class TextEncoder:
             return role
         key = (self.chat_template, role)
         if key not in self._takes:
-            said = (("user", "?"), ("assistant", "!"), (role, _PROBE))
-            self._takes[key] = False
-            with contextlib.suppress(DataError):
-                written = self.chat_text(Prompt(text=tuple(Message(role=who, content=what) for who, what in said)))
-                self._takes[key] = _PROBE in written
+            said = (("user", "?"), ("assistant", "!"), (role, PROBE))
+            turns = tuple(Message(role=who, content=what) for who, what in said)
+            self._takes[key] = self.is_written(self.chat_turns(Prompt(text=turns)))
             if not self._takes[key]:
                 _LOG.warning("the chat template takes no turns of %r: observations of that role are the user's", role)
         return role if self._takes[key] else "user"
@@ -202,6 +200,14 @@ class TextEncoder:
             **self.model.options.chat_template_options,
         )
         return text
+
+    def is_written(self, turns: Sequence[Mapping[str, Any]]) -> bool:
+        """Tell whether the template takes turns, and writes what the last one says: `PROBE`, in no list as it is."""
+        try:
+            written = self.render(turns)
+        except loading.TEMPLATE_ERRORS:
+            return False
+        return PROBE in written and "'type'" not in written
 
     def stop_id(self) -> int:
         """The token that ends a text."""

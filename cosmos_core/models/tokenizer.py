@@ -6,6 +6,7 @@ chat template writes such tokens. In words they are text, encoded as any other (
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -117,6 +118,8 @@ class Words:
         texts = {token for id_ in self._steering if isinstance(token := tokenizer.convert_ids_to_tokens(id_), str)}
         longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
         self._pattern: Final = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # An episode's turns come again with each of its observations.
+        self._checked: Final = functools.lru_cache(maxsize=256)(self._check)
 
     def spells(self, text: str) -> str:
         """The first steering token that a text spells; empty if it spells none."""
@@ -125,6 +128,8 @@ class Words:
 
     def ids(self, text: str) -> list[int]:
         """Words alone."""
+        if not self.spells(text):
+            return list(self._checked(text))
         (guarded,), spelt = self.guarded([text])
         return self.joined(guarded, spelt)
 
@@ -177,7 +182,7 @@ class Words:
             return ids
         return [id_ for sign in token for id_ in self._checked(sign)]
 
-    def _checked(self, text: str) -> list[int]:
+    def _check(self, text: str) -> list[int]:
         ids = self._encoded(text)
         if steering := self._steering.intersection(ids):
             token = self.tokenizer.convert_ids_to_tokens(min(steering))

@@ -14,7 +14,6 @@ Shape legend: R rank, I inputs and O outputs of a layer.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import logging
@@ -28,6 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.forwards import surround
@@ -170,11 +170,9 @@ def check_adapted(layers: Iterable[nn.Module], model: str, lora: Lora) -> None:
     names = {name.rpartition(".")[2] for name, _ in linear}
     for wanted in lora.modules:
         if wanted != ALL_LINEAR and wanted not in names:
-            near = difflib.get_close_matches(wanted, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"policy.lora.modules: no linear layer of {model}'s layers is called {wanted!r}{hint} "
-                f"There are: {', '.join(sorted(names)) or 'none'}"
+                f"policy.lora.modules: no linear layer of {model}'s layers is called {wanted!r}; "
+                f"{suggestion(wanted, names)}"
             )
     if not linear:
         raise ConfigError(f"policy.lora: {model} has no linear layers to adapt")

@@ -185,6 +185,7 @@ def _named_plan(module: PreTrainedModel, prefix: str, planned: set[str]) -> dict
     """Blocks that have column-wise and row-wise layers and nothing unknown, by the names of these."""
     plan: dict[str, Style] = {}
     refused: set[str] = set()
+    heads = (getattr(module.config.get_text_config(), "num_attention_heads", None),)
     for name, block in module.named_modules():
         pattern = pattern_of(name)
         if not f"{pattern}.".startswith(prefix) or pattern in planned:
@@ -198,7 +199,6 @@ def _named_plan(module: PreTrainedModel, prefix: str, planned: set[str]) -> dict
         extra = known - COLUMNS - ROWS - LATENT - WHOLE - HEAD_NORMS - ACTIVATIONS
         extra |= {key for key in known & HEAD_NORMS if _is_wide(block, key, module)}
         own = {} if is_layer else own_parameters(block)
-        heads = (module.config.get_text_config().num_attention_heads,)
         if extra or any(tuple(value.shape) != heads for value in own.values()):
             refused.add(pattern)
         plan |= {f"{pattern}.{key}": "heads" for key in own}

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.protocols import Layout
 
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "embedding_norm")
@@ -107,12 +108,12 @@ def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
 def obstacle(module: PreTrainedModel) -> str | None:
     """Why a model cannot be cut; None if it can."""
     decoder = module.get_decoder()
-    layers, norm = _layers(decoder), _final_norm(decoder)
-    if layers is None:
+    anatomy, norm = Anatomy.of(module), _final_norm(decoder)
+    if anatomy is None:
         return "it has no list of its layers"
     if norm is None:
         return f"no norm after its last layer is known (looked for {', '.join(FINAL_NORMS)})"
-    known = {module.get_input_embeddings(), layers, getattr(decoder, norm)}
+    known = {module.get_input_embeddings(), anatomy.layers, getattr(decoder, norm)}
     others = [name for name, child in decoder.named_children() if child not in known and [*child.parameters()]]
     if others:
         return f"it has weights outside its layers that no stage is known to need: {', '.join(others)}"
@@ -139,11 +140,11 @@ def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
     stage = copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
     setattr(stage, _MARK, part)
     decoder = stage.get_decoder()
-    layers = _layers(decoder)
-    assert layers is not None, "a model without layers is not cut"
-    for index in range(len(layers)):
+    anatomy = Anatomy.of(stage)
+    assert anatomy is not None, "a model without layers is not cut"
+    for index, layer in enumerate(anatomy.layers):
         if index not in part.layers:
-            layers[index] = Skip(layers[index])
+            anatomy.layers[index] = Skip(layer)
     if not part.is_first:
         _drop_inputs(stage, decoder)
     if not part.is_last:
@@ -171,14 +172,6 @@ def _drop_inputs(stage: PreTrainedModel, decoder: nn.Module) -> None:
 
 def _no_embedding() -> None:
     """The embedding of a stage that takes hidden states: none."""
-
-
-def _layers(decoder: nn.Module) -> nn.ModuleList | None:
-    number = decoder.config.get_text_config().num_hidden_layers  # type: ignore[union-attr,operator]
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and len(child) == number:
-            return child
-    return None
 
 
 def _final_norm(decoder: nn.Module) -> str | None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.encoding import HuggingFaceOptions, TextEncoder
+from cosmos_core.models.encoding import PROBE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
@@ -32,11 +32,8 @@ from cosmos_core.models.vision.model import VisionLanguageModel
 from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
 from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, text_parts, with_marks
 from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
-from cosmos_core.models.weights.loading import TEMPLATE_ERRORS
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt
-
-_PROBE = "a-turn"
 
 
 @attrs.frozen(kw_only=True)
@@ -63,15 +60,8 @@ class ProcessorTextEncoder(TextEncoder):
     @cached_property
     def takes_parts(self) -> bool:
         """Tell whether the template wants turns as lists of parts; one that fails on either is taken to."""
-        return self._writes(text_parts(_PROBE)) or not self._writes(_PROBE)
-
-    def _writes(self, content: Any) -> bool:
-        try:
-            written = self.render([{"role": "user", "content": content}])
-        except TEMPLATE_ERRORS:
-            return False
-        # Some write a list as it is.
-        return _PROBE in written and "'type'" not in written
+        as_parts, as_text = ([{"role": "user", "content": content}] for content in (text_parts(PROBE), PROBE))
+        return self.is_written(as_parts) or not self.is_written(as_text)
 
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The turns of a chat, as lists of parts if the template takes those."""

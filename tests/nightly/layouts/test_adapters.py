@@ -167,5 +167,5 @@ def test_adapters_for_other_weights_are_refused(tmp_path):
 
 
 def test_a_layer_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match=r"policy\.lora\.modules: .*'q_prj'; did you mean 'q_proj'"):
+    with pytest.raises(ConfigError, match=r"policy\.lora\.modules: .*'q_prj'; did you mean q_proj"):
         make("llama", policy(modules=("q_prj",)), single_world())
