@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 Group = dist.ProcessGroup | None
-Change = Callable[[torch.Tensor], torch.Tensor]
+Change = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 # torch 2.13 renamed these; the old names warn.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -27,42 +28,32 @@ _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 def copy_to_group(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """A shared tensor as it is; its gradients are partial, and the backward pass sums them."""
-    if group is None:
-        return tensor
-    return _call(tensor, lambda whole: whole.view_as(whole), lambda grad: _all_reduce(grad, group))
+    return _call(tensor, group, lambda whole, _: whole.view_as(whole), _all_reduce)
 
 
 def sum_over_group(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum of the group's tensors, shared; its gradient is whole, and passes as it is."""
-    return tensor if group is None else _call(tensor, lambda term: _all_reduce(term, group), lambda grad: grad)
+    return _call(tensor, group, _all_reduce, lambda grad, _: grad)
 
 
 def gather_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Equal parts joined along `dim`; the result's gradients are partial: each process takes its part of their sum."""
-    if group is None:
-        return tensor
-    return _call(tensor, lambda own: _all_gather(own, dim, group), lambda grad: _reduce_scatter(grad, dim, group))
+    return _call(tensor, group, partial(_all_gather, dim), partial(_reduce_scatter, dim))
 
 
 def gather_for_shared(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Equal parts joined along `dim`; the result's gradient is whole, and each process takes its part of it."""
-    if group is None:
-        return tensor
-    return _call(tensor, lambda own: _all_gather(own, dim, group), lambda grad: part(grad, dim, group))
+    return _call(tensor, group, partial(_all_gather, dim), lambda grad, of: part(grad, dim, of))
 
 
 def reduce_scatter_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim` of the sum of the group's tensors; the backward pass gathers."""
-    if group is None:
-        return tensor
-    return _call(tensor, lambda term: _reduce_scatter(term, dim, group), lambda grad: _all_gather(grad, dim, group))
+    return _call(tensor, group, partial(_reduce_scatter, dim), partial(_all_gather, dim))
 
 
 def split_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim` of a shared tensor; the backward pass gathers, so that the gradient is whole."""
-    if group is None:
-        return tensor
-    return _call(tensor, lambda whole: part(whole, dim, group).contiguous(), lambda grad: _all_gather(grad, dim, group))
+    return _call(tensor, group, lambda whole, of: part(whole, dim, of).contiguous(), partial(_all_gather, dim))
 
 
 def all_to_all(
@@ -72,17 +63,13 @@ def all_to_all(
 
     `receive` and `send` are the rows of each process, in their order; None: equal parts.
     """
+    return _call(tensor, group, partial(_exchange, receive, send), partial(_exchange, send, receive))
+
+
+def _call(tensor: torch.Tensor, group: Group, forward: Change, backward: Change) -> torch.Tensor:
     if group is None:
         return tensor
-    return _call(
-        tensor,
-        lambda rows: _exchange(rows, group, receive, send),
-        lambda grad: _exchange(grad, group, send, receive),
-    )
-
-
-def _call(tensor: torch.Tensor, forward: Change, backward: Change) -> torch.Tensor:
-    result: torch.Tensor = _Collective.apply(tensor, forward, backward)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Collective.apply(tensor, group, forward, backward)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -90,14 +77,16 @@ class _Collective(torch.autograd.Function):
     """A change of a tensor, and that of its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, forward: Change, backward: Change) -> torch.Tensor:
-        ctx.change = backward
-        return forward(tensor)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup, forward: Change, backward: Change
+    ) -> torch.Tensor:
+        ctx.change, ctx.group = backward, group
+        return forward(tensor, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.change(grad), None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.change(grad, ctx.group), None, None, None
 
 
 def part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -114,7 +103,7 @@ def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return total
 
 
-def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+def _all_gather(dim: int, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     is_outermost = _is_outermost(tensor, dim)
     shape = list(tensor.shape)
     shape[dim if is_outermost else 0] *= group.size()
@@ -123,7 +112,7 @@ def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> tor
     return joined if is_outermost else torch.cat(joined.chunk(group.size()), dim)
 
 
-def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+def _reduce_scatter(dim: int, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     assert tensor.shape[dim] % group.size() == 0, f"{tensor.shape[dim]} is no multiple of {group.size()}"
     parts = tensor.contiguous() if _is_outermost(tensor, dim) else torch.cat(tensor.chunk(group.size(), dim))
     own = parts.new_empty((*tensor.shape[:dim], tensor.shape[dim] // group.size(), *tensor.shape[dim + 1 :]))
@@ -137,7 +126,7 @@ def _is_outermost(tensor: torch.Tensor, dim: int) -> bool:
 
 
 def _exchange(
-    tensor: torch.Tensor, group: dist.ProcessGroup, receive: Sequence[int] | None, send: Sequence[int] | None
+    receive: Sequence[int] | None, send: Sequence[int] | None, tensor: torch.Tensor, group: dist.ProcessGroup
 ) -> torch.Tensor:
     rows = tensor.shape[0] if receive is None else sum(receive)
     received = tensor.new_empty((rows, *tensor.shape[1:]))

@@ -38,8 +38,6 @@ from cosmos_core.models.parallel.tensor import (
     applied_to,
     apply_style,
     compute_locally,
-    head_size,
-    note_head_size,
     split_parameter,
     sum_parameter_gradients,
 )
@@ -94,7 +92,7 @@ def trained_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     a router.
     """
     tensors = canonical_tensors(module)
-    if not _is_adapted(module):
+    if next(adapters_of(module), None) is None:
         return tensors
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     return {name: each for name, each in tensors.items() if name not in frozen}
@@ -105,23 +103,20 @@ def published_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
     Every process that holds a part of the module calls it: adapters are gathered.
     """
-    tensors = canonical_tensors(module)
-    if not _is_adapted(module):
-        return tensors
-    base = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
-    for adapter in adapters_of(module):
-        name = f"{adapter.name}.weight"
-        base[name] = merged(base[name], adapter)
-    return base
+    return _with_merged(module, canonical_tensors(module))
 
 
 def published_state(module: nn.Module) -> dict[str, torch.Tensor]:
     """The state of the model below the adapters, these added to it; of a module without any, its state."""
-    state: dict[str, torch.Tensor] = module.state_dict()
-    if not _is_adapted(module):
-        return state
-    added = published_tensors(module)
-    return {name: added.get(name, tensor) for name, tensor in state.items() if not is_adapter(name)}
+    return _with_merged(module, module.state_dict())
+
+
+def _with_merged(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
+    for adapter in adapters_of(module):
+        name = f"{adapter.name}.weight"
+        found[name] = merged(found[name], adapter)
+    return found
 
 
 @torch.no_grad()
@@ -151,10 +146,6 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     here = tensor.to(tensor.device_mesh.device_type)
     assert isinstance(here, DTensor)
     return here.full_tensor()
-
-
-def _is_adapted(module: nn.Module) -> bool:
-    return any(_SCALE in child.__dict__ for child in module.modules())
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -255,8 +246,6 @@ def _split(linear: nn.Linear, name: str, applied: Applied) -> None:
         sum_parameter_gradients(up, applied.axis.group)
         return
     sum_parameter_gradients(down, applied.axis.group)
-    if applied.style == "kv_heads":
-        note_head_size(up, head_size(linear))
     # What enters it was made of a whole input and a summed A, so nothing is left to sum.
     inside = attrs.evolve(applied.axis, is_gathered=True)
     apply_style(up, f"{name}.{UP}", "kv_heads" if applied.style == "kv_heads" else "colwise", inside)

@@ -49,8 +49,6 @@ from cosmos_core.models.parallel.tensor import (
     Style,
     Tensor,
     apply_style,
-    head_size,
-    note_head_size,
     own_part,
     sum_parameter_gradients,
 )
@@ -115,13 +113,16 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
     rope_dim = getattr(config, "qk_rope_head_dim", None) or 0
     gathered: set[nn.Module] = set()
     for name, layer in layers.items():
-        _note_heads(layer, config)
-        styles = {child: _style(f"{name}.{part}", child, mesh.size(), plan) for part, child in layer.named_modules()}
+        sizes = _head_sizes(layer, config)
+        styles = {
+            child: _style(f"{name}.{part}", child, mesh.size(), plan, sizes) for part, child in layer.named_modules()
+        }
         _localize_heads(layer, name, styles, config, mesh.size())
         blocks = [child for child in layer.children() if layout.sequence_parallel and _is_split(child, styles)]
         inside = {child for block in blocks for child in block.modules()}
         for part, child in layer.named_modules():
-            axis = Tensor(mesh=mesh, rope_dim=rope_dim, is_gathered=child in inside)
+            is_gathered, head_size = child in inside, sizes.get(child, 1)
+            axis = Tensor(mesh=mesh, rope_dim=rope_dim, is_gathered=is_gathered, head_size=head_size)
             apply_style(child, f"{name}.{part}", styles[child], axis)
         for block in blocks:
             if styles[block] != "rowwise":
@@ -133,13 +134,13 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
         _split_layers(list(layers.values()), gathered, mesh.get_group())
 
 
-def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan) -> Style:
+def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan, head_sizes: Mapping[nn.Module, int]) -> Style:
     """The plan's style, refined by what the axis divides."""
     if any(plan.style_of(f"{name}.{key}") == "heads" for key in own_parameters(module)):
         return "heads"
     style = plan.style_of(name)
     if style == "colwise" and name.rpartition(".")[2] in KEYS_AND_VALUES:
-        num_heads = own_parameters(module)["weight"].shape[0] // head_size(module)
+        num_heads = own_parameters(module)["weight"].shape[0] // head_sizes[module]
         return "kv_heads" if num_heads % size else "colwise"
     return style
 
@@ -151,23 +152,24 @@ def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, in
     if anatomy is None:
         return found
     for index, layer in enumerate(anatomy.layers):
-        _note_heads(layer, module.config.get_text_config())
+        sizes = _head_sizes(layer, module.config.get_text_config())
         for part, child in layer.named_modules():
             name = f"{anatomy.name}.{index}.{part}"
             if plan.style_of(name) == "colwise" and part.rpartition(".")[2] in KEYS_AND_VALUES:
                 own = own_parameters(child)
-                found |= {f"{name}.{key}": own["weight"].shape[0] // head_size(child) for key in own}
+                found |= {f"{name}.{key}": own["weight"].shape[0] // sizes[child] for key in own}
     return found
 
 
-def _note_heads(layer: nn.Module, config: PretrainedConfig) -> None:
-    """Tell key and value projections how many of their rows make a head."""
+def _head_sizes(layer: nn.Module, config: PretrainedConfig) -> dict[nn.Module, int]:
+    """Of projections of keys and values, how many of their rows make a head."""
     default = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found: dict[nn.Module, int] = {}
     for attention in layer.modules():
         size = getattr(attention, "head_dim", None)
-        for key, child in attention.named_children():
-            if key in KEYS_AND_VALUES and isinstance(child, nn.Linear):
-                note_head_size(child, size if isinstance(size, int) else default)
+        held = [child for key, child in attention.named_children() if key in KEYS_AND_VALUES]
+        found |= dict.fromkeys(held, size if isinstance(size, int) else default)
+    return found
 
 
 def _localize_heads(layer: nn.Module, name: str, styles: Styles, config: PretrainedConfig, size: int) -> None:

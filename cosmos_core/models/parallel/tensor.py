@@ -56,7 +56,6 @@ OUTPUTS: Final = frozenset({"colwise", "colwise_gather_output", "kv_heads", "voc
 INPUTS: Final = frozenset({"rowwise", "rowwise_split_input"})
 """Styles of linear layers of which a process sees a part of the inputs."""
 
-_HEAD_SIZE: Final = "_cosmos_head_size"
 _APPLIED: Final = "_cosmos_style"
 
 
@@ -68,11 +67,13 @@ class Tensor:
         mesh: The axis.
         is_gathered: Whether the block round the module gathers its input and scatters its result.
         rope_dim: Size of the rotary part of an MLA latent.
+        head_size: Rows of one head, of a projection of keys or values.
     """
 
     mesh: DeviceMesh
     is_gathered: bool = False
     rope_dim: int = 0
+    head_size: int = 1
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -217,7 +218,7 @@ def _heads(module: nn.Module, name: str, axis: Tensor) -> None:
 def _kv_heads(module: nn.Module, name: str, axis: Tensor) -> None:
     """A projection with fewer heads than processes: whole on each, which computes the one head it needs."""
     rows = own_parameters(module)["weight"].shape[0]
-    num_heads = rows // head_size(module)
+    num_heads = rows // axis.head_size
     if axis.size % num_heads:
         raise ConfigError(f"policy.mesh.tp: {axis.size} and the {num_heads} heads of {name} do not divide each other")
     length = rows // num_heads
@@ -232,17 +233,6 @@ def _kv_heads(module: nn.Module, name: str, axis: Tensor) -> None:
             return inner(axis.enter(hidden))
 
     surround(module, around)
-
-
-def head_size(projection: nn.Module) -> int:
-    """Rows of one head of a key or value projection, as `note_head_size` was told."""
-    size: int = projection.__dict__[_HEAD_SIZE]
-    return size
-
-
-def note_head_size(projection: nn.Module, size: int) -> None:
-    """Remember how many rows of a projection make one head."""
-    projection.__dict__[_HEAD_SIZE] = size
 
 
 def _mla_kv_a(module: nn.Module, _: str, axis: Tensor) -> None:

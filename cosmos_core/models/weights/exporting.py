@@ -6,13 +6,13 @@ import json
 import logging
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import attrs
 import torch
 import torch.distributed as dist
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -42,12 +42,8 @@ Convert: TypeAlias = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]
 """Makes tensors of a checkpoint of those of a model."""
 
 
-@attrs.frozen(kw_only=True)
-class Group:
-    """Tensors of the model that become tensors of the checkpoint together; `sizes` are bytes, by the names there."""
-
-    names: tuple[str, ...]
-    sizes: Mapping[str, int]
+Group: TypeAlias = tuple[tuple[str, ...], dict[str, torch.Tensor]]
+"""Names of tensors that become tensors of the checkpoint together, and these, on meta."""
 
 
 def channel_of(module: nn.Module) -> Channel:
@@ -90,13 +86,15 @@ def write_gathered(
     shares = local_shards(state)
     places = shard_owners(shares, channel.exchange)
     groups = group_tensors(convert, places)
-    pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in group.names} for group in groups)
+    pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in names} for names, _ in groups)
 
     def write() -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        sizes = {name: size for group in groups for name, size in group.sizes.items()}
-        tensors = (made for piece in pieces for made in convert(piece).items())
-        _write_files(directory, _files_of(sizes, file_bytes), tensors, stem=stem)
+        outlines = {name: each for _, made in groups for name, each in made.items()}
+        split = split_torch_state_dict_into_shards(
+            outlines, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=file_bytes
+        )
+        _write_files(directory, split, (made for piece in pieces for made in convert(piece).items()), stem)
 
     if places:
         led(channel, directory, write, pieces)
@@ -184,16 +182,11 @@ def group_tensors(convert: Convert, places: Mapping[str, Mapping[TensorShard, in
         together: dict[object, list[str]] = {}
         for name in sorted(outlines, key=dot_natural_key):
             together.setdefault(key(name), []).append(name)
-        groups = [_group(convert, {name: outlines[name] for name in names}) for names in together.values()]
-        found = [name for group in groups for name in group.sizes]
+        groups = [(tuple(names), convert({name: outlines[name] for name in names})) for names in together.values()]
+        found = [name for _, made in groups for name in made]
         if set(found) == expected and len(found) == len(expected):
             return groups
     raise AssertionError("all tensors together make the checkpoint")
-
-
-def _group(convert: Convert, outlines: dict[str, torch.Tensor]) -> Group:
-    sizes = {name: tensor.nbytes for name, tensor in convert(dict(outlines)).items()}
-    return Group(names=tuple(outlines), sizes=sizes)
 
 
 def _layer_of(name: str) -> object:
@@ -225,40 +218,21 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _files_of(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    files: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        if files[-1] and filled + size > limit:
-            files.append([])
-            filled = 0
-        files[-1].append(name)
-        filled += size
-    return files
-
-
 def _write_files(
-    directory: Path, files: Sequence[Sequence[str]], tensors: Iterator[tuple[str, torch.Tensor]], *, stem: str
+    directory: Path, split: StateDictSplit, tensors: Iterator[tuple[str, torch.Tensor]], stem: str
 ) -> None:
     """Write each file as soon as all of its tensors are there."""
     waiting: dict[str, torch.Tensor] = {}
-    places: dict[str, str] = {}
-    nbytes = 0
-    for number, names in enumerate(files, 1):
-        part = "" if len(files) == 1 else f"-{number:05d}-of-{len(files):05d}"
-        file = f"{stem}{part}.safetensors"
+    for file, names in split.filename_to_tensors.items():
         while not waiting.keys() >= set(names):
             name, tensor = next(tensors)
             # Parts of a fused tensor share its memory, which the format does not do.
             waiting[name] = tensor.clone(memory_format=torch.contiguous_format)
-        held = {name: waiting.pop(name) for name in names}
-        save_file(held, directory / file, metadata={"format": "pt"})
-        nbytes += sum(tensor.nbytes for tensor in held.values())
-        places |= dict.fromkeys(names, file)
+        save_file({name: waiting.pop(name) for name in names}, directory / file, metadata={"format": "pt"})
     for _ in tensors:
         raise AssertionError("every tensor has a file")
-    if len(files) > 1:
-        index = {"metadata": {"total_size": nbytes}, "weight_map": places}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 

@@ -157,7 +157,7 @@ def test_tensors_are_gathered_one_by_one(subtests):
             places = shard_owners(local_shards(module.state_dict()), lambda said: [said])
             shell = shell_of(family)
             groups = group_tensors(lambda held, shell=shell: revert_weight_conversion(shell, held), places)
-            assert all(len(group.names) == 1 for group in groups)
-            assert sum(size for group in groups for size in group.sizes.values()) == sum(
+            assert all(len(names) == 1 for names, _ in groups)
+            assert sum(each.nbytes for _, made in groups for each in made.values()) == sum(
                 tensor.nbytes for tensor in module.state_dict().values()
             )
