@@ -7,10 +7,10 @@ import cosmos_core.models.lean  # noqa: F401 - before anything of transformers
 
 # isort: split
 from cosmos_core.models.attention.packed import PACKED, Packing
-from cosmos_core.models.encoding import HuggingFaceOptions
 from cosmos_core.models.head import DIVERGENCES
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.models.packing import Row, pack
+from cosmos_core.models.tokenizer import HuggingFaceOptions
 from cosmos_core.models.tokens import tokens_payload, values
 from cosmos_core.models.vision.model import VisionLanguageModel
 

@@ -12,7 +12,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
-from cosmos_core.models.encoding import TextEncoder
 from cosmos_core.models.head import CHUNK_ELEMENTS
 from cosmos_core.models.parallel.anatomy import Anatomy, layers_name, widths
 from cosmos_core.models.parallel.expert import is_experts
@@ -21,6 +20,7 @@ from cosmos_core.models.parallel.forwards import own_parameters
 from cosmos_core.models.parallel.parallelize import shared_heads
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, plan_for, split_names
 from cosmos_core.models.parallel.stages import obstacle
+from cosmos_core.models.tokenizer import TextEncoder
 from cosmos_core.models.weights.loading import first_line
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart

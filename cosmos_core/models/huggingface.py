@@ -9,6 +9,7 @@ Shape legend: U units of this process's slice of a packed row, N decisions, D hi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -27,11 +28,16 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from cosmos_core.errors import ConfigError
 from cosmos_core.models import facts, head
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
-from cosmos_core.models.encoding import GENERATION_FILE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
-from cosmos_core.models.tokenizer import build_tokenizer, tokenizer_defaults
+from cosmos_core.models.tokenizer import (
+    GENERATION_FILE,
+    HuggingFaceOptions,
+    TextEncoder,
+    build_tokenizer,
+    tokenizer_defaults,
+)
 from cosmos_core.models.tokens import tokens_payload, values
 from cosmos_core.models.verification import check_tiny_model, verify_packing
 from cosmos_core.models.weights import loading
@@ -72,8 +78,6 @@ class HuggingFaceModel:
         self.options = options
         self.context = context
         self.text = self.make_text_encoder()
-        self._config: PretrainedConfig | None = None
-        self._facts: ModelFacts | None = None
 
     def make_text_encoder(self) -> TextEncoder:
         """Make the encoder of texts; a family whose processor writes chats has one of its own."""
@@ -92,19 +96,17 @@ class HuggingFaceModel:
         """The tokenizer (see `load_tokenizer`)."""
         return self.text.tokenizer
 
-    @property
+    @cached_property
     def config(self) -> PretrainedConfig:
         """The Hugging Face config: of the checkpoint, else the recipe's, as resolved by `prepare`."""
-        if self._config is None:
-            config = self.find_config()
-            if self.model_types is not None and config.model_type not in self.model_types:
-                allowed = ", ".join(sorted(self.model_types))
-                raise ConfigError(
-                    f"model: model_type {config.model_type!r} is not one of this plugin's: {allowed}; "
-                    "model.plugin = 'hf' takes any family"
-                )
-            self._config = config
-        return self._config
+        config = self.find_config()
+        if self.model_types is not None and config.model_type not in self.model_types:
+            allowed = ", ".join(sorted(self.model_types))
+            raise ConfigError(
+                f"model: model_type {config.model_type!r} is not one of this plugin's: {allowed}; "
+                "model.plugin = 'hf' takes any family"
+            )
+        return config
 
     def find_config(self) -> PretrainedConfig:
         """Read the config, whatever its family; a family may complete it.
@@ -129,11 +131,13 @@ class HuggingFaceModel:
 
     def facts(self) -> ModelFacts:
         """Describe the model without building weights; those of a checkpoint on this machine are looked through."""
-        if self._facts is None:
-            shell = self._shell()
-            absent = absent_weights(self.context.path, shell)
-            self._facts = facts.describe(shell, self.tensor_plan, self.text, absent, self._forward_of_text)
         return self._facts
+
+    @cached_property
+    def _facts(self) -> ModelFacts:
+        shell = self._shell()
+        absent = absent_weights(self.context.path, shell)
+        return facts.describe(shell, self.tensor_plan, self.text, absent, self._forward_of_text)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
@@ -149,7 +153,8 @@ class HuggingFaceModel:
         if self.context.config is not None:
             self.resolved_config(self.context.config, made).save_pretrained(assets)
         self.text.forget()
-        self._config = self._facts = None
+        for name in ("config", "_facts"):
+            self.__dict__.pop(name, None)
 
     def resolved_config(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> PretrainedConfig:
         """A recipe's config, with what it leaves to a tokenizer that was made for it."""
