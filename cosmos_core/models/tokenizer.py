@@ -1,8 +1,8 @@
 """Token ids of prompts, demonstrations and observations: the tokenizer, the chat template, what ends a completion.
 
 A tokenizer is loaded from a checkpoint, or a byte-level BPE trained on the dataset. What an environment answers, and
-what a row's user says, may spell `<|im_end|>` or the placeholder of an image. Only the chat template writes such tokens.
-In words they are text, encoded as any other (`Words`).
+what a row's user says, may spell `<|im_end|>` or the placeholder of an image. Only the chat template writes such
+tokens. In words they are text, encoded as any other (`Words`).
 """
 
 from __future__ import annotations
