@@ -40,10 +40,8 @@ def describe(
     """The facts of a model on the meta device, which is of no use afterwards.
 
     `overrides` are the plugin's tensor parallel styles, `absent` says what is missing of a checkpoint, if anything is,
-    and `prepare` makes a forward of the shell over so many units.
-
-    Raises:
-        ConfigError: The model's numbers do not fit together.
+    and `prepare` makes a forward of the shell over so many units. A ConfigError says that the model's numbers do not
+    fit together.
     """
     config, tokenizer, plan = shell.config.get_text_config(), text.tokenizer, plan_for(shell, overrides)
     embedding, output = shell.get_input_embeddings().weight, shell.get_output_embeddings()

@@ -27,7 +27,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models import facts, head
-from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out
+from cosmos_core.models.building import Blueprint, build_part, build_whole, check_tiny_model, lay_out, verify_packing
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
@@ -39,7 +39,6 @@ from cosmos_core.models.tokenizer import (
     tokenizer_defaults,
 )
 from cosmos_core.models.tokens import tokens_payload, values
-from cosmos_core.models.verification import check_tiny_model, verify_packing
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, export_parts, led, share_files
 from cosmos_core.models.weights.streaming import absent_weights, folder_of

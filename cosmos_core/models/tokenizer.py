@@ -22,7 +22,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config, tok
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.models.vision.prompts import MARK
+from cosmos_core.models.vision.images import MARK
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.loading import first_line
 from cosmos_core.types import JSON, Message, Prompt
@@ -148,10 +148,8 @@ class Words:
     def guarded(self, texts: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
         """Words that a template can write as they are, and whose ids `joined` makes.
 
-        Marks stand in them for what spells steering tokens; the second says what each mark stands for.
-
-        Raises:
-            DataError: The tokenizer makes a steering token of what spells none, as one that normalises may.
+        Marks stand in them for what spells steering tokens; the second says what each mark stands for. A DataError says
+        that the tokenizer makes a steering token of what spells none, as one that normalises may.
         """
         for text in texts:
             for piece in self._pattern.split(text):

@@ -52,10 +52,8 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
 
     Query [1, H, U, D], key and value [1, K, U, D]; `attention_mask` is always None. `sliding_window` is the number of
     units that a unit may look back, itself included; scores become softcap · tanh(score / softcap); `s_aux` [H] are the
-    scores of attention sinks. Gives the output [1, U, H, D], and None for the weights.
-
-    Raises:
-        PluginIncompatibleError: The layer asks for what packed attention does not compute.
+    scores of attention sinks. Gives the output [1, U, H, D], and None for the weights. A PluginIncompatibleError says
+    that the layer asks for what packed attention does not compute.
     """
     if packing is None or (what := _beyond(module, attention_mask, others)) is not None:
         what = "no packing" if packing is None else what

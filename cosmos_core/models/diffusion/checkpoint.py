@@ -114,10 +114,8 @@ def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: 
     """Write a transformer and its config, which names its class, into a folder of their own.
 
     Every process that holds a part of the module calls it, and the first one writes. The other parts come from the
-    checkpoint at `source`, if there is one.
-
-    Raises:
-        CheckpointError: The first process failed, with whatever; all of them say so.
+    checkpoint at `source`, if there is one. A CheckpointError says that the first process failed, with whatever; all of
+    them say so.
     """
     channel = channel_of(module)
     folder = directory / TRANSFORMER

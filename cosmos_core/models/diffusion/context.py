@@ -54,11 +54,7 @@ class TokenSlices:
         return TokenSlices(group=mesh.group("cp"), place=mesh.place("cp"), size=mesh.size("cp"))
 
     def cut(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """This process's tokens of all.
-
-        Raises:
-            ConfigError: The tokens cannot be shared evenly.
-        """
+        """This process's tokens of all; a ConfigError says that the tokens cannot be shared evenly."""
         count = tensor.shape[dim]
         if count % self.size:
             raise ConfigError(

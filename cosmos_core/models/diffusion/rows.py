@@ -32,7 +32,7 @@ from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.packing import generator_of
-from cosmos_core.models.vision.images import inline_bytes, local_path, open_image, shown
+from cosmos_core.models.vision.images import inline_bytes, local_file, local_path, open_image, shown
 from cosmos_core.types import Prompt
 
 
@@ -94,11 +94,9 @@ class FrameReader:
             held = inline_bytes(location, "data:", "in base64, data:video/mp4;base64,…")
             source, num_bytes, head = io.BytesIO(held), len(held), held[:_HEAD]
         else:
-            source = local_path(location)
-            if source.is_dir():
-                return self._folder(source, location)
-            if not source.is_file():
-                raise DataError(f"media {shown(location)}: no such file")
+            if local_path(location).is_dir():
+                return self._folder(local_path(location), location)
+            source = local_file(location)
             num_bytes = source.stat().st_size
             with source.open("rb") as file:
                 head = file.read(_HEAD)
@@ -290,10 +288,8 @@ class RowReader:
 
         They are float32 [3, F, h, w] in [-1, 1]; None where there are none. What is generated goes on where a video
         ends, as in the pipelines of diffusers; a clip of which the beginning is given is the row's demonstration, or
-        `metadata.given_from` is "start". How many frames a video gives its `metadata.num_given_frames` says, else 1.
-
-        Raises:
-            DataError: There are several, or they cannot be used.
+        `metadata.given_from` is "start". How many frames a video gives its `metadata.num_given_frames` says, else 1. A
+        DataError says that there are several, or they cannot be used.
         """
         number = self.num_given(prompt)
         if len(prompt.media) > 1:

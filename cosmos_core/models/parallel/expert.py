@@ -73,34 +73,22 @@ def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group:
     def around(
         inner: Callable[..., Any], hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        def compute(hidden_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-            return _dispatch(module, inner, group, hidden_TD, chosen_TK, weights_TK)
-
-        return _share(compute, tensor_group, hidden_states, top_k_index, top_k_weights)
+        given = hidden_states, top_k_index, top_k_weights
+        if tensor_group is None:
+            return _dispatch(module, inner, group, *given)
+        # Of rows that the group holds alike, each process computes its share, and the shares are joined.
+        num_tokens = hidden_states.shape[0]
+        missing = -num_tokens % tensor_group.size()
+        hidden_TD, chosen_TK, weights_TK = (
+            torch.cat((value, value.new_zeros(missing, value.shape[1]))) if missing else value for value in given
+        )
+        shares = (split_dim(hidden_TD, 0, tensor_group), part(chosen_TK, 0, tensor_group))
+        output_TD = _dispatch(module, inner, group, *shares, split_dim(weights_TK, 0, tensor_group))
+        joined_TD = gather_for_shared(output_TD, 0, tensor_group)
+        # FSDP hangs its backward hook on the result, where an in-place change of a view would lose it.
+        return joined_TD[:num_tokens].clone() if missing else joined_TD
 
     surround(module, around)
-
-
-def _share(
-    compute: Callable[..., torch.Tensor],
-    group: Group,
-    hidden_TD: torch.Tensor,
-    chosen_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-) -> torch.Tensor:
-    """Compute this process's share of rows that the group holds alike, and join the shares."""
-    if group is None:
-        return compute(hidden_TD, chosen_TK, weights_TK)
-    num_tokens = hidden_TD.shape[0]
-    missing = -num_tokens % group.size()
-    if missing:
-        hidden_TD, chosen_TK, weights_TK = (
-            torch.cat((value, value.new_zeros(missing, value.shape[1]))) for value in (hidden_TD, chosen_TK, weights_TK)
-        )
-    output_TD = compute(split_dim(hidden_TD, 0, group), part(chosen_TK, 0, group), split_dim(weights_TK, 0, group))
-    joined_TD = gather_for_shared(output_TD, 0, group)
-    # FSDP hangs its backward hook on the result, where an in-place change of a view would lose it.
-    return joined_TD[:num_tokens].clone() if missing else joined_TD
 
 
 def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where they are

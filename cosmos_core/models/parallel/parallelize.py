@@ -292,10 +292,8 @@ def shard(
 ) -> None:
     """Shard a module: experts, each layer, the embedding, and the rest as one, which is gathered throughout.
 
-    The embedding is None where it shares weights with another module.
-
-    Raises:
-        ConfigError: Weights shall stay in CPU memory, and there is no accelerator.
+    The embedding is None where it shares weights with another module. A ConfigError says that weights shall stay in CPU
+    memory, and there is no accelerator.
     """
     mesh = layout.mesh.weights
     if layout.cpu_offload and mesh.device_type == "cpu":

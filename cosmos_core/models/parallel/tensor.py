@@ -129,10 +129,8 @@ def split_parameter(
 ) -> None:
     """Make a parameter a DTensor split along `dim`; one shared with another module is split once.
 
-    If `is_uneven`, the last part may be smaller, though not empty. `name` is the module's, for errors.
-
-    Raises:
-        ConfigError: The axis does not divide its size, or a process would have nothing.
+    If `is_uneven`, the last part may be smaller, though not empty. `name` is the module's, for errors. A ConfigError
+    says that the axis does not divide its size, or a process would have nothing.
     """
     parameter = getattr(module, key)
     if isinstance(parameter, DTensor):

@@ -20,16 +20,15 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
+from cosmos_core.models.building import compare, own_logits, verify_tiny
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import PROBE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.tokens import tokens_payload
-from cosmos_core.models.verification import compare, own_logits, verify_tiny
-from cosmos_core.models.vision.images import load_image
+from cosmos_core.models.vision.images import IMAGE_MARK, filled, load_image, marked_parts, text_parts, with_marks
 from cosmos_core.models.vision.model import VisionLanguageModel, decoder_inputs
 from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
-from cosmos_core.models.vision.prompts import IMAGE_MARK, filled, marked_parts, text_parts, with_marks
 from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt

@@ -1,18 +1,83 @@
-"""A prompt's images: local files and `data:` URLs. Nothing is fetched while training."""
+"""Images and videos of a prompt: what stands at their locations, and their marks and placeholders in its text.
+
+`<image>` and `<video>` mark places, in the order of `Prompt.media`. Without any mark, all media stand before the text,
+of a chat the first turn of the user. A prompt without media has no marks: there they are text as any other. Templates
+of processors take turns as lists of parts; others do not.
+
+Media are local files and `data:` URLs. Nothing is fetched while training.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import io
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+import attrs
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cosmos_core.errors import DataError
+from cosmos_core.types import Message, Prompt
+
+IMAGE_MARK: Final = "<image>"
+VIDEO_MARK: Final = "<video>"
+MARK: Final = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}")
+
+
+def with_marks(prompt: Prompt, kinds: Sequence[str]) -> Prompt:
+    """The prompt, which has all marks or none, with `IMAGE_MARK` or `VIDEO_MARK` for each of its media.
+
+    Raises:
+        DataError: There are more marks than media, or fewer, or of the other kind.
+    """
+    if not kinds:
+        return prompt
+    turns = _turns(prompt)
+    marks = [mark for turn in turns for mark in MARK.findall(turn)]
+    if not marks:
+        roles = ["user"] if isinstance(prompt.text, str) else [turn.role for turn in prompt.text]
+        first = roles.index("user") if "user" in roles else 0
+        return _with_turns(prompt, [*turns[:first], "".join(kinds) + turns[first], *turns[first + 1 :]])
+    if list(marks) != list(kinds):
+        raise DataError(
+            f"the text has the marks {' '.join(marks)}, and the row's media are {' '.join(kinds)}; "
+            "give one mark for each, in order, or none at all"
+        )
+    return prompt
+
+
+def filled(prompt: Prompt, texts: Sequence[str]) -> Prompt:
+    """The prompt with a text in the place of each mark, in order."""
+    following = iter(texts)
+    return _with_turns(prompt, [MARK.sub(lambda _: next(following), turn) for turn in _turns(prompt)])
+
+
+def _turns(prompt: Prompt) -> list[str]:
+    return [prompt.text] if isinstance(prompt.text, str) else [turn.content for turn in prompt.text]
+
+
+def _with_turns(prompt: Prompt, turns: Sequence[str]) -> Prompt:
+    if isinstance(prompt.text, str):
+        return attrs.evolve(prompt, text=turns[0])
+    named = zip(prompt.text, turns, strict=True)
+    return attrs.evolve(prompt, text=tuple(Message(role=turn.role, content=text) for turn, text in named))
+
+
+def text_parts(content: str) -> list[dict[str, str]]:
+    """A turn without images."""
+    return [{"type": "text", "text": content}]
+
+
+def marked_parts(content: str) -> list[dict[str, str]]:
+    """A turn, cut at its marks."""
+    texts = [part for text in MARK.split(content) for part in (*text_parts(text), {"type": "image"})][:-1]
+    return [part for part in texts if part.get("text", True)]
+
 
 IMAGE_ERRORS: Final = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 """What Pillow raises on what is no image."""
@@ -31,10 +96,7 @@ def load_image(location: str) -> Image.Image:
     if location.startswith("data:"):
         held = inline_bytes(location, "data:image/", "an image in base64, data:image/png;base64,…")
         return open_image(io.BytesIO(held), location)
-    path = local_path(location)
-    if not path.is_file():
-        raise DataError(f"media {shown(location)}: no such file")
-    return open_image(path, location)
+    return open_image(local_file(location), location)
 
 
 def open_image(
@@ -42,10 +104,8 @@ def open_image(
 ) -> Image.Image:
     """The image in a file, in RGB, upright: cameras write beside the pixels how to turn them.
 
-    `check` is told its height and width as stored, and may refuse it before anything is decoded.
-
-    Raises:
-        DataError: It cannot be read.
+    `check` is told its height and width as stored, and may refuse it before anything is decoded. A DataError says that
+    it cannot be read.
     """
     try:
         with Image.open(source) as image:
@@ -57,16 +117,20 @@ def open_image(
 
 
 def local_path(location: str) -> Path:
-    """The path of a location that is no `data:` URL.
-
-    Raises:
-        DataError: It would have to be fetched.
-    """
+    """The path of a location that is no `data:` URL; a DataError says that it would have to be fetched."""
     if location.startswith("file:"):
         return Path(unquote(urlsplit(location).path))
     if "://" in location:
         raise DataError(f"media {shown(location)}: nothing is fetched while training; store it and give its path")
     return Path(location)
+
+
+def local_file(location: str) -> Path:
+    """The path of a location, at which a file is; a DataError says that there is none."""
+    path = local_path(location)
+    if not path.is_file():
+        raise DataError(f"media {shown(location)}: no such file")
+    return path
 
 
 def inline_bytes(location: str, start: str, expected: str) -> bytes:

@@ -95,10 +95,7 @@ def lay_out(
     """The micro-batch of these payloads, some with images, with what its documents see.
 
     `joins` has the dim along which each array of the processor is joined; `own_positions` is None where there is one
-    axis.
-
-    Raises:
-        DataError: A payload with images lacks an array, or they do not fit together.
+    axis. A DataError says that a payload with images lacks an array, or they do not fit together.
     """
     lengths = batch.inputs["lengths"].tolist()
     tokens = torch.split(batch.inputs["tokens"], lengths)

@@ -57,10 +57,8 @@ def export_parts(
 ) -> None:
     """Write the weights and the config; every process of the mesh calls it, and the first one writes.
 
-    The shell is the whole model, on meta: it knows the checkpoint's names.
-
-    Raises:
-        CheckpointError: The first process failed, with whatever; all of them say so.
+    The shell is the whole model, on meta: it knows the checkpoint's names. A CheckpointError says that the first
+    process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
     state = {name: tensor for name, tensor in published_state(module).items() if name not in tied}

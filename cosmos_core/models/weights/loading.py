@@ -208,11 +208,7 @@ def refuse_unknown(keys: Iterable[str], known: PretrainedConfig, where: str) -> 
 
 
 def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
-    """The config of a checkpoint.
-
-    Raises:
-        ConfigError: There is no usable config, or the weights are quantised.
-    """
+    """The config of a checkpoint; a ConfigError says that there is no usable config, or the weights are quantised."""
     require_folder(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)

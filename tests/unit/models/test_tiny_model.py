@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.models.verification import verify_tiny
+from cosmos_core.models.building import verify_tiny
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import run_world

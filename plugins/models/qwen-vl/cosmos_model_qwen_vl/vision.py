@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.vision.prompts import IMAGE_MARK, VIDEO_MARK, filled, with_marks
+from cosmos_core.models.vision.images import IMAGE_MARK, VIDEO_MARK, filled, with_marks
 from cosmos_core.types import Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, Family, PixelRange
 from cosmos_model_qwen_vl.media import Sampling, load
