@@ -13,7 +13,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 from torch import nn
 
@@ -33,17 +32,6 @@ from cosmos_core.protocols import Layout, ModelFacts
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Blueprint:
-    """A transformer that is to be built: with the weights in `folder`, or where that is None with drawn ones."""
-
-    family: Family
-    folder: Path | None
-    seed: int
-    dtype: torch.dtype
-    device: torch.device
-
-
 def make_shell(family: Family) -> nn.Module:
     """The transformer on the meta device, in evaluation mode: nothing is allocated."""
     # It imports diffusers, of which nothing shall be on meta.
@@ -52,36 +40,36 @@ def make_shell(family: Family) -> nn.Module:
         return _made(family, config)
 
 
-def draw(blueprint: Blueprint) -> nn.Module:
-    """All of it with weights drawn from the seed, in float32 on the CPU."""
-    config = blueprint.family.config
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(blueprint.seed)
-        return _made(blueprint.family, config)
+def build(
+    family: Family, folder: Path | None, layout: Layout | None, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    """All of a transformer, or this process's part, with the weights in `folder`, else with drawn ones.
 
-
-def build(blueprint: Blueprint, layout: Layout | None) -> nn.Module:
-    """All of it, or this process's part; every process of the mesh calls it."""
-    shell, folder = _cast(make_shell(blueprint.family), blueprint.dtype), blueprint.folder
+    Every process of the mesh calls it. Weights are drawn in float32 on the CPU.
+    """
+    shell = make_shell(family)
+    for parameter in shell.parameters():
+        # Buffers stay as they are: rotary angles are float32 on purpose.
+        parameter.data = parameter.data.to(dtype)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
     streamed = None if folder is None else StreamedTransformer(str(folder), shell).read
     if layout is not None:
-        lay_out(shell, blueprint, layout)
+        lay_out(shell, family, layout)
     offload = layout is not None and layout.cpu_offload
-    buffers = functools.partial(_compute_buffers, blueprint.family)
-    materialise([shell], device=blueprint.device, offload=offload, compute_buffers=buffers)
-    weights = streamed or weights_of(draw(blueprint))
-    fill([shell], with_adapters(weights, blueprint.seed), None if folder is None else str(folder))
+    buffers = functools.partial(_compute_buffers, family)
+    materialise([shell], device=device, offload=offload, compute_buffers=buffers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        weights = streamed or weights_of(_made(family, family.config))
+    fill([shell], with_adapters(weights, seed), None if folder is None else str(folder))
     return shell
 
 
-def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
+def lay_out(module: nn.Module, family: Family, layout: Layout) -> None:
     """Split a transformer's parameters and change its forwards, in place; the order is that of language models."""
     if layout.float8 != "none":
         raise ConfigError("policy.float8.scaling: world models are not computed in 8 bits; set it to 'none'")
-    if layout.cpu_offload and layout.mesh.world_size == 1:
-        raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
-    name = blueprint.family.layers
+    name = family.layers
     blocks = _blocks(module, name)
     if layout.lora is not None:
         check_adapted(blocks, type(module).__name__, layout.lora)
@@ -93,10 +81,9 @@ def lay_out(module: nn.Module, blueprint: Blueprint, layout: Layout) -> None:
             block.forward = torch.compile(block.forward)
         recompute_layer(block, layout.recompute)
     if slices is not None:
-        blueprint.family.spread(module, slices)
+        family.spread(module, slices)
     root(module, layout)
-    if layout.mesh.world_size > 1:
-        shard(module, blocks, [], None, layout)
+    shard(module, blocks, [], None, layout)
 
 
 def _blocks(module: nn.Module, layers: str) -> Sequence[nn.Module]:
@@ -109,13 +96,6 @@ def _made(family: Family, config: Mapping[str, Any]) -> nn.Module:
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model.config: {first_line(error)}") from error
     return module.eval()
-
-
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Parameters as the dtype; buffers stay as they are: rotary angles are float32 on purpose."""
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return module
 
 
 def _compute_buffers(family: Family, shell: nn.Module, device: torch.device) -> None:
@@ -140,14 +120,28 @@ def facts_of(
     `forward` calls the shell for so many decisions.
     """
     heads, head_size = int(family.config["num_attention_heads"]), int(family.config["attention_head_dim"])
-    whole = _parts(shell, family.layers)
+    blocks = _blocks(shell, family.layers)
+    inside = _count(shell.get_submodule(family.layers))
+    children = takewhile(lambda named: named[0] != family.layers, shell.named_children())
+    before = sum(_count(child) for _, child in children)
+    after, num_parameters = _count(shell) - inside - before, _count(shell)
     kept = _kept(shell, family.layers, forward)
-    places = (BEFORE_LAYERS, 0, AFTER_LAYERS)
-    parts = tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(whole, places, strict=True))
+    parts = (
+        ModelPart(name="embedding", num_parameters=before, kept=kept.get(BEFORE_LAYERS, {})),
+        ModelPart(
+            name=layers_name(1, len(blocks)),
+            count=len(blocks),
+            is_layer=True,
+            num_parameters=inside // len(blocks),
+            widths=widths(blocks[0]),
+            kept=kept.get(0, {}),
+        ),
+        ModelPart(name="head", num_parameters=after, kept=kept.get(AFTER_LAYERS, {})),
+    )
     return ModelFacts(
         architecture=type(shell).__name__,
-        num_parameters=sum(part.count * part.num_parameters for part in parts),
-        num_layers=whole[1].count,
+        num_parameters=num_parameters,
+        num_layers=len(blocks),
         hidden_size=heads * head_size,
         vocab_size=0,
         tokenizer_size=0,
@@ -166,24 +160,6 @@ def facts_of(
         num_regressions=family.options.regressions,
         rows_per_unit=family.num_tokens,
         uncounted=uncounted,
-    )
-
-
-def _parts(shell: nn.Module, layers: str) -> tuple[ModelPart, ModelPart, ModelPart]:
-    """The modules before the blocks, the blocks, and the modules after them."""
-    blocks = _blocks(shell, layers)
-    inside = _count(shell.get_submodule(layers))
-    before = sum(_count(child) for _, child in takewhile(lambda named: named[0] != layers, shell.named_children()))
-    return (
-        ModelPart(name="embedding", num_parameters=before),
-        ModelPart(
-            name=layers_name(1, len(blocks)),
-            count=len(blocks),
-            is_layer=True,
-            num_parameters=inside // len(blocks),
-            widths=widths(blocks[0]),
-        ),
-        ModelPart(name="head", num_parameters=_count(shell) - inside - before),
     )
 
 

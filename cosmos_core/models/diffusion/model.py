@@ -136,8 +136,7 @@ class DiffusionModel(Family):
         """Make the transformer, in evaluation mode."""
         folder = None if self.context.path is None else self.component(checkpoint.TRANSFORMER)
         self.device = device
-        blueprint = building.Blueprint(family=self, folder=folder, seed=seed, dtype=dtype, device=device)
-        return building.build(blueprint, layout)
+        return building.build(self, folder, layout, seed=seed, dtype=dtype, device=device)
 
     def pack(
         self,

@@ -62,11 +62,6 @@ class Adapter:
     up_OR: torch.Tensor
 
 
-def note_scale(linear: nn.Module, scale: float) -> None:
-    """Remember that a layer has an adapter, and its scale."""
-    linear.__dict__[_SCALE] = scale
-
-
 def is_adapter(name: str) -> bool:
     """Tell whether a tensor of this name belongs to an adapter."""
     return bool({DOWN, UP} & set(name.split(".")))
@@ -200,7 +195,7 @@ def add_adapters(module: PreTrainedModel, adapted: Mapping[str, nn.Linear], layo
         sizes = linear.in_features, layout.lora.rank, linear.out_features
         for key, shape in ((DOWN, sizes[:2]), (UP, sizes[1:])):
             setattr(linear, key, nn.Linear(*shape, bias=False, device=linear.weight.device, dtype=linear.weight.dtype))
-        note_scale(linear, layout.lora.alpha / layout.lora.rank)
+        linear.__dict__[_SCALE] = layout.lora.alpha / layout.lora.rank
         applied = applied_to(linear)
         if applied is not None and applied.style in OUTPUTS | INPUTS:
             _split(linear, name, applied)

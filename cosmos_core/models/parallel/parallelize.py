@@ -74,8 +74,6 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
         raise PluginIncompatibleError(
             f"{type(module).__name__} has no list of its layers, so it cannot be laid over several processes"
         )
-    if layout.cpu_offload and layout.mesh.world_size == 1:
-        raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
     layers = {f"{anatomy.name}.{i}": each for i, each in enumerate(anatomy.layers) if _has_parameters(each)}
     mesh = layout.mesh
     context.install(module, layout)
@@ -93,8 +91,7 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     for layer in (*layers.values(), *towers):
         recompute_layer(layer, layout.recompute)
     root(module, layout, _beside(module))
-    if mesh.world_size > 1:
-        shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
+    shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
 
 
 def _compile(layers: list[nn.Module], experts: list[nn.Module]) -> None:
@@ -295,6 +292,10 @@ def shard(
     The embedding is None where it shares weights with another module. A ConfigError says that weights shall stay in CPU
     memory, and there is no accelerator.
     """
+    if layout.mesh.world_size == 1:
+        if layout.cpu_offload:
+            raise ConfigError("policy.parallel.cpu_offload: it is FSDP's, which a replica of one process does without")
+        return
     mesh = layout.mesh.weights
     if layout.cpu_offload and mesh.device_type == "cpu":
         raise ConfigError(
