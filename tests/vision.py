@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedToke
 
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.models.vision.images import load_image
-from cosmos_core.models.vision.processor import without_videos
+from cosmos_core.models.vision.rows import without_videos
 from cosmos_core.types import Message, Prompt
 
 CORPUS: Final = ["Which colour? red, blue and 12 or 34", "user: assistant: picture"]

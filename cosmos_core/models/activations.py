@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cosmos_core.models.parallel.expert import is_experts
+from cosmos_core.models.parallel.forwards import SAVED
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES
-from cosmos_core.models.parallel.recompute import SAVED
 from cosmos_core.protocols.facts import Compute, Kept
 
 _UNTRACEABLE: Final = (

@@ -32,10 +32,12 @@ from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
 from cosmos_core.models.tokenizer import (
+    FILE,
     GENERATION_FILE,
     HuggingFaceOptions,
     TextEncoder,
     build_tokenizer,
+    load_tokenizer,
     tokenizer_defaults,
 )
 from cosmos_core.models.tokens import tokens_payload, values
@@ -83,12 +85,22 @@ class HuggingFaceModel:
         return TextEncoder(self)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer; a family may refuse one that is not its own.
+        """The tokenizer from its files, with the chat template of the recipe, else its own, else the family's.
+
+        A family may refuse one that is not its own.
 
         Raises:
             DataError: There is none, or it cannot be read.
         """
-        return self.text.read_tokenizer()
+        context, options = self.context, self.options
+        tokenizer = load_tokenizer(context.assets, context.path, trust_remote_code=context.trust_remote_code)
+        if options.chat_template is not None:
+            tokenizer.chat_template = options.chat_template
+        elif tokenizer.chat_template is None and (
+            (context.assets / FILE).is_file() or self.turn_end in tokenizer.get_vocab()
+        ):
+            tokenizer.chat_template = self.turn_template
+        return tokenizer
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

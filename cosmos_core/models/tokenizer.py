@@ -246,22 +246,6 @@ class TextEncoder:
         for name in ("tokenizer", "words", "takes_parts"):
             self.__dict__.pop(name, None)
 
-    def read_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer from its files, with the chat template of the recipe, else its own, else the family's.
-
-        Raises:
-            DataError: There is none, or it cannot be read.
-        """
-        context, options = self.model.context, self.model.options
-        tokenizer = load_tokenizer(context.assets, context.path, trust_remote_code=context.trust_remote_code)
-        if options.chat_template is not None:
-            tokenizer.chat_template = options.chat_template
-        elif tokenizer.chat_template is None and (
-            (context.assets / FILE).is_file() or self.model.turn_end in tokenizer.get_vocab()
-        ):
-            tokenizer.chat_template = self.model.turn_template
-        return tokenizer
-
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
 

@@ -40,10 +40,9 @@ from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
 from cosmos_core.models.parallel.expert import spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
-from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, root
+from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, recompute_layer, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
-from cosmos_core.models.parallel.recompute import recompute_layer
 from cosmos_core.models.parallel.tensor import (
     SPLIT_STYLES,
     Style,

@@ -28,8 +28,20 @@ from cosmos_core.models.tokenizer import PROBE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.tokens import tokens_payload
 from cosmos_core.models.vision.images import IMAGE_MARK, filled, load_image, marked_parts, text_parts, with_marks
 from cosmos_core.models.vision.model import VisionLanguageModel, decoder_inputs
-from cosmos_core.models.vision.processor import REQUIRED, Processor, copy_files, example_images, is_there
-from cosmos_core.models.vision.rows import MEDIA, TOLD, OwnPositions, is_media, lay_out, shows, with_seen
+from cosmos_core.models.vision.rows import (
+    MEDIA,
+    REQUIRED,
+    TOLD,
+    OwnPositions,
+    Processor,
+    copy_files,
+    example_images,
+    is_media,
+    is_there,
+    lay_out,
+    shows,
+    with_seen,
+)
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt
 

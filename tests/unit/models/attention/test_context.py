@@ -12,8 +12,7 @@ from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.models.attention.context import install
-from cosmos_core.models.parallel.forwards import root
-from cosmos_core.models.parallel.recompute import recompute_layer
+from cosmos_core.models.parallel.forwards import recompute_layer, root
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import run_world

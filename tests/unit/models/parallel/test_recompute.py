@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosmos_core.models.parallel.recompute import recompute_layer
+from cosmos_core.models.parallel.forwards import recompute_layer
 
 
 class Layer(nn.Module):

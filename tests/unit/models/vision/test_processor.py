@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.vision.processor import find_joins, join
+from cosmos_core.models.vision.rows import find_joins, join
 
 
 def ones(*shape):
