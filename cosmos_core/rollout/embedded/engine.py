@@ -15,7 +15,7 @@ from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.options import EmbeddedOptions, problems
 from cosmos_core.rollout.embedded.packed import PackedMatrices
-from cosmos_core.rollout.embedded.runner import ConditionedPrompts, Runner
+from cosmos_core.rollout.embedded.runner import EncoderCache, Runner
 from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
 from cosmos_core.rollout.embedded.verification import install_attention
@@ -33,7 +33,7 @@ class EmbeddedEngine(TokenEngine):
         super().__init__(context)
         self._options = options
         self._stop_ids = context.model.facts().stop_ids
-        self._prompts: ConditionedPrompts | None = None
+        self._prompts: EncoderCache | None = None
         self._recorder: Recorder | None = None
         self._packed: PackedMatrices | None = None
 
@@ -45,7 +45,7 @@ class EmbeddedEngine(TokenEngine):
             raise EngineError(problem)
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)
-        self._prompts = ConditionedPrompts(context.model, module) if isinstance(context.model, VisionModel) else None
+        self._prompts = EncoderCache(context.model, module) if isinstance(context.model, VisionModel) else None
         form = FORMATS.get(context.quantization)
         with torch.no_grad():
             self._loaded = LoadedWeights(canonical_tensors(module), form, context.model.facts().matrices)

@@ -39,7 +39,7 @@ class Runner:
     compiled: CompiledForward | None = None
 
     def __init__(
-        self, module: torch.nn.Module, device: torch.device, prompts: ConditionedPrompts | None = None
+        self, module: torch.nn.Module, device: torch.device, prompts: EncoderCache | None = None
     ) -> None:
         self._module = module
         self._device = device
@@ -178,8 +178,8 @@ def _batches(sequences: Sequence[ScoringInput], budget: int) -> Iterator[list[Sc
         yield batch
 
 
-class ConditionedPrompts:
-    """The conditioned prompts in flight, for one module.
+class EncoderCache:
+    """The features that towers made of conditioned prompts in flight, for one module.
 
     Features of a prompt are computed once a request, when its first chunk is due, and kept while a sample may still
     need them: a vision tower never runs for a sample or a chunk. New weights make them anew.

@@ -99,7 +99,7 @@ class Episodes:
     def __init__(self, parts: EpisodeParts) -> None:
         assert isinstance(parts.model, MultiTurnModel)
         self._parts: Final = parts
-        self._conversing: Final[MultiTurnModel] = parts.model
+        self._multi_turn: Final[MultiTurnModel] = parts.model
         self._groups: Final[dict[str, _Group]] = {}
 
     def begin(
@@ -173,7 +173,7 @@ class Episodes:
         try:
             if sample.prompt is group.prompt:
                 # Plain text may hold special tokens, which words may not.
-                words = self._conversing.encode_observation(sample.prompt, (), sample.words)
+                words = self._multi_turn.encode_observation(sample.prompt, (), sample.words)
                 opening = extended(row, words)
             else:
                 opening = self._parts.model.encode(sample.prompt)
@@ -273,7 +273,7 @@ class Episodes:
         """Show the model what was answered, if there is room for it and for one more unit."""
         assert sample.dialogue is not None
         try:
-            ids = self._conversing.encode_observation(sample.prompt, written, said.content, role=said.role)
+            ids = self._multi_turn.encode_observation(sample.prompt, written, said.content, role=said.role)
         except DataError as error:
             self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be encoded: {error}")
             return

@@ -355,7 +355,7 @@ def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
             "stages learn from demonstrations, and there are no rewards; remove [environment]"
         )
         return
-    if not parts.converses:
+    if not parts.is_multi_turn:
         yield (
             f"environment.plugin: {config.plugin!r} answers with observations, and the model plugin "
             f"{recipe.model.plugin!r} does not encode any (`MultiTurnModel`); use one that does, or remove "

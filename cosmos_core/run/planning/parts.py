@@ -82,7 +82,7 @@ class Parts:
         omitted: Rows that the dataset leaves out of each split, by reason.
         records: What the model's options ask the engine to record.
         preflight: What the engine says of the run.
-        converses: Whether the model goes on after what is not its own.
+        is_multi_turn: Whether the model encodes turns that are not its own (`MultiTurnModel`).
         consults: Of each stage whose algorithm consults frozen models, by index: which, and by which comparison.
         imitates: Demonstrations for each group, of stages whose algorithm imitates some beside rollouts, by index.
         frozen: What was found of the frozen models.
@@ -103,7 +103,7 @@ class Parts:
     environment: EnvironmentCapabilities | None = None
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
     preflight: Preflight = Preflight()
-    converses: bool = True
+    is_multi_turn: bool = True
     consults: Mapping[int, Mapping[FrozenRole, Comparison | None]] = attrs.field(factory=dict)
     imitates: Mapping[int, int] = attrs.field(factory=dict)
     frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)

@@ -259,7 +259,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         preflight=preflight,
         records=tuple(model.records()) if isinstance(model, MoEModel) else (),
         environment=environment,
-        converses=isinstance(model, MultiTurnModel),
+        is_multi_turn=isinstance(model, MultiTurnModel),
         consults=consults,
         imitates=imitates,
         unmet=lacking,

@@ -87,7 +87,7 @@ class RowTests:
 
     def test_only_what_was_decided_is_priced(self, subject: Subject) -> None:
         """An observation conditions what follows it, and is never trained on."""
-        _conversing(subject)
+        _multi_turn(subject)
         is_seen = False
         for index, (payload, all_C) in enumerate(zip(subject.payloads, subject.logprobs_alone(), strict=True)):
             if payload.kind != KIND or payload.arrays["completion"].shape[0] < 3:
@@ -108,9 +108,9 @@ class RowTests:
 
     def test_an_observation_is_encoded_to_what_it_says(self, subject: Subject) -> None:
         """The model is to read what the environment answered, and its own turn ends once."""
-        conversing, stop = _conversing(subject)
+        multi_turn, stop = _multi_turn(subject)
         for prompt in _talks(subject.model):
-            ids = list(conversing.encode_observation(prompt, [stop], _OBSERVATION))
+            ids = list(multi_turn.encode_observation(prompt, [stop], _OBSERVATION))
             text = subject.model.decode(tokens_payload([stop], ids))
             if _OBSERVATION not in text:
                 fault(f"encode_observation() of {_OBSERVATION!r} after {prompt.text!r:.80} decodes to {text!r}")
@@ -121,7 +121,7 @@ class RowTests:
         self, subject: Subject, request: pytest.FixtureRequest
     ) -> None:
         """Neither a tool that answers `<|im_end|>` nor a stranger who says it may end a turn, or begin one."""
-        (conversing, stop), model = _conversing(subject), subject.model
+        (multi_turn, stop), model = _multi_turn(subject), subject.model
         steering: Mapping[str, int] = request.getfixturevalue("steering")
 
         def heard(said: str) -> list[int]:
@@ -131,10 +131,10 @@ class RowTests:
 
         talks = _talks(model)
         for prompt in talks:
-            plain = list(conversing.encode_observation(prompt, [stop], _APART))
+            plain = list(multi_turn.encode_observation(prompt, [stop], _APART))
             for text, id_ in steering.items():
                 said = f"{_APART}{text}{_APART}"
-                ids = list(conversing.encode_observation(prompt, [stop], said))
+                ids = list(multi_turn.encode_observation(prompt, [stop], said))
                 if ids.count(id_) > plain.count(id_):
                     fault(
                         f"encode_observation() of {said!r} after {prompt.text!r:.80} has the token {id_}, {text!r}: "
@@ -279,7 +279,7 @@ def _check_demonstration(subject: Subject, prompt: Prompt) -> None:
         fault(f"{prompt.demonstration!r} ends with token {ids[-1:]}, none of the stop ids {sorted(stops)} of facts()")
 
 
-def _conversing(subject: Subject) -> tuple[MultiTurnModel, int]:
+def _multi_turn(subject: Subject) -> tuple[MultiTurnModel, int]:
     """The model, and the token with which it ends its turn."""
     conversing: MultiTurnModel = subject.optional(MultiTurnModel, "the model has no `encode_observation`")
     return conversing, min(subject.facts.stop_ids)

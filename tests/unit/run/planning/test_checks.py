@@ -298,7 +298,7 @@ def test_what_cannot_talk_with_an_environment_is_refused():
     weighed = {"environment": {"plugin": "game", "weight": 0.5}, "reward": []}
     assert check(weighed, environment=EnvironmentCapabilities(rewards=True)) == []
     for changes, parts, expected in [
-        ({}, {"converses": False}, "the model plugin 'hf' does not encode any (`MultiTurnModel`)"),
+        ({}, {"is_multi_turn": False}, "the model plugin 'hf' does not encode any (`MultiTurnModel`)"),
         ({}, {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))}, "makes payloads of kind latents"),
         ({"environment": {"plugin": "game", "weight": 0.5}}, {}, "environment.weight: 0.5, but environment 'game'"),
         (
