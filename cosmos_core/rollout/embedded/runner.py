@@ -38,9 +38,7 @@ class Runner:
 
     compiled: CompiledForward | None = None
 
-    def __init__(
-        self, module: torch.nn.Module, device: torch.device, prompts: EncoderCache | None = None
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, device: torch.device, prompts: EncoderCache | None = None) -> None:
         self._module = module
         self._device = device
         self._prompts = prompts

@@ -281,8 +281,8 @@ def _check_demonstration(subject: Subject, prompt: Prompt) -> None:
 
 def _multi_turn(subject: Subject) -> tuple[MultiTurnModel, int]:
     """The model, and the token with which it ends its turn."""
-    conversing: MultiTurnModel = subject.optional(MultiTurnModel, "the model has no `encode_observation`")
-    return conversing, min(subject.facts.stop_ids)
+    model: MultiTurnModel = subject.optional(MultiTurnModel, "the model has no `encode_observation`")
+    return model, min(subject.facts.stop_ids)
 
 
 def _talks(model: Model) -> list[Prompt]:
