@@ -24,13 +24,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.attention.packed import attend_packed
-from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.float8 import check_float8
 from cosmos_core.models.parallel.lora import check_adapted, draw_adapters, with_adapters
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
-from cosmos_core.models.parallel.stages import Stages, cut
+from cosmos_core.models.parallel.stages import Anatomy, Stages, cut
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.streaming import Streamed, fill, materialise, weights_of
 from cosmos_core.protocols import Layout

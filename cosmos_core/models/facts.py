@@ -13,13 +13,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
 from cosmos_core.models.head import CHUNK_ELEMENTS
-from cosmos_core.models.parallel.anatomy import Anatomy, layers_name, widths
 from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.parallel.forwards import own_parameters
 from cosmos_core.models.parallel.parallelize import shared_heads
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, plan_for, split_names
-from cosmos_core.models.parallel.stages import obstacle
+from cosmos_core.models.parallel.stages import Anatomy, layers_name, obstacle, widths
 from cosmos_core.models.tokenizer import TextEncoder
 from cosmos_core.models.weights.loading import first_line
 from cosmos_core.protocols import ModelFacts

@@ -21,10 +21,10 @@ from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
 from cosmos_core.models.diffusion.checkpoint import StreamedTransformer
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.family import Family
-from cosmos_core.models.parallel.anatomy import layers_name, widths
 from cosmos_core.models.parallel.forwards import recompute_layer, root
 from cosmos_core.models.parallel.lora import add_adapters, check_adapted, surround_adapted, with_adapters
 from cosmos_core.models.parallel.parallelize import shard
+from cosmos_core.models.parallel.stages import layers_name, widths
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.models.weights.streaming import fill, materialise, weights_of
 from cosmos_core.protocols import Layout, ModelFacts

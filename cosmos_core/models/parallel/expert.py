@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,23 +24,6 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models.parallel.collectives import Group, all_to_all, gather_for_shared, part, split_dim
 from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
 from cosmos_core.models.parallel.tensor import local_parameters, split_parameter
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Route:
-    """The way of the pairs of one call to their experts.
-
-    Attributes:
-        order_P: int64, the pairs in the order of their experts.
-        send: Pairs that each process gets.
-        receive: Rows that each process gives.
-        expert_R: int64, the local expert of each row that arrives.
-    """
-
-    order_P: torch.Tensor
-    send: list[int]
-    receive: list[int]
-    expert_R: torch.Tensor
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -99,19 +81,22 @@ def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where 
     chosen_TK: torch.Tensor,
     weights_TK: torch.Tensor,
 ) -> torch.Tensor:
-    route = _plan_route(chosen_TK, module.__dict__["num_experts"], group)
-    sent_PD = hidden_TD.index_select(0, route.order_P // chosen_TK.shape[1])
-    rows_RD = all_to_all(sent_PD, group, route.receive, route.send)
+    order_P, send, receive, expert_R = _plan_route(chosen_TK, module.__dict__["num_experts"], group)
+    sent_PD = hidden_TD.index_select(0, order_P // chosen_TK.shape[1])
+    rows_RD = all_to_all(sent_PD, group, receive, send)
     with substituted(module, local_parameters(module)):
-        results_RD = _run(experts, rows_RD, route.expert_R)
-    returned_PD = all_to_all(results_RD, group, route.send, route.receive)
-    place_P = torch.empty_like(route.order_P)
-    place_P[route.order_P] = torch.arange(len(place_P), device=place_P.device)
+        results_RD = _run(experts, rows_RD, expert_R)
+    returned_PD = all_to_all(results_RD, group, send, receive)
+    place_P = torch.empty_like(order_P)
+    place_P[order_P] = torch.arange(len(place_P), device=place_P.device)
     output_TKD = torch.unflatten(returned_PD.index_select(0, place_P), 0, chosen_TK.shape)
     return torch.sum(output_TKD * weights_TK[..., None], 1).to(hidden_TD.dtype)
 
 
-def _plan_route(chosen_TK: torch.Tensor, num_local: int, group: dist.ProcessGroup) -> Route:
+def _plan_route(
+    chosen_TK: torch.Tensor, num_local: int, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
+    """Pairs in the order of their experts [P], pairs for each process, rows from each, local experts of these [R]."""
     chosen_P = chosen_TK.flatten()
     # Not `bincount`, for which the CPU waits for an accelerator.
     counts = chosen_P.new_zeros(num_local * group.size()).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
@@ -121,7 +106,7 @@ def _plan_route(chosen_TK: torch.Tensor, num_local: int, group: dist.ProcessGrou
     send, receive = torch.stack((counts.sum(1), arriving.sum(1))).tolist()
     expert_E = torch.arange(num_local, device=chosen_P.device).repeat(group.size())
     expert_R = expert_E.repeat_interleave(arriving.flatten(), output_size=sum(receive))
-    return Route(order_P=chosen_P.argsort(stable=True), send=send, receive=receive, expert_R=expert_R)
+    return chosen_P.argsort(stable=True), send, receive, expert_R
 
 
 def _run(experts: Callable[..., torch.Tensor], rows_RD: torch.Tensor, expert_R: torch.Tensor) -> torch.Tensor:

@@ -167,7 +167,7 @@ def _rowwise_gradients(
 def _split_of(linear: nn.Linear) -> Split | None:
     if (applied := applied_to(linear)) is None or applied.style not in OUTPUTS | INPUTS:
         return None
-    return Split(side="outputs" if applied.style in OUTPUTS else "inputs", group=applied.axis.group)
+    return Split(side="outputs" if applied.style in OUTPUTS else "inputs", group=applied.group)
 
 
 def _group(split: Split | None, side: Side | None) -> dist.ProcessGroup | None:

@@ -29,12 +29,12 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.forwards import surround
+from cosmos_core.models.parallel.stages import Anatomy
 from cosmos_core.models.parallel.tensor import (
     INPUTS,
     OUTPUTS,
-    Applied,
+    Tensor,
     applied_to,
     apply_style,
     compute_locally,
@@ -201,7 +201,7 @@ def add_adapters(module: PreTrainedModel, adapted: Mapping[str, nn.Linear], layo
             _split(linear, name, applied)
         elif applied is not None and layout.sequence_parallel and any(linear is each for each in lone):
             for key in (DOWN, UP):
-                sum_parameter_gradients(getattr(linear, key), applied.axis.group)
+                sum_parameter_gradients(getattr(linear, key), applied.group)
 
 
 @torch.no_grad()
@@ -233,16 +233,16 @@ def _with_adapter(linear: nn.Linear, scale: float, inner: Callable[..., Any], hi
     return result + scale * adapted
 
 
-def _split(linear: nn.Linear, name: str, applied: Applied) -> None:
+def _split(linear: nn.Linear, name: str, applied: Tensor) -> None:
     down, up = getattr(linear, DOWN), getattr(linear, UP)
     if applied.style in INPUTS:
-        split_parameter(down, "weight", f"{name}.{DOWN}", 1, applied.axis.mesh)
+        split_parameter(down, "weight", f"{name}.{DOWN}", 1, applied.mesh)
         compute_locally(down)
-        sum_parameter_gradients(up, applied.axis.group)
+        sum_parameter_gradients(up, applied.group)
         return
-    sum_parameter_gradients(down, applied.axis.group)
+    sum_parameter_gradients(down, applied.group)
     # What enters it was made of a whole input and a summed A, so nothing is left to sum.
-    inside = attrs.evolve(applied.axis, is_gathered=True)
+    inside = attrs.evolve(applied, is_gathered=True)
     apply_style(up, f"{name}.{UP}", "kv_heads" if applied.style == "kv_heads" else "colwise", inside)
 
 

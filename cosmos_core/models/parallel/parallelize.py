@@ -36,13 +36,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.attention import context
 from cosmos_core.models.head import Vocabulary, note_part
-from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
 from cosmos_core.models.parallel.expert import spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
 from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, recompute_layer, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
+from cosmos_core.models.parallel.stages import Anatomy
 from cosmos_core.models.parallel.tensor import (
     SPLIT_STYLES,
     Style,

@@ -18,10 +18,9 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.parallel.anatomy import Anatomy
 from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.forwards import own_parameters
-from cosmos_core.models.parallel.stages import part_of
+from cosmos_core.models.parallel.stages import Anatomy, part_of
 from cosmos_core.models.parallel.tensor import OUTPUTS, Style
 
 COLUMNS: Final = frozenset(

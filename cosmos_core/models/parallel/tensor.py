@@ -68,12 +68,14 @@ class Tensor:
         is_gathered: Whether the block round the module gathers its input and scatters its result.
         rope_dim: Size of the rotary part of an MLA latent.
         head_size: Rows of one head, of a projection of keys or values.
+        style: Of the module.
     """
 
     mesh: DeviceMesh
     is_gathered: bool = False
     rope_dim: int = 0
     head_size: int = 1
+    style: Style = "replicate"
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -96,17 +98,9 @@ class Tensor:
         return sum_over_group(partial, self.group)
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Applied:
-    """The style of a module, and its axis."""
-
-    style: Style
-    axis: Tensor
-
-
-def applied_to(module: nn.Module) -> Applied | None:
-    """The style of a module that `apply_style` has seen."""
-    applied: Applied | None = module.__dict__.get(_APPLIED)
+def applied_to(module: nn.Module) -> Tensor | None:
+    """The axis of a module that `apply_style` has seen, with its style."""
+    applied: Tensor | None = module.__dict__.get(_APPLIED)
     return applied
 
 
@@ -114,7 +108,7 @@ def apply_style(module: nn.Module, name: str, style: Style, axis: Tensor) -> Non
     """Split a module's parameters over the axis, and make its forward right for them."""
     if style != "replicate":
         _APPLY[style](module, name, axis)
-    module.__dict__[_APPLIED] = Applied(style=style, axis=axis)
+    module.__dict__[_APPLIED] = attrs.evolve(axis, style=style)
 
 
 def own_part(total: int, mesh: DeviceMesh) -> range:

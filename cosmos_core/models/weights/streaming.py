@@ -296,7 +296,9 @@ def materialise(
     for stage in stages:
         shared = _occurrences(stage)
         place = torch.device("cpu") if offload else device
-        stage._apply(lambda tensor, place=place: _allocated(tensor, place))  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
+        stage._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001 - `to_empty` loses values
+            lambda each, to=place: torch.empty_like(each, device=to) if each.is_meta else each.to(to)
+        )
         for (owner, last), *others in shared:
             for other, name in others:
                 setattr(other, name, getattr(owner, last))
@@ -327,10 +329,6 @@ def _occurrences(stage: nn.Module) -> list[list[tuple[nn.Module, str]]]:
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             places.setdefault(id(parameter), []).append((module, name))
     return [listed for listed in places.values() if len(listed) > 1]
-
-
-def _allocated(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
 
 def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
