@@ -19,39 +19,32 @@ from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
 from cosmos_core.errors import ConfigError
+from cosmos_core.models.attention.documents import ContextSlice
 from cosmos_core.models.parallel.collectives import all_to_all, gather_for_shared
 from cosmos_core.models.parallel.forwards import surround
 from cosmos_core.protocols import Layout
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class TokenSlices:
+class TokenSlices(ContextSlice):
     """The slice of the tokens that each process of `cp` has: this one's is the `place`-th of `size`."""
 
-    group: dist.ProcessGroup
-    place: int
-    size: int
-
     @staticmethod
-    def of(layout: Layout) -> TokenSlices | None:
+    def of(layout: Layout | None) -> TokenSlices | None:
         """The slices of a layout; None where `cp` is 1.
 
         Raises:
             ConfigError: The layout wants attention over `cp` computed in another way.
         """
-        mesh = layout.mesh
-        if mesh.size("cp") == 1:
-            return None
-        if layout.context not in {"auto", "ulysses"}:
+        found = ContextSlice.of(layout)
+        if found is not None and found.method not in {"auto", "ulysses"}:
             raise ConfigError(
-                f"policy.parallel.context: {layout.context!r}, and world models exchange heads; use 'auto' or 'ulysses'"
+                f"policy.parallel.context: {found.method!r}, and world models exchange heads; use 'auto' or 'ulysses'"
             )
-        return TokenSlices(group=mesh.group("cp"), place=mesh.place("cp"), size=mesh.size("cp"))
+        return None if found is None else TokenSlices(**attrs.asdict(found, recurse=False))
 
     def cut(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """This process's tokens of all; a ConfigError says that the tokens cannot be shared evenly."""

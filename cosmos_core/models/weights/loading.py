@@ -157,14 +157,8 @@ LIBRARY_ERRORS: Final = (
 
 EXTRA_KEYS: Final = frozenset(
     {
-        "model_type",
-        "architectures",
-        "dtype",
-        "head_dim",
-        "partial_rotary_factor",
-        "rope_scaling",
-        "rope_theta",
-        "torch_dtype",
+        *("model_type", "architectures", "dtype", "torch_dtype", "head_dim"),
+        *("partial_rotary_factor", "rope_scaling", "rope_theta"),
     }
 )
 """Keys that configs take, or models read, without declaring them."""
