@@ -15,7 +15,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 import torch
@@ -127,13 +127,12 @@ def draw(blueprint: Blueprint) -> PreTrainedModel:
 LONGEST_WINDOW: Final = 256
 """Sliding windows up to this length are exercised; longer ones would make the check slow."""
 
-PackedLogits: TypeAlias = Callable[[PreTrainedModel, torch.Tensor, Sequence[int]], torch.Tensor]
-"""Gives [U, V] of a model for tokens [U] and the lengths of their documents."""
-
 
 @torch.no_grad()
-def verify_packing(module: PreTrainedModel, packed_logits: PackedLogits) -> None:
-    """Compare the logits of packed documents with those of each document alone.
+def verify_packing(
+    module: PreTrainedModel, packed_logits: Callable[[PreTrainedModel, torch.Tensor, Sequence[int]], torch.Tensor]
+) -> None:
+    """Compare the logits [U, V] of packed documents, of tokens [U] and their lengths, with those of each alone.
 
     Raises:
         PluginIncompatibleError: They differ, or the model has layers that are known not to pack.

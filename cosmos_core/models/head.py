@@ -1,9 +1,8 @@
 """The output layer: from hidden states to log-probabilities of the tokens taken, entropies and divergences.
 
 Only places that decide something pass through the output layer, and over a large vocabulary they do so in chunks
-whose logits are recomputed in the backward pass, so that no [N, V] float32 tensor is ever held. Under tensor
-parallelism each process has the logits of its part of the vocabulary, and only sums, maxima and picked values of rows
-travel.
+whose logits are recomputed in the backward pass, so that no [N, V] float32 tensor is ever held. Under `tp` each process
+has the logits of its part of the vocabulary, and only sums, maxima and picked values of rows travel.
 
 Source: arXiv:1909.08053 section 3 (parallel cross entropy).
 

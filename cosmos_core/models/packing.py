@@ -1,8 +1,7 @@
 """Packed rows: sequences of different lengths side by side, and one process's slice of them.
 
-A sequence of P prompt and C completion tokens takes P + C - 1 places: its last token predicts nothing. Of the
-completion, what an environment wrote conditions, and is no decision. Padding, where a layout needs it, is a document
-apart.
+A sequence of P prompt and C completion tokens takes P + C - 1 places: its last token predicts nothing. What an
+environment wrote of the completion conditions, and is no decision. Padding, if a layout needs it, is a document apart.
 
 Shape legend: R units of the row, U of this process's slice, N decisions of the micro-batch, n of them in the slice;
 P prompt and C completion units of a sequence.

@@ -30,7 +30,6 @@ from cosmos_core.types import JSON, Message, Prompt
 if TYPE_CHECKING:
     from cosmos_core.models.huggingface import HuggingFaceModel
 
-
 PAD: Final = "<pad>"
 BOS: Final = "<bos>"
 EOS: Final = "<eos>"

@@ -22,9 +22,8 @@ one needs any. Hop `h + 1` is under way while hop `h` is computed. The backward 
 sends their gradients straight to their owners, which sum them. A window shortens what the head reaches back to.
 
 Source: DeepSpeed-Ulysses (arXiv:2309.14509); Llama 3 (arXiv:2407.21783), section 3.3.2, for gathered keys and the order
-of halves (deviation: there the row itself is dealt out so); Ring Attention (arXiv:2310.01889),
-section 3 (deviation: slices are fetched from their owners instead of being passed on from neighbour to neighbour, which
-is the same volume, and moves nothing that no document reaches back to).
+of halves (deviation: there the row itself is dealt out so); Ring Attention (arXiv:2310.01889), section 3 (deviation:
+slices are fetched from their owners instead of being passed on, which moves nothing that no document reaches back to).
 
 Shape legend: U units of a slice, R = cp · U of the row, Q units of the head, H heads, K key-value heads, D head dim,
 E = D + value dim, F keys fetched at a hop, P = cp; B = 1, as blocks want it.

@@ -5,7 +5,7 @@ image is a video of one frame; `.npy` holds frames as they are (uint8 [F, h, w, 
 whose frames are in the order of their names.
 
 Shape legend: C channels, T latent frames, H and W latent height and width, L tokens of the text, E their width,
-F frames of a video, h and w height and width in pixels.
+F frames of a video, h and w its height and width in pixels.
 """
 
 from __future__ import annotations

@@ -37,11 +37,11 @@ from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.attention import context
 from cosmos_core.models.head import Vocabulary, note_part
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
-from cosmos_core.models.parallel.expert import spread_experts
+from cosmos_core.models.parallel.expert import is_experts, spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
 from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, recompute_layer, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
-from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, pattern_of
+from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan
 from cosmos_core.models.parallel.stages import Anatomy
 from cosmos_core.models.parallel.tensor import (
     SPLIT_STYLES,
@@ -81,7 +81,7 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     if mesh.size("tp") > 1:
         _split_tensors(module, layers, layout, plan)
     add_adapters(module, adapted, layout)
-    experts = _spread(module, layout, plan) if mesh.size("ep") > 1 else []
+    experts = _spread(module, layers, layout) if mesh.size("ep") > 1 else []
     if layout.compile:
         _compile(list(layers.values()), experts)
     # Layers of towers beside the text decoder may keep more than all of that does.
@@ -207,16 +207,17 @@ def _split_vocabulary(module: PreTrainedModel, axis: Tensor) -> None:
         note_part(output, Vocabulary(start=own.start, size=len(own), most=most, group=axis.group))
 
 
-def _spread(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> list[nn.Module]:
+def _spread(module: PreTrainedModel, layers: Mapping[str, nn.Module], layout: Layout) -> list[nn.Module]:
     group = layout.mesh.group("tp") if layout.mesh.size("tp") > 1 else None
-    found = [(name, child) for name, child in module.named_modules() if pattern_of(name) in plan.expert]
-    for name, child in found:
+    inside = [(f"{name}.{part}", child) for name, layer in layers.items() for part, child in layer.named_modules()]
+    found = {name: child for name, child in inside if is_experts(child)}
+    for name, child in found.items():
         spread_experts(child, name, layout.mesh.axis("ep"), group)
-    if not plan.expert:
+    if not found:
         raise PluginIncompatibleError(
             f"{type(module).__name__} has no experts module that can be spread over processes: set policy.mesh.ep = 1"
         )
-    return [child for _, child in found]
+    return list(found.values())
 
 
 def _lone_embedding(module: PreTrainedModel) -> nn.Module | None:

@@ -72,15 +72,9 @@ Of a block with any other foreign style, nothing is taken from the model's plan.
 
 @attrs.frozen(kw_only=True)
 class ParallelPlan:
-    """The modules to split; names have `*` for the number of a layer.
-
-    Attributes:
-        tensor: The style of a module, or of a parameter that a module holds itself, over `tp`.
-        expert: Modules whose experts are spread over `ep`, each with the style `dispatch`.
-    """
+    """Styles over `tp` of modules, or of parameters that a module holds itself; `*` stands for a layer's number."""
 
     tensor: Mapping[str, Style]
-    expert: Mapping[str, str]
 
     def style_of(self, name: str) -> Style:
         """The style of the module or parameter of this name."""
@@ -109,7 +103,7 @@ def plan_for(module: PreTrainedModel, overrides: Mapping[str, str]) -> ParallelP
         )
     anatomy = Anatomy.of(module)
     if anatomy is None:
-        return ParallelPlan(tensor={}, expert={})
+        return ParallelPlan(tensor={})
     prefix = f"{pattern_of(anatomy.name)}.*."
     named = {name: child for name, child in module.named_modules() if pattern_of(name).startswith(prefix)}
     own = _own_plan(module, prefix, named)
@@ -119,8 +113,7 @@ def plan_for(module: PreTrainedModel, overrides: Mapping[str, str]) -> ParallelP
     tensor = _without_whole_blocks(tensor | given, given)
     tensor |= _between(named, tensor) | given
     _refuse_mixed(named, tensor, given)
-    expert = {pattern_of(name): "dispatch" for name, child in named.items() if is_experts(child)}
-    return ParallelPlan(tensor={name: style for name, style in tensor.items() if style != "replicate"}, expert=expert)
+    return ParallelPlan(tensor={name: style for name, style in tensor.items() if style != "replicate"})
 
 
 def _given(module: PreTrainedModel, named: Mapping[str, nn.Module], overrides: Mapping[str, str]) -> dict[str, Style]:

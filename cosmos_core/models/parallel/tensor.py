@@ -1,11 +1,10 @@
 """Tensor parallel styles: how one module's parameters are split over `tp`, and what its forward does then.
 
 Parameters become DTensors on the `tp` axis and forwards work on local tensors. Between blocks activations are shared
-and their gradients whole, unless the block is *gathered* (see `sequence`): its input comes from a gather whose
+and their gradients whole, unless the block is *gathered* (see `parallelize`): its input comes from a gather whose
 backward sums, and its output leaves through a reduce-scatter, so its linear layers do neither.
 
-Source: arXiv:1909.08053 section 3 (column and row parallel layers), arXiv:2205.05198 section 4.2.1 (sequence
-parallel).
+Source: arXiv:1909.08053 section 3 (column and row parallel layers), arXiv:2205.05198 section 4.2.1 (sequences).
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ Style: TypeAlias = Literal[
 
 SPLIT_STYLES: Final = frozenset({"colwise", "rowwise", "heads", "kv_heads", "summed"})
 """Styles of blocks whose input gradient is partial and whose result is a partial sum: these can be gathered."""
-
 
 OUTPUTS: Final = frozenset({"colwise", "colwise_gather_output", "kv_heads", "vocabulary"})
 """Styles of linear layers of which a process computes a part of the outputs."""

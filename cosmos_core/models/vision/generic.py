@@ -114,11 +114,9 @@ class GenericVisionModel(VisionLanguageModel):
         """The same, with its demonstration (see `HuggingFaceModel.encode_demonstration`)."""
         return self._encoded(prompt, self.text.demonstration_ids(prompt))
 
-    def pack(
-        self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
-    ) -> list[MicroBatch]:
+    def pack(self, payloads: Sequence[Payload], **limits: Any) -> list[MicroBatch]:
         """Pack payloads (see `HuggingFaceModel.pack`), each row with what its documents see (see `rows`)."""
-        batches = super().pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+        batches = super().pack(payloads, **limits)
         return [self._with_seen(batch, payloads) for batch in batches]
 
     def text_positions(self, lengths: Sequence[int]) -> torch.Tensor:

@@ -43,7 +43,6 @@ from cosmos_core.types import JSON, Payload
 if TYPE_CHECKING:
     from PIL import Image
 
-
 Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 """What a processor makes of images, by name."""
 

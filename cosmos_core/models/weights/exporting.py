@@ -37,10 +37,8 @@ _MODE_OF: Final = "config.json"
 ADAPTER: Final = "adapter"
 """Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
 
-
 Convert: TypeAlias = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Makes tensors of a checkpoint of those of a model."""
-
 
 Group: TypeAlias = tuple[tuple[str, ...], dict[str, torch.Tensor]]
 """Names of tensors that become tensors of the checkpoint together, and these, on meta."""

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -118,7 +118,6 @@ _LAYER: Final = re.compile(r"(.*\blayers)\.(\d+)\..+")
 
 _MAPPED_VALUES: Final = 1 << 22
 """Most that is read of a file before it is opened anew: what was read stays in memory as long as it is open."""
-
 
 Weights: TypeAlias = Callable[[str, LocalShard], torch.Tensor]
 """Gives the part of a tensor of a whole model where a share lies, in any dtype; it is valid until the next call."""
@@ -333,14 +332,17 @@ def _occurrences(stage: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
     """As transformers does when it loads a checkpoint: what no checkpoint has, the model's own initialisation sets."""
-    for path, owner, module in _with_owners("", stage, stage):
-        names = [name for name in module._buffers if name in module._non_persistent_buffers_set]  # noqa: SLF001
-        names = [name for name in names if module._buffers[name] is not None]  # noqa: SLF001
+    # Of models within models the innermost, which comes last.
+    models = [each for each in stage.modules() if isinstance(each, PreTrainedModel)]
+    owners = {child: model for model in models for child in model.modules()}
+    for path, module in stage.named_modules():
+        held = module._non_persistent_buffers_set  # noqa: SLF001
+        names = [name for name, _ in module.named_buffers(recurse=False) if name in held]
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             # What transformers' functions leave alone.
-            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # noqa: SLF001
+            tensor._is_hf_initialized = True  # noqa: SLF001
         for name in names:
             buffer = getattr(module, name)
             buffer._is_hf_initialized = False  # noqa: SLF001
@@ -348,20 +350,10 @@ def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
                 buffer.fill_(torch.nan)
         if names:
             with torch.no_grad():
-                owner._init_weights(module)  # noqa: SLF001 - the only way to these values
+                owners[module]._init_weights(module)  # noqa: SLF001 - the only way to these values
         for name in names:
             if bool(getattr(module, name).isnan().any()):
                 raise PluginIncompatibleError(
-                    f"{type(stage).__name__}: the buffer {path}{name} is in no checkpoint and {type(module).__name__} "
+                    f"{type(stage).__name__}: the buffer {path}.{name} is in no checkpoint and {type(module).__name__} "
                     "is not initialised by transformers, so a module that is spread over processes cannot have it"
                 )
-
-
-def _with_owners(
-    path: str, owner: PreTrainedModel, module: nn.Module
-) -> Iterator[tuple[str, PreTrainedModel, nn.Module]]:
-    """Each module, with its path and the innermost model that it belongs to."""
-    inner = module if isinstance(module, PreTrainedModel) else owner
-    yield path, inner, module
-    for name, child in module.named_children():
-        yield from _with_owners(f"{path}{name}.", inner, child)
