@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cosmos_core.protocols import KINDS, Kind
@@ -15,18 +15,25 @@ from tests.nightly.ecosystem.environment import CleanEnvironment
 from tests.nightly.ecosystem.wheels import Wheelhouse
 
 # The first test of the session waits for the wheels and for the environment to be made.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "try-out"  # two words: the distribution's, the package's and the class's name all differ
 
 
-@contextmanager
-def installed(wheel: Path, distribution: str, clean: CleanEnvironment) -> Iterator[None]:
-    clean.pip("install", wheel)
-    try:
-        yield
-    finally:
-        clean.pip("uninstall", "--yes", distribution)
+def distribution_of(kind: Kind) -> str:
+    return f"cosmos-{kind}-{NAME}"
+
+
+@attrs.frozen(kw_only=True)
+class Published:
+    """Packages made from the templates, one of each kind, which are installed from their wheels until withdrawn."""
+
+    projects: Mapping[Kind, Path]
+    clean: CleanEnvironment
+    before: set[str]
+
+    def withdraw(self) -> None:
+        self.clean.pip("uninstall", "--yes", *map(distribution_of, self.projects))
 
 
 def in_environment(clean: CleanEnvironment) -> set[str]:
@@ -34,27 +41,42 @@ def in_environment(clean: CleanEnvironment) -> set[str]:
     return {path.name for place in (site, clean.bin) for path in place.iterdir()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_package_from_the_template_is_published_and_used(kind: Kind, clean: CleanEnvironment, tmp_path: Path) -> None:
-    clean.run("cosmos", "plugins", "new", kind, NAME, "--into", tmp_path)
-    distribution, package = f"cosmos-{kind}-{NAME}", f"cosmos_{kind}_{NAME}".replace("-", "_")
-    project = tmp_path / distribution
-    groups = [f"--group={project / 'pyproject.toml'}:{group}" for group in ("test", "example")]
-    clean.pip("install", *groups)
+@pytest.fixture(scope="module")
+def published(clean: CleanEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Published]:
+    folder = tmp_path_factory.mktemp("templates")
+    for kind in KINDS:
+        clean.run("cosmos", "plugins", "new", kind, NAME, "--into", folder)
+    projects = {kind: folder / distribution_of(kind) for kind in KINDS}
+    files = [project / "pyproject.toml" for project in projects.values()]
+    clean.pip("install", *(f"--group={file}:{group}" for file in files for group in ("test", "example")))
     before = in_environment(clean)
+    house = Wheelhouse.build(folder / "dist", [*projects.values()])
+    for kind, project in projects.items():
+        # From here on only the wheel can be tested.
+        shutil.rmtree(project / distribution_of(kind).replace("-", "_"))
+    clean.pip("install", *house.wheels)
+    found = Published(projects=projects, clean=clean, before=before)
+    assert in_environment(clean) > before
+    yield found
+    found.withdraw()
 
-    (wheel,) = Wheelhouse.build(tmp_path / "dist", [project]).wheels
-    # From here on only the wheel can be tested.
-    shutil.rmtree(project / package)
 
-    with installed(wheel, distribution, clean):
-        assert in_environment(clean) > before
-        passes_its_own_tests(project, clean)
-        passes_the_check_with_its_kit(project, kind, clean)
-        runs_by_name(project, kind, distribution, clean)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_from_the_template_is_used_from_its_wheel(kind: Kind, published: Published) -> None:
+    project, clean = published.projects[kind], published.clean
+    passes_its_own_tests(project, clean)
+    passes_the_check_with_its_kit(project, kind, clean)
+    runs_by_name(project, kind, clean)
 
-    assert in_environment(clean) == before
-    is_unknown(project, kind, distribution, clean)
+
+def test_packages_that_were_removed_leave_nothing_and_are_unknown(published: Published) -> None:
+    published.withdraw()
+    assert in_environment(published.clean) == published.before
+    for kind, project in published.projects.items():
+        shutil.rmtree(project / "runs")
+        output = " ".join(published.clean.run("cosmos", "run", "example.toml", folder=project, code=2).split())
+        assert f"no {kind} plugin named '{NAME}' is installed" in output
+        assert f"pip install {distribution_of(kind)}" in output
 
 
 def passes_its_own_tests(project: Path, clean: CleanEnvironment) -> None:
@@ -71,19 +93,11 @@ def passes_the_check_with_its_kit(project: Path, kind: Kind, clean: CleanEnviron
     assert " passed" in kit
 
 
-def runs_by_name(project: Path, kind: Kind, distribution: str, clean: CleanEnvironment) -> None:
+def runs_by_name(project: Path, kind: Kind, clean: CleanEnvironment) -> None:
     clean.run("cosmos", "run", "example.toml", folder=project, timeout_s=180)
     run = project / "runs" / NAME
     summary = json.loads((run / "summary.json").read_text())
     assert summary["outcome"] == "finished"
     assert summary["steps"] > 0
     used = json.loads((run / "manifest.json").read_text())["plugins"]
-    assert (kind, NAME, distribution) in {(each["kind"], each["name"], each["distribution"]) for each in used}
-
-
-def is_unknown(project: Path, kind: Kind, distribution: str, clean: CleanEnvironment) -> None:
-    shutil.rmtree(project / "runs")
-    for command in ("plan", "run"):
-        output = " ".join(clean.run("cosmos", command, "example.toml", folder=project, code=2).split())
-        assert f"no {kind} plugin named '{NAME}' is installed" in output
-        assert f"pip install {distribution}" in output
+    assert (kind, NAME, distribution_of(kind)) in {(each["kind"], each["name"], each["distribution"]) for each in used}
