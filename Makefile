@@ -156,8 +156,8 @@ unit: $(VENV)/.developing ## The unit tests, and the plugins' own.
 	$(call say,Unit tests)
 	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) tests/unit plugins
 
-# Runs of many processes, which keep the machine busy and have time limits: one after another.
-WHOLE_MACHINE := tests/nightly/integration tests/nightly/ecosystem
+# Runs of many processes, which wait as much as they compute; the longest come first.
+WHOLE_RUNS := tests/nightly/ecosystem tests/nightly/integration/chaos tests/nightly/integration
 scenarios: $(VENV)/.developing ## Whole runs: the main job, and each promise of the README once.
 	$(call say,Scenarios)
 	@$(BIN)/python -m pytest --durations=20 tests/scenarios
@@ -179,9 +179,9 @@ apt = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update
 nightly: $(VENV)/.developing browser cluster ## The tests that `make test` leaves out, but for vLLM's.
 	$(call say,Nightly tests)
 	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) -m "nightly and not gpu and not sweep and not vllm" plugins
-	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadscope $(addprefix --ignore=,$(WHOLE_MACHINE)) \
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadscope $(addprefix --ignore=,$(WHOLE_RUNS)) \
 		tests/nightly tests/simulation
-	@$(BIN)/python -m pytest --durations=20 $(WHOLE_MACHINE)
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 3 --dist loadfile --no-loadscope-reorder $(WHOLE_RUNS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## The vllm engine on real vLLM: the engine kit, updates in flight, the arithmetic recipe.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.commandline import CommandLine
 from tests.nightly.ecosystem.environment import CleanEnvironment
@@ -22,10 +23,13 @@ EXAMPLES = (
 
 
 @pytest.fixture(scope="session")
-def wheels() -> Iterator[Wheelhouse]:
-    """An sdist and a wheel of every distribution of this repository, checked by twine."""
-    with tempfile.TemporaryDirectory(prefix="cosmos-wheels-") as folder:
-        yield Wheelhouse.build(Path(folder))
+def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Wheelhouse:
+    """An sdist and a wheel of every distribution of this repository, checked by twine, for all of pytest's workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "wheels"
+    with FileLock(f"{folder}.lock"):
+        made = Wheelhouse(folder=folder)
+        return made if made.constraints.exists() else Wheelhouse.build(folder)
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,8 @@ def state_of(job, step):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_one_replica_resumed_has_the_bits_of_one_never_interrupted_and_two_agree(run, imitation, tmp_path):
+@pytest.mark.timeout(500)
+def test_a_run_has_the_same_weights_resumed_and_in_any_layout(run, imitation, tmp_path):
     whole = imitation(tmp_path / "whole")
     run(whole)
     assert completed(whole.checkpoints) == [4, 8, 12]
@@ -50,21 +50,8 @@ def test_one_replica_resumed_has_the_bits_of_one_never_interrupted_and_two_agree
     again = state_of(whole, 12)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.items())
 
-    pair = imitation(tmp_path / "pair", "policy.replicas=2")
-    run(pair)
-    for name, tensor in state_of(pair, 12).items():
-        torch.testing.assert_close(tensor, expected[name], atol=2e-4, rtol=1e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-def test_replicas_of_two_processes_end_with_the_weights_of_one(run, imitation, tmp_path):
-    single = imitation(tmp_path / "single")
-    run(single)
-    expected = state_of(single, 12)
     for name, overrides in {
-        "sharded": ["policy.mesh.dp_shard=2"],
-        "pair": ["policy.mesh.dp_shard=2", "policy.replicas=2"],
+        "sharded": ["policy.mesh.dp_shard=2", "policy.replicas=2"],
         "staged": ["policy.mesh.pp=2", "policy.replicas=2"],
     }.items():
         spread = imitation(tmp_path / name, *overrides)

@@ -32,7 +32,8 @@ SETTINGS = (
     "policy.optimizer.lr=1e-4",
     "policy.checkpoint.interval=0",
 )
-LAYOUTS = {"fsdp": "dp_shard=2", "tp": "tp=2", "cp": "cp=2", "pp": "pp=2"}
+LAYOUTS = {"fsdp-cp": "dp_shard=2 cp=2"}
+"""Those that the scenarios leave: these have `pp` and `tp`."""
 
 
 def curve(run: Path) -> list[tuple[float, float]]:

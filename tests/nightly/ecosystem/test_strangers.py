@@ -1,4 +1,8 @@
-"""The way of a plugin from `cosmos plugins new` to strangers: wheel, installation, kit, run by name, removal."""
+"""What strangers do with the releases, in an environment of their own.
+
+They install them, check one, run the demo; and they publish a plugin of each kind: from `cosmos plugins new` to a
+wheel, its installation, its kit, a run by name, and its removal.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,64 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from zipfile import ZipFile
 
 import attrs
 import pytest
+from packaging.utils import parse_wheel_filename
 
 from cosmos_core.protocols import KINDS, Kind
 from tests.nightly.ecosystem.environment import CleanEnvironment
-from tests.nightly.ecosystem.wheels import Wheelhouse
+from tests.nightly.ecosystem.wheels import ROOT, Wheelhouse
 
 # The first test of the session waits for the wheels and for the environment to be made.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+SHORT = ("warmup.steps=12", "run.steps=8", "evaluation.prompts=16", "evaluation.interval=4")
 NAME = "try-out"  # two words: the distribution's, the package's and the class's name all differ
+
+
+def test_what_is_installed_is_the_wheel(clean: CleanEnvironment) -> None:
+    (site,) = (clean.folder / "venv" / "lib").glob("python*/site-packages")
+    installed = {path.name for path in site.glob("cosmos_*") if not path.name.endswith(".dist-info")}
+    assert installed >= {"cosmos_core", "cosmos_algorithm_grpo"}
+    for wheel in clean.wheels.wheels:
+        with ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if name.split("/")[0] in installed and not name.endswith("/"):
+                    assert (site / name).read_bytes() == archive.read(name), name
+
+
+def test_the_requirements_of_all_agree(clean: CleanEnvironment) -> None:
+    assert "No broken requirements found" in clean.pip("check")
+
+
+def test_every_plugin_is_found(clean: CleanEnvironment) -> None:
+    listed = json.loads(clean.run("cosmos", "plugins", "list", "--json"))
+    found = {(plugin["kind"], plugin["name"]) for plugin in listed if plugin["status"] == "ok"}
+    assert {("model", "qwen"), ("algorithm", "grpo"), ("dataset", "arithmetic"), ("reward", "math")} <= found
+
+
+def test_a_release_passes_the_check_installed_or_not(clean: CleanEnvironment, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{number}?"}}\n' for number in range(20)))
+    options = f'train = "{rows}", prompt = "{{text}}", demonstration = "{{text}}", reference = "text"'
+    given = {"cosmos-reward-math": [], "cosmos-dataset-jsonl": ["--set", f"options={{{options}}}"]}
+    for wheel in clean.wheels.wheels:
+        distribution, *_ = parse_wheel_filename(wheel.name)
+        if distribution in given:
+            output = clean.run("cosmos", "plugins", "check", wheel, *given.pop(distribution))
+            assert output.rstrip().endswith("PASSED"), output
+    assert not given
+
+
+def test_the_demo_runs_away_from_the_checkout(clean: CleanEnvironment, tmp_path: Path) -> None:
+    overrides = [argument for key in SHORT for argument in ("--set", key)]
+    shutil.copy(ROOT / "recipes" / "arithmetic.toml", tmp_path)
+    clean.run("cosmos", "run", "arithmetic.toml", *overrides, folder=tmp_path)
+    run = tmp_path / "runs" / "arithmetic"
+    assert json.loads((run / "summary.json").read_text())["outcome"] == "finished"
+    assert str(ROOT) not in (run / "manifest.json").read_text()
 
 
 def distribution_of(kind: Kind) -> str:
