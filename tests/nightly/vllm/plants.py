@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from cosmos_engine_vllm import packed
 
 ORIGINAL = packed.pack_again
@@ -35,6 +37,17 @@ def spoil_a_product(worker, rank, layer_name, row):
         weight.copy_(right)
 
     packed.pack_again = spoiled
+
+
+def packs(worker, layer_name):
+    """True if products of a layer are computed with a packed copy of its matrix, as they are on most processors."""
+    layer = worker._cosmos_model().get_submodule(layer_name)
+    weight = layer.weight.data
+    right = weight.clone()
+    weight.zero_()
+    product = layer.cpu_linear(torch.ones(1, weight.shape[1], dtype=weight.dtype), weight, None)
+    weight.copy_(right)
+    return bool(product.any())
 
 
 def mend(worker):

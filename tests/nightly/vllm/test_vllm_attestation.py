@@ -21,7 +21,8 @@ def test_a_planted_corruption_of_a_fused_layout_is_named(start, pricer, dtype):
     engine = start(dtype=dtype)
     workers = engine.engine._backend._llm
     tensors = {name: tensor.to(dtype) for name, tensor in pricer.tensors(1).items()}
-    for plant, named in (
+    (packs,) = workers.collective_rpc(plants.packs, args=(QKV,))
+    faults = [
         (
             (plants.spoil_a_slice, "model.layers.1.self_attn.k_proj.weight"),
             "layers.1.self_attn.k_proj.weight: .*rank 0",
@@ -30,14 +31,19 @@ def test_a_planted_corruption_of_a_fused_layout_is_named(start, pricer, dtype):
         # Rows of q_proj, k_proj (64 rows from 128 on) and v_proj; of gate_proj and up_proj (from 48 on).
         ((plants.spoil_a_product, QKV, 130), "layers.1.self_attn.k_proj.weight: products of .*qkv_proj"),
         ((plants.spoil_a_product, GATE_UP, 95), "layers.0.mlp.up_proj.weight: products of .*gate_up_proj"),
-    ):
+    ]
+    for plant, named in faults if packs else faults[:2]:
         fault, *arguments = plant
         workers.collective_rpc(fault, args=(0, *arguments))
-        with pytest.raises(AttestationError, match=named):
-            engine.load(1, pricer.tensors(1))
+        try:
+            with pytest.raises(AttestationError, match=named):
+                engine.load(1, pricer.tensors(1))
+        finally:
+            workers.collective_rpc(plants.mend)
         engine.abort_update()
-        workers.collective_rpc(plants.mend)
         assert engine.load(1, pricer.tensors(1)) == digest_of(tensors)
+    if not packs:
+        pytest.skip(f"this processor computes {dtype} products with the matrices as they are: no copy can be wrong")
 
 
 @pytest.mark.parametrize(
