@@ -1,20 +1,22 @@
 """The kit for engines of latents: decisions that hold together, given frames, samples that can be looked at.
 
-Shape legend: N decisions, M states, C channels, T latent frames, H and W latent height and width.
+Shape legend: B latents of a batch, N decisions, C channels, T latent frames, H and W latent height and width, L words
+of the text, E their width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
 import torch
 
-from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, Preflight
+from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, DiffusionOptions, TokenSlices
+from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, ModelContext, Preflight
 from cosmos_core.protocols.world import WorldModel
-from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.subject import Subject, flat, tensor_of
 from cosmos_core.testing.conformance.plugin import fault
@@ -22,6 +24,87 @@ from cosmos_core.types import Payload, Prompt
 
 _TEXTS: Final = ("A red ball", "Once upon a time", "x", "What falls?", "A name")
 _STANDARD_ERRORS: Final = 5.0
+_WIDTH: Final = 8
+
+
+class _Velocity(torch.nn.Module):
+    """The velocity at each place, of its channels, the time and the text."""
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        patch_size: tuple[int, int, int] = (1, 1, 1),  # noqa: ARG002 - of the config
+        num_attention_heads: int = 1,  # noqa: ARG002 - likewise
+        attention_head_dim: int = 2 * _WIDTH,
+    ) -> None:
+        super().__init__()
+        enter = torch.nn.Linear(in_channels + 1 + _WIDTH, attention_head_dim)
+        self.blocks = torch.nn.ModuleList([torch.nn.Sequential(enter, torch.nn.Tanh())])
+        self.leave = torch.nn.Linear(attention_head_dim, out_channels)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                # So large that velocities are far from linear.
+                parameter.mul_(2.0)
+
+    def forward(self, latents_B: torch.Tensor, times_B: torch.Tensor, text_BLE: torch.Tensor) -> torch.Tensor:
+        told = torch.cat([times_B[:, None], text_BLE.sum(1)], 1).to(latents_B.dtype)[..., None, None, None]
+        places = torch.cat([latents_B, told.expand(-1, -1, *latents_B.shape[2:])], 1).movedim(1, -1)
+        found: torch.Tensor = self.leave(self.blocks[0](places))
+        return found.movedim(-1, 1)
+
+
+class TinyDenoiser(DiffusionModel):
+    """A world model, as small as one can be: places are denoised one by one; weights are drawn from a seed."""
+
+    transformer = _Velocity
+    layers = "blocks"
+    neutral_guidance = 1.0
+    text_width = _WIDTH
+
+    def __init__(self) -> None:
+        options = DiffusionOptions(num_frames=2, height=4, width=4, text="table", text_length=8)
+        super().__init__(options, ModelContext(path=None, config={}, assets=Path()))
+
+    def condition(self, prompt: Prompt) -> Mapping[str, torch.Tensor]:
+        """`metadata` may ask for a first frame that is given: a grey one."""
+        if not self.rows.num_given(prompt):
+            return {}
+        return {GIVEN: torch.full(self.shape, 0.5), IS_GIVEN: torch.arange(self.shape[1]) < 1}
+
+    def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
+        """The text, and what is given."""
+        spec = self.latent_spec(payload)
+        given = {} if spec.given is None or spec.is_given_T is None else {GIVEN: spec.given, IS_GIVEN: spec.is_given_T}
+        return {**super().conditioning(payload), **given}
+
+    def denoise(
+        self,
+        module: torch.nn.Module,
+        latents_B: torch.Tensor,
+        times_B: torch.Tensor,
+        text_BLE: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor],  # noqa: ARG002 - none but the text
+    ) -> torch.Tensor:
+        """One forward."""
+        found: torch.Tensor = module(latents_B, times_B, text_BLE)
+        return found
+
+    def guide(self, velocity_B: torch.Tensor, negative_B: torch.Tensor, guidance: torch.Tensor) -> torch.Tensor:
+        """Away from the velocity without a text."""
+        return negative_B + guidance * (velocity_B - negative_B)
+
+    def encode_words(self, words: str) -> torch.Tensor:
+        """Words are those of a table."""
+        raise NotImplementedError
+
+    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - of the family
+        """It has no buffers."""
+        return {}
+
+    def spread(self, module: torch.nn.Module, slices: TokenSlices) -> None:
+        """It is never spread."""
+        raise NotImplementedError
 
 
 class DenoisingEngineConformance(EngineConformance):

@@ -8,7 +8,7 @@ import torch
 from cosmos_core.protocols import EngineContext, Request, Sampling
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
 from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
+from cosmos_core.testing.conformance.engine.latents import TinyDenoiser
 from cosmos_core.types import Prompt
 
 

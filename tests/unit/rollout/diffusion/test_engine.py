@@ -1,7 +1,6 @@
 """What the engine records: decisions, their weights, their noise, and what samples of a group share."""
 
 import attrs
-import numpy as np
 import pytest
 import torch
 
@@ -9,7 +8,7 @@ from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FinishReason
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
 from cosmos_core.rollout.diffusion.schedule import noise
-from cosmos_core.testing.conformance.engine.denoiser import TinyDenoiser
+from cosmos_core.testing.conformance.engine.latents import TinyDenoiser
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
 
@@ -228,8 +227,10 @@ def test_a_model_that_renders_no_frames_ends_the_engine(started):
 
 
 def test_all_frames_given_leave_nothing_to_denoise(started):
-    run = started()
-    prompt = run.prompt("x", num_given_frames=1)
-    whole = attrs.evolve(prompt.arrays["is_given"], data=np.ones(2, bool).tobytes())
+    class Whole(TinyDenoiser):
+        def latent_spec(self, prompt):
+            return attrs.evolve(super().latent_spec(prompt), is_given_T=torch.ones(2, dtype=torch.bool))
+
+    run = started(model=Whole())
     with pytest.raises(EngineError, match="all of its 2 latent frames are given"):
-        run.engine.submit([run.request("one", attrs.evolve(prompt, arrays={**prompt.arrays, "is_given": whole}))])
+        run.engine.submit([run.request("one", run.prompt("x", num_given_frames=1))])
