@@ -60,12 +60,12 @@ PLANTED = {
     "unknown-semantics": (
         algorithm(capabilities="min_group_size=2, logprob_semantics=frozenset({'exact'})"),
         "test_declarations_mean_something",
-        "logprob_semantics is frozenset({'exact'})",
+        "can only use exact ones",
     ),
     "no-decisions": (
         algorithm(capabilities="min_group_size=2, decisions=frozenset()"),
         "test_declarations_mean_something",
-        "decisions is frozenset(); it must be a frozenset that names at least one, such as 'transitions'",
+        "no recipe can use the algorithm as it is declared",
     ),
     "demonstrations-with-behaviour": (
         algorithm(loss="return Loss(loss_N=-d.logprobs_N)", capabilities="source='demonstrations'"),
@@ -74,8 +74,8 @@ PLANTED = {
     ),
     "properties-change": (
         algorithm(loss="self.constant_length += 1\n" + LOSS),
-        "test_the_same_decisions_cost_the_same_each_time",
-        "constant_length changed after a loss",
+        "test_the_same_is_answered_each_time",
+        "constant_length of the same decisions and groups differ when asked for again",
     ),
     "wrong-aggregation": (
         algorithm(declared='aggregation = "mean"'),

@@ -67,17 +67,17 @@ PLANTED = {
             estimate="return Estimate(advantages_n=self.shaped(taken) - self.seen)",
         ),
         "test_an_estimate_depends_on_what_was_summarised_alone",
-        "estimates made by an instance that summarised nothing differ",
+        "made in a process that has only the last two sequences, in another order, differ",
     ),
     "estimates-in-turn": (
         estimating(estimate="self.seen += 1\nreturn Estimate(advantages_n=self.shaped(taken) - self.seen)"),
         "test_an_estimate_depends_on_what_was_summarised_alone",
-        "estimates made in another order differ",
+        "made in a process that has only the last two sequences, in another order, differ",
     ),
     "estimates-when-asked-for-all": (
         estimating(settle="asked = []", estimate=CENTRED_LATE),
         "test_an_estimate_depends_on_what_was_summarised_alone",
-        "estimates made of the last sequence alone differ",
+        "made in a process that has only the last two sequences, in another order, differ",
     ),
     "summarises-for-nothing": (
         estimating().replace("def settle(", "def resolve("),
@@ -92,17 +92,17 @@ PLANTED = {
     "settles-at-once": (
         estimating(settle="return [Estimate(advantages_n=torch.zeros(1)) for _ in batch]"),
         "test_every_decision_gets_a_price",
-        "settle returned a list; return a function that gives an Estimate for a Taken",
+        "what it gave, which must be a function that gives an Estimate for a Taken, raised TypeError",
     ),
     "settles-without-return": (
         estimating(estimate="return None"),
         "test_every_decision_gets_a_price",
-        "what settle gave returned a NoneType; return cosmos_core.protocols.algorithm.Estimate",
+        "what it gave, which must be a function that gives an Estimate for a Taken, raised AttributeError",
     ),
     "settles-others-than-there-are": (
         estimating(settle="batch[len(batch)]"),
         "test_every_decision_gets_a_price",
-        "settle raised KeyError: 6",
+        "raised KeyError: 6",
     ),
     "estimates-in-place": (
         estimating(shape="taken.logprobs_n.mul_(0.5)"),
@@ -117,17 +117,17 @@ PLANTED = {
     "targets-what-it-has-seen": (
         estimating(summarise="self.seen += 1", estimate=targets("taken.values_n - self.seen"), declared=VALUING),
         "test_an_estimate_depends_on_what_was_summarised_alone",
-        "estimates made by an instance that summarised nothing differ",
+        "made in a process that has only the last two sequences, in another order, differ",
     ),
     "targets-in-turn": (
         estimating(estimate="self.seen += 1\n" + targets("taken.values_n - self.seen"), declared=VALUING),
         "test_an_estimate_depends_on_what_was_summarised_alone",
-        "estimates made in another order differ",
+        "made in a process that has only the last two sequences, in another order, differ",
     ),
     "targets-of-some": (
         estimating(estimate=targets("taken.values_n if taken.place else None"), declared=VALUING),
         "test_every_decision_gets_a_price",
-        "an Estimate has targets_n and another has None",
+        "gave targets_n for some sequences of the step and None for others",
     ),
     "estimates-longer-than-values": (
         estimating(
@@ -136,17 +136,17 @@ PLANTED = {
             loss=REINFORCE,
         ).replace("self.shaped(taken)", "taken.values_n"),
         "test_every_decision_gets_a_price",
-        "an Estimate's advantages_n is a float32 tensor of shape [6] for 5 decisions",
+        "gave advantages_n of shape (6,) for a sequence of 5 decisions",
     ),
     "estimates-one-number": (
         estimating(estimate="return Estimate(advantages_n=self.shaped(taken).mean())"),
         "test_every_decision_gets_a_price",
-        "an Estimate's advantages_n is a float32 tensor of shape [] for 5 decisions",
+        "gave advantages_n of shape () for a sequence of 5 decisions",
     ),
     "estimates-infinity": (
         estimating(estimate="return Estimate(advantages_n=self.shaped(taken) / 0.0)"),
         "test_every_decision_gets_a_price",
-        "in advantages_n; bound what it is computed from",
+        "the price of a decision is",
     ),
 }
 

@@ -41,8 +41,8 @@ PLANTED = {
     ),
     "advantages-zero": (
         algorithm(advantages="return [None if r is None else 0.0 for r in rewards]"),
-        "test_groups_are_admitted_or_refused_with_a_reason",
-        "every advantage is 0, though rewards differ (rewards 0, 0.25, 0.5, 0.75; ",
+        "test_a_higher_reward_never_lowers_the_advantage_of_its_sample",
+        "no sample's advantage rises with its own reward, in any group",
     ),
     "admits-nothing": (
         algorithm(admit="return 'no'"),
@@ -88,18 +88,18 @@ PLANTED = {
     ),
     "random-advantages": (
         algorithm(advantages="return [None if reward is None else random.random() for reward in rewards]"),
-        "test_scored_samples_have_a_finite_advantage_and_others_none",
-        "differ at a second call",
+        "test_the_same_is_answered_each_time",
+        "advantages of the same decisions and groups differ when asked for again",
     ),
     "advantages-of-its-own": (
         algorithm(advantages="self.seen = self.seen or random.random()\nreturn [r and r * self.seen for r in rewards]"),
-        "test_scored_samples_have_a_finite_advantage_and_others_none",
-        "two instances give different advantages to the same groups",
+        "test_the_same_is_answered_each_time",
+        "advantages of the same decisions and groups differ",
     ),
     "writes-groups": (
         algorithm(advantages="samples[0].rewards.clear()"),
         "test_scored_samples_have_a_finite_advantage_and_others_none",
-        "advantages or admit changed the groups",
+        "changed what it was given; work on a copy",
     ),
     "admits-with-a-boolean": (
         algorithm(admit="return False"),
@@ -113,8 +113,8 @@ PLANTED = {
     ),
     "admits-in-turn": (
         algorithm(admit="self.seen += 1\nreturn None if self.seen > 3 else 'too early'"),
-        "test_groups_are_admitted_or_refused_with_a_reason",
-        "admit said 'too early' and None of one group",
+        "test_the_same_is_answered_each_time",
+        "of the same decisions and groups differ when asked for again",
     ),
 }
 

@@ -36,7 +36,7 @@ SOUND = {
     "reinforce": (algorithm(loss=REINFORCE, **FREE), "def reference(self, d): return -d.advantages_N * d.logprobs_N"),
     "recomputed": (algorithm(declared='old_logprobs = "recompute"'), ""),
     "latents": (algorithm(capabilities="min_group_size=2, payload_kinds=frozenset({'latents'})"), ""),
-    "sequence-ratio": (algorithm(loss=SEQUENCE_RATIO, capabilities=OF_TOKENS), "couples_decisions = True"),
+    "sequence-ratio": (algorithm(loss=SEQUENCE_RATIO, capabilities=OF_TOKENS), ""),
     "half": (algorithm(loss=altered("-d", "-0.5 * d")), "on_policy_scale = 0.5"),
     "strength": (algorithm(loss=STRENGTH, **FREE), "on_policy_scale = None"),
     "entropy": (
@@ -160,13 +160,13 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "coupled-sequences": (
         algorithm(loss=altered("ratio_N, metrics", "ratio_N * ratio_N.mean() / ratio_N.mean().detach(), metrics")),
-        "test_the_price_of_a_decision_depends_on_its_own_log_prob_only",
-        "sequences are priced one by one",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
+        "with two micro-batches; price each decision from its own sequence alone",
     ),
     "coupled": (
         algorithm(loss=SEQUENCE_RATIO),
-        "test_the_price_of_a_decision_depends_on_its_own_log_prob_only",
-        "the price of decision 0 (sequence 0) has a gradient with respect to the log-prob of decision",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
+        "with sequences cut after two decisions; price each decision",
     ),
     "unbounded-ratio": (
         algorithm(loss=altered(".clamp(-20, 20)", "")),
@@ -230,17 +230,17 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
     ),
     "learns-its-scale": (
         algorithm(loss="self.seen = self.seen or d.logprobs_N.min().item()\n" + altered("-d", "self.seen * d")),
-        "test_the_same_decisions_cost_the_same_each_time",
-        "priced after others cost something else",
+        "test_the_same_is_answered_each_time",
+        "prices, gradients of the same decisions and groups differ when asked for in another order",
     ),
     "remembers": (
         algorithm(loss="self.seen += 1\n" + altered("-d.advantages_N", "-(1 + self.seen) / 2 * d.advantages_N")),
-        "test_the_same_decisions_cost_the_same_each_time",
-        "priced again cost something else",
+        "test_the_same_is_answered_each_time",
+        "prices, gradients of the same decisions and groups differ when asked for again",
     ),
     "writes-its-inputs": (
         algorithm(loss=altered("-d.advantages_N", "-d.advantages_N.clamp_(-1, 1)")),
-        "test_the_same_decisions_cost_the_same_each_time",
+        "test_every_decision_gets_a_price",
         "loss changed decisions.advantages_N in place",
     ),
     "metric-with-gradient": (
@@ -266,7 +266,6 @@ return Loss(loss_N=-first[:len(d.logprobs_N)] * (d.logprobs_N - d.old_logprobs_N
 }
 BODIES = {
     "advantage-against-nothing": "has_other_terms = True",
-    "coupled-sequences": "couples_decisions = True",
     "gradient-through-a-clamped-weight": WEIGHTED_FORMULA,
     "not-the-formula": "def reference(self, d): return -d.advantages_N * (d.logprobs_N - d.old_logprobs_N).exp()",
 }

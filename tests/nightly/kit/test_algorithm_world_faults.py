@@ -1,6 +1,6 @@
 """Faults of algorithms that imitate beside rollouts, that blend predictions, and that price sequences which are cut."""
 
-from tests.nightly.kit.faulty_algorithm import LOSS, SEQUENCE_RATIO, AlgorithmFaults, algorithm
+from tests.nightly.kit.faulty_algorithm import LOSS, AlgorithmFaults, algorithm
 
 IMITATION = """
 class Imitator(Algorithm):
@@ -44,8 +44,8 @@ PLANTED = {
     ),
     "other-count": (
         imitating(declared="made = 0\n    num_demonstrations = property(lambda self: id(self))"),
-        "test_demonstrations_become_likelier",
-        "in another instance",
+        "test_the_same_is_answered_each_time",
+        "num_demonstrations of the same decisions and groups differ",
     ),
     "unlikelier": (
         imitating("return Loss(loss_N=d.logprobs_N)"),
@@ -74,8 +74,8 @@ PLANTED = {
     ),
     "centred": (
         imitating("return Loss(loss_N=-(d.logprobs_N - d.logprobs_N.mean().detach()) - d.logprobs_N)"),
-        "test_demonstrations_become_likelier",
-        "change with what else is in the micro-batch",
+        "test_a_step_does_not_depend_on_how_its_batch_lies",
+        "price each demonstration from its own sequence alone",
     ),
     "twice": (
         imitating(capabilities="source='demonstrations'", loss="return Loss(loss_N=-d.logprobs_N)").replace(
@@ -92,26 +92,19 @@ PLANTED = {
     "asks-twice": (
         blending(declared=CONSULTS.replace("consults = {", "consults = {'teacher': Divergence(kind='jsd'), ")),
         "test_declarations_mean_something",
-        "at most one of these",
+        "one is possible",
     ),
     "blends-unused": (
         blending(loss="return Loss(loss_N=-d.advantages_N * d.logprobs_N)"),
         "test_what_it_asks_for_is_used",
         "average is asked for, but gradients are the same",
     ),
-    "coupled-latents": (
-        algorithm(loss=SEQUENCE_RATIO),
-        "test_a_step_does_not_depend_on_how_its_batch_lies",
-        "with sequences cut after two decisions; price each decision",
-    ),
 }
-BODIES = {"coupled-latents": "couples_decisions = True"}
 
 
 class TestWorlds(AlgorithmFaults):
     sound = SOUND
     planted = PLANTED
-    bodies = BODIES
 
     def test_demonstrations_are_priced_where_they_are_imitated(self, outcomes):
         for name in self.sound:

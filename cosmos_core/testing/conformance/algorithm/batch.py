@@ -1,23 +1,36 @@
-"""A trainer's step on a batch that is made of numbers: lay out, price, weigh, add up.
+"""What the trainer asks of an algorithm, on a batch that is made of numbers; what is wrong with an answer is a fault.
 
-Shape legend: N decisions of the whole batch or of a micro-batch, n of one sequence.
+Decisions are laid out, estimates settled and decisions weighed by the trainer's own code, for any micro-batches.
+
+Shape legend: N decisions of the whole batch or of a micro-batch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, get_args
+import math
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, get_args
 
 import attrs
 import torch
 
-from cosmos_core.policy.batches.batch import Counts
-from cosmos_core.policy.training.microbatch import decision_weights
-from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decisions, Loss
-from cosmos_core.protocols.algorithm import AdvantageEstimator, Taken
-from cosmos_core.protocols.frozen import Blend, Blended, Divergence, FrozenOutput, FrozenRole
-from cosmos_core.testing.conformance.algorithm.calls import consulted, price, settled, summarised
+from cosmos_core.models.tokens import array_of
+from cosmos_core.policy.batches.batch import Counts, TrainSequence
+from cosmos_core.policy.processes.world import single_world
+from cosmos_core.policy.training.microbatch import Prepared, know
+from cosmos_core.policy.training.old_logprobs import Evaluated, comparison_of, with_estimates
+from cosmos_core.protocols import Aggregation, Algorithm, AlgorithmCapabilities, Decided, Decisions, Loss, MicroBatch
+from cosmos_core.protocols.algorithm import CORE_METRICS, AdvantageEstimator, OldLogprobs, is_core_metric
+from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Divergence, FrozenRole
+from cosmos_core.protocols.model import Span
+from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.types import Group, Payload
 
 _LENGTHS: Final = (5, 1, 3, 7, 2, 4)
 _ADVANTAGES: Final = {
@@ -30,6 +43,15 @@ _EXTREME_LOGPROBS: Final = (0.0, -1e-3, -30.0, -100.0)
 _EXTREME_ADVANTAGES: Final = {**_ADVANTAGES, "rollouts": (0.0, 1.0, -1.0, 1e-6, 1e3, -1e3)}
 _LEAST_ERROR: Final = 1e-2
 """Of a regression: nothing is learned from one that is met exactly."""
+_SHOWN_GROUPS: Final = 3
+_CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
+    "aggregation": tuple(Aggregation),
+    "old_logprobs": get_args(OldLogprobs),
+    "needs_entropy": (False, True),
+    "skips_zero_advantage": (False, True),
+    "needs_critic": (False, True),
+}
+_SMALLEST: Final = {"constant_length": 1, "num_demonstrations": 0}
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -41,7 +63,7 @@ class Batch:
         advantages: Of each sequence.
         logprobs_N: Under the current weights.
         old_logprobs_N: Under the weights at the start of the step.
-        behaviour_logprobs_N: Under the weights that generated; zeros for demonstrations.
+        behaviour_logprobs_N: Under the weights that generated; None for demonstrations.
         entropy_N: Of each decision.
         frozen_N: Log-probs under frozen models, by role.
         values_N: A critic's.
@@ -52,52 +74,47 @@ class Batch:
     advantages: tuple[float, ...]
     logprobs_N: torch.Tensor
     old_logprobs_N: torch.Tensor
-    behaviour_logprobs_N: torch.Tensor
+    behaviour_logprobs_N: torch.Tensor | None
     entropy_N: torch.Tensor
     frozen_N: Mapping[FrozenRole, torch.Tensor]
     values_N: torch.Tensor
     strength: float = 1.0
 
-    def of_sequences(self, values: Sequence[float]) -> torch.Tensor:
-        """[N], a number of each sequence at each of its decisions."""
-        return torch.tensor(values).repeat_interleave(torch.tensor(self.lengths))
+    @property
+    def whole(self) -> MicroBatch:
+        """All of it in one micro-batch."""
+        return self.cut(range(len(self.lengths)))
 
-    def places(self, sequences: Iterable[int], part: slice = slice(None)) -> torch.Tensor:
-        """int64, where the decisions of some sequences lie, or a part of those of each."""
-        places = torch.split(torch.arange(len(self.logprobs_N)), [*self.lengths])
-        return torch.cat([places[index][part] for index in sequences])
+    def cut(self, sequences: Iterable[int], part: slice = slice(None)) -> MicroBatch:
+        """A micro-batch of some sequences, or of a part of each."""
+        starts = [0, *itertools.accumulate(self.lengths)]
+        held = {index: taken for index in sequences if (taken := range(self.lengths[index])[part])}
+        return MicroBatch(
+            sequences=tuple(held),
+            num_decisions=tuple(map(len, held.values())),
+            num_units=sum(map(len, held.values())),
+            inputs={"places": torch.tensor([starts[index] + each for index, taken in held.items() for each in taken])},
+            spans=tuple(Span(first=taken[0], total=self.lengths[index]) for index, taken in held.items()),
+        )
 
-    def old(self, algorithm: Algorithm) -> torch.Tensor | None:
-        """[N], the old log-probs that the algorithm asks for."""
-        known = {"behaviour": self.behaviour_logprobs_N, "recompute": self.old_logprobs_N}
-        return known.get(algorithm.old_logprobs)
-
-    def values(self, algorithm: Algorithm) -> torch.Tensor | None:
-        """[N], a critic's values, if the algorithm needs one."""
-        return self.values_N if algorithm.needs_critic else None
-
-    def taken(self, algorithm: Algorithm) -> list[Taken]:
-        """The sequences before the step, as an algorithm that estimates advantages is told of them."""
-        old_N, values_N = self.old(algorithm), self.values(algorithm)
-        return [
-            Taken(
-                place=index,
-                advantage=advantage,
-                logprobs_n=_at(old_N, places_n),
-                frozen_n={role: self.frozen_N[role][places_n] for role in consulted(algorithm)},
-                values_n=_at(values_N, places_n),
-            )
-            for index, advantage in enumerate(self.advantages)
-            for places_n in [self.places([index])]
-        ]
+    def sequences(self) -> list[TrainSequence]:
+        """What the trainer reads of it."""
+        payloads = [Payload(kind="numbers", arrays={}) for _ in self.lengths]
+        if self.behaviour_logprobs_N is not None:
+            parts = torch.split(self.behaviour_logprobs_N, [*self.lengths])
+            payloads = [Payload(kind="numbers", arrays={"logprobs": array_of(part.numpy())}) for part in parts]
+        told = zip(payloads, self.advantages, strict=True)
+        return [TrainSequence(payload=each, advantage=own, place=place) for place, (each, own) in enumerate(told)]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Priced:
-    """Decisions that were priced."""
+    """The decisions of a micro-batch that were priced; `places_N` are theirs in the batch."""
 
     decisions: Decisions
     loss: Loss
+    weights_N: torch.Tensor
+    places_N: torch.Tensor
 
     def gradient(self, weights_N: torch.Tensor | None = None) -> torch.Tensor:
         """The gradient of the sum of prices, weighed if asked for, with respect to each decision's log-prob."""
@@ -118,10 +135,6 @@ class Priced:
             **{f"{role} log-prob": output.logprobs_N for role, output in self.decisions.frozen.items()},
         }
         return ", ".join(f"{name} {all_N[place].item():g}" for name, all_N in values.items() if all_N is not None)
-
-    def numbers(self) -> list[list[float]]:
-        """Prices and gradients, to be compared."""
-        return [self.loss.loss_N.tolist(), self.gradient().tolist()]
 
 
 def draw(capabilities: AlgorithmCapabilities, *, drift: float = 0.05) -> Batch:
@@ -145,7 +158,7 @@ def draw(capabilities: AlgorithmCapabilities, *, drift: float = 0.05) -> Batch:
         advantages=_ADVANTAGES[capabilities.source],
         logprobs_N=logprobs_N,
         old_logprobs_N=old_N,
-        behaviour_logprobs_N=behaviour_N if capabilities.source == "rollouts" else torch.zeros_like(old_N),
+        behaviour_logprobs_N=behaviour_N if capabilities.source == "rollouts" else None,
         entropy_N=noise().abs() + 0.1,
         # However near to on-policy: a frozen model is another one.
         frozen_N={role: logprobs_N + 0.3 * noise() for role in get_args(FrozenRole)},
@@ -163,100 +176,249 @@ def extreme(capabilities: AlgorithmCapabilities, advantages: Sequence[float] = (
         advantages=tuple(advantages),
         logprobs_N=logprobs_N,
         old_logprobs_N=old_N,
-        behaviour_logprobs_N=other_N if capabilities.source == "rollouts" else torch.zeros_like(other_N),
+        behaviour_logprobs_N=other_N if capabilities.source == "rollouts" else None,
         entropy_N=logprobs_N.abs(),
         frozen_N={"reference": old_N, "teacher": other_N, "average": old_N},
         values_N=torch.zeros_like(logprobs_N),
     )
 
 
-def lay_out(
-    algorithm: Algorithm, batch: Batch, places_N: torch.Tensor | None = None, leaf_N: torch.Tensor | None = None
-) -> Decisions:
-    """Lay out a batch's decisions, or those at some places, as the trainer does; `leaf_N` takes the gradient."""
-    places_N = torch.arange(len(batch.logprobs_N)) if places_N is None else places_N
-    logprobs_N = (batch.logprobs_N.clone().requires_grad_() if leaf_N is None else leaf_N)[places_N]
-    advantages_N, targets_N = batch.of_sequences(batch.advantages), None
-    if isinstance(algorithm, AdvantageEstimator):
-        taken = batch.taken(algorithm)
-        estimates = settled(algorithm, summarised(algorithm, taken), taken)
-        advantages_N = torch.cat([each.advantages_n for each in estimates]).detach()
-        targets = [each.targets_n for each in estimates if each.targets_n is not None]
-        targets_N = torch.cat(targets).detach() if targets else None
-    own_N, values_N = batch.of_sequences(range(len(batch.lengths)))[places_N], batch.values(algorithm)
-    members, sequence_N = torch.unique_consecutive(own_N, return_inverse=True)
-    return Decisions(
-        logprobs_N=logprobs_N,
-        behaviour_logprobs_N=batch.behaviour_logprobs_N[places_N],
-        old_logprobs_N=_at(batch.old(algorithm), places_N),
-        entropy_N=batch.entropy_N[places_N] if algorithm.needs_entropy else None,
-        advantages_N=advantages_N[places_N] * batch.strength,
-        sequence_N=sequence_N,
-        num_sequences=len(members),
-        frozen=outputs(algorithm, logprobs_N, {role: all_N[places_N] for role, all_N in batch.frozen_N.items()}),
-        targets_N=_at(targets_N, places_N),
-        values_N=None if values_N is None else values_N[places_N].requires_grad_(),
+def laid(algorithm: Algorithm, batch: Batch, micro_batches: Sequence[MicroBatch]) -> Evaluated:
+    """What the trainer knows of micro-batches before the first backward, but for what the algorithm estimates."""
+    sequences, places = batch.sequences(), [each.inputs["places"] for each in micro_batches]
+    totals = Counts(sequences=len(sequences), decisions=len(batch.logprobs_N))
+    known = [know(algorithm, each, sequences, totals) for each in micro_batches]
+
+    def said(logprobs_N: torch.Tensor) -> list[Decided]:
+        values_N = batch.values_N if algorithm.needs_critic else None
+        return [
+            Decided(logprobs_N=logprobs_N[at], entropy_N=None, values_N=None if values_N is None else values_N[at])
+            for at in places
+        ]
+
+    return Evaluated(
+        prepared=Prepared(
+            batches=micro_batches,
+            sequences=sequences,
+            known=known,
+            weights=[each.weights_N for each in known],
+            num_real=len(micro_batches),
+            temperature=1.0,
+        ),
+        old=said(batch.old_logprobs_N),
+        frozen={role: said(batch.frozen_N[role]) for role in consulted(algorithm)},
+        compared=comparison_of(algorithm),
     )
 
 
-def priced(
-    algorithm: Algorithm,
-    batch: Batch,
-    places_N: torch.Tensor | None = None,
-    leaf_N: torch.Tensor | None = None,
-    *,
-    is_imitated: bool = False,
-) -> Priced:
-    """Price decisions as the trainer does, as rollouts or as demonstrations beside them; the rest is for `lay_out`."""
-    laid, name = lay_out(algorithm, batch, places_N, leaf_N), "imitation" if is_imitated else "loss"
-    if is_imitated:
-        zeros_N, ones_N = torch.zeros_like(laid.advantages_N), torch.ones_like(laid.advantages_N)
-        laid = attrs.evolve(laid, behaviour_logprobs_N=zeros_N, advantages_N=ones_N, frozen={})
-        laid = attrs.evolve(laid, old_logprobs_N=None, targets_N=None, values_N=None)
-    return Priced(decisions=laid, loss=price(algorithm, name, laid))
-
-
-def trained(
-    algorithm: Algorithm, batch: Batch, micro_batches: Iterable[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train a step on a batch whose decisions lie in micro-batches as their places say.
-
-    Returns:
-        Of each decision of the batch, its part of the loss (float64) and the gradient of the loss by its log-prob.
-    """
-    counts = Counts(sequences=len(batch.lengths), decisions=len(batch.logprobs_N))
-    weights = decision_weights(algorithm.aggregation, algorithm.constant_length, batch.lengths, counts)
-    # In float64, so that nothing but the prices themselves can differ.
-    weights_N, leaf_N = batch.of_sequences(weights).double(), batch.logprobs_N.clone().requires_grad_()
-    terms_N = torch.zeros_like(weights_N)
-    for places_N in micro_batches:
-        loss_N = priced(algorithm, batch, places_N, leaf_N).loss.loss_N * weights_N[places_N]
-        loss_N.sum().backward()  # type: ignore[no-untyped-call]
-        terms_N[places_N] = loss_N.detach()
-    assert leaf_N.grad is not None, "every price carries a gradient"
-    return terms_N, leaf_N.grad
-
-
-def outputs(
-    algorithm: Algorithm, logprobs_N: torch.Tensor, frozen_N: Mapping[FrozenRole, torch.Tensor]
-) -> dict[FrozenRole, FrozenOutput]:
-    """Outputs of the frozen models that the algorithm consults; a comparison is a stand-in that carries a gradient."""
-    found = {}
-    for role, asked in consulted(algorithm).items():
-        other_N, divergence_N, blended = frozen_N[role], None, None
-        apart_N = logprobs_N - other_N
-        if isinstance(asked, Divergence):
-            divergence_N = apart_N.clamp(-20.0, 20.0).square() / 2.0
-        elif isinstance(asked, Blend):
-            # Of regressions of one number each: an error is the root of minus the log-prob, the other model's near it.
-            error_N1 = (-logprobs_N).clamp_min(_LEAST_ERROR**2).sqrt()[:, None]
-            near_N1 = (error_N1 * (-0.1 * apart_N.clamp(-5.0, 5.0)).exp()[:, None]).detach()
-            shares_K = logprobs_N.new_tensor(asked.shares)
-            errors_NK = shares_K * error_N1 + (1.0 - shares_K) * near_N1
-            blended = Blended(squared_NK=errors_NK.square(), absolute_NK=errors_NK.detach().abs())
-        found[role] = FrozenOutput(logprobs_N=other_N, divergence_N=divergence_N, blended=blended)
+def estimated(
+    algorithm: AdvantageEstimator, part: Evaluated, exchange: Callable[[bytes], list[bytes]] = lambda own: [own]
+) -> Evaluated:
+    """The same with what the algorithm estimates; `exchange` gives what all replicas summarised."""
+    group: Any = SimpleNamespace(exchange=exchange)
+    with calling("summarise, settle or what it gave, which must be a function that gives an Estimate for a Taken,"):
+        ((found,), _) = with_estimates(algorithm, [part], single_world(), group)
     return found
 
 
-def _at(values_N: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor | None:
-    return None if values_N is None else values_N[places]
+def priced(
+    algorithm: Algorithm, batch: Batch, *micro_batches: MicroBatch, is_imitated: bool = False
+) -> tuple[Priced, ...]:
+    """Price micro-batches, or all in one, as the trainer does: as rollouts, or as demonstrations beside them."""
+    micro_batches = micro_batches or (batch.whole,)
+    if is_imitated:
+        batch = attrs.evolve(batch, advantages=(1.0,) * len(batch.lengths), behaviour_logprobs_N=None)
+    part = laid(algorithm, batch, micro_batches)
+    if isinstance(algorithm, AdvantageEstimator) and not is_imitated:
+        part = estimated(algorithm, part)
+    found = []
+    for index, (micro_batch, known) in enumerate(zip(micro_batches, part.prepared.known, strict=True)):
+        places_N = micro_batch.inputs["places"]
+        decided = _decided(algorithm, batch, places_N)
+        if is_imitated:
+            decisions, name = known.decisions(attrs.evolve(decided, values_N=None)), "imitation"
+        else:
+            old_N, frozen = part.old_logprobs(algorithm, index), part.outputs(index, decided)
+            decisions, name = known.decisions(decided, old_N, frozen), "loss"
+        decisions = attrs.evolve(decisions, advantages_N=decisions.advantages_N * batch.strength)
+        loss = price(algorithm, name, decisions)
+        found.append(Priced(decisions=decisions, loss=loss, weights_N=known.weights_N, places_N=places_N))
+    return tuple(found)
+
+
+def trained(
+    algorithm: Algorithm, batch: Batch, micro_batches: Iterable[MicroBatch], *, is_imitated: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each decision's part of the loss (float64), and the gradient of the loss by its log-prob, of a step."""
+    # In float64, so that nothing but the prices themselves can differ.
+    terms_N, gradient_N = torch.zeros_like(batch.logprobs_N).double(), torch.zeros_like(batch.logprobs_N)
+    for part in priced(algorithm, batch, *micro_batches, is_imitated=is_imitated):
+        terms_N[part.places_N] = part.loss.loss_N.detach().double() * part.weights_N
+        gradient_N[part.places_N] = part.gradient(part.weights_N)
+    return terms_N, gradient_N
+
+
+def _decided(algorithm: Algorithm, batch: Batch, places_N: torch.Tensor) -> Decided:
+    """What a forward would say of decisions at some places."""
+    logprobs_N = batch.logprobs_N[places_N].requires_grad_()
+    compared = comparison_of(algorithm)
+    divergence_N, blended = None, None
+    if compared is not None:
+        divergence_N, blended = comparison(compared[1], logprobs_N, batch.frozen_N[compared[0]][places_N])
+    return Decided(
+        logprobs_N=logprobs_N,
+        entropy_N=batch.entropy_N[places_N] if algorithm.needs_entropy else None,
+        values_N=batch.values_N[places_N].requires_grad_() if algorithm.needs_critic else None,
+        divergence_N=divergence_N,
+        blended=blended,
+    )
+
+
+def comparison(
+    asked: Comparison | None, logprobs_N: torch.Tensor, other_N: torch.Tensor
+) -> tuple[torch.Tensor | None, Blended | None]:
+    """A stand-in for the divergence or the blends that are asked for, which carries a gradient."""
+    apart_N = logprobs_N - other_N
+    if isinstance(asked, Divergence):
+        return apart_N.clamp(-20.0, 20.0).square() / 2.0, None
+    if not isinstance(asked, Blend):
+        return None, None
+    # Of regressions of one number each: an error is the root of minus the log-prob, the other model's near it.
+    error_N1 = (-logprobs_N).clamp_min(_LEAST_ERROR**2).sqrt()[:, None]
+    near_N1 = (error_N1 * (-0.1 * apart_N.clamp(-5.0, 5.0)).exp()[:, None]).detach()
+    shares_K = logprobs_N.new_tensor(asked.shares)
+    errors_NK = shares_K * error_N1 + (1.0 - shares_K) * near_N1
+    return None, Blended(squared_NK=errors_NK.square(), absolute_NK=errors_NK.detach().abs())
+
+
+@contextlib.contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn an exception of the plugin into a fault that names the exception and the line it came from."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever the plugin raises is the finding
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        fault(f"{what} raised {type(error).__name__}: {error} (at {where}, `{last.line}`)")
+
+
+def properties_of(algorithm: Algorithm) -> dict[str, object]:
+    """The algorithm's properties, each with a value that the trainer knows."""
+    with calling("reading the algorithm's properties"):
+        values = {name: getattr(algorithm, name) for name in (*_CHOICES, *_SMALLEST)}
+    for name, choices in _CHOICES.items():
+        if not any(type(values[name]) is type(choice) and values[name] == choice for choice in choices):
+            fault(f"{name} is {values[name]!r}; it must be one of {', '.join(map(repr, choices))}")
+    for name, smallest in _SMALLEST.items():
+        if type(values[name]) is not int or values[name] < smallest:
+            fault(f"{name} is {values[name]!r}; it must be an integer of at least {smallest}")
+    return {**values, "consults": consulted(algorithm)}
+
+
+def consulted(algorithm: Algorithm) -> dict[FrozenRole, Comparison | None]:
+    """The frozen models that the algorithm consults, at most one of which the policy is compared with."""
+    with calling("reading consults"):
+        asked: Any = algorithm.consults
+        comparison_of(algorithm)
+    roles = get_args(FrozenRole)
+    if not asked.keys() <= {*roles} or not all(isinstance(each, Divergence | Blend | None) for each in asked.values()):
+        fault(
+            f"consults is {asked!r}; give a mapping with keys among {', '.join(map(repr, roles))} whose values are "
+            "None, a Divergence or a Blend"
+        )
+    return dict(asked)
+
+
+def plain(record: Any) -> dict[str, str]:
+    """The fields of a record as text, to be compared: what is no number equals itself there."""
+    fields = attrs.asdict(record, value_serializer=lambda _, __, each: each.tolist() if torch.is_tensor(each) else each)
+    return {name: repr(value) for name, value in fields.items()}
+
+
+def price(algorithm: Algorithm, name: str, decisions: Decisions) -> Loss:
+    """One price for each decision, with a gradient, and metrics: by `loss`, or by `imitation`."""
+    number, absent = len(decisions.logprobs_N), ""
+    if not algorithm.needs_entropy:
+        absent += " (entropy_N is None, as needs_entropy is False)"
+    if algorithm.old_logprobs == "none":
+        absent += " (old_logprobs_N is None, as old_logprobs is 'none')"
+    before = plain(decisions)
+    with calling(f"{name}, on {number} decisions{absent},"):
+        loss: object = getattr(algorithm, name)(decisions)
+    after = plain(decisions)
+    if changed := [field for field in before if before[field] != after[field]]:
+        fault(f"{name} changed decisions.{', '.join(changed)} in place; work on a copy (no method that ends in _)")
+    if not isinstance(loss, Loss):
+        fault(f"{name} returned a {type(loss).__name__}; return cosmos_core.protocols.Loss(loss_N=...)")
+    _expect_one_each(f"{name} gave", loss.loss_N, number)
+    if not loss.loss_N.requires_grad:
+        fault("loss_N carries no gradient, so nothing would be learnt; compute it from decisions.logprobs_N undetached")
+    for metric, value in loss.metrics.items():
+        if is_core_metric(metric):
+            own = ", ".join(sorted(CORE_METRICS))
+            fault(f"the metric {metric!r} has a name of the core's own ({own}, and all that end in _s); rename it")
+        _expect_one_each(f"the metric {metric!r} is", value, number)
+        if value.requires_grad:
+            fault(f"the metric {metric!r} carries a gradient, and so keeps the step's memory; detach it")
+    return loss
+
+
+def _expect_one_each(what: str, values: object, number: int) -> None:
+    """Fault values that are not one float32 for each of a number of decisions."""
+    form = f"a {type(values).__name__}"
+    if isinstance(values, torch.Tensor):
+        if values.shape == (number,) and values.dtype == torch.float32:
+            return
+        form = f"a {str(values.dtype).removeprefix('torch.')} tensor of shape {list(values.shape)}"
+    advice = "neither sum nor average them, the trainer weighs them by `aggregation`"
+    fault(f"{what} {form} for {number} decisions; give one float32 for each: {advice}")
+
+
+def advantages_of(algorithm: Algorithm, groups: Sequence[Group]) -> list[list[float | None]]:
+    """The advantages of a batch, for each sample of each group: a finite number if it is scored, else None."""
+    with _reading(f"advantages, on {len(groups)} groups", *groups):
+        found: object = algorithm.advantages(groups)
+    if not isinstance(found, list) or [len(each) for each in found] != [len(group.samples) for group in groups]:
+        fault(
+            f"advantages returned {found!r:.200} for {len(groups)} groups of {len(groups[0].samples)} samples; return "
+            "one list for each group, with one value for each sample, in order"
+        )
+    for group, values in zip(groups, found, strict=True):
+        for sample, value in zip(group.samples, values, strict=True):
+            where = f"in a group with {rewards_text(group)}"
+            if not sample.is_scored and value is not None:
+                fault(f"advantages gave {value!r} to an unscored sample {where}; give None: look at sample.is_scored")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if sample.is_scored and not (is_number and math.isfinite(value)):
+                fault(f"advantages gave {value!r} to a scored sample {where}; give a finite float")
+    return found
+
+
+def admitted(algorithm: Algorithm, group: Group) -> str | None:
+    """The answer of `admit` about a group: None, or a reason."""
+    with _reading("admit, on a group", group):
+        answer: object = algorithm.admit(group)
+    if answer is not None and not (isinstance(answer, str) and answer):
+        fault(
+            f"admit returned {answer!r} for a group with {rewards_text(group)}; return None to train on it, or a short "
+            "reason to drop it, such as 'equal rewards'"
+        )
+    return answer
+
+
+@contextlib.contextmanager
+def _reading(what: str, *groups: Group) -> Iterator[None]:
+    before = copy.deepcopy(groups)
+    with calling(f"{what} with {rewards_text(*groups)},"):
+        yield
+    if groups != before:
+        fault(f"{what} with {rewards_text(*before)}, changed what it was given; work on a copy")
+
+
+def rewards_text(*groups: Group) -> str:
+    """The rewards of groups, for people; None where a sample has none."""
+    texts = (
+        ", ".join("None" if sample.reward is None else f"{sample.reward:g}" for sample in group.samples)
+        for group in groups[:_SHOWN_GROUPS]
+    )
+    return "rewards " + "; ".join(texts) + ("; …" if len(groups) > _SHOWN_GROUPS else "")

@@ -1,11 +1,13 @@
-"""The kit for algorithms: what a test class sets and overrides, and the tests of what an algorithm declares."""
+"""The kit for algorithms: what a test class sets and overrides, what is declared, and what is made of groups."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, get_args
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
+import attrs
 import pytest
 
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
@@ -18,22 +20,70 @@ from cosmos_core.protocols import (
     Kind,
     Provider,
 )
-from cosmos_core.protocols.algorithm import Source
-from cosmos_core.protocols.world import DecisionKind
-from cosmos_core.testing.conformance.algorithm.batch import Batch, draw, extreme, priced
-from cosmos_core.testing.conformance.algorithm.calls import admitted, advantages_of, consulted, plain, properties_of
-from cosmos_core.testing.conformance.algorithm.groups import GroupTests
+from cosmos_core.testing.conformance.algorithm.batch import (
+    Batch,
+    admitted,
+    advantages_of,
+    calling,
+    draw,
+    extreme,
+    plain,
+    priced,
+    properties_of,
+    rewards_text,
+)
 from cosmos_core.testing.conformance.algorithm.prices import PriceTests
 from cosmos_core.testing.conformance.planning import planned
-from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault
-from cosmos_core.types import JSON, Group, Scalar
+from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault, told_by
+from cosmos_core.types import JSON, Group, Sample, SampleStatus, Scalar
 
-_SEMANTICS: Final = ("processed", "raw")
+Seen: TypeAlias = Callable[..., dict[str, str]]
 _NUMBERS: Final = (0.0, 1e-3, 0.01, 0.1, 0.25, 0.5, 0.9, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0)
 _FACTORS: Final = (0.01, 0.5, 2.0, 100.0)
+_UNSCORED: Final = (SampleStatus.REWARD_FAILED, SampleStatus.REWARD_TIMEOUT)
+_ROUNDING: Final = 1e-5
+"""Of an advantage, relative to the larger one, or to 1."""
+_near = functools.partial(pytest.approx, rel=1e-6, abs=1e-9)
 
 
-class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
+def sampled_groups(capabilities: AlgorithmCapabilities, context: AlgorithmContext) -> tuple[Group, ...]:
+    """Groups that `advantages` may be given: each has at least `min_group_size` scored samples, and one."""
+    size, fewest = context.group_size, max(1, capabilities.min_group_size)
+    rewards: list[list[float | None]] = [
+        [index / size for index in range(size)],
+        [1.0, *[0.0] * (size - 1)],
+        [0.0] * size,
+        [0.1] * size,
+        [1e6, *[-1e6] * (size - 1)],
+        [1.0 + 1e-9 * index for index in range(size)],
+    ]
+    if size > fewest:
+        rewards.append([index / size if index != 1 else None for index in range(size)])
+        rewards.append([*[None] * (size - fewest), *[1.0 + index for index in range(fewest)]])
+    return tuple(sampled_group(each, context, position) for position, each in enumerate(rewards))
+
+
+def sampled_group(rewards: Sequence[float | None], context: AlgorithmContext, position: int = 0) -> Group:
+    """A group with these rewards; None where a reward failed."""
+    samples = []
+    for index, reward in enumerate(rewards):
+        is_cut = reward is not None and index % 3 == 0
+        ended = SampleStatus.TRUNCATED if is_cut else SampleStatus.OK
+        sample = Sample(
+            index=index,
+            status=_UNSCORED[index % 2] if reward is None else ended,
+            reward=reward,
+            rewards={} if reward is None else {"reward": reward},
+            oldest_version=index % 2,
+            newest_version=1,
+            num_units=context.max_units if is_cut else 1 + index % context.max_units,
+            num_prompt_units=3,
+        )
+        samples.append(sample)
+    return Group(position=position, samples=tuple(samples))
+
+
+class AlgorithmConformance(PriceTests, PluginConformance):
     """Tests that every algorithm must pass; no model and no engine is needed.
 
     Beside `plugin` and `options`, a test class may set or override:
@@ -41,9 +91,6 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
     Attributes:
         on_policy_scale: The gradient of a decision's price is minus its advantage times this, on-policy; 1.0 unless
             set. None if it is no constant: only the sign is tested.
-        couples_decisions: Whether the price of a decision depends on the log-probs of its whole sequence, as with
-            ratios of sequences; False unless set. Sequences never depend on one another. Of latents it must not: their
-            sequences may lie in several micro-batches.
         ignores: What is asked for without changing the loss, only to be reported: `"old_logprobs"`, `"entropy"`, or
             the role of a frozen model.
         rewards_order_advantages: Whether a sample's advantage rises with its own reward, all else the same, in one
@@ -61,6 +108,7 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
     """
 
     kind: ClassVar[Kind] = "algorithm"
+    rewards_order_advantages: ClassVar[bool] = True
 
     @pytest.fixture
     def context(self, capabilities: AlgorithmCapabilities) -> AlgorithmContext:
@@ -86,41 +134,83 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
             fault(str(error))
         return found or pytest.skip("no option is dynamic")
 
+    @pytest.fixture
+    def groups(self, capabilities: AlgorithmCapabilities, context: AlgorithmContext) -> Sequence[Group]:
+        """Finished groups: ordinary rewards, equal ones, far and near ones, some of them unscored."""
+        return sampled_groups(capabilities, context) if capabilities.source == "rollouts" else ()
+
+    @pytest.fixture
+    def kept(self, algorithm: Algorithm, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups that `admit` lets pass: a run asks for advantages of no others."""
+        if not groups:
+            pytest.skip("demonstrations and preferences are in no groups")
+        with told_by("test_groups_are_admitted_or_refused_with_a_reason"):
+            kept = tuple(group for group in groups if admitted(algorithm, group) is None)
+            return kept or fault("admit refuses every group")
+
+    @pytest.fixture
+    def estimator(self, algorithm: Algorithm, kept: Sequence[Group]) -> Algorithm:
+        """The algorithm, if it gives advantages at all."""
+        with told_by("test_scored_samples_have_a_finite_advantage_and_others_none"):
+            advantages_of(algorithm, kept)
+            return algorithm
+
+    @pytest.fixture
+    def seen(self, batch: Batch, capabilities: AlgorithmCapabilities, groups: Sequence[Group]) -> Seen:
+        """A function that gives all that a trainer can see of an algorithm, by name; -1 asks for it backwards."""
+        batches = [batch, draw(capabilities, drift=0.5), extreme(capabilities, (1.0, -1.0))]
+
+        def see(algorithm: Algorithm, order: int = 1) -> dict[str, str]:
+            parts = [part for each in batches[::order] for part in priced(algorithm, each)]
+            if algorithm.num_demonstrations:
+                parts += priced(algorithm, batch, is_imitated=True)
+            answers = [(group, admitted(algorithm, group)) for group in groups[::order]]
+            kept = [group for group, answer in answers if answer is None]
+            found = {
+                "prices": [plain(part.loss) for part in parts],
+                "gradients": [part.gradient().tolist() for part in parts],
+                "admissions": [answer for _, answer in answers],
+                "advantages": advantages_of(algorithm, kept) if kept else [],
+                **properties_of(algorithm),
+            }
+            # As text, in which what is no number equals itself.
+            return {name: repr(value) for name, value in found.items()}
+
+        return see
+
     def test_declarations_mean_something(self, algorithm: Algorithm, capabilities: AlgorithmCapabilities) -> None:
         """`cosmos plan` and the trainer act on them without a second look, and some recipe must meet them."""
-        if capabilities.source not in get_args(Source):
-            fault(f"source is {capabilities.source!r}; it must be one of {', '.join(get_args(Source))}")
         smallest: object = capabilities.min_group_size
-        if not isinstance(smallest, int) or smallest < 1:
-            fault(f"min_group_size is {smallest!r}; it must be an integer of at least 1")
-        if capabilities.source != "rollouts" and smallest > 1:
-            fault(f"min_group_size is {smallest}, but {capabilities.source} are in no groups")
-        for name, examples, is_closed in (
-            ("payload_kinds", ("tokens",), False),
-            ("logprob_semantics", _SEMANTICS, True),
-            ("decisions", get_args(DecisionKind), True),
-        ):
-            declared: object = getattr(capabilities, name)
-            if not isinstance(declared, frozenset) or not declared or (is_closed and not declared <= {*examples}):
-                named = ", ".join(map(repr, examples))
-                fault(f"{name} is {declared!r}; it must be a frozenset that names at least one, such as {named}")
+        is_rolled_out = capabilities.source == "rollouts"
+        if not isinstance(smallest, int) or smallest < 1 or (smallest > 1 and not is_rolled_out):
+            fault(f"min_group_size is {smallest!r}; it must be an integer of at least 1, and 1 where no group is drawn")
         values = properties_of(algorithm)
-        if capabilities.source != "rollouts" and values["old_logprobs"] == "behaviour":
+        if not is_rolled_out and values["old_logprobs"] == "behaviour":
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
-        consulted(algorithm)
-        if found := planned(self.plugin, capabilities):
+        with calling("planning a recipe with the capabilities that it declares"):
+            found = planned(self.plugin, capabilities)
+        if found:
             fault(f"no recipe can use the algorithm as it is declared: {'; '.join(found)}")
 
+    def test_the_same_is_answered_each_time(self, make: Make, trainable: Algorithm, seen: Seen) -> None:
+        """In every replica, at different times, after a restart: neither state nor random numbers decide."""
+        first, used = seen(trainable), make()
+        seen(used, -1)
+        for when, again in (("again", trainable), ("in another order", used), ("of another instance", make())):
+            other = seen(again)
+            if changed := [name for name, value in first.items() if other[name] != value]:
+                fault(
+                    f"{', '.join(changed)} of the same decisions and groups differ when asked for {when}; they must "
+                    "depend on nothing else but the options: keep no state and draw no random numbers"
+                )
+
     def test_dynamic_options_become_what_they_allow_and_count(
-        self, make: Make, dynamic: Sequence[DynamicKey], trainable: Algorithm, request: Any
+        self, make: Make, dynamic: Sequence[DynamicKey], trainable: Algorithm, seen: Seen
     ) -> None:
         """A step that was begun before a change is ended with the options of its beginning, in its own instance."""
-        batch, capabilities = (request.getfixturevalue(name) for name in ("batch", "capabilities"))
-        batches = [batch, draw(capabilities, drift=0.5), extreme(capabilities, (1.0, -1.0))]
-        groups = request.getfixturevalue("groups") if capabilities.source == "rollouts" else ()
-        before = _seen(trainable, batches, groups)
+        before = seen(trainable)
         for key in dynamic:
-            others, seen = _others(key), []
+            others, found = _others(key), []
             for value in others:
                 try:
                     made = make(**{key.key: value})
@@ -129,31 +219,123 @@ class AlgorithmConformance(GroupTests, PriceTests, PluginConformance):
                         f"the dynamic option {key.key} says that it may become {key.allowed}, but {value!r} is "
                         f"refused: {error}; say it with its validator, or declare it without dynamic=True"
                     )
-                seen.append(_seen(made, batches, groups))
-            if all(each == before for each in seen):
+                found.append(seen(made))
+            if all(each == before for each in found):
                 fault(
                     f"the option {key.key} is dynamic, but prices, advantages, admissions and properties are the same "
                     f"with {key.value!r} and with {', '.join(map(repr, others))}; read it from the options that "
                     "Provider.create is given, or declare it without dynamic=True"
                 )
-            if _seen(trainable, batches, groups) != before:
+            if seen(trainable) != before:
                 fault(
                     f"once an instance was made with another {key.key}, the one before goes by it, too; keep options "
                     "in the instance, neither in its class nor in its module"
                 )
 
+    def test_groups_are_admitted_or_refused_with_a_reason(
+        self, algorithm: Algorithm, groups: Sequence[Group], context: AlgorithmContext
+    ) -> None:
+        """One without any reward, too; something is left to train on."""
+        if not groups:
+            pytest.skip("demonstrations and preferences are in no groups")
+        answers = [admitted(algorithm, group) for group in groups]
+        admitted(algorithm, sampled_group([None] * context.group_size, context, len(groups)))
+        if None not in answers:
+            fault(
+                f"admit refuses every group, for example one with {rewards_text(groups[0])}: {answers[0]!r}; return "
+                "None for the groups to train on, or override the fixture `groups` with such as it admits"
+            )
 
-def _seen(algorithm: Algorithm, batches: Sequence[Batch], groups: Sequence[Group]) -> list[object]:
-    """All that a trainer can see of an algorithm: prices, gradients, metrics, properties, admissions, advantages."""
-    parts = [priced(algorithm, each) for each in batches]
-    if algorithm.num_demonstrations:
-        parts.append(priced(algorithm, batches[0], is_imitated=True))
-    answers = [admitted(algorithm, group) for group in groups]
-    kept = [group for group, answer in zip(groups, answers, strict=True) if answer is None]
-    seen: list[object] = [properties_of(algorithm), answers, advantages_of(algorithm, kept) if kept else []]
-    for part in parts:
-        seen += [plain([part.loss]), part.gradient().tolist()]
-    return seen
+    def test_scored_samples_have_a_finite_advantage_and_others_none(
+        self, algorithm: Algorithm, kept: Sequence[Group]
+    ) -> None:
+        """A sample without one is left out of the step."""
+        advantages_of(algorithm, kept)
+
+    def test_unscored_samples_take_no_part_in_their_group(
+        self,
+        estimator: Algorithm,
+        kept: Sequence[Group],
+        capabilities: AlgorithmCapabilities,
+        context: AlgorithmContext,
+    ) -> None:
+        """A reward that failed says nothing of the other samples, and is neither a bad answer nor a good one."""
+        fewest = max(1, capabilities.min_group_size)
+        for group in kept:
+            scored = [each for each in group.samples if each.is_scored]
+            numbered = [each if each.is_scored else attrs.evolve(each, reward=5.0) for each in group.samples]
+            with_rewards, alone = (attrs.evolve(group, samples=tuple(each)) for each in (numbered, scored))
+            if (refusal := admitted(estimator, with_rewards)) is not None:
+                fault(
+                    f"admit refuses a group for the reward of a sample whose status is reward_failed or "
+                    f"reward_timeout: {refusal!r}; look at sample.is_scored, not at whether sample.reward is None"
+                )
+            if not fewest <= len(scored) < len(group.samples) or admitted(estimator, alone) is not None:
+                continue
+            before, after, without = (
+                [value for value in advantages_of(estimator, [each])[0] if value is not None]
+                for each in (group, with_rewards, alone)
+            )
+            if after != _near(before) or without != _near(before):
+                fault(
+                    f"the scored samples of a group with {rewards_text(group)} have advantages {before}, {after} once "
+                    f"the others have rewards, and {without} without the others; leave samples whose is_scored is "
+                    "False out of all statistics, never count them as 0"
+                )
+        if context.group_size > fewest:
+            _expect_unscored_are_no_zeros(estimator, context)
+
+    def test_a_higher_reward_never_lowers_the_advantage_of_its_sample(
+        self, estimator: Algorithm, kept: Sequence[Group], capabilities: AlgorithmCapabilities
+    ) -> None:
+        """Advantages are all that a policy learns of its rewards; in some group a higher reward must show."""
+        if not capabilities.needs_rewards or not self.rewards_order_advantages:
+            pytest.skip("needs_rewards or rewards_order_advantages is False")
+        shows = False
+        for group in kept:
+            known = [each.reward for each in group.samples if each.is_scored and each.reward is not None]
+            step = max(known) - min(known) or 1.0
+            for place, sample in enumerate(group.samples):
+                if not sample.is_scored or sample.reward is None:
+                    continue
+                parts = {name: value + step for name, value in sample.rewards.items()}
+                better = attrs.evolve(sample, reward=sample.reward + step, rewards=parts)
+                raised = attrs.evolve(group, samples=(*group.samples[:place], better, *group.samples[place + 1 :]))
+                if admitted(estimator, raised) is not None:
+                    continue
+                before, after = (cast("float", advantages_of(estimator, [each])[0][place]) for each in (group, raised))
+                difference = (after - before) / max(1.0, abs(before), abs(after))
+                shows |= difference > _ROUNDING
+                if difference < -_ROUNDING:
+                    fault(
+                        f"a sample of a group with {rewards_text(group)} has an advantage of {before:g}, and of "
+                        f"{after:g} once its own reward is {better.reward:g}; is the sign wrong? Set "
+                        "rewards_order_advantages = False in the test class if it is meant"
+                    )
+        if not shows:
+            fault(
+                "no sample's advantage rises with its own reward, in any group; compute advantages from "
+                "sample.reward, or set rewards_order_advantages = False in the test class if they come from elsewhere"
+            )
+
+
+def _expect_unscored_are_no_zeros(algorithm: Algorithm, context: AlgorithmContext) -> None:
+    """Fault advantages that an unscored sample changes as a reward of 0 does."""
+    size = context.group_size
+    matters, as_zero = False, True
+    for sign in (1.0, -1.0):
+        others = [sign * (1.0 + index / size) for index in range(1, size)]
+        compared = [sampled_group([first, *others], context) for first in (None, 0.0, 3.0 * sign)]
+        if any(admitted(algorithm, group) is not None for group in compared):
+            continue
+        unscored, zero, far = (advantages_of(algorithm, [group])[0][1:] for group in compared)
+        matters |= zero != _near(far)
+        as_zero &= unscored == _near(zero)
+    if matters and as_zero:
+        fault(
+            "an unscored sample changes the advantages of its group as a reward of 0 does; take means over the "
+            "samples whose is_scored is True, and divide by their number, not by the group's size"
+        )
 
 
 def _others(key: DynamicKey) -> list[Scalar]:

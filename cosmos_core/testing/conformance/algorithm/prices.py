@@ -12,25 +12,23 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.policy.training.old_logprobs import Evaluated
 from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Decisions
 from cosmos_core.protocols.algorithm import AdvantageEstimator
+from cosmos_core.protocols.frozen import FrozenOutput
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,
     Priced,
-    draw,
-    extreme,
-    lay_out,
-    outputs,
-    priced,
-    trained,
-)
-from cosmos_core.testing.conformance.algorithm.calls import (
-    calling,
+    comparison,
     consulted,
+    draw,
+    estimated,
+    extreme,
+    laid,
     plain,
+    priced,
     properties_of,
-    settled,
-    summarised,
+    trained,
 )
 from cosmos_core.testing.conformance.plugin import Make, fault, told_by
 
@@ -42,7 +40,6 @@ class PriceTests:
     """Tests of prices; the kit tells of the attributes and of `reference`."""
 
     on_policy_scale: ClassVar[float | None] = 1.0
-    couples_decisions: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
     has_other_terms: ClassVar[bool] = False
 
@@ -69,22 +66,24 @@ class PriceTests:
         """Other sequences lie in other processes; the trainer prices decisions from the same tensors."""
         if not isinstance(trainable, AdvantageEstimator):
             pytest.skip("it has no summarise and settle")
-        taken, other = batch.taken(trainable), make()
-        before = plain(taken)
-        first = plain(settled(other, summarised(other, taken), taken))
-        if plain(taken) != before:
+        before, said = laid(trainable, batch, [batch.whole]), list[bytes]()
+
+        def exchange(own: bytes) -> list[bytes]:
+            said.append(own)
+            return said
+
+        here = estimated(make(), laid(trainable, batch, [batch.whole]), exchange)
+        if _told(here) != _told(before):
             fault("summarise or settle changed log-probs or values in place; work on a copy (no method that ends in _)")
-        said, places = summarised(make(), taken), range(len(taken))
-        for when, order in (
-            ("by an instance that summarised nothing", places),
-            ("in another order", places[::-1]),
-            ("of the last sequence alone", places[-1:]),
-        ):
-            again = plain(settled(make(), said, [taken[place] for place in order]))
-            if again != [first[place] for place in order]:
+        few = batch.cut([*range(len(batch.lengths))][:-3:-1])
+        there = estimated(make(), laid(trainable, batch, [few]), lambda _: said)
+        places_N, (all_known,), (few_known,) = few.inputs["places"], here.prepared.known, there.prepared.known
+        for name in ("advantages_N", "targets_N"):
+            all_N, few_N = getattr(all_known, name), getattr(few_known, name)
+            if all_N is not None and not torch.equal(all_N[places_N], few_N):
                 fault(
-                    f"estimates made {when} differ; keep no state, and tell of other sequences what is needed by the "
-                    "numbers of summarise"
+                    f"estimates ({name}) made in a process that has only the last two sequences, in another order, "
+                    "differ; keep no state, and tell of other sequences what is needed by the numbers of summarise"
                 )
 
     def test_every_decision_gets_a_price(
@@ -93,7 +92,7 @@ class PriceTests:
         """Of a micro-batch, from nothing but what the algorithm asked for, and finite however far off-policy."""
         properties_of(algorithm)
         priced(algorithm, batch)
-        _expect_finite(priced(algorithm, extreme(capabilities)))
+        _expect_finite(*priced(algorithm, extreme(capabilities)))
 
     def test_what_it_asks_for_is_used(self, trainable: Algorithm, batch: Batch) -> None:
         """Else stale samples go uncorrected, or a forward, the memory of entropies or a whole model is paid in vain."""
@@ -108,30 +107,13 @@ class PriceTests:
         if trainable.needs_entropy:
             advice = "make decisions.entropy_N a factor of a term that has a gradient: detached, it moves nothing"
             asked["entropy"] = ({"entropy_N": batch.entropy_N.flip(0) + 0.5}, advice)
-        gradient_N = priced(trainable, batch).gradient()
+        gradient_N = _gradient(trainable, batch)
         for name, (changes, advice) in asked.items():
-            other_N = priced(trainable, attrs.evolve(batch, **changes)).gradient()
+            other_N = _gradient(trainable, attrs.evolve(batch, **changes))
             if name not in self.ignores and torch.equal(gradient_N, other_N):
                 fault(
                     f"{name} is asked for, but gradients are the same whatever it is; {advice}, do not ask for it, or, "
                     f"if it is only to be reported, set ignores = frozenset({{{name!r}}}) in the test class"
-                )
-
-    def test_the_same_decisions_cost_the_same_each_time(self, make: Make, trainable: Algorithm, batch: Batch) -> None:
-        """In every replica, at different times, after a restart; the trainer reports from the same tensors after."""
-        before = properties_of(trainable)
-        first, used, (given,) = priced(trainable, batch), make(), plain([lay_out(trainable, batch)])
-        (seen,) = plain([first.decisions])
-        if changed := [name for name in seen if seen[name] != given[name]]:
-            fault(f"loss changed decisions.{', '.join(changed)} in place; work on a copy (no method that ends in _)")
-        for when, after in (("after a loss", properties_of(trainable)), ("in another instance", properties_of(make()))):
-            if changed := [name for name, value in before.items() if value != after[name]]:
-                fault(f"{', '.join(changed)} changed {when}; set them once, from options and context alone")
-        priced(used, attrs.evolve(batch, logprobs_N=batch.logprobs_N - 1.0))
-        for when, again in (("again", trainable), ("after others", used), ("by another instance", make())):
-            if priced(again, batch).numbers() != first.numbers():
-                fault(
-                    f"the same decisions priced {when} cost something else; loss must depend on nothing but `decisions`"
                 )
 
     def test_minimising_the_loss_makes_good_decisions_likelier(
@@ -141,57 +123,37 @@ class PriceTests:
         if not capabilities.needs_rewards:
             pytest.skip("needs_rewards is False: it learns from something else than advantages")
         batch, is_rolled_out = draw(capabilities, drift=0.0), capabilities.source == "rollouts"
-        whole = priced(trainable, batch)
+        (whole,) = priced(trainable, batch)
         gradient_N, advantages_N = whole.gradient(), whole.decisions.advantages_N
-        if is_rolled_out:
-            # The part that changes sign with the advantage, and the one that depends on none.
-            against_N = priced(trainable, attrs.evolve(batch, strength=-1.0)).gradient()
-            other_N, gradient_N = (gradient_N + against_N) / 2.0, (gradient_N - against_N) / 2.0
-        _expect_direction(gradient_N, advantages_N, self.on_policy_scale)
         if not is_rolled_out:
+            _expect_direction(gradient_N, advantages_N, self.on_policy_scale)
             return
-        skips = trainable.skips_zero_advantage
-        none = priced(trainable, extreme(capabilities, [0.0]) if skips else attrs.evolve(batch, strength=0.0))
-        none_N = none.gradient()
-        if skips:
-            # One that is not finite is told by another test.
-            none_N = none_N.nan_to_num(0.0, 0.0, 0.0)
-        place = int(none_N.abs().argmax())
-        if skips or not self.has_other_terms:
-            if not none_N[place].abs() <= (0.0 if skips else 1e-6):
-                fault(
-                    f"{'skips_zero_advantage is declared, but' if skips else 'on-policy,'} a decision with advantage 0 "
-                    f"has a gradient of {none_N[place].item():g} at {none.situation(place)}; multiply the policy term "
-                    "by the advantage alone, or, if the loss has a term that does not depend on advantages, set "
-                    "skips_zero_advantage = False, and has_other_terms = True in the test class"
-                )
-        elif self.on_policy_scale is not None and not torch.allclose(none_N, other_N, rtol=1e-4, atol=1e-6):
+        # The part that changes sign with the advantage, and the one that depends on none.
+        against_N = _gradient(trainable, attrs.evolve(batch, strength=-1.0))
+        other_N, gradient_N = (gradient_N + against_N) / 2.0, (gradient_N - against_N) / 2.0
+        _expect_direction(gradient_N, advantages_N, self.on_policy_scale)
+        skips, has_others = trainable.skips_zero_advantage, self.has_other_terms
+        without = extreme(capabilities, [0.0]) if skips else attrs.evolve(batch, strength=0.0)
+        (none,) = priced(trainable, without)
+        # One that is not finite is told by another test.
+        none_N = none.gradient().nan_to_num(0.0, 0.0, 0.0)
+        expected_N = other_N if has_others and not skips else torch.zeros_like(none_N)
+        error_N = (none_N - expected_N).abs() - 1e-4 * expected_N.abs()
+        place = int(error_N.argmax())
+        is_known = skips or not has_others or self.on_policy_scale is not None
+        if is_known and error_N[place] > (0.0 if skips else 1e-6):
             fault(
-                "with advantage 0, the gradient is not the part of the loss that does not depend on advantages; a "
-                "policy term must vanish with its advantage"
-            )
-
-    def test_the_price_of_a_decision_depends_on_its_own_log_prob_only(self, trainable: Algorithm, batch: Batch) -> None:
-        """Averages are the trainer's; with `couples_decisions`, a price may depend on all of its own sequence."""
-        whole = priced(trainable, batch)
-        sequence_N, one_NN = whole.decisions.sequence_N, torch.eye(len(batch.logprobs_N))
-        own_NN = sequence_N[:, None] == sequence_N if self.couples_decisions else one_NN.bool()
-        gradient_NN = torch.stack([whole.gradient(one_N) for one_N in one_NN])
-        for place, other in torch.nonzero(gradient_NN.masked_fill(own_NN, 0.0)).tolist():
-            advice = (
-                "sequences are priced one by one"
-                if self.couples_decisions
-                else "price each alone, or set couples_decisions = True in the test class if it is priced as one"
-            )
-            fault(
-                f"the price of decision {place} (sequence {sequence_N[place]}) has a gradient with respect to the "
-                f"log-prob of decision {other} (sequence {sequence_N[other]}); {advice}"
+                f"{'skips_zero_advantage is declared, but' if skips else 'on-policy,'} a decision with advantage 0 "
+                f"has a gradient of {none_N[place].item():g} at {none.situation(place)}, and not of "
+                f"{expected_N[place].item():g}; a policy term must vanish with its advantage: multiply it by that "
+                "alone, or, if the loss has a term that does not depend on advantages, set skips_zero_advantage = "
+                "False, and has_other_terms = True in the test class"
             )
 
     def test_the_loss_equals_its_reference(self, trainable: Algorithm, capabilities: AlgorithmCapabilities) -> None:
         """Price and gradient are those of the formula that the author wrote down in float64, on and off-policy."""
         for drift in (0.0, 0.05, 0.5):
-            whole = priced(trainable, draw(capabilities, drift=drift))
+            (whole,) = priced(trainable, draw(capabilities, drift=drift))
             decisions = _in_float64(trainable, whole.decisions)
             expected_N = self.reference(decisions)
             if expected_N is None:
@@ -218,62 +180,55 @@ class PriceTests:
         split: dict[str, Sequence[Sequence[int]]] = {
             "two micro-batches": [everything[:middle], everything[middle:]],
             "a micro-batch for each sequence": alone,
-            "one sequence in a micro-batch of its own": [everything[:-1], everything[-1:]],
             "two ranks": [everything[::2], everything[1::2]],
             "three ranks with several micro-batches": [*alone[::3], *alone[1::3], *alone[2::3]],
             "the sequences reversed": [everything[::-1]],
-            "the second half first": [[*everything[middle:], *everything[:middle]]],
         }
-        layouts = {name: [batch.places(each) for each in micro_batches] for name, micro_batches in split.items()}
+        layouts = {name: [batch.cut(each) for each in micro_batches] for name, micro_batches in split.items()}
         if "latents" in capabilities.payload_kinds:
             pairs = [slice(first, first + 2) for first in range(0, max(batch.lengths), 2)]
-            layouts["sequences cut after two decisions"] = [batch.places(everything, pair) for pair in pairs]
-        terms_N, gradient_N = trained(trainable, batch, [batch.places(everything)])
-        for name, micro_batches in layouts.items():
-            other_terms_N, other_N = trained(trainable, batch, micro_batches)
-            place = int((other_N - gradient_N).abs().argmax())
-            for what, whole, parts, size_N in (
-                ("loss of the batch", terms_N.sum(), other_terms_N.sum(), terms_N.abs().sum()),
-                ("gradient of a decision", gradient_N[place], other_N[place], gradient_N.abs().max()),
-            ):
-                if not (parts - whole).abs() <= _TOLERANCE * size_N:
-                    fault(
-                        f"the {what} is {whole.item():.6g} in one piece, and {parts.item():.6g} with {name}; price "
-                        "each decision from its own sequence alone (averages over the batch are `aggregation`'s), and "
-                        "where payload_kinds has 'latents' by itself: `settle` is told of whole sequences"
-                    )
+            layouts["sequences cut after two decisions"] = [batch.cut(everything, pair) for pair in pairs]
+        for is_imitated in (False, True)[: 1 + bool(trainable.num_demonstrations)]:
+            terms_N, gradient_N = trained(trainable, batch, [batch.whole], is_imitated=is_imitated)
+            for name, micro_batches in layouts.items():
+                other_terms_N, other_N = trained(trainable, batch, micro_batches, is_imitated=is_imitated)
+                for what, whole_N, parts_N in (("loss", terms_N, other_terms_N), ("gradient", gradient_N, other_N)):
+                    apart_N = (parts_N - whole_N).abs()
+                    place = int(apart_N.argmax())
+                    if not apart_N[place] <= _TOLERANCE * whole_N.abs().max():
+                        fault(
+                            f"the {what} of a decision is {whole_N[place].item():.6g} in one piece, and "
+                            f"{parts_N[place].item():.6g} with {name}; price each "
+                            f"{'demonstration' if is_imitated else 'decision'} from its own sequence alone (averages "
+                            "over the batch are `aggregation`'s), and where payload_kinds has 'latents' by itself: "
+                            "`settle` is told of whole sequences"
+                        )
 
-    def test_demonstrations_become_likelier(
-        self, make: Make, algorithm: Algorithm, capabilities: AlgorithmCapabilities
-    ) -> None:
-        """From log-probs alone, at finite prices, however they lie; every replica reads as many of them."""
-        with calling("reading num_demonstrations"):
-            numbers: list[object] = [algorithm.num_demonstrations, make().num_demonstrations]
-        if not isinstance(numbers[0], int) or isinstance(numbers[0], bool) or numbers[0] < 0 or len({*numbers}) > 1:
-            fault(
-                f"num_demonstrations is {numbers[0]!r}, and {numbers[1]!r} in another instance; give an integer of at "
-                "least 0, by the options alone"
-            )
-        if numbers[0] == 0:
+    def test_demonstrations_become_likelier(self, algorithm: Algorithm, capabilities: AlgorithmCapabilities) -> None:
+        """From log-probs alone, at finite prices."""
+        if properties_of(algorithm)["num_demonstrations"] == 0:
             pytest.skip("with these options it imitates nothing beside rollouts (`num_demonstrations`)")
         if capabilities.source != "rollouts":
             fault(f"it imitates, and learns from {capabilities.source}: these are its batch; price them in loss")
-        batch = draw(capabilities)
-        whole = priced(algorithm, batch, is_imitated=True)
+        (whole,) = priced(algorithm, draw(capabilities), is_imitated=True)
         gradient_N = whole.gradient()
         if bool((gradient_N > 0).any()) or not bool((gradient_N < 0).any()):
             fault(
                 f"the gradients of the prices of demonstrations by their log-probs are {gradient_N.tolist()[:6]}…; a "
                 "demonstration that becomes likelier must not cost more, and some must cost less"
             )
-        _expect_finite(priced(algorithm, extreme(capabilities), is_imitated=True))
-        halves = [batch.places(range(3)), batch.places(range(3, len(batch.lengths)))]
-        parts_N = torch.cat([priced(algorithm, batch, half, is_imitated=True).loss.loss_N for half in halves])
-        if not torch.allclose(parts_N, whole.loss.loss_N, rtol=1e-5, atol=1e-6):
-            fault(
-                "prices of demonstrations change with what else is in the micro-batch; price each decision from its "
-                "own sequence alone; averages are `aggregation`'s"
-            )
+        _expect_finite(*priced(algorithm, extreme(capabilities), is_imitated=True))
+
+
+def _gradient(algorithm: Algorithm, batch: Batch) -> torch.Tensor:
+    (whole,) = priced(algorithm, batch)
+    return whole.gradient()
+
+
+def _told(part: Evaluated) -> list[object]:
+    """What an algorithm that estimates is told of sequences, to be compared."""
+    behaviour = [known.behaviour_logprobs_N.tolist() for known in part.prepared.known]
+    return [behaviour, *(plain(each) for said in (part.old, *part.frozen.values()) for each in said)]
 
 
 def _expect_direction(gradient_N: torch.Tensor, advantages_N: torch.Tensor, scale: float | None) -> None:
@@ -316,5 +271,9 @@ def _in_float64(algorithm: Algorithm, seen: Decisions) -> Decisions:
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
     doubled["logprobs_N"].requires_grad_()
-    frozen_N = {role: said.logprobs_N.double() for role, said in seen.frozen.items()}
-    return attrs.evolve(seen, **doubled, frozen=outputs(algorithm, doubled["logprobs_N"], frozen_N))
+    frozen = {}
+    for role, asked in consulted(algorithm).items():
+        other_N = seen.frozen[role].logprobs_N.double()
+        divergence_N, blended = comparison(asked, doubled["logprobs_N"], other_N)
+        frozen[role] = FrozenOutput(logprobs_N=other_N, divergence_N=divergence_N, blended=blended)
+    return attrs.evolve(seen, **doubled, frozen=frozen)
