@@ -84,7 +84,7 @@ PLANTED = {
     ),
     "keeps-no-sample": Fault(
         "test_a_payload_of_latents_holds_what_its_kind_says",
-        "array 'sample' of 5 decisions is None",
+        "array 'sample' of a payload of 5 units is None",
         """
         def _end(self, sample):
             super()._end(sample)
@@ -176,7 +176,7 @@ PLANTED = {
         """,
     ),
     "goes-on-with-old-weights": Fault(
-        "test_an_update_under_64_sequences_in_flight",
+        "test_an_update_in_flight_loses_and_restarts_nothing",
         "log-probs are not the trainer's: unit",
         """
         def _apply(self, update, cache):

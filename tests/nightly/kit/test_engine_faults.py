@@ -94,7 +94,7 @@ PLANTED = {
         """,
     ),
     "forgets-to-recompute-some-of-many": Fault(
-        "test_an_update_under_64_sequences_in_flight",
+        "test_an_update_in_flight_loses_and_restarts_nothing",
         "log-probs are not the trainer's: unit",
         """
         def _apply(self, update, cache):
@@ -112,7 +112,7 @@ PLANTED = {
         """,
     ),
     "makes-some-of-many-again": Fault(
-        "test_an_update_under_64_sequences_in_flight",
+        "test_an_update_in_flight_loses_and_restarts_nothing",
         "an update made some of them again",
         """
         def _apply(self, update, cache):
@@ -123,7 +123,7 @@ PLANTED = {
         """,
     ),
     "shares-an-old-prompt": Fault(
-        "test_a_sample_that_starts_after_an_update_uses_nothing_older",
+        "test_an_update_in_flight_loses_and_restarts_nothing",
         "log-probs are not the trainer's: unit",
         """
         def _apply(self, update, cache):
@@ -213,7 +213,7 @@ PLANTED = {
     ),
     "forgets-a-tensor": Fault(
         "test_the_layout_covers_each_tensor_once",
-        "the layout does not cover 1 of",
+        "as None; it is published as TensorFacts(",
         """
         def layout(self):
             return {0: super().layout()[0][:-1]}
@@ -417,7 +417,7 @@ PLANTED = {
         """,
     ),
     "always-healthy": Fault(
-        "test_shutdown_ends_what_is_in_flight_as_aborted",
+        "test_shutdown_ends_what_is_in_flight_and_leaves_nothing_behind",
         "health() of an engine that is shut down was accepted; raise EngineError",
         """
         def health(self):
@@ -425,7 +425,7 @@ PLANTED = {
         """,
     ),
     "leaves-a-thread": Fault(
-        "test_shutdown_leaves_nothing_behind",
+        "test_shutdown_ends_what_is_in_flight_and_leaves_nothing_behind",
         "there still are: poller; join them",
         """
         def start(self):

@@ -1,25 +1,43 @@
-"""Tests of requests in flight: pauses, aborts, callbacks, counters, and the end."""
+"""Tests of requests in flight and of new weights: pauses, aborts, callbacks, counters, the end; whole updates."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent import futures
-from typing import Final
+from typing import ClassVar, Final
 
+import attrs
 import psutil
 import torch
 
-from cosmos_core.errors import EngineError
-from cosmos_core.protocols import FinishReason, Generated, Handle, PauseMode
-from cosmos_core.testing.conformance.engine.subject import EngineDriver, Readings, Subject, flat, refuses
-from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.errors import EngineError, WeightSyncError
+from cosmos_core.protocols import (
+    CachePolicy,
+    EngineCapabilities,
+    FinishReason,
+    Generated,
+    Handle,
+    Model,
+    PauseMode,
+    Request,
+)
+from cosmos_core.protocols.quantization import FORMATS, Format
+from cosmos_core.testing.conformance.engine.subject import EngineDriver, Pricer, Readings, Subject, flat, refuses
+from cosmos_core.testing.conformance.plugin import fault, needs
+from cosmos_core.weights import slices
+from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights.quantization import quantise_tensors
+from cosmos_core.weights.shards import ShardMap, cast, dtype_name
 
 _STILL_S: Final = 0.1
 
 
 class FlightTests(Readings):
-    """Tests of requests in flight."""
+    """Tests of requests in flight and of new weights."""
+
+    tensor_parallel: ClassVar[int] = 1
 
     def test_pause_keep_holds_what_is_in_flight(self, subject: Subject) -> None:
         """New weights come in during such a pause: nothing is lost, repeated or generated; pausing twice is once."""
@@ -85,8 +103,9 @@ class FlightTests(Readings):
         subject.expect_whole([going], "was in flight beside an aborted one")
         subject.expect_logprobs([going, aborted])
 
-    def test_shutdown_ends_what_is_in_flight_as_aborted(self, subject: Subject) -> None:
-        """Whoever waits for a request must hear of the end, in a pause as well."""
+    def test_shutdown_ends_what_is_in_flight_and_leaves_nothing_behind(self, subject: Subject) -> None:
+        """Whoever waits for a request must hear of the end, in a pause as well; a process must be able to end."""
+        threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))
         for is_paused in (False, True):
             engine = subject.start()
             handles = engine.submit(subject.long(2))
@@ -98,13 +117,6 @@ class FlightTests(Readings):
             _aborted(engine, handles, "shutdown()")
             refuses(EngineError, "health() of an engine that is shut down", engine.health)
             refuses(EngineError, "submit() to an engine that is shut down", engine.submit, subject.long(1))
-
-    def test_shutdown_leaves_nothing_behind(self, subject: Subject) -> None:
-        """A replica that ends must free its device and let its process end."""
-        threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))
-        engine = subject.start()
-        engine.generate([subject.request("one", 0)])
-        engine.shutdown()
         end = time.monotonic() + self.timeout_s
         while left := [
             *(each.name for each in set(threading.enumerate()) - threads if not each.name.startswith("kit:")),
@@ -184,6 +196,80 @@ class FlightTests(Readings):
         if units != size:
             fault(f"a group of 4 processed {units} prompt units of a prompt of {size}; do not declare prefix_sharing")
 
+    def test_the_layout_covers_each_tensor_once(self, subject: Subject, capabilities: EngineCapabilities) -> None:
+        """The replica fetches what it names, in the recipe's precision; no rank may need memory for all of it."""
+        if self.tensor_parallel > 1 and "tp" not in capabilities.mesh_axes:
+            fault(f"tensor_parallel is {self.tensor_parallel}, and mesh_axes does not declare tp: declare it")
+        for dtype in (torch.float32, torch.bfloat16):
+            engine, tensors, name = subject.start(dtype=dtype), subject.pricer.tensors(1), dtype_name(dtype)
+            published = {each: value.to(cast(value, dtype)) for each, value in tensors.items()}
+            _expect_layout(engine, published, self.tensor_parallel)
+            _expect_digest(engine.load(1, tensors), published, f"in {name}, to which publishers cast before")
+            ((generated,),) = engine.generate([subject.request("one", 0)])
+            if not self.logprobs(generated).isfinite().all():
+                fault(f"with dtype {name}, log-probs are {self.logprobs(generated).tolist()}")
+
+    def test_an_update_is_loaded_and_attested(self, subject: Subject) -> None:
+        """Nothing is served on a version whose digest is not the published one; an older one may come again."""
+        engine, tensors = subject.start(), {name: each.clone() for name, each in subject.pricer.tensors(1).items()}
+        # The same requests before and after: what was kept of their prompts is old then.
+        requests = [subject.request(index, index, num_samples=2) for index in range(3)]
+        engine.generate(requests)
+        _expect_digest(engine.load(6, tensors), tensors, "of whole slices")
+        for tensor in tensors.values():
+            # What was written belongs to the caller again: the engine must have copied it.
+            tensor.zero_()
+        _expect_weights(subject, engine, requests, 6, weights=1)
+        # A run that is taken back to a checkpoint publishes versions again, with other weights; in parts, in any order.
+        tensors = subject.pricer.tensors(2)
+        engine.begin_update(5)
+        engine.write_all(tensors, reversed(engine.parts(2)))
+        _expect_digest(engine.commit_update(), tensors, "written in halves")
+        _expect_weights(subject, engine, requests, 5, weights=2)
+
+    def test_an_incomplete_update_is_refused_and_nothing_changes(self, subject: Subject) -> None:
+        """Half-loaded weights would generate something that no trainer can price."""
+        engine, tensors = subject.start(), subject.pricer.tensors(1)
+        refuses(WeightSyncError, "commit_update() without begin_update()", engine.commit_update)
+        engine.begin_update(2)
+        refuses(WeightSyncError, "begin_update() while an update is open", engine.begin_update, 3)
+        foreign = [(max(engine.layout()) + 1, piece, dtype) for _, piece, dtype in engine.parts()[:1]]
+        write = "write() for a rank that the layout does not have"
+        refuses(WeightSyncError, write, engine.write_all, tensors, foreign)
+        engine.write_all(tensors, engine.parts()[1:])
+        refuses(WeightSyncError, "an update that lacks one slice", engine.commit_update)
+        request = [subject.request("after a refused update", 0)]
+        _expect_weights(subject, engine, request, 0)
+        engine.abort_update()
+        engine.abort_update()
+        _expect_weights(subject, engine, request, 0)
+        parts = engine.parts(2)
+        alike = (index for index in range(1, len(parts)) if parts[index][1].shape == parts[index - 1][1].shape)
+        if (twice := next(alike, None)) is not None:
+            # Counting bytes is not enough: a retry sends a slice again.
+            parts[twice] = parts[twice - 1]
+            engine.begin_update(1)
+            engine.write_all(tensors, parts)
+            refuses(WeightSyncError, "an update with one slice twice and another missing", engine.commit_update)
+            engine.abort_update()
+        for weights in (1, 2):
+            tensors = subject.pricer.tensors(weights)
+            _expect_digest(engine.load(2, tensors), tensors, "after an aborted one, which abort_update() must forget")
+
+    def test_an_update_in_flight_loses_and_restarts_nothing(self, subject: Subject) -> None:
+        """Generation goes on; each unit tells which weights made it, and what starts later uses nothing older."""
+        needs(subject.capabilities.in_flight_update, "in_flight_update")
+        # Over a kept cache, the same weights as before change nothing.
+        _expect_update_in_flight(subject, cache="keep", loads={3: 0, 4: 4})
+        _expect_update_in_flight(subject, cache="recompute", loads={3: 3, 4: 4})
+
+    def test_quantised_weights_are_loaded_attested_and_computed_with(self, subject: Subject, model: Model) -> None:
+        """The trainer can only correct for what it knows; a matrix in full would be sent in vain, and not attested."""
+        needs(subject.capabilities.quantizations, "quantizations")
+        for name, form in FORMATS.items():
+            if name in subject.capabilities.quantizations:
+                _expect_quantised(subject, model, form)
+
 
 def _expect_held(subject: Subject, engine: EngineDriver, mode: PauseMode, others: int = 0) -> None:
     """Submit a request during a pause, fault it if it is not held until the pause ends, and end the pause."""
@@ -221,3 +307,108 @@ def _aborted(engine: EngineDriver, handles: list[Handle], call: str) -> list[Gen
         if generated.reason is not FinishReason.ABORTED:
             fault(f"after {call}, what was in flight ends with {generated.reason}, not ABORTED")
     return ended
+
+
+def _expect_layout(engine: EngineDriver, published: Mapping[str, torch.Tensor], num_ranks: int) -> None:
+    """Fault a layout that is not of these tensors, lacks a part of one, or holds a part twice or all on one rank."""
+    layout = engine.layout()
+    if sorted(layout) != list(range(num_ranks)):
+        fault(f"the layout names ranks {sorted(layout)}; tensor_parallel asks for {num_ranks}")
+    expected, found = ShardMap.of_tensors(published).tensors, ShardMap.of_layout(layout)
+    for name in sorted(expected.keys() | found.tensors.keys()):
+        if expected.get(name) != found.tensors.get(name):
+            fault(
+                f"the layout gives {name!r} as {found.tensors.get(name)}; it is published as {expected.get(name)}: "
+                "list every parameter (tied ones once) and every persistent float buffer under its Hugging Face name, "
+                "in the recipe's precision, and quantised matrices as `Format.tensors` says"
+            )
+    covered = sum(map(slices.size, slices.disjoint([piece for held in found.ranks.values() for piece in held])))
+    whole = sum(tensor.numel() for tensor in published.values())
+    if covered != whole:
+        fault(f"the layout covers {covered} of the {whole} elements of the model")
+    for rank, held in found.ranks.items():
+        size = sum(map(slices.size, held))
+        if size != sum(map(slices.size, slices.disjoint(held))):
+            fault(f"rank {rank} lists elements more than once; its slices must be disjoint")
+        if num_ranks > 1 and size >= whole:
+            fault(f"rank {rank} holds {size} elements of a model of {whole}; split it, so that none holds all of it")
+
+
+def _expect_digest(digest: str, written: Mapping[str, torch.Tensor], which: str) -> None:
+    if digest != digest_of(written):
+        fault(
+            f"commit_update() gave the digest {digest!r}, not that of what was written, {digest_of(written)!r} "
+            f"(an update {which})"
+        )
+
+
+def _expect_weights(
+    subject: Subject, engine: EngineDriver, requests: Sequence[Request], version: int, weights: int = 0
+) -> None:
+    """Fault an engine that tells another version, or generates with something else than these weights."""
+    told = engine.stats().weight_version
+    if told != version:
+        fault(f"stats().weight_version is {told} where version {version} is loaded; what was loaded stays loaded")
+    results = flat(engine.generate(requests))
+    subject.expect_versions(results, {version})
+    subject.expect_logprobs(results, weights=weights)
+
+
+def _expect_update_in_flight(subject: Subject, *, cache: CachePolicy, loads: Mapping[int, int]) -> None:
+    """Fault updates that lose something in flight, make it again, or mistake which weights made a unit.
+
+    `loads` are the weights of each version: the first is loaded in a pause, others while the engine generates. The last
+    sample has no slot until the first two are done, after the updates: others of its group go on with the old prompt.
+    """
+    slots, short = 64, 3 * subject.read.long_units // 4
+    requests = [subject.request("short", 0, max_units=short, num_samples=2), *subject.long(21, num_samples=3)]
+    engine = subject.start(max_in_flight=slots)
+    handles = engine.submit(requests)
+    before = engine.pause_in_flight(handles, slots * subject.read.long_units // 3)
+    stats = engine.stats()
+    # Prompts may enter in pieces, so that the last ones have not begun; samples of a group may be counted as one.
+    if (held := stats.num_running + stats.num_waiting) < len(requests):
+        fault(f"stats() counts {held} running and waiting with {len(requests)} requests in flight")
+    for number, (version, weights) in enumerate(loads.items()):
+        if number:
+            engine.wait_for_units(before + slots * number)
+        tensors = subject.pricer.tensors(weights)
+        _expect_digest(engine.load(version, tensors, cache), tensors, "under requests in flight")
+        engine.resume()
+    results = flat(map(engine.results, handles))
+    subject.expect_whole(results[:2], "was in flight over an update", short)
+    subject.expect_whole(results[2:], "was in flight over an update")
+    made, told = sum(each.num_units for each in results), engine.stats().generated_units
+    if made != told:
+        fault(
+            f"{told} units were generated for completions of {made}: an update made some of them again; what was "
+            "generated stays"
+        )
+    subject.expect_versions(results, {0, *loads})
+    old = sum(subject.read.versions(generated).count(0) for generated in results)
+    if old != before:
+        fault(
+            f"{before} units were generated before the first update, but {old} carry the old version; a unit "
+            "carries the version of the weights that made it"
+        )
+    if not all(subject.read.logprobs(generated).isfinite().all() for generated in results):
+        fault(f"after an update with cache={cache!r}, some log-probs are not finite")
+    if not any(generated.oldest_version for generated in results):
+        fault(f"of {len(results)} samples in {slots} slots, none started after the updates; do all carry version 0?")
+    is_exact = cache == "recompute" or not subject.read.has_cache
+    for version, weights in {0: 0, **loads}.items():
+        # Over a kept cache, units of new weights follow what the old ones left: no trainer's, but in fresh samples.
+        those = results if is_exact or not weights else [each for each in results if each.oldest_version == version]
+        subject.expect_logprobs(those, weights=weights, version=version)
+
+
+def _expect_quantised(subject: Subject, model: Model, form: Format) -> None:
+    """Fault matrices that are not held, attested and computed with as what codes and scales stand for."""
+    matrices, engine = model.facts().matrices, subject.start(quantization=form.name)
+    rounded = attrs.evolve(subject, pricer=Pricer(model, seed=1, form=form))
+    first, second = (quantise_tensors(form, subject.pricer.tensors(weights), matrices) for weights in (0, 1))
+    _expect_layout(engine, first, len(engine.layout()))
+    requests = [subject.request(index, index, num_samples=2) for index in range(3)]
+    _expect_weights(rounded, engine, requests, 0)
+    _expect_digest(engine.load(1, second), second, f"of codes, scales and other tensors, with quantization {form.name}")
+    _expect_weights(rounded, engine, requests, 1, weights=1)

@@ -18,7 +18,7 @@ from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, Diffus
 from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, ModelContext, Preflight
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
-from cosmos_core.testing.conformance.engine.subject import Subject, flat, tensor_of
+from cosmos_core.testing.conformance.engine.subject import Subject, expect_array, flat, tensor_of
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload, Prompt
 
@@ -164,38 +164,17 @@ class DenoisingEngineConformance(EngineConformance):
         return found.shape == wanted.shape and torch.allclose(found, wanted, atol=self.tolerance, rtol=self.tolerance)
 
     def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, denoising: WorldModel) -> None:
-        """The trainer reads arrays by name, dtype and shape; a video goes on from the frames that its prompt gives."""
+        """Samples are scored and imitated; a video goes on from the frames that its prompt gives."""
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
         for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
-            arrays, number = generated.payload.arrays, generated.num_units
-            if generated.payload.kind != "latents":
-                fault(f"the payload is of kind {generated.payload.kind!r}; it must be 'latents'")
-            latent_spec = denoising.latent_spec(request.prompt)
-            expected: dict[str, tuple[str, tuple[int, ...]]] = {
-                "times": ("float32", (number,)),
-                "logprobs": ("float32", (number,)),
-                "versions": ("int32", (number,)),
-                "guidance": ("float32", ()),
-                "sample": ("float32", latent_spec.shape),
-            }
-            if "noise_seed" in arrays:
-                expected["noise_seed"] = ("int64", ())
-            else:
-                # As many states as it keeps.
-                kept = arrays["states"].shape[:1] if "states" in arrays else (number,)
-                expected["states"] = ("float32", (*kept, *latent_spec.shape))
-                expected |= {"places": ("int32", (number, 2)), "steps": ("float32", (number, 3))}
-            for name, (dtype, wanted) in expected.items():
-                found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
-                if found != (dtype, wanted):
-                    fault(f"array {name!r} of {number} decisions is {found}; it must be {dtype} {list(wanted)}")
-            times_N = tensor_of(generated.payload, "times")
-            if not bool(((times_N > 0) & (times_N <= 1)).all()):
-                fault(f"times are {times_N.tolist()}; 1 is noise, and at 0 nothing is left to decide")
+            payload, latent_spec = generated.payload, denoising.latent_spec(request.prompt)
+            if payload.kind != "latents":
+                fault(f"the payload is of kind {payload.kind!r}; it must be 'latents'")
+            expect_array(generated, "sample", "float32", latent_spec.shape)
             if latent_spec.given is None or latent_spec.is_given_T is None:
                 continue
-            states = tensor_of(generated.payload, "states") if "states" in arrays else ()
-            for state in (tensor_of(generated.payload, "sample"), *states):
+            states = tensor_of(payload, "states") if "states" in payload.arrays else ()
+            for state in (tensor_of(payload, "sample"), *states):
                 if not torch.equal(state[:, latent_spec.is_given_T], latent_spec.given[:, latent_spec.is_given_T]):
                     fault(
                         "frames that the prompt gives are others in a state or the sample; put them back at each step"
@@ -231,16 +210,16 @@ class DenoisingEngineConformance(EngineConformance):
 
     def test_without_noise_a_sample_depends_on_the_first_noise_alone(self, subject: Subject) -> None:
         """Evaluations compare versions of the weights, not draws."""
+        seeds = (3, 3, 4)
+        requests = [subject.request(index, 0, seed=seed, temperature=0.0) for index, seed in enumerate(seeds)]
         engine = subject.start()
-        for name, seed in (("one", 3), ("again", 3), ("other", 4)):
-            ((generated,),) = engine.generate([subject.request(name, 0, seed=seed, temperature=0.0)])
-            if generated.reason is not self.whole:
-                fault(f"a sample at temperature 0 ended with {generated.reason}, not {self.whole}")
+        first, *others = [generated for each in requests for (generated,) in engine.generate([each])]
+        if first.reason is not self.whole:
+            fault(f"a sample at temperature 0 ended with {first.reason}, not {self.whole}")
+        for seed, generated in zip(seeds[1:], others, strict=True):
             if not _latents(generated).isfinite().all():
                 fault("a sample at temperature 0 is not finite")
-            if name == "one":
-                first = generated
-            elif self.same(first, generated) != (seed == 3):
+            if self.same(first, generated) != (seed == 3):
                 fault(
                     f"at temperature 0, a sample of seed {seed} {'is not' if seed == 3 else 'is'} that of seed 3; it "
                     "depends on the first noise, and on nothing else"
@@ -258,9 +237,8 @@ class DenoisingEngineConformance(EngineConformance):
             wanted = denoising.render(tensor_of(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
             frames = generated.media.arrays.get("frames")
             if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
-                fault(
-                    f"frames are {frames and (frames.dtype, frames.shape)}; they must be uint8, such as {wanted.shape}"
-                )
+                told = frames and (frames.dtype, frames.shape)
+                fault(f"frames are {told}; they must be uint8, such as {wanted.shape}")
             if frames.shape == wanted.shape and bytes(frames.data) != bytes(wanted.data):
                 fault("the media of a sample are not what the model renders of it; is it another sample's?")
 

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import torch
 
-from cosmos_core.errors import CosmosError, EngineError
+from cosmos_core.errors import CosmosError, DataError, EngineError
 from cosmos_core.models.tokens import token_array
 from cosmos_core.protocols import (
     CachePolicy,
@@ -66,7 +66,11 @@ class Pricer:
     def logprobs(self, payloads: Sequence[Payload], *, temperature: float, weights: int = 0) -> list[torch.Tensor]:
         """float32 log-probs [N] of each payload's completion."""
         found: list[list[torch.Tensor]] = [[] for _ in payloads]
-        for batch in self._model.pack(payloads, budget=_BUDGET):
+        try:
+            batches = self._model.pack(payloads, budget=_BUDGET)
+        except DataError as error:
+            fault(f"the trainer refuses a payload: {error}")
+        for batch in batches:
             with torch.no_grad():
                 decided = self._model.decide(self._module(weights), batch, temperature=temperature)
             parts = torch.split(decided.logprobs_N, list(batch.num_decisions))
@@ -218,7 +222,9 @@ class EngineDriver:
     def write_all(self, tensors: Mapping[str, torch.Tensor], parts: Iterable[Part]) -> None:
         """Write parts of the layout."""
         for rank, piece, dtype in parts:
-            self.write(rank, piece, tensors[piece.name][place_of(piece, tensors)].to(torch_dtype(dtype)).contiguous())
+            tensor = tensors[piece.name]
+            place = slices.within(piece, slices.whole(piece.name, tuple(tensor.shape)))
+            self.write(rank, piece, tensor[place].to(torch_dtype(dtype)).contiguous())
 
     @staticmethod
     def _within(timeout_s: float, what: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -235,11 +241,6 @@ class EngineDriver:
         if done:
             return answer.result()
         return fault(f"{what} did not return in {timeout_s:g} s; it must never wait for what cannot happen")
-
-
-def place_of(piece: TensorSlice, tensors: Mapping[str, torch.Tensor]) -> tuple[slice, ...]:
-    """Index of a slice in its tensor."""
-    return slices.within(piece, slices.whole(piece.name, tuple(tensors[piece.name].shape)))
 
 
 def refuses(error: type[CosmosError], what: str, call: Callable[..., object], *arguments: Any, **more: Any) -> None:
@@ -428,6 +429,16 @@ def tensor_of(payload: Payload, name: str) -> torch.Tensor:
     if held is None:
         fault(f"a payload of kind {payload.kind!r} has no array {name!r}; it has {', '.join(payload.arrays) or 'none'}")
     return torch.from_numpy(np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape).copy())
+
+
+def expect_array(generated: Generated, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """Fault a payload in which an array is not of this dtype and shape."""
+    held = generated.payload.arrays.get(name)
+    found = held and (held.dtype, held.shape)
+    if found != (dtype, shape):
+        fault(
+            f"array {name!r} of a payload of {generated.num_units} units is {found}; it must be {dtype} {list(shape)}"
+        )
 
 
 def tokens_of(generated: Generated) -> list[int]:
