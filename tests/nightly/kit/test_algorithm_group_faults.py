@@ -46,7 +46,7 @@ PLANTED = {
     ),
     "admits-nothing": (
         algorithm(admit="return 'no'"),
-        "test_groups_are_admitted_or_refused_with_a_reason",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "admit refuses every group, for example one with rewards 0, 0.25, 0.5, 0.75: 'no'",
     ),
     "admits-by-a-failed-reward": (
@@ -66,7 +66,7 @@ PLANTED = {
     ),
     "unscored-trained-on": (
         algorithm(advantages="return [(reward or 0.0) - 0.5 for reward in rewards]"),
-        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "advantages gave -0.5 to an unscored sample in a group with rewards 0, None, 0.5, 0.75; give None",
     ),
     "reward-of-a-failed-sample": (
@@ -78,12 +78,12 @@ PLANTED = {
         algorithm(
             advantages="return [None if r is None else r - max(rewards, key=bool) * float('inf') for r in rewards]"
         ),
-        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "to a scored sample in a group with rewards",
     ),
     "divides-by-nothing": (
         algorithm(capabilities="min_group_size=1"),
-        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "raised ZeroDivisionError",
     ),
     "random-advantages": (
@@ -98,17 +98,17 @@ PLANTED = {
     ),
     "writes-groups": (
         algorithm(advantages="samples[0].rewards.clear()"),
-        "test_scored_samples_have_a_finite_advantage_and_others_none",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "changed what it was given; work on a copy",
     ),
     "admits-with-a-boolean": (
         algorithm(admit="return False"),
-        "test_groups_are_admitted_or_refused_with_a_reason",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "admit returned False for a group with rewards 0, 0.25, 0.5, 0.75",
     ),
     "admit-without-rewards": (
         algorithm(admit="return None if max(s.reward for s in group.samples if s.is_scored) > 0 else 'no success'"),
-        "test_groups_are_admitted_or_refused_with_a_reason",
+        "test_admitted_groups_have_an_advantage_for_each_scored_sample",
         "admit, on a group with rewards None, None, None, None, raised ValueError",
     ),
     "admits-in-turn": (

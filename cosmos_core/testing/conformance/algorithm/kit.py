@@ -126,12 +126,8 @@ class AlgorithmConformance(PriceTests, PluginConformance):
     @pytest.fixture
     def dynamic(self, provider: Provider[Any], options: Mapping[str, JSON]) -> Sequence[DynamicKey]:
         """The options that may change while a run goes on."""
-        try:
+        with calling("reading which options are dynamic"):
             found = dynamic_keys(provider.options, structure(options, provider.options, ""), "")
-        except ConfigError as error:
-            pytest.skip(f"the options are refused: {error}")
-        except TypeError as error:
-            fault(str(error))
         return found or pytest.skip("no option is dynamic")
 
     @pytest.fixture
@@ -144,16 +140,10 @@ class AlgorithmConformance(PriceTests, PluginConformance):
         """The groups that `admit` lets pass: a run asks for advantages of no others."""
         if not groups:
             pytest.skip("demonstrations and preferences are in no groups")
-        with told_by("test_groups_are_admitted_or_refused_with_a_reason"):
+        with told_by("test_admitted_groups_have_an_advantage_for_each_scored_sample"):
             kept = tuple(group for group in groups if admitted(algorithm, group) is None)
-            return kept or fault("admit refuses every group")
-
-    @pytest.fixture
-    def estimator(self, algorithm: Algorithm, kept: Sequence[Group]) -> Algorithm:
-        """The algorithm, if it gives advantages at all."""
-        with told_by("test_scored_samples_have_a_finite_advantage_and_others_none"):
-            advantages_of(algorithm, kept)
-            return algorithm
+            advantages_of(algorithm, kept or fault("admit refuses every group"))
+            return kept
 
     @pytest.fixture
     def seen(self, batch: Batch, capabilities: AlgorithmCapabilities, groups: Sequence[Group]) -> Seen:
@@ -232,10 +222,10 @@ class AlgorithmConformance(PriceTests, PluginConformance):
                     "in the instance, neither in its class nor in its module"
                 )
 
-    def test_groups_are_admitted_or_refused_with_a_reason(
+    def test_admitted_groups_have_an_advantage_for_each_scored_sample(
         self, algorithm: Algorithm, groups: Sequence[Group], context: AlgorithmContext
     ) -> None:
-        """One without any reward, too; something is left to train on."""
+        """Others are refused with a reason, one without any reward perhaps; something is left to train on."""
         if not groups:
             pytest.skip("demonstrations and preferences are in no groups")
         answers = [admitted(algorithm, group) for group in groups]
@@ -245,16 +235,11 @@ class AlgorithmConformance(PriceTests, PluginConformance):
                 f"admit refuses every group, for example one with {rewards_text(groups[0])}: {answers[0]!r}; return "
                 "None for the groups to train on, or override the fixture `groups` with such as it admits"
             )
-
-    def test_scored_samples_have_a_finite_advantage_and_others_none(
-        self, algorithm: Algorithm, kept: Sequence[Group]
-    ) -> None:
-        """A sample without one is left out of the step."""
-        advantages_of(algorithm, kept)
+        advantages_of(algorithm, [group for group, answer in zip(groups, answers, strict=True) if answer is None])
 
     def test_unscored_samples_take_no_part_in_their_group(
         self,
-        estimator: Algorithm,
+        algorithm: Algorithm,
         kept: Sequence[Group],
         capabilities: AlgorithmCapabilities,
         context: AlgorithmContext,
@@ -265,15 +250,15 @@ class AlgorithmConformance(PriceTests, PluginConformance):
             scored = [each for each in group.samples if each.is_scored]
             numbered = [each if each.is_scored else attrs.evolve(each, reward=5.0) for each in group.samples]
             with_rewards, alone = (attrs.evolve(group, samples=tuple(each)) for each in (numbered, scored))
-            if (refusal := admitted(estimator, with_rewards)) is not None:
+            if (refusal := admitted(algorithm, with_rewards)) is not None:
                 fault(
                     f"admit refuses a group for the reward of a sample whose status is reward_failed or "
                     f"reward_timeout: {refusal!r}; look at sample.is_scored, not at whether sample.reward is None"
                 )
-            if not fewest <= len(scored) < len(group.samples) or admitted(estimator, alone) is not None:
+            if not fewest <= len(scored) < len(group.samples) or admitted(algorithm, alone) is not None:
                 continue
             before, after, without = (
-                [value for value in advantages_of(estimator, [each])[0] if value is not None]
+                [value for value in advantages_of(algorithm, [each])[0] if value is not None]
                 for each in (group, with_rewards, alone)
             )
             if after != _near(before) or without != _near(before):
@@ -283,10 +268,10 @@ class AlgorithmConformance(PriceTests, PluginConformance):
                     "False out of all statistics, never count them as 0"
                 )
         if context.group_size > fewest:
-            _expect_unscored_are_no_zeros(estimator, context)
+            _expect_unscored_are_no_zeros(algorithm, context)
 
     def test_a_higher_reward_never_lowers_the_advantage_of_its_sample(
-        self, estimator: Algorithm, kept: Sequence[Group], capabilities: AlgorithmCapabilities
+        self, algorithm: Algorithm, kept: Sequence[Group], capabilities: AlgorithmCapabilities
     ) -> None:
         """Advantages are all that a policy learns of its rewards; in some group a higher reward must show."""
         if not capabilities.needs_rewards or not self.rewards_order_advantages:
@@ -301,9 +286,9 @@ class AlgorithmConformance(PriceTests, PluginConformance):
                 parts = {name: value + step for name, value in sample.rewards.items()}
                 better = attrs.evolve(sample, reward=sample.reward + step, rewards=parts)
                 raised = attrs.evolve(group, samples=(*group.samples[:place], better, *group.samples[place + 1 :]))
-                if admitted(estimator, raised) is not None:
+                if admitted(algorithm, raised) is not None:
                     continue
-                before, after = (cast("float", advantages_of(estimator, [each])[0][place]) for each in (group, raised))
+                before, after = (cast("float", advantages_of(algorithm, [each])[0][place]) for each in (group, raised))
                 difference = (after - before) / max(1.0, abs(before), abs(after))
                 shows |= difference > _ROUNDING
                 if difference < -_ROUNDING:
