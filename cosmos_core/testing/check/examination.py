@@ -168,12 +168,15 @@ def check_entry_points(subject: Subject) -> Check:
 
 def check_files(subject: Subject) -> Check:
     """Check for files outside of its own packages, what installers refuse, and packages without `py.typed`."""
-    dist, notes, absent = subject.distribution, list[str](), list[str]()
+    dist, notes, gaps = subject.distribution, list[str](), list[str]()
     faults = [*subject.faults, *(each for module in subject.modules for each in _untyped(module, subject))]
     try:
         if subject.wheel is not None:
-            absent = [tool for tool in _WHEEL_TOOLS if importlib.util.find_spec(tool) is None]
-            faults += [_refusal(tool, subject.wheel) for tool in _WHEEL_TOOLS if tool not in absent]
+            for tool in _WHEEL_TOOLS:
+                if importlib.util.find_spec(tool) is None:
+                    gaps.append(f'{tool.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"')
+                else:
+                    faults.append(_refusal(tool, subject.wheel))
         elif editable_folder(dist) is not None:
             notes = ["an editable installation lists no files; check the wheel: cosmos plugins check dist/NAME.whl"]
         else:
@@ -181,7 +184,6 @@ def check_files(subject: Subject) -> Check:
             notes = [f"checked is the copy in {dist.locate_file('')}, not the project's"] if subject.project else []
     except PluginBrokenError as error:
         faults.append(str(error))
-    gaps = [f'{each.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"' for each in absent]
     return check("files", ", ".join(subject.packages), fault=faults, not_run=gaps, note=notes)
 
 
@@ -269,7 +271,7 @@ def run_kits(
             timeout_s=_KIT_S,
             environment=subject.environment,
             modules=attrs.evolve(subject, records=records).packages,
-            plugins=None if project is None else [(record.kind, record.name) for record in records],
+            plugins=[(record.kind, record.name) for record in records],
         )
 
 

@@ -35,12 +35,8 @@ class _Project(msgspec.Struct, frozen=True, rename="kebab"):
 
     def plugins(self) -> set[Entry]:
         """The entry points of plugins."""
-        lines = (
-            line
-            for group, members in self.entry_points.items()
-            for line in (f"[{group}]", *map(" = ".join, members.items()))
-        )
-        return {*entries("\n".join(lines))}
+        groups = ("\n".join([f"[{name}]", *map(" = ".join, each.items())]) for name, each in self.entry_points.items())
+        return {*entries("\n".join(groups))}
 
 
 class _File(msgspec.Struct):
@@ -130,12 +126,10 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
         PluginError: No plugin has that name, or those of several distributions have.
     """
     with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
-        if target is None:
-            found = _project(_working_directory())
-        elif target.endswith(".whl"):
+        if target is not None and target.endswith(".whl"):
             found = _of_wheel(Path(target), Path(scratch))
-        elif _is_folder(target):
-            found = _project(Path(target))
+        elif target is None or _is_folder(target):
+            found = _project(Path(target or Path.cwd()))
         else:
             known = discover()
             record = find(kind or kind_of(target, known), target, known)
@@ -157,20 +151,13 @@ def _is_folder(target: str) -> bool:
     return (Path(target) / "pyproject.toml").exists() and all(target != record.name for record in discover())
 
 
-def _working_directory() -> Path:
-    here = Path.cwd()
-    if (here / "pyproject.toml").exists() and _read_project(here).plugins():
-        return here
-    names = sorted({record.name for record in discover()})
-    raise ConfigError(
-        f"{here} is no plugin's project; go to one, or say what to check: "
-        f"a plugin ({', '.join(names)}), a project's folder (./cosmos-reward-x) or a wheel (dist/x.whl)"
-    )
-
-
 def _project(folder: Path) -> Subject:
     if not (folder / "pyproject.toml").exists():
-        raise ConfigError(f"{folder} has no pyproject.toml; give the folder of a plugin's project, or a wheel")
+        names = ", ".join(sorted({record.name for record in discover()}))
+        raise ConfigError(
+            f"{folder} is no plugin's project, which has a pyproject.toml; go to one, or say what to check: a plugin "
+            f"({names}), a project's folder (./cosmos-reward-x) or a wheel (dist/x.whl)"
+        )
     project = _read_project(folder)
     if not project.name:
         raise ConfigError(f"{folder / 'pyproject.toml'} has no [project] name; add one")
@@ -187,12 +174,11 @@ def _of_wheel(file: Path, folder: Path) -> Subject:
     """A wheel; its project is that in whose `dist` folder it lies."""
     dist, faults = unpack(file, folder)
     file, name = file.resolve(), field(dist, "Name")
-    above = file.parent.parent
-    is_project = file.parent.name == "dist" and (above / "pyproject.toml").exists()
-    is_its_own = is_project and canonicalize_name(_read_project(above).name) == canonicalize_name(name)
+    above, project = file.parent.parent, None
+    if file.parent.name == "dist" and (above / "pyproject.toml").exists():
+        project = above if canonicalize_name(_read_project(above).name) == canonicalize_name(name) else None
     with mock.patch.object(sys, "path", [str(folder), *sys.path]):
         records = _named(name)
-    project = above if is_its_own else None
     return Subject(distribution=dist, records=records, project=project, wheel=file, folder=folder, faults=faults)
 
 

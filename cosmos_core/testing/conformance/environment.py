@@ -35,7 +35,7 @@ class Script:
 
 async def _side_effects(make: Make, scripts: Sequence[Script]) -> list[str]:
     """Play dialogues one after the other, on one event loop as in a worker, and tell of what they did to others."""
-    changed, blocked = list[str](), list[str]()
+    problems = list[str]()
     for script in scripts:
         what = EnvironmentConformance.shown(script)
         prompt, pauses = copy.deepcopy(script.prompt), [0.0]
@@ -50,16 +50,16 @@ async def _side_effects(make: Make, scripts: Sequence[Script]) -> list[str]:
         beating.cancel()
         await asyncio.wait({beating})
         if max(pauses) > _BLOCKED_S:
-            blocked.append(
+            problems.append(
                 f"{what} held up the event loop, and all other dialogues of the worker, for {max(pauses):.1f} s; put "
                 "what blocks into `await asyncio.to_thread(…)`"
             )
         if prompt != script.prompt:
-            changed.append(f"{what} changed its row; work on a copy")
+            problems.append(f"{what} changed its row; work on a copy")
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    names = sorted(getattr(task.get_coro(), "__qualname__", repr(task)) for task in others)
-    left = f"tasks go on after `close`: {', '.join(names[:3])}; cancel them and wait for their end"
-    return [*blocked, *([left] if names else ()), *changed]
+    if names := sorted(getattr(task.get_coro(), "__qualname__", repr(task)) for task in others):
+        problems.append(f"tasks go on after `close`: {', '.join(names[:3])}; cancel them and wait for their end")
+    return problems
 
 
 async def _beat(pauses: list[float]) -> None:
@@ -89,6 +89,7 @@ class EnvironmentConformance(WorkerConformance):
     """
 
     kind: ClassVar[Kind] = "environment"
+    inputs: ClassVar[str] = "scripts"
     inputs_failed: ClassVar[str] = "dialogues failed"
     purity: ClassVar[str] = "draw from the seed that `reset` is given"
     turns: ClassVar[Sequence[str]] = ()
@@ -107,11 +108,6 @@ class EnvironmentConformance(WorkerConformance):
         plays = [(plain, turn) for turn in (*self.turns, _RIGHT, *GARBLED, *ENDLESS)]
         plays.append((attrs.evolve(plain, text=words), _RIGHT))
         return tuple(Script(prompt=prompt, turns=(turn,) * _TIMES) for prompt, turn in plays)
-
-    @pytest.fixture
-    def ordinary(self, scripts: Sequence[Script]) -> Sequence[Script]:
-        """The same, to be had in a worker."""
-        return scripts
 
     @staticmethod
     def shown(given: Script) -> str:
@@ -155,9 +151,8 @@ class EnvironmentConformance(WorkerConformance):
         fault_if(asyncio.run(_side_effects(make, scripts)))
         if not capabilities.deterministic:
             return
-        for script, alone, among in zip(
-            scripts, sound_run.answers, in_worker(scripts, at_once=True).answers, strict=True
-        ):
+        beside = in_worker(scripts, at_once=True).answers
+        for script, alone, among in zip(scripts, sound_run.answers, beside, strict=True):
             if alone is not None and among is not None and alone.said != among.said:
                 fault(
                     f"{self.shown(script)} got {among.said!r:.200} among others, and {alone.said!r:.200} alone; keep "

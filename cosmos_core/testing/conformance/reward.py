@@ -68,6 +68,7 @@ class RewardConformance(WorkerConformance):
 
     kind: ClassVar[Kind] = "reward"
     at_once: ClassVar[bool] = True
+    inputs: ClassVar[str] = "completions"
     inputs_failed: ClassVar[str] = "completions got no score"
     shown = staticmethod(_shown)
     purity: ClassVar[str] = "compute it from the completion alone (no state, no hash(), no order of a set)"
@@ -91,11 +92,6 @@ class RewardConformance(WorkerConformance):
                 "pictures; override the fixture `completions` with some that have payloads"
             )
         return tuple(_ordinary_completions()) if "tokens" in kinds else _ordinary_pictures()
-
-    @pytest.fixture
-    def ordinary(self, completions: Sequence[Completion]) -> Sequence[Completion]:
-        """The same, to be scored in a worker."""
-        return completions
 
     def pool(self, options: Mapping[str, JSON], seed: int) -> RewardPool:
         """Workers of the reward."""
@@ -200,35 +196,27 @@ class RewardConformance(WorkerConformance):
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Planning must say first what would end the run, and nothing else."""
-        if told := _told(make()):
-            fault(f"`absent` says {told!r}, where a worker has scored; return '' where nothing is absent")
+        reward = make()
+        if not hasattr(reward, "absent"):
+            pytest.skip("not there: `absent`")
+        if (told := reward.absent()) != "":
+            fault(f"`absent` says {told!r:.100}, where a worker has scored; return '' where nothing is absent")
         if not self.variables:
             return
         for name in self.variables:
             monkeypatch.delenv(name, raising=False)
         reward = make()
-        told = _told(reward)
-        unnamed = [name for name in self.variables if name not in told]
-        if unnamed:
+        told, outcome = reward.absent(), "returned"
+        if unnamed := [name for name in self.variables if name not in told]:
             fault(f"`absent` says {told!r} without {', '.join(unnamed)} in the environment; name what to set")
-        if not hasattr(reward, "load"):
-            return
-        try:
-            reward.load()
-        except CosmosError:
-            return
-        except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
-            fault(f"`absent` says {told!r}, and `load` raised {type(error).__name__} ({error}); raise a ConfigError")
-        fault(f"`absent` says {told!r}, but `load` returned; let both say the same")
-
-
-def _told(reward: Any) -> str:
-    if not hasattr(reward, "absent"):
-        pytest.skip("not there: `absent`")
-    told: Any = reward.absent()
-    if not isinstance(told, str):
-        fault(f"`absent` returned {told!r:.100}; return a str, empty where nothing is absent")
-    return told
+        if hasattr(reward, "load"):
+            try:
+                reward.load()
+            except CosmosError:
+                return
+            except Exception as error:  # noqa: BLE001 - which error it is, is what is tested
+                outcome = f"raised {type(error).__name__} ({error})"
+            fault(f"`absent` says {told!r}, but `load` {outcome}; let it raise a ConfigError that says the same")
 
 
 def _ordinary_completions() -> Iterator[Completion]:
@@ -281,22 +269,20 @@ def shown_as(frames: npt.NDArray[np.uint8], *, truncated: bool = False, chat: bo
 def _judge(reward: Reward, completions: Sequence[Completion]) -> list[Any]:
     """What `score` returned or raised for completions, one after the other, on one event loop as in a worker."""
 
-    async def judge(completion: Completion) -> Any:
-        before = _contents(completion)
-        try:
-            outcome: Any = reward.score(completion)
-            if inspect.isawaitable(outcome):
-                outcome = await outcome
-        except Exception as error:  # noqa: BLE001 - any exception says that there is no score
-            outcome = error
-        if _contents(completion) != before:
-            fault(f"scoring changed the prompt, payload or media of {_shown(completion)}; work on a copy")
-        return outcome
+    async def judge() -> list[Any]:
+        found = list[Any]()
+        for completion in completions:
+            before = _contents(completion)
+            try:
+                outcome: Any = reward.score(completion)
+                found.append(await outcome if inspect.isawaitable(outcome) else outcome)
+            except Exception as error:  # noqa: BLE001 - any exception says that there is no score
+                found.append(error)
+            if _contents(completion) != before:
+                fault(f"scoring changed the prompt, payload or media of {_shown(completion)}; work on a copy")
+        return found
 
-    async def judge_all() -> list[Any]:
-        return [await judge(each) for each in completions]
-
-    return asyncio.run(judge_all())
+    return asyncio.run(judge())
 
 
 def _contents(completion: Completion) -> Any:

@@ -66,6 +66,7 @@ class WorkerConformance(PluginConformance):
 
     timeout_s: ClassVar[float] = 10.0
     at_once: ClassVar[bool] = False
+    inputs: ClassVar[str]
     inputs_failed: ClassVar[str]
     purity: ClassVar[str]
 
@@ -116,9 +117,9 @@ class WorkerConformance(PluginConformance):
             return [*threads.map(answer, inputs)]
 
     @pytest.fixture
-    def ordinary(self) -> Sequence[Any]:
+    def ordinary(self, request: pytest.FixtureRequest) -> Sequence[Any]:
         """The ordinary inputs, all of which must get an answer."""
-        raise NotImplementedError
+        return tuple(request.getfixturevalue(self.inputs))
 
     @pytest.fixture
     def in_worker(self, options: Mapping[str, JSON], context: Any) -> Callable[..., WorkerRun]:

@@ -292,7 +292,7 @@ PLANTED = {
     "tells-no-text": (
         reward("return value") + REQUIRES.format(absent="None", without=REFUSES),
         "test_it_says_what_is_absent",
-        "`absent` returned None; return a str, empty where nothing is absent",
+        "`absent` says None, where a worker has scored; return '' where nothing is absent",
     ),
     "lacks-nothing": (
         reward("return value") + REQUIRES.format(absent="''", without="raise ConfigError('no key')"),
@@ -302,12 +302,12 @@ PLANTED = {
     "loads-without": (
         reward("return value") + REQUIRES.format(absent=KEYLESS, without="pass"),
         "test_it_says_what_is_absent",
-        "`absent` says 'REWARD_KEY is not set', but `load` returned; let both say the same",
+        "`absent` says 'REWARD_KEY is not set', but `load` returned; let it raise a ConfigError",
     ),
     "stumbles-without": (
         reward("return value") + REQUIRES.format(absent=KEYLESS, without="os.environ['REWARD_KEY']"),
         "test_it_says_what_is_absent",
-        "`load` raised KeyError ('REWARD_KEY'); raise a ConfigError",
+        "but `load` raised KeyError ('REWARD_KEY'); let it raise a ConfigError",
     ),
     "cannot-load": (
         reward("return value") + LOADS.replace("self.unit = 1.0", "raise OSError('no such weights')"),

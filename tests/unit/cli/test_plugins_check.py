@@ -139,7 +139,7 @@ def test_what_cannot_be_checked_is_refused(asked, make_distribution, tmp_path, m
     for arguments, error, message in [
         (["shrot"], PluginNotFoundError, "no plugin named 'shrot' is installed; did you mean short"),
         (["acme-z:short"], PluginNotFoundError, "by acme-z; it is installed by acme-a"),
-        (["./nowhere"], ConfigError, r"nowhere has no pyproject\.toml; give the folder of a plugin's project"),
+        (["./nowhere"], ConfigError, r"nowhere is no plugin's project, which has a pyproject\.toml; go to one"),
         (["gone.whl"], ConfigError, "gone.whl does not exist; build it with: python -m build"),
         (["bad.whl"], ConfigError, "bad.whl cannot be read as a wheel"),
         (
@@ -154,7 +154,7 @@ def test_what_cannot_be_checked_is_refused(asked, make_distribution, tmp_path, m
         (["./name"], ConfigError, r"name/pyproject\.toml: Expected `str`, got `int` - at `project\.name`"),
         (["./groups"], ConfigError, r"Expected `object`, got `str` - at `project\.entry-points\[\.\.\.\]`"),
         (["./members"], ConfigError, r"Expected `str`, got `int` - at `project\.entry-points"),
-        ([], ConfigError, r"is no plugin's project; go to one, or say what to check: a plugin \(.*short"),
+        ([], ConfigError, r"pyproject\.toml; go to one, or say what to check: a plugin \(.*short"),
         (["short", "--kind", "model"], PluginNotFoundError, "a reward plugin has that name"),
         (["short", "--set", "optoins.x=1"], ConfigError, r"--set\.optoins: unknown option; did you mean options\?"),
     ]:
