@@ -238,10 +238,10 @@ def _stop(launcher: Launcher, grace_s: float) -> float:
 
 def _unquoted(plain: Submission, plain_folder: str, odd: str, folder: str) -> str | None:
     """The line that has an odd folder outside of quotes, of data such as YAML or of a shell's script."""
-    first = folder.splitlines()[0]
     if plain.name.endswith(_DATA):
-        bare = _QUOTED.sub("", odd)
-        return next((line for line in bare.splitlines() if f" {first}" in f" {line}"), None)
+        # A line break is no text of data, in quotes or not.
+        lines = [folder] if "\n" in folder and folder in odd else _QUOTED.sub("", odd).splitlines()
+        return next((line for line in lines if f" {folder}" in f" {line}"), None)
     # A shell reads other words than in the same script for a plain folder. In double quotes, $ and ` mean what they
     # mean outside: those are no quotes for a name that has one.
     for quotes in ("'\"", "'") if set(folder) & set("$`") else ("'\"",):
@@ -250,6 +250,7 @@ def _unquoted(plain: Submission, plain_folder: str, odd: str, folder: str) -> st
             continue
         wanted = [word.replace(plain_folder, folder) for word in before if plain_folder in word]
         if after is None or len(after) != len(before) or [word for word in after if folder in word] != wanted:
+            first = folder.splitlines()[0]
             return next((line for line in reversed(odd.splitlines()) if first in line), "")
     return None
 
