@@ -235,8 +235,7 @@ class HuggingFaceModel:
     def advance(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor | None) -> torch.Tensor:
         """Hidden states [U, D] of this process's slice of the row, as the next stage receives them."""
         row = self._row(stage, batch)
-        # A stage's output is freed in place by some schedules, so it shares no memory with anything.
-        return within(stage, lambda: self.hidden(stage, row, received).clone())
+        return within(stage, lambda: self.hidden(stage, row, received))
 
     def conclude(
         self,

@@ -223,7 +223,7 @@ class PipelinedModel(Model, Protocol):
         """Run a stage that is not the last, on what the one before returned (None for the first).
 
         Returns:
-            What the next stage receives: one tensor, whose shape depends on `batch.num_units` only; no view.
+            What the next stage receives: one tensor, whose shape depends on `batch.num_units` only.
         """
 
     def conclude(

@@ -164,8 +164,8 @@ class _NumberedStage(PipelineStage):
             parameter.grad = gradient
         self._gradients = []
         output = self._forward(received, self._number)
-        # torch detaches what the last stage gives, in place, unless it is a view.
-        return output.float().reshape(1).clone() if self.is_last else output
+        # torch detaches or frees it in place, so it is no view, and shares no memory with anything.
+        return (output.float().reshape(1) if self.is_last else output).clone()
 
 
 def _loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
