@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.conformance.environment import EnvironmentConformance
     from cosmos_core.testing.conformance.hook import HookConformance
     from cosmos_core.testing.conformance.launcher import LauncherConformance
-    from cosmos_core.testing.conformance.model.family import DenoisingModelConformance
-    from cosmos_core.testing.conformance.model.kit import ModelConformance
+    from cosmos_core.testing.conformance.model.kit import DenoisingModelConformance, ModelConformance
     from cosmos_core.testing.conformance.plugin import fault
     from cosmos_core.testing.conformance.reward import RewardConformance
 
@@ -41,7 +40,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "AlgorithmConformance": "conformance.algorithm.kit",
     "DatasetConformance": "conformance.dataset",
     "DenoisingEngineConformance": "conformance.engine.latents",
-    "DenoisingModelConformance": "conformance.model.family",
+    "DenoisingModelConformance": "conformance.model.kit",
     "EngineConformance": "conformance.engine.kit",
     "EnvironmentConformance": "conformance.environment",
     "HookConformance": "conformance.hook",

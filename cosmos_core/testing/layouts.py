@@ -8,11 +8,10 @@ Shape legend: N decisions of a micro-batch.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 import torch
@@ -28,7 +27,7 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Decisions, Loss, MicroBatch, Model, ModelContext, PlainAlgorithm
+from cosmos_core.protocols import Decisions, Loss, Model, ModelContext, PlainAlgorithm
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import JSON, Group, Payload
 
@@ -36,11 +35,6 @@ CPU: Final = torch.device("cpu")
 
 _OWN: Final = frozenset({"grad_norm", "lr"})
 """Maxima that the trainer measures itself."""
-
-MakeModel: TypeAlias = Callable[[], Model]
-"""Makes the model; a picklable object."""
-Inspect: TypeAlias = Callable[[Model, torch.nn.Module, Sequence[MicroBatch], World], None]
-"""Looks at a built module and the micro-batches of its step, on every process alike, and raises what is wrong."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,71 +92,54 @@ class Stepped:
 
 
 def step_alone(
-    make: MakeModel, payloads: Sequence[Payload], policy: PolicyConfig, *, dtype: torch.dtype = torch.float32
+    make: Callable[[], Model], payloads: Sequence[Payload], policy: PolicyConfig, *, dtype: torch.dtype = torch.float32
 ) -> Stepped:
     """The step in this process."""
     return _step(make(), payloads, policy, single_world(), dtype)
 
 
 def steps_in_layouts(
-    make: MakeModel,
+    make: Callable[[], Model],
     payloads: Sequence[Payload],
     policies: Sequence[PolicyConfig],
     *,
     processes: int,
-    dtypes: Sequence[torch.dtype] = (torch.float32,),
-    inspect: Inspect | None = None,
-    timeout_s: float = 90.0,
+    dtypes: Sequence[torch.dtype] = (),
+    timeout_s: float = 200.0,
 ) -> list[Stepped]:
-    """The step in several layouts of as many processes, one after another in the same world, in each dtype in turn.
+    """The step in several layouts of as many processes, one after another in the same world.
 
     Args:
-        make: Makes the model, on each process for each layout.
+        make: Makes the model, on each process for each layout; can be pickled.
         payloads: The batch.
         policies: A layout each.
         processes: Processes of every layout.
-        dtypes: Of the weights; with float64 ones a model computes in float64, too.
-        inspect: What to look at before the step.
+        dtypes: Of the weights in each layout, float32 if not given; with float64 ones a model computes in float64, too.
         timeout_s: Longest time for all of them.
 
     Raises:
-        WorldFailedError: A process failed, or `inspect` raised.
+        WorldFailedError: A process failed.
     """
-    asked = make, list(payloads), list(policies), list(dtypes), inspect
+    asked = make, list(payloads), list(zip(policies, dtypes or [torch.float32] * len(policies), strict=True))
     stepped: list[Stepped] = run_world(processes, _steps, *asked, timeout_s=timeout_s)[0]
     return stepped
 
 
 def _steps(
-    make: MakeModel,
-    payloads: Sequence[Payload],
-    policies: Sequence[PolicyConfig],
-    dtypes: Sequence[torch.dtype],
-    inspect: Inspect | None,
+    make: Callable[[], Model], payloads: Sequence[Payload], layouts: Sequence[tuple[PolicyConfig, torch.dtype]]
 ) -> list[Any]:
     results = []
-    for dtype, policy in itertools.product(dtypes, policies):
+    for policy, dtype in layouts:
         world = World(form_mesh(policy.mesh, "cpu"))
-        stepped = _step(make(), payloads, policy, world, dtype, inspect=inspect)
+        stepped = _step(make(), payloads, policy, world, dtype)
         results.append(stepped if world.rank == 0 else None)
     return results
 
 
-def _step(  # noqa: PLR0917 - the arguments of `step_alone`, and the world
-    model: Model,
-    payloads: Sequence[Payload],
-    policy: PolicyConfig,
-    world: World,
-    dtype: torch.dtype,
-    inspect: Inspect | None = None,
-) -> Stepped:
-    trainer, mesh = make_trainer(model, policy, world, dtype=dtype), world.mesh
+def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, dtype: torch.dtype) -> Stepped:
+    trainer = make_trainer(model, policy, world, dtype=dtype)
     parameters = dict(trainer.module.named_parameters())
     weights = whole(parameters, world)
-    if inspect is not None:
-        # All of the batch, as this layout pads it: every process has the same micro-batches.
-        padding: Any = {"multiple": mesh.size("cp") * mesh.size("tp"), "is_uniform": mesh.size("pp") > 1}
-        inspect(model, trainer.module, model.pack(payloads, budget=policy.micro_batch_units, **padding), world)
     meter = train_step(trainer, payloads, policy)
     measured = {name: value for name, value in meter.maxima.items() if name not in _OWN}
     told = [json.loads(data) for data in world.exchange(json.dumps([meter.sums.get("loss", 0.0), measured]).encode())]
@@ -238,16 +215,12 @@ def whole(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, torch.
     return {name: tensor for stage in gathered for name, tensor in stage.items()}
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Norm of the difference over the norm of what is expected."""
-    difference = (found.double() - expected.double()).norm()
-    return float(difference / expected.double().norm().clamp_min(1e-30)) if difference > 0 else 0.0
-
-
 def worst_error(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> tuple[str, float]:
-    """The tensor with the largest relative error; one that is missing on either side is infinitely wrong."""
+    """The tensor that is furthest off, relative to its norm; infinitely, if it is missing on either side."""
     if different := sorted(found.keys() ^ expected.keys()):
-        return different[0], float("inf")
-    errors = {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
-    name = max(errors, key=lambda each: errors[each])
-    return name, errors[name]
+        return different[0], math.inf
+    errors: dict[str, float] = {}
+    for name, whole_one in expected.items():
+        difference = (found[name].double() - whole_one.double()).norm()
+        errors[name] = float(difference / whole_one.double().norm().clamp_min(1e-30)) if difference > 0 else 0.0
+    return max(errors.items(), key=lambda each: each[1])

@@ -103,7 +103,6 @@ TINY = {
 """
 TESTS = [name for name in dir(ModelConformance) if name.startswith("test_")]
 LAYOUT_TESTS = {
-    "test_padding_decides_nothing",
     "test_only_forwards_of_a_step_are_counted",
     "test_declared_mesh_axes_equal_one_process",
 }
@@ -116,7 +115,7 @@ FORWARD_TESTS = {
 """Those of what engines run themselves; likewise."""
 COMPARING_TESTS = {
     "test_divergences_are_distances_that_their_gradient_shortens",
-    "test_features_are_there_where_declared",
+    "test_what_is_asked_for_is_given_and_nothing_else",
 }
 """Those of what is asked besides log-probs; likewise."""
 _NOT_DENOISING = "not declared: the model does not denoise (`WorldModel`)"

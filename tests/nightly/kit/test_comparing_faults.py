@@ -39,7 +39,7 @@ FAULTS = {
     "negative": (
         apart("own - 2.0 * (own > 1e-3) * own"),
         "test_divergences_are_distances_that_their_gradient_shortens",
-        "away from another distribution",
+        "away from those of other weights",
     ),
     "nothing": (
         apart("own * 0.0"),
@@ -49,7 +49,7 @@ FAULTS = {
     "summed": (
         apart("own.sum()"),
         "test_divergences_are_distances_that_their_gradient_shortens",
-        "give one finite float32 for each",
+        "is torch.float32 [], expected finite torch.float32 [",
     ),
     "top-ignored": (
         asked(
@@ -72,8 +72,8 @@ FAULTS = {
     ),
     "unasked": (
         asked("decided = attrs.evolve(decided, divergence_N=decided.logprobs_N)"),
-        "test_divergences_are_distances_that_their_gradient_shortens",
-        "gave a prediction, a divergence or blends that were not asked for",
+        "test_what_is_asked_for_is_given_and_nothing_else",
+        "decide({}) gave divergence_N, logprobs_N; give",
     ),
     "mixed-up": (
         apart("own.flip(0)"),
@@ -82,16 +82,16 @@ FAULTS = {
     ),
     "no-features": (
         asked("decided = attrs.evolve(decided, features_ND=None)"),
-        "test_features_are_there_where_declared",
-        "gave features None; expected",
+        "test_what_is_asked_for_is_given_and_nothing_else",
+        "gave logprobs_N; give log-probs and what is asked for",
     ),
     "frozen-features": (
         asked(
             "own = decided.features_ND; "
             "decided = decided if own is None else attrs.evolve(decided, features_ND=own.detach())"
         ),
-        "test_features_are_there_where_declared",
-        "features carry no gradient",
+        "test_what_is_asked_for_is_given_and_nothing_else",
+        "features_ND of decide({'with_features': True}) carries no gradient",
     ),
 }
 

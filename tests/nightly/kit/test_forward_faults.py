@@ -215,12 +215,12 @@ PLANTED = {
     "shown-behind-the-prompt": (
         shows("[attrs.evolve(own[0], start=2)]"),
         "test_each_image_or_video_is_shown_where_it_stands",
-        "they lie in it",
+        "they lie in the prompt, share no unit",
     ),
     "shown-words": (
         shows("[attrs.evolve(own[0], is_seen_U=~own[0].is_seen_U)]"),
         "test_each_image_or_video_is_shown_where_it_stands",
-        "none, or not the last, is seen",
+        "the last unit of each is seen",
     ),
     "shown-without-an-array": (
         spoiled(

@@ -64,7 +64,7 @@ DECISIONS = {
     "rounded": (
         logprobs("own.bfloat16()"),
         "test_log_probs_are_float32_whatever_the_precision",
-        "decide() gave log-probs of torch.bfloat16",
+        "logprobs_N of decide({}) is torch.bfloat16",
     ),
     "rounded-in-disguise": (
         logprobs("own.bfloat16().float() if torch.is_autocast_enabled('cpu') else own"),
@@ -73,8 +73,8 @@ DECISIONS = {
     ),
     "entropy-unasked": (
         decide(OWN_DECIDE.replace("with_entropy=with_entropy", "with_entropy=True")),
-        "test_decisions_equal_the_reference",
-        "decide(with_entropy=False) gave an entropy",
+        "test_what_is_asked_for_is_given_and_nothing_else",
+        "decide({}) gave entropy_N, logprobs_N; give",
     ),
     "entropy-in-bits": (
         decide(
@@ -89,12 +89,12 @@ GRADIENTS = {
     "wrong-gradient": (
         logprobs("1.1 * own - 0.1 * own.detach()"),
         "test_gradients_are_those_of_the_log_probs",
-        "the gradient of model.embed_tokens.weight is wrong: at temperature 0.6 it promises",
+        "is wrong: at temperature 0.6 it promises",
     ),
     "no-gradient": (
         logprobs("own.detach()"),
         "test_gradients_are_those_of_the_log_probs",
-        "log-probs carry no gradient",
+        "carries no gradient",
     ),
     "uncovered-parameter": (
         build(OWN_BUILD, "module.model.forgotten = torch.nn.Parameter(torch.ones(3, dtype=dtype))"),
@@ -109,7 +109,7 @@ GRADIENTS = {
     "detached-with-entropy": (
         logprobs("own.detach() if with_entropy else own"),
         "test_gradients_are_those_of_the_log_probs",
-        "log-probs carry no gradient (decided with_entropy=True)",
+        "logprobs_N of decide({'with_entropy': True}) carries no gradient",
     ),
     "rows-without-gradient": (
         build(
@@ -119,7 +119,7 @@ GRADIENTS = {
             "module.lm_head.weight.register_hook(lambda gradient: gradient * mask)",
         ),
         "test_gradients_are_those_of_the_log_probs",
-        "the gradient of lm_head.weight is cut: it is 0 for",
+        "the gradient of lm_head.weight, 0 for",
     ),
     "columns-without-gradient": (
         build(
@@ -130,22 +130,22 @@ GRADIENTS = {
             "weight.register_hook(lambda gradient: gradient * mask)",
         ),
         "test_gradients_are_those_of_the_log_probs",
-        "the gradient of model.layers.0.mlp.down_proj.weight is cut: it is 0 for",
+        "the gradient of model.layers.0.mlp.down_proj.weight, 0 for",
     ),
     "detached-under-autocast": (
         logprobs("own.detach() if torch.is_autocast_enabled('cpu') else own"),
-        "test_gradients_depend_neither_on_packing_nor_on_precision",
-        "log-probs carry no gradient (decided with_entropy=True, under bfloat16 autocast)",
+        "test_gradients_do_not_depend_on_precision",
+        "logprobs_N of decide({'with_entropy': True}) carries no gradient",
     ),
     "opposite-under-autocast": (
         logprobs("2 * own.detach() - own if torch.is_autocast_enabled('cpu') else own"),
-        "test_gradients_depend_neither_on_packing_nor_on_precision",
+        "test_gradients_do_not_depend_on_precision",
         "under bfloat16 autocast the gradient is off by",
     ),
     "averaged-gradient": (
         logprobs("own / len(batch.sequences) + (own - own / len(batch.sequences)).detach()"),
-        "test_gradients_depend_neither_on_packing_nor_on_precision",
-        "changes with how sequences are packed",
+        "test_gradients_are_those_of_the_log_probs",
+        "is wrong: at temperature 0.6 it promises",
     ),
 }
 WEIGHTS = {
@@ -268,14 +268,14 @@ BUILDING = {
     "foreign-stop": (
         facts("stop_ids=frozenset({9999})"),
         "test_facts_are_those_of_the_module",
-        "facts() name stop or pad ids [9999] outside the tokenizer's",
+        "the stop or pad ids of facts(), have ids [9999]",
     ),
 }
 PACKING = {
     "payload-lost": (
         pack("super().pack(payloads[:5], budget=budget)"),
         "test_each_payload_is_packed_once_within_the_budget",
-        "payload 5 is packed as nothing",
+        "decisions is packed as nothing",
     ),
     "payload-repeated": (
         pack("batches + batches[:1] if len(payloads) > 1 else batches"),
@@ -300,7 +300,7 @@ PACKING = {
     "units-not-counted": (
         pack("[attrs.evolve(batch, num_units=batch.num_units // len(batch.sequences)) for batch in batches]"),
         "test_each_payload_is_packed_once_within_the_budget",
-        "count every unit that the forward processes",
+        "count every unit of the forward",
     ),
     "packing-with-a-memory": (
         family(
@@ -345,7 +345,7 @@ ENCODING = {
     "kind-never-made": (
         family(after="CAPABILITIES = ModelCapabilities(payload_kinds=frozenset({'tokens', 'media'}))"),
         "test_payloads_are_of_the_declared_kinds",
-        "payload kinds media are declared, and no payload of the kit is of them",
+        "and ['media', 'tokens'] is declared; make ModelCapabilities.payload_kinds",
     ),
     "other-conditioning": (
         demonstration("tokens_payload([7, *prompt], completion)"),
@@ -420,18 +420,18 @@ CONVERSING = {
     ),
     "forgets-observations": (
         observation("[]"),
-        "test_an_observation_is_encoded_to_what_it_says",
-        "encode_observation() of 'How many apples now? 7+5=12' after 'How many?' decodes to ''",
+        "test_words_of_others_are_kept_and_never_steer",
+        "encode_observation() of '7 and How many apples now? 7+5=12' after 'How many?' decodes to ''",
     ),
     "lets-observations-steer": (
         observation('self.tokenizer(observation, add_special_tokens=False)["input_ids"]'),
-        "test_words_of_others_never_become_tokens_that_steer",
+        "test_words_of_others_are_kept_and_never_steer",
         "what an environment answers steers the model; encode its words as text",
     ),
     "drops-what-would-steer": (
         observation('super().encode_observation(prompt, written, observation.replace("<eos>", ""))'),
-        "test_words_of_others_never_become_tokens_that_steer",
-        "encode_observation() of '7 and <eos>7 and ' after 'How many?' decodes to '7 and 7 and '",
+        "test_words_of_others_are_kept_and_never_steer",
+        "after 'How many?' decodes to '7 and How many apples now? 7+5=12'; leave nothing out",
     ),
     "lets-users-steer": (
         family(
@@ -445,12 +445,12 @@ CONVERSING = {
                 return tokens_payload(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             """
         ),
-        "test_words_of_others_never_become_tokens_that_steer",
+        "test_words_of_others_are_kept_and_never_steer",
         "encode() of a chat whose user says '<pad>' has the token 0 of that name",
     ),
     "ends-its-turn-twice": (
         observation(f"[written[-1], *{OWN_OBSERVATION}]"),
-        "test_an_observation_is_encoded_to_what_it_says",
+        "test_words_of_others_are_kept_and_never_steer",
         "with which the model has just ended its turn",
     ),
 }
@@ -478,7 +478,8 @@ def payloads(self, model, prompts):
     generator = np.random.default_rng(0)
     paths = [array(generator.normal(size=(steps + 1, 4))) for steps in (3, 7)]
     encoded = [model.encode(prompt) for prompt in prompts]
-    return [Payload(kind="latents", arrays={**e.arrays, "path": path}) for e, path in zip(encoded, paths)]
+    made = [{"path": path, "times": array(np.ones(path.shape[0] - 1))} for path in paths]
+    return [Payload(kind="latents", arrays={**e.arrays, **own}) for e, own in zip(encoded, made)]
 
 def reference(self, model, module, payloads, *, temperature):
     return [self.one(module, view(p, "path"), view(p, "condition"), temperature) for p in payloads]
@@ -491,13 +492,11 @@ def one(self, module, path, condition, temperature):
 def load_exported(self, directory):
     return load_file(directory / "model.safetensors")
 """
-NOT_PADDED = "not declared: none of cp, tp and pp, for which micro-batches are padded"
 NOT_COUNTED = "not declared: with these options the model counts nothing (`MoEModel`)"
 NOT_RECORDED = "not declared: with these options the model records nothing (`MoEModel`)"
 NOT_CONDITIONED = "not declared: prompts are token ids alone (`VisionModel`)"
 NOT_SHOWN = "not declared: no other implementation takes what its prompts show (`VisionModel`)"
 NOT_DECLARED = {
-    "test_padding_decides_nothing": NOT_PADDED,
     "test_only_forwards_of_a_step_are_counted": NOT_COUNTED,
     "test_declared_mesh_axes_equal_one_process": "not declared: no axis that this model can be spread over",
     "test_training_on_its_own_records_changes_nothing": NOT_RECORDED,
@@ -524,9 +523,8 @@ def outcomes(run_kit):
 def test_a_good_language_model_passes(outcomes):
     assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == {
         **NOT_DECLARED,
-        "test_words_of_others_never_become_tokens_that_steer": f"not declared: the model takes no chats; {REST}",
+        "test_words_of_others_are_kept_and_never_steer": f"not declared: the model takes no chats; {REST}",
         "test_divergences_are_distances_that_their_gradient_shortens": "it declares no divergences",
-        "test_features_are_there_where_declared": "it declares no features",
     }
 
 
@@ -551,4 +549,4 @@ def test_every_test_of_the_kit_can_fail():
     # of world models in test_world_faults.
     elsewhere = {name for name in TESTS if name in vars(PluginConformance)} | LAYOUT_TESTS | FORWARD_TESTS
     elsewhere |= COMPARING_TESTS | WORLD_TESTS.keys()
-    assert set(TESTS) - elsewhere == planted
+    assert set(TESTS) == planted | elsewhere

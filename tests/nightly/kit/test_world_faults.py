@@ -95,12 +95,12 @@ DENOISING = {
     "flat": (
         changed(VELOCITY, VELOCITY + ".flatten(1)"),
         "test_velocities_depend_on_the_row_alone",
-        "give float32 of their shape",
+        "velocity() at time 0 (of 0 to 1) is torch.float32 [1, ",
     ),
     "ends": (
         changed(VELOCITY, VELOCITY + " / times_B[:, None, None, None, None]"),
         "test_velocities_depend_on_the_row_alone",
-        "at time 0 is not finite",
+        "velocity() at time 0 (of 0 to 1) is torch.float32 [1, ",
     ),
     "restless": (
         changed(VELOCITY, VELOCITY + " + torch.rand(())"),
@@ -120,7 +120,7 @@ DENOISING = {
     "all-stand": (
         changed(VELOCITY, "        return found * (not given.any())"),
         "test_velocities_depend_on_the_row_alone",
-        "is zero in frames that are not given",
+        "or none of the others",
     ),
     "crowded": (
         changed(VELOCITY, VELOCITY.replace("found.", "(found + found.mean()).", 1)),
@@ -150,7 +150,7 @@ DENOISING = {
     "given-decided": (
         changed("1.0 - torch.tensor([*bytes(each.data)]).float()", "torch.ones(SHAPE[1])"),
         "test_transitions_are_normal_round_what_the_velocity_says",
-        "log-probs of transitions of row 1",
+        "offset; payload 1, number",
     ),
     "no-offsets": (
         changed(" - offset(payload, number)", ""),
@@ -165,12 +165,12 @@ DENOISING = {
     "no-frames": (
         changed('"fps": array(8.0)', '"rate": array(8.0)'),
         "test_a_latent_spec_says_what_is_denoised",
-        "give frames and fps",
+        "with frames uint8",
     ),
     "float-frames": (
         changed('array(frames, "uint8")', "array(frames)"),
         "test_a_latent_spec_says_what_is_denoised",
-        "give uint8 [frames, height, width, 3]",
+        "uint8 [frames, height, width, 3]",
     ),
     "black": (
         changed("* 127.5).clamp(0, 255)", "* 0.0).clamp(0, 255)"),
@@ -197,7 +197,7 @@ NOISING = {
     "thousand": (
         changed('"times": array(times), "noise', '"times": array(1000 * times), "noise'),
         "test_points_are_drawn_by_the_seed_alone",
-        "1 is noise and 0 is data",
+        "they lie in [0, 1]",
     ),
     "loses": (
         changed('arrays={**payload.arrays, "times"', 'arrays={"sample": payload.arrays["sample"], "times"'),
@@ -238,12 +238,12 @@ BLENDING = {
     "blend-detached": (
         changed(SQUARED, SQUARED.replace("for error in errors], 1)", "for error in errors], 1).detach()")),
         "test_blends_lie_between_both_models",
-        "carry no gradient",
+        "squared_NK of blends carries no gradient",
     ),
     "absolute-learnt": (
         changed(ABSOLUTE, ABSOLUTE.replace(".detach()", "")),
         "test_blends_lie_between_both_models",
-        "detach them",
+        "absolute_NK of blends carries a gradient; detach it",
     ),
     "absolute-summed": (
         changed(ABSOLUTE, ABSOLUTE.replace("mean(error.detach().abs())", "9 * mean(error.detach().abs())")),
@@ -262,8 +262,8 @@ BLENDING = {
             '            found["blended"] = Blended(squared_NK=logprobs_N[:, None], absolute_NK=logprobs_N[:, None])\n'
             "        if kl_target is not None:\n",
         ),
-        "test_blends_lie_between_both_models",
-        "that were not asked for",
+        "test_what_is_asked_for_is_given_and_nothing_else",
+        "decide({}) gave blended, logprobs_N; give",
     ),
 }
 SPLITTING = {

@@ -1,6 +1,6 @@
 """Tests of `decide`: log-probs, entropies and gradients, whatever else is packed, and what is declared besides.
 
-Shape legend: N decisions of a micro-batch or of a payload, K shares of a blend, D width.
+Shape legend: N decisions of a micro-batch or of a payload, K shares of a blend.
 """
 
 from __future__ import annotations
@@ -8,28 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
-import numpy as np
 import pytest
 import torch
 
-from cosmos_core.models.tokens import array_of
+from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.protocols import Decided, MicroBatch
-from cosmos_core.protocols.frozen import Blend, Divergence, KLTarget
+from cosmos_core.protocols.frozen import Blend, Comparison, Divergence, KLTarget
 from cosmos_core.protocols.model import MoEModel
 from cosmos_core.testing.conformance.model.subject import (
     Subject,
+    copied,
     expect_close,
     expect_each_close,
+    expect_tensor,
     skip_rest,
-    split,
     tensor,
 )
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Array, Payload
-from cosmos_core.weights.shards import dtype_name
+from cosmos_core.weights.shards import canonical_tensors, dtype_name
 
 _AIM: Final = 0.01
 """Change of the total log-prob, in nats, for which a parameter is moved along its gradient: far below curvature."""
@@ -41,14 +40,7 @@ class DecisionTests:
 
     def test_decisions_equal_the_reference(self, subject: Subject) -> None:
         """Ratios of the loss are between these numbers and the engine's; both must be the model's."""
-        plain, asked = (subject.decide(subject.batches[0], with_entropy=asked) for asked in (False, True))
-        entropy_N, is_compared, tolerance = asked.entropy_N, True, subject.kit.tolerance
-        if plain.entropy_N is not None or entropy_N is None:
-            fault("decide(with_entropy=False) gave an entropy, or decide(with_entropy=True) none")
-        if entropy_N.shape != asked.logprobs_N.shape or entropy_N.requires_grad or entropy_N.dtype != torch.float32:
-            fault("the entropy must be one for each decision, detached and float32: it is never part of the graph")
-        if not torch.equal(plain.logprobs_N, asked.logprobs_N):
-            fault("log-probs change when the entropy is asked for")
+        is_compared, tolerance = True, subject.kit.tolerance
         for temperature in subject.kit.temperatures:
             expected = subject.kit.reference(subject.model, subject.module, subject.payloads, temperature=temperature)
             where = f"at temperature {temperature:g} are not those of the reference"
@@ -64,6 +56,30 @@ class DecisionTests:
             fault(f"log-probs all within {spread:.2g} nats show no mistake; set initializer_range = 0.2 in its config")
         skip_rest({"not given: the reference has no entropies": not is_compared})
 
+    def test_what_is_asked_for_is_given_and_nothing_else(self, subject: Subject) -> None:
+        """Entropies, features and predictions take memory, and log-probs are the same beside them."""
+        batch, declared, number = subject.batches[0], subject.capabilities, sum(subject.batches[0].num_decisions)
+        # An entropy is never part of the graph; from features, a critic trains the model's layers.
+        asked: list[tuple[dict[str, Any], str, tuple[int, ...], bool]] = [
+            ({}, "logprobs_N", (number,), True),
+            ({"with_entropy": True}, "entropy_N", (number,), False),
+        ]
+        if declared.features:
+            asked.append(({"with_features": True}, "features_ND", (number, subject.facts.hidden_size), True))
+        comparisons: list[Comparison] = [Divergence(kind=kind, beta=0.3) for kind in sorted(declared.divergences)]
+        comparisons += [_BLEND] if declared.blends else []
+        asked += [({"prediction_for": each}, "prediction", (), False) for each in comparisons]
+        plain_N = subject.decide(batch).logprobs_N
+        for how, name, shape, has_gradient in asked:
+            decided = subject.decide(batch, **how)
+            given = {field for field, held in attrs.asdict(decided, recurse=False).items() if held is not None}
+            if given != {"logprobs_N", name}:
+                fault(f"decide({how}) gave {', '.join(sorted(given))}; give log-probs and what is asked for, no more")
+            if name != "prediction":
+                what = f"{name} of decide({how})"
+                expect_tensor(what, getattr(decided, name), shape, has_gradient=has_gradient)
+            expect_close(decided.logprobs_N, plain_N, f"log-probs change with decide({how})", rtol=1e-5, atol=1e-6)
+
     def test_log_probs_do_not_depend_on_how_payloads_are_packed(self, subject: Subject) -> None:
         """Packed sequences never see one another, and nothing is drawn in a forward."""
         if not all(map(torch.equal, subject.logprobs(), subject.logprobs())):
@@ -71,9 +87,10 @@ class DecisionTests:
         alone = subject.logprobs_alone()
         for budget in subject.budgets:
             for step, order in ((1, "in their order"), (-1, "in reverse")):
-                found = subject.logprobs(payloads=subject.payloads[::step], budget=budget)[::step]
+                batches = subject.model.pack(subject.payloads[::step], budget=budget)
                 what = f"log-probs change with what else is packed ({order}, budget of {budget} units)"
                 why = "sequences see one another, or decisions are not in the order of batch.sequences"
+                found = subject.logprobs(batches=batches)[::step]
                 expect_each_close(found, alone, f"{what}: {why}", subject.kit.tolerance)
 
     def test_log_probs_are_float32_whatever_the_precision(self, subject: Subject) -> None:
@@ -83,8 +100,6 @@ class DecisionTests:
             trained_N = torch.cat(subject.logprobs())
         held_N = torch.cat(subject.logprobs(subject.build(dtype=torch.bfloat16)))
         for what, found_N in (("float32", exact_N), ("bfloat16 autocast", trained_N), ("bfloat16 weights", held_N)):
-            if found_N.dtype != torch.float32 or not bool(found_N.isfinite().all()):
-                fault(f"with {what}, decide() gave log-probs of {found_N.dtype}; give finite torch.float32: {found_N}")
             if bool((found_N.bfloat16().float() == found_N).all()):
                 fault(f"with {what} every log-prob is a bfloat16 number; compute the log-softmax in float32")
             # What bfloat16 makes of a model of some layers.
@@ -93,44 +108,33 @@ class DecisionTests:
 
     def test_gradients_are_those_of_the_log_probs(self, subject: Subject) -> None:
         """A parameter moved along its gradient changes log-probs as it says; what has no gradient changes nothing."""
-        _backward(subject, subject.temperature)
-        parameters = dict(subject.module.named_parameters())
-        if uncovered := [name for name, p in parameters.items() if p.requires_grad and p.grad is None]:
+        gradients, parameters = _backward(subject, subject.temperature), dict(subject.module.named_parameters())
+        if uncovered := [name for name, p in parameters.items() if p.requires_grad and name not in gradients]:
             fault(f"{len(uncovered)} parameters have no gradient, so no decision uses them: {', '.join(uncovered[:5])}")
         rounding = 2e-7 * abs(_total(subject))  # in float32
-        for name, parameter in parameters.items():
-            if (gradient := parameter.grad) is None:
-                continue
-            furthest = 0.01 * (1.0 + float(parameter.detach().norm()))
-            if length := float(gradient.norm()):
-                step = gradient / length * min(_AIM / length, furthest)
-                promised = min(_AIM, furthest * length)
-                if (risen := _broken(subject, parameter, step, promised, rounding)) is not None:
-                    fault(
-                        f"the gradient of {name} is wrong: at temperature {subject.temperature:g} it promises that the "
-                        f"total log-prob changes by {promised:.3g}, not {risen:.3g}; look for detach() or a scale"
-                    )
-            if number := int((gradient == 0).sum()):
-                aside = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0)) * (gradient == 0)
-                aside *= furthest / float(aside.norm())
-                if (risen := _broken(subject, parameter, aside, 0.0, 5 * rounding + 1e-5)) is not None:
-                    fault(
-                        f"the gradient of {name} is cut: it is 0 for {number} of {parameter.numel()} elements, and "
-                        f"moving those changes the total log-prob by {risen:.3g}; look for a mask, a hook or detach()"
-                    )
+        for name, gradient in gradients.items():
+            furthest, length = 0.01 * (1.0 + float(parameters[name].detach().norm())), float(gradient.norm())
+            aside = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0)) * (gradient == 0)
+            step = aside * (furthest / max(float(aside.norm()), 1e-12))
+            step += gradient * min(_AIM / max(length, 1e-12) ** 2, furthest / max(length, 1e-12))
+            promised = float((gradient * step).sum())
+            noise = 5 * rounding + 1e-5 if bool(aside.any()) else rounding
+            if (risen := _broken(subject, name, step, promised, noise)) is not None:
+                fault(
+                    f"the gradient of {name}, 0 for {int((gradient == 0).sum())} of {gradient.numel()} elements, is "
+                    f"wrong: at temperature {subject.temperature:g} it promises that the total log-prob changes by "
+                    f"{promised:.3g}, not {risen:.3g}; look for a scale, a mask, a hook or detach()"
+                )
 
-    def test_gradients_depend_neither_on_packing_nor_on_precision(self, subject: Subject) -> None:
-        """A step does not depend on how its batch was packed, and a trainer runs `decide` under bfloat16 autocast."""
-        together, alone = _backward(subject), _backward(subject, batches=subject.alone)
-        for name, gradient in alone.items():
-            what = f"the gradient of {name} changes with how sequences are packed"
-            expect_close(together[name], gradient, what, rtol=0, atol=1e-3 * max(float(gradient.abs().max()), 1.0))
+    def test_gradients_do_not_depend_on_precision(self, subject: Subject) -> None:
+        """A trainer runs `decide` under bfloat16 autocast."""
+        exact = _backward(subject)
         with torch.autocast("cpu", torch.bfloat16):
             found = _backward(subject)
-        if missing := sorted(together.keys() - found.keys()):
+        if missing := sorted(exact.keys() - found.keys()):
             fault(f"under bfloat16 autocast {len(missing)} parameters have no gradient: {', '.join(missing[:5])}")
-        error = _length(found[name] - gradient for name, gradient in together.items())
-        if not (part := error / max(_length(together.values()), 1e-30)) <= 0.5:
+        error = _length(found[name] - gradient for name, gradient in exact.items())
+        if not (part := error / max(_length(exact.values()), 1e-30)) <= 0.5:
             fault(f"under bfloat16 autocast the gradient is off by {part:.0%} of its length, above 50%")
 
     def test_divergences_are_distances_that_their_gradient_shortens(self, subject: Subject) -> None:
@@ -140,22 +144,19 @@ class DecisionTests:
         other, batch = subject.other_weights(), subject.batches[0]
         for kind in sorted(subject.capabilities.divergences):
             all_, few = (Divergence(kind=kind, beta=0.3, top=top) for top in (None, 3))
-            _check_unasked(subject, all_)
             apart = {}
             for each in (all_, few):
                 own_N = _divergence(subject, subject.module, batch, each).detach()
                 apart[each] = apart_N = _divergence(subject, other, batch, each).detach()
                 if float(own_N.abs().max()) > 1e-4:
                     fault(f"{each}: a decision is {own_N.abs().max():.3g} away from the very same distribution")
-                if float(apart_N.min()) < -1e-5:
-                    fault(f"{each}: a decision is {apart_N.min():.3g} away from another distribution")
-                if not float(apart_N.mean()) > 1e-3:
-                    fault(f"{each}: decisions are {apart_N.mean():.3g} away from those of other weights")
+                if not (float(apart_N.min()) >= -1e-5 and float(apart_N.mean()) > 1e-3):
+                    told = f"{apart_N.mean():.3g} away from those of other weights, {apart_N.min():.3g} at least"
+                    fault(f"{each}: decisions are {told}; give a distance")
                 _check_shortened(subject, other, each)
-                for index, part_N in split(batch, apart_N).items():
-                    alone_N = _divergence(subject, other, subject.alone[index], each)
-                    what = f"the divergence of payload {index} changes with what else is packed"
-                    expect_close(part_N, alone_N, what, rtol=1e-3)
+                parts = [_divergence(subject, other, subject.alone[index], each) for index in batch.sequences]
+                what = f"{each}: the divergence of a decision changes with what else is packed"
+                expect_close(apart_N, torch.cat(parts), what, rtol=1e-3)
             if bool((apart[few] > apart[all_] + 1e-4).any()):
                 fault(f"{kind} with top = 3 is larger than with all outcomes told apart; take the others as one")
 
@@ -167,65 +168,49 @@ class DecisionTests:
         if not regressions:
             fault("blends are declared, and no payload of the kit has regressions; add one to the fixture `payloads`")
         subject, other = attrs.evolve(subject, payloads=regressions), subject.other_weights()
-        batch = subject.batches[0]
-        squared_NK, absolute_NK = _blended(subject, other, batch)
-        squares_N = torch.cat([tensor(regressions[index], "times") for index in batch.sequences]).square()
+        squared_NK, absolute_NK = _blended(subject, other, subject.batches[0])
+        squares = [tensor(payload, "times").square() for payload in regressions]
         for whose, column, module in (("its own", 2, subject.module), ("the other model's", 0, other)):
             alone = subject.logprobs_alone(module)
             what = (
                 f"a blend with a share of {_BLEND.shares[column]:g} is off by what is not {whose} error of x_0, t² "
                 "times the regression's, or changes with what else is packed"
             )
-            alone_N = torch.cat([alone[index] for index in batch.sequences])
-            expect_close(squared_NK[:, column], -squares_N * alone_N, what)
+            expected_N = torch.cat([-squares[index] * alone[index] for index in subject.batches[0].sequences])
+            expect_close(squared_NK[:, column], expected_N, what)
         # A square of what is linear in the share: three shares tell the fourth.
         none, half, all_, twice = squared_NK.unbind(1)
         bend = 2 * (all_ - 2 * half + none)
         what = "errors of blends are no square of what is linear in the share; blend predictions, not errors"
         expect_close(twice, none + 2 * (all_ - none - bend) + 4 * bend, what, rtol=1e-3, atol=1e-3)
-        _check_blend_learnt(subject, squared_NK, absolute_NK)
-        _check_unasked(subject, _BLEND)
-
-    def test_features_are_there_where_declared(self, subject: Subject) -> None:
-        """One row a decision, with a gradient to the weights."""
-        if not subject.capabilities.features:
-            pytest.skip("it declares no features")
-        plain, asked = (subject.decide(subject.batches[0], with_features=asked) for asked in (False, True))
-        expected, features_ND = (len(plain.logprobs_N), subject.facts.hidden_size), asked.features_ND
-        if features_ND is None or tuple(features_ND.shape) != expected:
-            found = features_ND if features_ND is None else tuple(features_ND.shape)
-            fault(f"decide(with_features=True) gave features {found}; expected {expected} (decisions, hidden_size)")
-        if not features_ND.requires_grad:
-            fault("features carry no gradient, so a critic could not train the model's layers")
-        if plain.features_ND is not None or not torch.equal(plain.logprobs_N, asked.logprobs_N):
-            fault("features were given unasked, or log-probs change when they are asked for")
+        if bool((absolute_NK.square() > squared_NK.detach() * (1 + 1e-3) + 1e-5).any()):
+            fault("a mean absolute error of a blend is larger than the root of the mean squared one")
+        of_none, of_all = (_length(_gradients(subject, [each.sum()]).values()) for each in (none, all_))
+        if of_none or not of_all > 0:
+            fault(f"the gradient of a blend with none of the policy has length {of_none:.3g}, with all {of_all:.3g}")
 
     def test_only_forwards_of_a_step_are_counted(self, subject: Subject) -> None:
         """The trainer zeroes the counters, sums them over processes, and acts on them after the optimizer."""
         why = "with these options the model counts nothing"
         counting: MoEModel = subject.optional(MoEModel, why, lambda model: model.counters(subject.module))
-        if odd := [each.dtype for each in counting.counters(subject.module) if each.dtype != torch.float32]:
-            fault(f"counters() gave {odd[0]}; give float32, in which they are summed over processes")
-        seen = []
+        seen, trained = [], {}
         for is_learned in (False, True, True):
             for counter in counting.counters(subject.module):
+                expect_tensor("one of counters()", counter, counter.shape)
                 counter.zero_()
-            weighed = [
-                attrs.evolve(each, weights_N=torch.ones(sum(each.num_decisions)) if is_learned else None)
-                for each in subject.batches
-            ]
-            _backward(subject, batches=weighed)
+            weights = [torch.ones(sum(each.num_decisions)) if is_learned else None for each in subject.batches]
+            batches = [attrs.evolve(each, weights_N=own) for each, own in zip(subject.batches, weights, strict=True)]
+            trained = _backward(subject, batches=batches)
             seen.append([counter.clone() for counter in counting.counters(subject.module)])
         if not all(map(torch.equal, seen[1], seen[2])):
             fault("the same forwards count something else after counters() were zeroed; give the tensors, never copies")
         if any(bool(counter.any()) for counter in seen[0]):
             fault("a forward without weights_N is counted: nothing is learned from it")
-        trained = {name: each for name, each in subject.module.named_parameters() if each.grad is not None}
-        before = {name: each.detach().clone() for name, each in trained.items()}
-        for name, value in counting.after_step(subject.module).items():
-            if not math.isfinite(value):
-                fault(f"after_step() reports {name} = {value}; give finite numbers")
-        if moved := [name for name, each in trained.items() if not torch.equal(each, before[name])]:
+        before = copied(subject.module)
+        if odd := {name: each for name, each in counting.after_step(subject.module).items() if not math.isfinite(each)}:
+            fault(f"after_step() reports {odd}; give finite numbers")
+        after = canonical_tensors(subject.module)
+        if moved := [name for name in trained if not torch.equal(after[name], before[name])]:
             fault(f"after_step() changed {moved[0]}, which has a gradient; leave it to the optimizer")
 
     def test_training_on_its_own_records_changes_nothing(self, subject: Subject) -> None:
@@ -240,20 +225,13 @@ class DecisionTests:
                 wanted = {each.name: (each.dtype, (batch.num_units, *each.shape)) for each in recording.records()}
                 if found != wanted:
                     fault(f"a forward of {batch.num_units} units recorded {found}; records() declares {wanted}")
-                again_N = subject.decide(subject.pack_alone(_with_records(payload, rows))).logprobs_N
+                made = with_tensors(payload, {"logprobs": torch.zeros(payload.arrays["completion"].shape), **rows})
+                again_N = subject.decide(subject.pack_alone(made)).logprobs_N
             what = "with its own records, under the same weights, log-probs differ"
             expect_close(again_N, free_N, what, rtol=0, atol=subject.kit.tolerance)
 
 
-def _with_records(payload: Payload, recorded: Mapping[str, torch.Tensor]) -> Payload:
-    arrays = {"logprobs": array_of(np.zeros(payload.arrays["completion"].shape, np.float32))}
-    for name, rows in recorded.items():
-        data = rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        arrays[name] = Array(dtype=dtype_name(rows.dtype), shape=tuple(rows.shape), data=data)
-    return attrs.evolve(payload, arrays={**payload.arrays, **arrays})
-
-
-def _compared(subject: Subject, other: torch.nn.Module, batch: MicroBatch, comparison: Divergence | Blend) -> Decided:
+def _compared(subject: Subject, other: torch.nn.Module, batch: MicroBatch, comparison: Comparison) -> Decided:
     """The decisions of the module, compared with those of another."""
     temperature, number = subject.temperature, sum(batch.num_decisions)
     with torch.no_grad():
@@ -267,72 +245,48 @@ def _compared(subject: Subject, other: torch.nn.Module, batch: MicroBatch, compa
 
 
 def _divergence(subject: Subject, other: torch.nn.Module, batch: MicroBatch, divergence: Divergence) -> torch.Tensor:
-    found_N, number = _compared(subject, other, batch, divergence).divergence_N, sum(batch.num_decisions)
-    is_good = found_N is not None and found_N.shape == (number,) and found_N.dtype == torch.float32
-    if found_N is None or not is_good or not bool(found_N.isfinite().all()):
-        fault(f"{divergence}: divergence_N is {found_N} for {number} decisions; give one finite float32 for each")
-    return found_N
+    found_N, shape = _compared(subject, other, batch, divergence).divergence_N, (sum(batch.num_decisions),)
+    return expect_tensor(f"divergence_N of {divergence}", found_N, shape, has_gradient=True)
 
 
 def _blended(subject: Subject, other: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Squared and absolute errors [N, K] of blends with another module."""
+    """Squared errors [N, K] of blends with another module, and absolute ones, that measure them."""
     if (blended := _compared(subject, other, batch, _BLEND).blended) is None:
         fault(f"decide(kl_target={_BLEND}) gave no blends")
-    expected, both = (sum(batch.num_decisions), len(_BLEND.shares)), (blended.squared_NK, blended.absolute_NK)
-    for name, found_NK in zip(("squared_NK", "absolute_NK"), both, strict=True):
-        if found_NK.shape != expected or found_NK.dtype != torch.float32 or not bool(found_NK.isfinite().all()):
-            fault(f"{name} is {found_NK.dtype} {tuple(found_NK.shape)}; give finite float32 {expected}")
-    return both
-
-
-def _check_unasked(subject: Subject, comparison: Divergence | Blend) -> None:
-    plain, asked = (
-        subject.decide(subject.batches[0], temperature=subject.temperature, prediction_for=each)
-        for each in (None, comparison)
+    shape = sum(batch.num_decisions), len(_BLEND.shares)
+    return (
+        expect_tensor("squared_NK of blends", blended.squared_NK, shape, has_gradient=True),
+        expect_tensor("absolute_NK of blends", blended.absolute_NK, shape, has_gradient=False),
     )
-    if (
-        any(each is not None for told in (plain, asked) for each in (told.divergence_N, told.blended))
-        or plain.prediction
-    ):
-        fault("decide() gave a prediction, a divergence or blends that were not asked for")
-    what = "log-probs change when the prediction is asked for"
-    expect_close(asked.logprobs_N, plain.logprobs_N, what, rtol=1e-5, atol=1e-6)
 
 
 def _check_shortened(subject: Subject, other: torch.nn.Module, divergence: Divergence) -> None:
     """A small step against the gradient of a divergence makes it smaller."""
-    batch = subject.batches[0]
-    before_N = _divergence(subject, other, batch, divergence)
-    if not before_N.requires_grad:
-        fault(f"{divergence}: divergence_N carries no gradient, so nothing would be learnt from it")
-    before, (parameters, grads) = float(before_N.detach().sum()), _gradients(subject, before_N.sum())
-    step = -1e-3 * before / max(_length(grads) ** 2, 1e-12)
-    with _moved(parameters, [step * grad for grad in grads]):
-        after = float(_divergence(subject, other, batch, divergence).sum())
+    before = _divergence(subject, other, subject.batches[0], divergence).sum()
+    gradients = _gradients(subject, [before])
+    step = -1e-3 * float(before.detach()) / max(_length(gradients.values()) ** 2, 1e-12)
+    with _moved(subject, {name: step * gradient for name, gradient in gradients.items()}):
+        after = _divergence(subject, other, subject.batches[0], divergence).sum()
     if not after < before:
         fault(f"{divergence}: a small step against its gradient takes it from {before:.6g} to {after:.6g}")
 
 
-def _check_blend_learnt(subject: Subject, squared_NK: torch.Tensor, absolute_NK: torch.Tensor) -> None:
-    """Squared errors carry the gradient of the policy's part, and absolute ones, that measure them, none."""
-    if not squared_NK.requires_grad:
-        fault("squared errors of blends carry no gradient, so nothing would be learnt from them")
-    if absolute_NK.requires_grad:
-        fault("absolute errors of blends carry a gradient; detach them")
-    if bool((absolute_NK.square() > squared_NK.detach() * (1 + 1e-3) + 1e-5).any()):
-        fault("a mean absolute error of a blend is larger than the root of the mean squared one")
-    none, all_ = (_length(_gradients(subject, squared_NK[:, column].sum())[1]) for column in (0, 2))
-    if none or not all_ > 0:
-        fault(f"the gradient of a blend with none of the policy has length {none:.3g}, and with all of it {all_:.3g}")
+def _gradients(subject: Subject, totals: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradient of a sum, of the parameters that have one."""
+    subject.module.zero_grad()
+    for total in totals:
+        with torch.autocast("cpu", enabled=False):
+            total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in subject.module.named_parameters() if p.grad is not None}
 
 
-def _gradients(subject: Subject, total: torch.Tensor) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
-    """The parameters that are trained, and the gradient of each; zero where there is none."""
-    parameters = [parameter for parameter in subject.module.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
-    return parameters, [
-        torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)
-    ]
+def _backward(
+    subject: Subject, temperature: float = 1.0, batches: Sequence[MicroBatch] | None = None
+) -> dict[str, torch.Tensor]:
+    """The gradient of the log-probability of everything, with two payloads alone besides."""
+    batches = [*subject.batches, *subject.alone[:2]] if batches is None else batches
+    decided = (subject.decide(each, temperature=temperature, with_entropy=True) for each in batches)
+    return _gradients(subject, (each.logprobs_N.sum() for each in decided))
 
 
 def _length(gradients: Iterable[torch.Tensor]) -> float:
@@ -340,51 +294,35 @@ def _length(gradients: Iterable[torch.Tensor]) -> float:
 
 
 @contextmanager
-def _moved(parameters: Sequence[torch.nn.Parameter], steps: Sequence[torch.Tensor]) -> Iterator[None]:
+def _moved(subject: Subject, steps: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Without gradients, and with parameters that are some steps away for as long as it lasts."""
-    kept = [parameter.detach().clone() for parameter in parameters]
+    parameters = dict(subject.module.named_parameters())
+    kept = {name: parameters[name].detach().clone() for name in steps}
     with torch.no_grad():
-        for parameter, step in zip(parameters, steps, strict=True):
-            parameter.add_(step)
+        for name, step in steps.items():
+            parameters[name].add_(step)
         yield
-        for parameter, old in zip(parameters, kept, strict=True):
-            parameter.copy_(old)
+        for name, old in kept.items():
+            parameters[name].copy_(old)
 
 
 @torch.no_grad()
 def _total(subject: Subject) -> float:
-    decided = (subject.decide(batch, temperature=subject.temperature) for batch in subject.batches)
-    return sum(float(each.logprobs_N.double().sum()) for each in decided)
+    batches, temperature = [*subject.batches, *subject.alone[:2]], subject.temperature
+    return sum(float(subject.decide(each, temperature=temperature).logprobs_N.double().sum()) for each in batches)
 
 
-def _broken(
-    subject: Subject, parameter: torch.nn.Parameter, step: torch.Tensor, promised: float, allowed: float
-) -> float | None:
+def _broken(subject: Subject, name: str, step: torch.Tensor, promised: float, allowed: float) -> float | None:
     """By how much the total rises with a step, if neither it nor a shorter one does what is promised."""
     rises = []
     # The whole step may cross the boundary between two experts.
     for part in (1.0, 0.125):
         totals = []
-        for sign in (part, -part):
-            with _moved([parameter], [sign * step]):
+        for signed in (part, -part):
+            with _moved(subject, {name: signed * step}):
                 totals.append(_total(subject))
         # Half of the way from minus to plus.
         rises.append((totals[0] - totals[1]) / 2.0)
         if abs(rises[-1] - part * promised) <= 0.02 * part * promised + allowed:
             return None
     return rises[0]
-
-
-def _backward(
-    subject: Subject, temperature: float = 1.0, batches: Sequence[MicroBatch] | None = None
-) -> dict[str, torch.Tensor]:
-    """Gradients of the log-probability of everything, left in the parameters too."""
-    subject.module.zero_grad()
-    for batch in batches or subject.batches:
-        total = subject.decide(batch, temperature=temperature, with_entropy=True).logprobs_N.sum()
-        if not total.requires_grad:
-            where = ", under bfloat16 autocast" if torch.is_autocast_enabled("cpu") else ""
-            fault(f"log-probs carry no gradient (decided with_entropy=True{where}); look for no_grad() and detach()")
-        with torch.autocast("cpu", enabled=False):
-            total.backward()  # type: ignore[no-untyped-call]
-    return {name: p.grad.clone() for name, p in subject.module.named_parameters() if p.grad is not None}

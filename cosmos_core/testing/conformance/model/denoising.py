@@ -6,7 +6,8 @@ width.
 
 from __future__ import annotations
 
-import math
+import functools
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -14,10 +15,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from cosmos_core.errors import DataError
 from cosmos_core.models.diffusion.arrays import with_tensors
+from cosmos_core.models.diffusion.packing import Decisions, trajectory_of
 from cosmos_core.protocols import Decided
 from cosmos_core.protocols.world import LatentSpec, WorldModel
-from cosmos_core.testing.conformance.model.subject import Subject, contents, expect_close, skip_rest, tensor
+from cosmos_core.rollout.diffusion.trajectory import with_given
+from cosmos_core.testing.conformance.model.subject import (
+    Subject,
+    contents,
+    expect_close,
+    expect_each_close,
+    expect_tensor,
+    skip_rest,
+    tensor,
+)
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
 
@@ -27,10 +39,8 @@ _NUMBER: Final = 6
 
 def drawn(latent_spec: LatentSpec, number: int, seed: int) -> torch.Tensor:
     """Latents from noise, float32 [number, C, T, H, W], with the frames that the latent_spec gives in place."""
-    latents = torch.randn(number, *latent_spec.shape, generator=torch.Generator().manual_seed(seed))
-    if latent_spec.given is None or latent_spec.is_given_T is None:
-        return latents
-    return torch.where(latent_spec.is_given_T[:, None, None], latent_spec.given, latents)
+    generator = torch.Generator().manual_seed(seed)
+    return with_given(torch.randn(number, *latent_spec.shape, generator=generator), latent_spec)
 
 
 def walked(prompt: Payload, latent_spec: LatentSpec, *, number: int, guidance: float, seed: int = 0) -> Payload:
@@ -49,21 +59,22 @@ def walked(prompt: Payload, latent_spec: LatentSpec, *, number: int, guidance: f
     return with_tensors(prompt, made)
 
 
-def left(payload: Payload) -> torch.Tensor:
-    """The states [N, C, T, H, W] that a payload's transitions leave."""
-    return tensor(payload, "states")[tensor(payload, "places")[:, 0].long()]
+def scored(
+    payload: Payload,
+    latent_spec: LatentSpec,
+    neutral_guidance: float,
+    velocity: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor],
+) -> Decided:
+    """The decisions of a payload by the velocities [N, C, T, H, W] of its states, times and guidance."""
+    trajectory, is_given_T = trajectory_of(payload, latent_spec.shape, neutral_guidance), ~_decided(latent_spec)
+    decisions = Decisions({**trajectory.at(slice(None)), "is_given": is_given_T.expand(trajectory.num_decisions, -1)})
+    return decisions.decide(velocity(decisions.latents_N, decisions.times_N, trajectory.guidance), with_entropy=True)
 
 
-def transitions(payload: Payload, velocity_N: torch.Tensor, is_given_T: torch.Tensor | None = None) -> Decided:
-    """What transitions are by the velocities at the states that they leave: normal round a x_t + b v + offset."""
-    after = tensor(payload, "states")[tensor(payload, "places")[:, 1].long()]
-    a_N, b_N, std_N = (each[:, None, None, None, None] for each in tensor(payload, "steps").double().unbind(1))
-    mean = a_N * left(payload) + b_N * velocity_N.double() + tensor(payload, "offsets")
-    log_std = std_N.log() + 0.5 * math.log(2 * math.pi)
-    density, entropy = -((after - mean) / std_N).square() / 2 - log_std, (log_std + 0.5).expand_as(mean)
-    is_decided_T = slice(None) if is_given_T is None else ~is_given_T
-    means = [each[:, :, is_decided_T].flatten(1).mean(1).float() for each in (density, entropy)]
-    return Decided(logprobs_N=means[0], entropy_N=means[1])
+def _decided(latent_spec: LatentSpec) -> torch.Tensor:
+    """bool [T], the frames that are not given."""
+    given_T = latent_spec.is_given_T
+    return torch.ones(latent_spec.shape[1], dtype=torch.bool) if given_T is None else ~given_T
 
 
 Row: TypeAlias = tuple[Payload, LatentSpec]
@@ -71,10 +82,9 @@ Row: TypeAlias = tuple[Payload, LatentSpec]
 
 @attrs.frozen(eq=False)
 class _World:
-    """A model that denoises with another instance of it, its weights, and its rows with the latent_spec of each."""
+    """A model that denoises, its weights, and its rows with the latent_spec of each."""
 
     model: WorldModel
-    another: WorldModel
     module: torch.nn.Module
     rows: list[Row]
 
@@ -82,15 +92,29 @@ class _World:
     def of(cls, subject: Subject) -> _World:
         """The model, if it denoises; else the test is skipped."""
         model: Any = subject.optional(WorldModel, "the model does not denoise")
-        another: Any = subject.maker()
         encoded = map(model.encode, subject.prompts)
-        return cls(model, another, subject.module, [(payload, model.latent_spec(payload)) for payload in encoded])
+        return cls(model, subject.module, [(payload, model.latent_spec(payload)) for payload in encoded])
 
     @torch.no_grad()
-    def velocity(self, row: Row, time: float, *, beside: float = 0.0) -> torch.Tensor:
+    def velocity(self, prompt: Payload, states_N: torch.Tensor, times_N: torch.Tensor, guidance: float) -> torch.Tensor:
+        """The velocities [N, C, T, H, W] of states for a prompt."""
+        return self.model.velocity(self.module, states_N, times_N, [prompt] * len(times_N), guidance=guidance)
+
+    def start(self, row: Row, time: float, *, beside: float = 0.0) -> torch.Tensor:
         """The velocity [1, C, T, H, W] of a row's noise, at a guidance so far beside the neutral one."""
-        state, guidance = drawn(row[1], 1, 3), self.model.neutral_guidance + beside
-        return self.model.velocity(self.module, state, torch.tensor([time]), [row[0]], guidance=guidance)
+        guidance = self.model.neutral_guidance + beside
+        return self.velocity(row[0], drawn(row[1], 1, 3), torch.tensor([time]), guidance)
+
+    def noised(self, payload: Payload) -> Payload:
+        """A payload at as many points as the kit asks for."""
+        made = self.model.noised(payload, _SEED, num_decisions=_NUMBER)
+        try:
+            found = trajectory_of(made, self.model.latent_spec(payload).shape, self.model.neutral_guidance)
+        except DataError as error:
+            fault(f"noised() gave no points to learn at; give times and a noise_seed: {error}")
+        if found.num_decisions != _NUMBER:
+            fault(f"noised(num_decisions={_NUMBER}) drew {found.num_decisions} times")
+        return made
 
 
 class DenoisingTests:
@@ -101,9 +125,8 @@ class DenoisingTests:
         world = _World.of(subject)
         for payload, latent_spec in world.rows:
             _check_latent_spec(latent_spec)
-            for when, model in (("a second time", world.model), ("by another instance", world.another)):
-                if _told(latent_spec) != _told(model.latent_spec(payload)):
-                    fault(f"latent_spec() says something else {when}; go by the payload and the options alone")
+            if _told(latent_spec) != _told(world.model.latent_spec(payload)):
+                fault("latent_spec() says something else a second time; go by the payload and the options alone")
         for payload, latent_spec in world.rows[:2]:
             state = drawn(latent_spec, 1, 0)[0]
             shown, again, other = (world.model.render(each, payload) for each in (state, state, -state))
@@ -117,19 +140,14 @@ class DenoisingTests:
         """At each time from data to noise: on its text and given frames, and not on what an engine batches with it."""
         world = _World.of(subject)
         for row in world.rows:
-            shape, is_given_T = (1, *row[1].shape), row[1].is_given_T
             for time in (0.0, 0.31, 1.0):
-                first, second = (world.velocity(row, time) for _ in range(2))
-                if first.shape != shape or first.dtype != torch.float32:
-                    fault(f"velocity() gave {first.dtype} {tuple(first.shape)}; give float32 of their shape, {shape}")
-                if not bool(first.isfinite().all()):
-                    fault(f"velocity() at time {time:g} is not finite; times are in [0, 1], both ends included")
+                first, second = (world.start(row, time) for _ in range(2))
+                expect_tensor(f"velocity() at time {time:g} (of 0 to 1)", first, (1, *row[1].shape))
                 if not torch.equal(first, second):
                     fault("velocity() gives other numbers the second time; draw nothing, and leave no dropout on")
-                if is_given_T is not None and bool(first[:, :, is_given_T].any()):
-                    fault("velocity() moves frames that are given; give zero there")
-                if is_given_T is not None and not bool(first[:, :, ~is_given_T].any()):
-                    fault("velocity() is zero in frames that are not given, where one is")
+                given, decided = (first[:, :, each] for each in (~_decided(row[1]), _decided(row[1])))
+                if bool(given.any()) or not bool(decided.any()):
+                    fault("velocity() moves frames that are given, or none of the others; give zero where one is given")
         _check_batched(world)
         # Metadata may say more than the text: an embedding of it, for one.
         plain = [(p, row) for p, row in zip(subject.prompts, world.rows, strict=True) if not p.metadata]
@@ -139,7 +157,7 @@ class DenoisingTests:
             for prompt, row in plain
             for text in sorted(texts - {prompt.text})
         ]
-        if others and all(torch.equal(world.velocity(one, 0.5), world.velocity(other, 0.5)) for one, other in others):
+        if others and all(torch.equal(world.start(one, 0.5), world.start(other, 0.5)) for one, other in others):
             fault("velocity() is the same for a row whatever its text says; of a model without texts, give one")
         skip_rest(
             {
@@ -153,7 +171,7 @@ class DenoisingTests:
         world, found, work = _World.of(subject), [], []
         for beside in (0.0, 1.0, 2.0):
             with FlopCounterMode(display=False) as counted:
-                found.append(world.velocity(world.rows[0], 0.6, beside=beside))
+                found.append(world.start(world.rows[0], 0.6, beside=beside))
             work.append(counted.get_total_flops())
         neutral = world.model.neutral_guidance
         what = f"velocities at guidance {neutral:g} and 1 and 2 above it do not lie on a line; guidance is a blend"
@@ -167,66 +185,49 @@ class DenoisingTests:
         """The log-prob is the density's mean over what is decided, whichever sampler made it, guided or not."""
         world = _World.of(subject)
         for guidance in (world.model.neutral_guidance, world.model.neutral_guidance + 2.0):
-            made = [
-                walked(payload, latent_spec, number=2 + index % 2, guidance=guidance, seed=10 * index)
-                for index, (payload, latent_spec) in enumerate(world.rows)
-            ]
-            for index, found_N in enumerate(subject.logprobs(payloads=made)):
-                (prompt, latent_spec), times_N = world.rows[index], tensor(made[index], "times")
-                with torch.no_grad():
-                    velocity_N = world.model.velocity(
-                        world.module, left(made[index]), times_N, [prompt] * len(times_N), guidance=guidance
-                    )
-                what = (
-                    f"log-probs of transitions of row {index} at guidance {guidance:g} are not what by velocity() they "
-                    "are: the mean over what is decided of the normal log-density round a x_t + b v + offset"
-                )
-                expect_close(found_N, transitions(made[index], velocity_N, latent_spec.is_given_T).logprobs_N, what)
+            made, expected = [], []
+            for index, (prompt, latent_spec) in enumerate(world.rows):
+                made.append(walked(prompt, latent_spec, number=2 + index % 2, guidance=guidance, seed=10 * index))
+                velocity = functools.partial(world.velocity, prompt)
+                expected.append(scored(made[index], latent_spec, guidance, velocity).logprobs_N)
+            what = (
+                f"log-probs of transitions at guidance {guidance:g} are not what by velocity() they are: the mean over "
+                "what is decided of the normal log-density round a x_t + b v + offset"
+            )
+            expect_each_close(attrs.evolve(subject, payloads=made).logprobs(world.module), expected, what, 1e-4)
 
     def test_points_are_drawn_by_the_seed_alone(self, subject: Subject) -> None:
         """A resumed run, and each process that shares a sequence, learns the same; the next epoch learns others."""
-        world, samples = _World.of(subject), _samples(subject)
-        for payload in samples:
+        world = _World.of(subject)
+        for payload in _samples(subject):
             before = dict(payload.arrays)
             if "sample" not in before:
                 fault(f"encode_demonstration() gave arrays {sorted(before)}; give the `sample` to imitate")
             first, again, other = (world.model.noised(payload, seed) for seed in (_SEED, _SEED, _SEED + 1))
-            elsewhere = world.another.noised(payload, _SEED)
-            for when, found in (("a second time", again), ("by another instance", elsewhere)):
-                if contents(found) != contents(first):
-                    fault(f"noised() draws other points {when} from the same seed; draw from the seed alone")
+            if contents(again) != contents(first):
+                fault("noised() draws other points a second time from the same seed; draw from the seed alone")
             if contents(other) == contents(first):
                 fault("noised() draws the same points from another seed, so a row is always learned at the same ones")
-            chosen = world.model.noised(payload, _SEED, num_decisions=_NUMBER)
-            for made in (first, chosen):
-                _check_points(made)
-                if any(
-                    held.get(name) is not each
-                    for name, each in before.items()
-                    for held in (payload.arrays, made.arrays)
-                ):
+            for held in (payload, first, world.noised(payload)):
+                if any(held.arrays.get(name) is not each for name, each in before.items()):
                     fault(f"noised() changed one of {sorted(before)}; give what there was as it is")
-            if (number := chosen.arrays["times"].shape[0]) != _NUMBER:
-                fault(f"noised(num_decisions={_NUMBER}) drew {number} times")
 
     def test_regressions_are_errors_of_the_velocity(self, subject: Subject) -> None:
         """Minus the mean squared distance to e - x_0, e standard normal: seen with a velocity of zero."""
         world, payload = _World.of(subject), _samples(subject)[0]
         latent_spec = world.model.latent_spec(payload)
         with torch.no_grad():
-            for parameter in subject.module.parameters():
+            for parameter in world.module.parameters():
                 parameter.zero_()
-        if bool(world.velocity((payload, latent_spec), 0.5).any()):
+        if bool(world.start((payload, latent_spec), 0.5).any()):
             pytest.skip("without weights, the velocity of this family is not zero")
-        noised = world.model.noised(payload, _SEED, num_decisions=_NUMBER)
+        noised = world.noised(payload)
         levels = [with_tensors(noised, {"sample": torch.full(latent_spec.shape, level)}) for level in (0.0, 1.0, -1.0)]
-        zero_N, one_N, minus_N = (-subject.logprobs(payloads=[each])[0] for each in levels)
+        zero_N, one_N, minus_N = (-each for each in attrs.evolve(subject, payloads=levels).logprobs(world.module))
         # (e - 1)² + (e + 1)² - 2 e² is 2 at each place, whatever e.
         what = "log-probs of regressions are not minus the mean squared distance of the velocity to e - sample"
         expect_close(one_N + minus_N - 2 * zero_N, torch.full((_NUMBER,), 2.0), what, rtol=0, atol=1e-3)
-        number = math.prod(latent_spec.shape)
-        if latent_spec.is_given_T is not None:
-            number = number // latent_spec.shape[1] * int((~latent_spec.is_given_T).sum())
+        number = torch.ones(latent_spec.shape)[:, _decided(latent_spec)].numel()
         spread = 8 * (2.0 / number) ** 0.5
         if not bool(((zero_N - 1.0).abs() <= spread).all()) or len({*zero_N.tolist()}) < _NUMBER:
             fault(f"the mean squares of noise are {zero_N.tolist()}; draw normal noise, another for each")
@@ -238,12 +239,9 @@ def _check_latent_spec(latent_spec: LatentSpec) -> None:
         fault(f"latent_spec() has shape {shape}; give (channels, frames, height, width)")
     if (given is None) != (is_given_T is None):
         fault("latent_spec() has only one of given and is_given_T; give both, or neither")
-    if given is not None and (given.shape != shape or given.dtype != torch.float32):
-        fault(f"latent_spec().given is {given.dtype} {tuple(given.shape)}; give float32 {shape}")
-    if is_given_T is not None and (
-        is_given_T.shape != shape[1:2] or is_given_T.dtype != torch.bool or bool(is_given_T.all())
-    ):
-        fault(f"latent_spec().is_given_T is {is_given_T}; give bool [{shape[1]}], not all of them true")
+    if given is not None:
+        expect_tensor("given of latent_spec()", given, shape)
+        expect_tensor("is_given_T of latent_spec()", is_given_T, shape[1:2], torch.bool)
 
 
 def _told(latent_spec: LatentSpec) -> tuple[object, ...]:
@@ -252,29 +250,27 @@ def _told(latent_spec: LatentSpec) -> tuple[object, ...]:
 
 
 def _check_shown(shown: Payload) -> None:
-    if shown.kind != "media" or not {"frames", "fps"} <= shown.arrays.keys():
-        fault(f"render() gave a payload of kind {shown.kind!r} with {sorted(shown.arrays)}; give frames and fps")
-    frames, fps = shown.arrays["frames"], shown.arrays["fps"]
-    if frames.dtype != "uint8" or len(frames.shape) != 4 or frames.shape[0] < 1 or frames.shape[3] != 3:
-        fault(f"render() gave frames {frames.dtype} {frames.shape}; give uint8 [frames, height, width, 3]")
-    if (fps.dtype, fps.shape) != ("float32", ()) or not float(tensor(shown, "fps")) > 0:
-        fault(f"render() gave fps {fps.dtype} {fps.shape}; give a positive float32 []")
+    found = {name: (each.dtype, len(each.shape), *each.shape[3:]) for name, each in shown.arrays.items()}
+    if (shown.kind, found) != ("media", {"frames": ("uint8", 4, 3), "fps": ("float32", 0)}):
+        fault(
+            f"render() gave a payload of kind {shown.kind!r} with {found}; give kind media, with frames uint8 [frames, "
+            "height, width, 3] and fps float32 []"
+        )
+    if not shown.arrays["frames"].shape[0] or not float(tensor(shown, "fps")) > 0:
+        fault("render() gave no frame, or a rate `fps` that is not positive")
 
 
 @torch.no_grad()
 def _check_batched(world: _World) -> None:
-    alike = [row for row in world.rows if row[1].shape == world.rows[0][1].shape]
-    states = torch.cat([drawn(latent_spec, 1, index) for index, (_, latent_spec) in enumerate(alike)])
-    times, payloads = torch.linspace(0.1, 0.9, len(alike)), [payload for payload, _ in alike]
-    together, *alone = (
-        world.model.velocity(
-            world.module, states[part], times[part], payloads[part], guidance=world.model.neutral_guidance + 2.0
-        )
-        for part in (slice(None), *(slice(index, index + 1) for index in range(len(alike))))
+    rows = [row for row in world.rows if row[1].shape == world.rows[0][1].shape]
+    states, times = (
+        torch.cat([drawn(row[1], 1, index) for index, row in enumerate(rows)]),
+        torch.linspace(0.1, 0.9, len(rows)),
     )
-    for index, each in enumerate(alone):
-        what = f"velocity() of row {index} changes with what else is in the batch"
-        expect_close(together[index : index + 1], each, what)
+    guidance, payloads = world.model.neutral_guidance + 2.0, [payload for payload, _ in rows]
+    together = world.model.velocity(world.module, states, times, payloads, guidance=guidance)
+    alone = [world.velocity(each, states[n, None], times[n, None], guidance)[0] for n, each in enumerate(payloads)]
+    expect_each_close([*together], alone, "velocity() changes with what else is in the batch", 1e-4)
 
 
 def _samples(subject: Subject) -> list[Payload]:
@@ -282,13 +278,3 @@ def _samples(subject: Subject) -> list[Payload]:
     if not shown:
         pytest.skip("not given: no row of `prompts` has a demonstration")
     return [subject.model.encode_demonstration(prompt) for prompt in shown]
-
-
-def _check_points(payload: Payload) -> None:
-    found = {name: (each.dtype, each.shape) for name, each in payload.arrays.items()}
-    dtype, shape = found.get("times", ("", ()))
-    if dtype != "float32" or len(shape) != 1 or not shape[0] or found.get("noise_seed") != ("int64", ()):
-        fault(f"noised() gave {found}; give times, float32 [decisions], and a noise_seed, int64 []")
-    times_N = tensor(payload, "times")
-    if not bool(((times_N >= 0) & (times_N <= 1)).all()):
-        fault(f"noised() drew times {times_N.tolist()}; 1 is noise and 0 is data")

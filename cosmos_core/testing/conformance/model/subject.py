@@ -116,39 +116,32 @@ class Subject:
         """The decisions of a micro-batch."""
         module = self.module if module is None else module
         decided: Decided = self.model.decide(module, batch, temperature=temperature, **asked)
-        found, total = tuple(decided.logprobs_N.shape), sum(batch.num_decisions)
-        if found != (total,):
-            fault(f"decide() gave log-probs {found} for {total} decisions (the sum of MicroBatch.num_decisions)")
+        expect_tensor(
+            f"logprobs_N of decide({asked})", decided.logprobs_N, (sum(batch.num_decisions),), has_gradient=True
+        )
         return decided
 
     @torch.no_grad()
     def logprobs(
         self,
         module: torch.nn.Module | None = None,
-        payloads: Sequence[Payload] | None = None,
-        budget: int = ROOM,
+        batches: Sequence[MicroBatch] | None = None,
         name: str = "logprobs_N",
         **asked: Any,
     ) -> list[torch.Tensor]:
-        """Log-probs, or what else `Decided` has by `name`, of each payload, packed under a budget."""
-        payloads = self.payloads if payloads is None else payloads
-        found: dict[int, list[torch.Tensor]] = {}
-        for batch in self.model.pack(payloads, budget=budget):
-            for index, part_N in split(batch, getattr(self.decide(batch, module, **asked), name)).items():
-                found.setdefault(index, []).append(part_N)
-        if sorted(found) != list(range(len(payloads))):
-            fault(f"pack() of {len(payloads)} payloads under a budget of {budget} units packed the numbers {[*found]}")
-        return [torch.cat(found[index]) for index in range(len(payloads))]
+        """Log-probs, or what else `Decided` has by `name`, of each payload, from micro-batches that have them all."""
+        found: list[list[torch.Tensor]] = [[] for _ in self.payloads]
+        for batch in self.batches if batches is None else batches:
+            values_N = getattr(self.decide(batch, module, **asked), name)
+            parts = torch.split(values_N, list(batch.num_decisions))
+            for index, part_N in zip(batch.sequences, parts, strict=True):
+                found[index].append(part_N)
+        return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
 
     @torch.no_grad()
     def logprobs_alone(self, module: torch.nn.Module | None = None) -> list[torch.Tensor]:
         """Log-probs of each payload in a micro-batch of its own."""
         return [self.decide(batch, module).logprobs_N for batch in self.alone]
-
-
-def split(batch: MicroBatch, values_N: torch.Tensor) -> dict[int, torch.Tensor]:
-    """What there is for each decision of a micro-batch, by number of the payload."""
-    return dict(zip(batch.sequences, torch.split(values_N, list(batch.num_decisions)), strict=True))
 
 
 def attempt(function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
@@ -169,6 +162,23 @@ def skip_rest(lacking: Mapping[str, bool]) -> None:
     """Skip the end of a test that lacks something, and say what: the reasons that are mapped to True."""
     if reasons := [reason for reason, is_lacking in lacking.items() if is_lacking]:
         pytest.skip("; ".join([*reasons, "the other checks of this test passed"]))
+
+
+def expect_tensor(
+    what: str,
+    found: torch.Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    has_gradient: bool | None = None,
+) -> torch.Tensor:
+    """The tensor; fault unless it is finite, of this shape and dtype, and its gradient is recorded as it should be."""
+    told = "None" if found is None else f"{found.dtype} {list(found.shape)}"
+    if found is None or told != f"{dtype} {list(shape)}" or not bool(found.isfinite().all()):
+        fault(f"{what} is {told}, expected finite {dtype} {list(shape)}: {found}")
+    if has_gradient is not None and found.requires_grad != (has_gradient and torch.is_grad_enabled()):
+        fault(f"{what} carries {'a gradient; detach it' if found.requires_grad else 'no gradient'}")
+    return found
 
 
 def expect_close(
