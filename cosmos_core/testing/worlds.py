@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -27,6 +28,7 @@ from cosmos_core.errors import CosmosError
 
 PRELOADED: Final = (
     "cosmos_core.models",
+    "cosmos_core.policy.training.trainer",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
@@ -56,7 +58,9 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
         WorldFailedError: A process failed; the message holds the traceback of the first one that said so.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    # A family of diffusers that this process has loaded, each of its worlds' processes would load for itself.
+    families = [name for name in sys.modules if name.startswith("diffusers.models.transformers.")]
+    context.set_forkserver_preload([*PRELOADED, *families])
     # The server is a new interpreter, whose hashes its forks have: they are to be others than here.
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with mock.patch.dict(os.environ, {"PYTHONHASHSEED": hash_seed}):
