@@ -261,34 +261,30 @@ def trained(
 def _decided(algorithm: Algorithm, batch: Batch, places_N: torch.Tensor) -> Decided:
     """What a forward would say of decisions at some places."""
     logprobs_N = batch.logprobs_N[places_N].requires_grad_()
-    compared = comparison_of(algorithm)
-    divergence_N, blended = None, None
-    if compared is not None:
-        divergence_N, blended = comparison(compared[1], logprobs_N, batch.frozen_N[compared[0]][places_N])
+    beside: dict[str, Any] = {}
+    if (compared := comparison_of(algorithm)) is not None:
+        beside = comparison(compared[1], logprobs_N, batch.frozen_N[compared[0]][places_N])
     return Decided(
         logprobs_N=logprobs_N,
         entropy_N=batch.entropy_N[places_N] if algorithm.needs_entropy else None,
         values_N=batch.values_N[places_N].requires_grad_() if algorithm.needs_critic else None,
-        divergence_N=divergence_N,
-        blended=blended,
+        **beside,
     )
 
 
-def comparison(
-    asked: Comparison | None, logprobs_N: torch.Tensor, other_N: torch.Tensor
-) -> tuple[torch.Tensor | None, Blended | None]:
-    """A stand-in for the divergence or the blends that are asked for, which carries a gradient."""
+def comparison(asked: Comparison | None, logprobs_N: torch.Tensor, other_N: torch.Tensor) -> dict[str, Any]:
+    """A stand-in for the divergence or the blends that are asked for, by its field, which carries a gradient."""
     apart_N = logprobs_N - other_N
     if isinstance(asked, Divergence):
-        return apart_N.clamp(-20.0, 20.0).square() / 2.0, None
+        return {"divergence_N": apart_N.clamp(-20.0, 20.0).square() / 2.0}
     if not isinstance(asked, Blend):
-        return None, None
+        return {}
     # Of regressions of one number each: an error is the root of minus the log-prob, the other model's near it.
     error_N1 = (-logprobs_N).clamp_min(_LEAST_ERROR**2).sqrt()[:, None]
     near_N1 = (error_N1 * (-0.1 * apart_N.clamp(-5.0, 5.0)).exp()[:, None]).detach()
     shares_K = logprobs_N.new_tensor(asked.shares)
     errors_NK = shares_K * error_N1 + (1.0 - shares_K) * near_N1
-    return None, Blended(squared_NK=errors_NK.square(), absolute_NK=errors_NK.detach().abs())
+    return {"blended": Blended(squared_NK=errors_NK.square(), absolute_NK=errors_NK.detach().abs())}
 
 
 @contextlib.contextmanager

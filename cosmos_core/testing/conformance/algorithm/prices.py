@@ -271,9 +271,8 @@ def _in_float64(algorithm: Algorithm, seen: Decisions) -> Decisions:
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
     doubled["logprobs_N"].requires_grad_()
-    frozen = {}
+    frozen, own_N = {}, doubled["logprobs_N"]
     for role, asked in consulted(algorithm).items():
         other_N = seen.frozen[role].logprobs_N.double()
-        divergence_N, blended = comparison(asked, doubled["logprobs_N"], other_N)
-        frozen[role] = FrozenOutput(logprobs_N=other_N, divergence_N=divergence_N, blended=blended)
+        frozen[role] = FrozenOutput(logprobs_N=other_N, **comparison(asked, own_N, other_N))
     return attrs.evolve(seen, **doubled, frozen=frozen)
