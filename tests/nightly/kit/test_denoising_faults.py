@@ -48,7 +48,8 @@ PLANTED = {
         def _advance(self):
             super()._advance()
             for sample in self._denoisers.running:
-                sample.decisions = [attrs.evolve(each, logprob=96 * each.logprob) for each in sample.decisions[-1:]]
+                newest = sample.decisions[-1:]
+                sample.decisions[-1:] = [attrs.evolve(each, logprob=96 * each.logprob) for each in newest]
         """,
     ),
     "draws-too-little-noise": Fault(

@@ -98,7 +98,9 @@ PLANTED = {
         "log-probs are not the trainer's: unit",
         """
         def _apply(self, update, cache):
-            scheduler, all_back = self._scheduler, self._scheduler.requeue
+            scheduler = self._scheduler
+            def all_back():
+                return type(scheduler).requeue(scheduler)
             def some_back():
                 kept = scheduler._running[:8]
                 if len(scheduler._running) < 32:
@@ -107,7 +109,7 @@ PLANTED = {
                     sample.slot, sample.cached = -1, 0
                 scheduler.add(scheduler._running[8:])
                 scheduler._running, scheduler._features = kept, None
-            scheduler.requeue = some_back
+            scheduler.requeue = some_back if update.version == 3 else all_back
             return super()._apply(update, cache)
         """,
     ),
@@ -426,7 +428,7 @@ PLANTED = {
     ),
     "leaves-a-thread": Fault(
         "test_shutdown_ends_what_is_in_flight_and_leaves_nothing_behind",
-        "there still are: poller; join them",
+        "there still are: poller",
         """
         def start(self):
             threading.Thread(target=threading.Event().wait, name="poller", daemon=True).start()
