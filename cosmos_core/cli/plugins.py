@@ -14,10 +14,10 @@ import typer
 from cosmos_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from cosmos_core.check.examination import Given
     from cosmos_core.plugins.card import Card
     from cosmos_core.plugins.discovery import PluginRecord
     from cosmos_core.protocols import Kind
-    from cosmos_core.testing.check.examination import Given
 
 
 def _kind(typed: str) -> Kind:
@@ -156,10 +156,10 @@ def check_plugin(
     _need_pytest()
     from rich.console import Console  # noqa: PLC0415
 
+    from cosmos_core.check.examination import examine  # noqa: PLC0415
+    from cosmos_core.check.subject import subject  # noqa: PLC0415
+    from cosmos_core.check.verdict import plain, text  # noqa: PLC0415
     from cosmos_core.plugins.discovery import DISABLE_VARIABLE  # noqa: PLC0415
-    from cosmos_core.testing.check.examination import examine  # noqa: PLC0415
-    from cosmos_core.testing.check.subject import subject  # noqa: PLC0415
-    from cosmos_core.testing.check.verdict import plain, text  # noqa: PLC0415
 
     # Whoever asks for a plugin to be checked wants it to be seen, here and in every process of the check.
     os.environ.pop(DISABLE_VARIABLE, None)
@@ -216,9 +216,9 @@ def _need_pytest() -> None:
 
 def _given(overrides: list[str]) -> Given:
     """What `--set` gives, structured; raises ConfigError if a key is none of those that a kit can be given."""
+    from cosmos_core.check.examination import Given  # noqa: PLC0415
     from cosmos_core.config.overrides import apply_override  # noqa: PLC0415
     from cosmos_core.config.structure import structure  # noqa: PLC0415
-    from cosmos_core.testing.check.examination import Given  # noqa: PLC0415
 
     data: dict[str, Any] = {}
     for override in overrides:

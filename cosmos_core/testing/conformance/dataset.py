@@ -9,7 +9,6 @@ import contextlib
 import copy
 import functools
 import os
-import pickle
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -357,7 +356,10 @@ def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     found: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {"random": (random.random, random.getstate)}
     if numpy is not None:
-        found["numpy.random"] = numpy.random.random, lambda: pickle.dumps(numpy.random.get_state())
+        found["numpy.random"] = (
+            numpy.random.random,
+            lambda: [numpy.asarray(each).tolist() for each in numpy.random.get_state()],
+        )
     if torch is not None:
         found["torch"] = lambda: torch.rand(()), lambda: torch.get_rng_state().tolist()
     return found

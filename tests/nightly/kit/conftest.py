@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
+from cosmos_core.check.recorder import Outcome, run_pytest
 from cosmos_core.protocols import KINDS, Kind
 from cosmos_core.protocols.provider import entry_point_group
-from cosmos_core.testing.check.recorder import Outcome, run_pytest
 
 pytest.register_assert_rewrite("tests.nightly.kit.faulty_algorithm")
 

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from cosmos_core.testing.check.examination import Given, examine
-from cosmos_core.testing.check.subject import subject
-from cosmos_core.testing.check.verdict import text
-from tests.unit.testing.wheels import METADATA, build, without
+from cosmos_core.check.examination import Given, examine
+from cosmos_core.check.subject import subject
+from cosmos_core.check.verdict import text
+from tests.unit.check.wheels import METADATA, build, without
 
 HEADER = """
 import attrs

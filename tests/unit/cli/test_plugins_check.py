@@ -6,12 +6,12 @@ import zipfile
 import pytest
 from typer.testing import CliRunner
 
+from cosmos_core.check import examination
+from cosmos_core.check.examination import Given
+from cosmos_core.check.verdict import Check, Finding, Verdict, this_environment
 from cosmos_core.cli.plugins import app
 from cosmos_core.errors import ConfigError, PluginNotFoundError
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE
-from cosmos_core.testing.check import examination
-from cosmos_core.testing.check.examination import Given
-from cosmos_core.testing.check.verdict import Check, Finding, Verdict, this_environment
 
 PROJECT = '[project]\nname = "{name}"\nversion = "1.0"\n[project.entry-points."cosmos_core.rewards"]\n{entries}\n'
 

@@ -1,5 +1,6 @@
 """Floods of connections at a socket with keys: what strangers can make a process keep is bounded, and counted."""
 
+import errno
 import resource
 import socket as network
 
@@ -70,6 +71,13 @@ def test_it_goes_on_after_a_failure(listener, knock, monkeypatch, caplog):
     monkeypatch.undo()
     knock(1)
     wait_for(lambda: listener.limiter.num_strangers == 1)
+
+
+def test_connections_that_cannot_be_accepted_are_told_of_ever_more_seldom(listener, caplog):
+    for _ in range(4):
+        listener.limiter._take(zmq.EVENT_ACCEPT_FAILED, errno.EMFILE)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"a connection could not be accepted ({n} so far): Too many open files" for n in (1, 2, 4)]
 
 
 def test_a_connections_file_may_be_of_another_by_now(context, monkeypatch):

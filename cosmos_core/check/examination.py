@@ -21,6 +21,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from cosmos_core.check.probe import Loaded, load
+from cosmos_core.check.recorder import Outcome, Result, run_pytest
+from cosmos_core.check.subject import Subject
+from cosmos_core.check.verdict import Check, Verdict, check, this_environment
+from cosmos_core.check.wheel import astray
 from cosmos_core.errors import PluginBrokenError, PluginError
 from cosmos_core.plugins.compatibility import (
     CORE,
@@ -40,11 +45,6 @@ from cosmos_core.plugins.distributions import (
     licence,
     recorded_files,
 )
-from cosmos_core.testing.check.probe import Loaded, load
-from cosmos_core.testing.check.recorder import Outcome, Result, run_pytest
-from cosmos_core.testing.check.subject import Subject
-from cosmos_core.testing.check.verdict import Check, Verdict, check, this_environment
-from cosmos_core.testing.check.wheel import astray
 from cosmos_core.testing.conformance.processes import run
 from cosmos_core.types import JSON
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_core.check.examination import check_compatibility, check_entry_points, check_files, check_metadata
+from cosmos_core.check.subject import Subject
 from cosmos_core.plugins.discovery import discover
-from cosmos_core.testing.check.examination import check_compatibility, check_entry_points, check_files, check_metadata
-from cosmos_core.testing.check.subject import Subject
 
 COMPLETE = ("Summary: Short.", "License-Expression: MIT", "Requires-Python: >=3.11", "", "About it.")
 

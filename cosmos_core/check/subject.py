@@ -17,12 +17,12 @@ import attrs
 import msgspec.toml
 from packaging.utils import canonicalize_name
 
+from cosmos_core.check.wheel import unpack
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.choice import find, kind_of
 from cosmos_core.plugins.discovery import Entry, PluginRecord, discover, entries
 from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
-from cosmos_core.testing.check.wheel import unpack
 
 
 class _Project(msgspec.Struct, frozen=True, rename="kebab"):

@@ -3,11 +3,11 @@ import zipfile
 
 import pytest
 
+from cosmos_core.check.examination import check_files
+from cosmos_core.check.subject import Subject
+from cosmos_core.check.wheel import unpack
 from cosmos_core.errors import ConfigError
-from cosmos_core.testing.check.examination import check_files
-from cosmos_core.testing.check.subject import Subject
-from cosmos_core.testing.check.wheel import unpack
-from tests.unit.testing.wheels import METADATA, build
+from tests.unit.check.wheels import METADATA, build
 
 FILES = {"acme_w/__init__.py": "", "acme_w/py.typed": ""}
 ENTRY_POINTS = "[cosmos_core.rewards]\nw = acme_w\n"

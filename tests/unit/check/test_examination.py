@@ -3,14 +3,14 @@ import logging
 
 import pytest
 
+from cosmos_core.check import examination, probe
+from cosmos_core.check.examination import Given
+from cosmos_core.check.probe import Loaded
+from cosmos_core.check.recorder import Outcome
+from cosmos_core.check.subject import Subject
+from cosmos_core.check.verdict import Check, Finding, Verdict, plain, text
 from cosmos_core.plugins import compatibility
 from cosmos_core.plugins.discovery import discover
-from cosmos_core.testing.check import examination, probe
-from cosmos_core.testing.check.examination import Given
-from cosmos_core.testing.check.probe import Loaded
-from cosmos_core.testing.check.recorder import Outcome
-from cosmos_core.testing.check.subject import Subject
-from cosmos_core.testing.check.verdict import Check, Finding, Verdict, plain, text
 
 REWARD = """
 from cosmos_core.protocols import Provider, hookimpl
