@@ -8,6 +8,8 @@ import importlib.util
 import platform
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +47,6 @@ from cosmos_core.plugins.distributions import (
     licence,
     recorded_files,
 )
-from cosmos_core.testing.conformance.processes import run
 from cosmos_core.types import JSON
 
 _IMPORT_BOUND_S: Final = 1.0
@@ -189,9 +190,12 @@ def check_files(subject: Subject) -> Check:
 
 def _refusal(tool: str, wheel: Path) -> str:
     """The objection of twine, which uploads wheels, or of check-wheel-contents; empty if it has none."""
-    code, said = run(tool, [*_WHEEL_TOOLS[tool], str(wheel)], folder=wheel.parent, timeout_s=_WHEEL_TOOL_S)
-    verb = f"did not end in {_WHEEL_TOOL_S:.0f} s" if code is None else "refuses it"
-    return f"{tool.replace('_', '-')} {verb}:\n{said.strip()}" if code != 0 else ""
+    command, name = [sys.executable, "-P", "-m", tool, *_WHEEL_TOOLS[tool], str(wheel)], tool.replace("_", "-")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(command, cwd=wheel.parent, capture_output=True, timeout=_WHEEL_TOOL_S, check=False)
+        said = (done.stdout + done.stderr).decode(errors="replace").strip()
+        return f"{name} refuses it:\n{said}" if done.returncode != 0 else ""
+    return f"{name} did not end in {_WHEEL_TOOL_S:.0f} s"
 
 
 def _untyped(module: str, subject: Subject) -> Iterator[str]:

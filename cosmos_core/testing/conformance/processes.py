@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,45 +20,6 @@ import pytest
 T = TypeVar("T")
 _MARK: Final = "COSMOS_CONFORMANCE_RUN"
 _LEAVE_S: Final = 3.0
-
-
-def run(
-    module: str,
-    arguments: Sequence[str],
-    *,
-    timeout_s: float,
-    environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-) -> tuple[int | None, str]:
-    """Run a module in a process of its own, which ends with what it leaves running once `timeout_s` have passed.
-
-    `environment` is set beside the variables of this process; modules in `folder`, where it runs, are not on its path.
-
-    Returns:
-        Its exit code (None if it had to be stopped), and what it wrote to standard output and error.
-    """
-    command = [sys.executable, "-P", "-u", "-m", module, *arguments]
-    # A file, because a pipe stays open for as long as any process that inherited it.
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        code = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
 
 
 def exchange(
@@ -72,20 +33,37 @@ def exchange(
 ) -> tuple[T | None, int | None, str]:
     """Run `python -m module QUESTION ANSWER`, which reads the first file and writes the second, both JSON.
 
-    Files, not streams: a plugin may print. The other arguments are those of `run`; an empty folder is the default one.
+    Files, not streams: a plugin may print. The process ends with what it leaves running once `timeout_s` have passed.
+    `environment` is set beside the variables of this process; it runs in `folder` (by default an empty one), whose
+    modules are not on its path.
 
     Returns:
         The answer (None if it wrote none), its exit code (None if it had to be stopped), and its output.
     """
-    with tempfile.TemporaryDirectory(prefix="cosmos-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="cosmos-") as scratch, tempfile.TemporaryFile() as output:
         asked, answered = Path(scratch) / "question.json", Path(scratch) / "answer.json"
         asked.write_bytes(msgspec.json.encode(question))
-        arguments = [str(asked), str(answered)]
-        code, output = run(
-            module, arguments, timeout_s=timeout_s, environment=environment, folder=folder or Path(scratch)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-u", "-m", module, str(asked), str(answered)],
+            cwd=folder or scratch,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            # A file, because a pipe stays open for as long as any process that inherited it.
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        code = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
         found = msgspec.json.decode(answered.read_bytes(), type=answer) if answered.exists() else None
-        return found, code, output
+        return found, code, output.read().decode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeAlias, cast
+from typing import Any, ClassVar, Final, TypeAlias, cast, get_args
 
 import attrs
 import pytest
 
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
+from cosmos_core.config.job import stages
+from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.protocols import (
     Algorithm,
     AlgorithmCapabilities,
     AlgorithmContext,
+    DatasetCapabilities,
+    EngineCapabilities,
     Kind,
+    ModelCapabilities,
+    ModelFacts,
+    Preflight,
     Provider,
+    RewardCapabilities,
 )
+from cosmos_core.protocols.world import DecisionKind
+from cosmos_core.run.planning.checks import problems
+from cosmos_core.run.planning.parts import Measured, Parts
 from cosmos_core.testing.conformance.algorithm.batch import (
     Batch,
     admitted,
@@ -33,7 +45,6 @@ from cosmos_core.testing.conformance.algorithm.batch import (
     rewards_text,
 )
 from cosmos_core.testing.conformance.algorithm.prices import PriceTests
-from cosmos_core.testing.conformance.planning import planned
 from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault, told_by
 from cosmos_core.types import JSON, Group, Sample, SampleStatus, Scalar
 
@@ -178,7 +189,7 @@ class AlgorithmConformance(PriceTests, PluginConformance):
         if not is_rolled_out and values["old_logprobs"] == "behaviour":
             fault("old_logprobs is 'behaviour', but nobody generated a demonstration; use 'none' or 'recompute'")
         with calling("planning a recipe with the capabilities that it declares"):
-            found = planned(self.plugin, capabilities)
+            found = _planned(self.plugin, capabilities)
         if found:
             fault(f"no recipe can use the algorithm as it is declared: {'; '.join(found)}")
 
@@ -336,3 +347,42 @@ def _others(key: DynamicKey) -> list[Scalar]:
             taken[key.taken(value)] = None
     taken.pop(key.value, None)
     return list(taken)
+
+
+def _planned(plugin: str, capabilities: AlgorithmCapabilities) -> list[str]:
+    """Problems of planning a step with these capabilities, beside parts that give whatever they are asked for."""
+    kinds = capabilities.payload_kinds
+    # Any temperature but 1: at 1 every sort of log-probs is the same.
+    sampling = {"max_units": 16, "temperature": 0.7}
+    chosen = {"run": {"name": "conformance", "steps": 1}, "model": {"config": {}}, "dataset": {"plugin": "any"}}
+    rollout = {"group_size": max(2, capabilities.min_group_size), "sampling": sampling}
+    scored = {"algorithm": {"plugin": plugin}, "reward": [{"plugin": "any"}], "rollout": rollout}
+    recipe = structure({**chosen, **scored}, Recipe)
+    facts = ModelFacts(
+        architecture="Any",
+        num_parameters=1,
+        num_layers=1,
+        hidden_size=1,
+        vocab_size=0,
+        tokenizer_size=0,
+        context_length=1 << 20,
+        stop_ids=frozenset(),
+        pad_id=0,
+    )
+    parts = Parts(
+        model=ModelCapabilities(payload_kinds=kinds),
+        facts=facts,
+        stages=[(stage, capabilities) for stage in stages(recipe)],
+        rewards=[RewardCapabilities(payload_kinds=kinds)],
+        dataset=DatasetCapabilities(demonstrations=True),
+        engine=None,
+        num_train_rows=10,
+        num_heldout_rows=10,
+        measured=Measured(num_rows=10, num_demonstrations=10, num_preferences=10, shortest_prompt=4, longest_prompt=8),
+    )
+    found = []
+    for semantics, decisions in itertools.product(("processed", "raw"), get_args(DecisionKind)):
+        engine = EngineCapabilities(logprob_semantics=semantics, payload_kinds=kinds)
+        told = Preflight(decisions=decisions)
+        found.append(problems(recipe, attrs.evolve(parts, engine=engine, preflight=told)))
+    return min(found, key=len)

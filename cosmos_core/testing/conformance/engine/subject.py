@@ -40,7 +40,6 @@ from cosmos_core.weights.shards import canonical_tensors, torch_dtype
 _BUDGET: Final = 1 << 14
 _NOISE: Final = 0.3
 
-
 Record: TypeAlias = Callable[[torch.nn.Module], Callable[[], Mapping[str, torch.Tensor]]]
 """Makes a module record: see `MoEModel.record`."""
 
@@ -130,7 +129,6 @@ def twin(model: Model, **methods: Callable[..., Any]) -> Model:
 T = TypeVar("T")
 Part: TypeAlias = tuple[int, TensorSlice, str]
 """(rank, slice, dtype) of a layout."""
-
 _POLL_S: Final = 0.001
 
 

@@ -73,7 +73,9 @@ def test_prices_worked_by_hand():
     priced = make(beta=0.5).loss(decisions(blended, [5.0, -5.0, 1.0, 0.0]))
     # 5 / 0.5 = 10 times: wholly good 0.5 / 0.25; wholly bad 2 / 1; 0.6 and 0.4 of them; half of each over 1e-5.
     assert priced.loss_N.tolist() == pytest.approx([20.0, 20.0, 10 * (0.6 * 2.0 + 0.4 * 2.0), 10 * 1.25e5])
-    assert priced.metrics["goodness"].tolist() == pytest.approx([1.0, 0.0, 0.6, 0.5])
+    told = {name: values.tolist() for name, values in priced.metrics.items()}
+    assert told.pop("goodness") == pytest.approx([1.0, 0.0, 0.6, 0.5])
+    assert told == {"good_error": [0.5] * 4, "bad_error": [2.0] * 4}
     priced.loss_N.sum().backward()
     # The weight 1 / w is detached; what is wholly good has no gradient through v⁻.
     assert squared_NK.grad[:3].flatten().tolist() == pytest.approx([40.0, 0.0, 0.0, 10.0, 24.0, 4.0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_core.errors import EngineError
+from cosmos_core.errors import EngineError, EngineLostError
 from cosmos_core.types import Array
 
 NEVER = frozenset()
@@ -213,3 +213,12 @@ def test_the_cache_of_a_batch_does_not_depend_on_earlier_ones(kit, make):
         engine.submit([kit.request("one", [5] * size, max_units=3)])[0].result(5)
         capacities.append(engine._cache.capacity)
     assert capacities == [8, 16, 8]
+
+
+def test_an_idle_engine_hears_of_the_end_of_a_process_that_it_needs(kit, make):
+    engine = make(kit.FakeModel(stop_ids=NEVER))
+    engine.submit([kit.request("a", kit.ragged(1)[0], max_units=1)])[0].result(20)
+    engine._lose(EngineLostError("worker 1 was ended by signal 9"))
+    wait_for(lambda: not engine._thread.is_alive())
+    with pytest.raises(EngineLostError, match="worker 1 was ended by signal 9"):
+        engine.health()

@@ -22,6 +22,11 @@ def launcher(tmp_path, monkeypatch):
     (tmp_path / "stubborn.py").write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)\n"
     )
+    (tmp_path / "saver.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), print('saved', flush=True), sys.exit()))\n"
+        "print('up', flush=True)\ntime.sleep(60)\n"
+    )
     (tmp_path / "broken.py").write_text("raise SystemExit('no such model: nope')\n")
     (tmp_path / "printer.py").write_text(
         "import os\n"
@@ -105,6 +110,14 @@ def test_nothing_is_left_behind(launcher, tmp_path):
         wait_for(lambda child=child: not is_running(child))
         assert launcher.running() == []
         log.unlink()
+
+
+def test_a_process_has_time_to_save(launcher, tmp_path):
+    start(launcher, "saver")
+    log = tmp_path / "logs" / "saver.log"
+    wait_for(lambda: log.exists() and log.read_text())
+    launcher.stop(20)
+    assert log.read_text() == "up\nsaved\n"
 
 
 def test_a_process_that_ignores_the_request_is_killed(launcher, tmp_path):
