@@ -36,6 +36,7 @@ Place: TypeAlias = tuple[Split, int]
 Rows: TypeAlias = dict[Place, Prompt]
 
 _SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+_EDGE: Final = 4
 _NUM_THREADS: Final = 4
 _NUM_PROMPTS: Final = (1, 10, 100_000)
 _TIMEOUT_S: Final = 120.0
@@ -49,7 +50,7 @@ class DatasetConformance(PluginConformance):
 
     Attributes:
         num_rows: How many rows of each split the tests read, from both ends and between.
-        repeats_rows: Whether most rows may come again under another number, as when a few prompts are drawn from.
+        repeats_rows: Whether most train rows may come again under another number, as when a few prompts are drawn from.
         holds_out_train_rows: Whether held-out rows may be train rows, as when a run shall learn a few rows by heart.
 
     Fixtures to override: `options`, the options to test with; `context`, whose `directory` is where relative paths
@@ -117,20 +118,23 @@ class DatasetConformance(PluginConformance):
         """A size that counts rows twice makes epochs longer than the data; validation on train rows measures memory."""
         contents = {split: [_content(row) for (where, _), row in rows.items() if where == split] for split in _SPLITS}
         for split, found in contents.items():
-            repeated = len(found) - len(set(found))
-            if 2 * repeated > len(found) and not self.repeats_rows:
-                fault(
-                    f"{repeated} of the {len(found)} rows of {split} that were read repeat an earlier one, and its "
-                    f"size is {sizes[split]}; does row() use its index? Give a number to each row once, or set "
-                    "repeats_rows = True in the test class if they are meant to come again"
-                )
+            if sizes[split] > 1 and len(set(found)) == 1:
+                fault(f"all {len(found)} rows of {split} that were read are the same; does row() use its index?")
+        trained = contents["train"]
+        repeated = len(trained) - len(set(trained))
+        if 2 * repeated > len(trained) and not self.repeats_rows:
+            fault(
+                f"{repeated} of the {len(trained)} train rows that were read repeat an earlier one, and size('train') "
+                f"is {sizes['train']}; give a number to each row once, or set repeats_rows = True in the test class if "
+                "they are meant to come again"
+            )
         # Where a slice of the train rows would lie: at the same numbers, or as far from the end.
         size, shifts = sizes["train"], (0, sizes["train"] - sizes["heldout"])
         held_out, numbers = contents["heldout"], [index for split, index in rows if split == "heldout"]
         near: set[Place] = {
             ("train", index + shift) for index in numbers for shift in shifts if 0 <= index + shift < size
         }
-        seen = {*contents["train"], *map(_content, _read(dataset, near).values())}
+        seen = {*trained, *map(_content, _read(dataset, near).values())}
         both = [index for index, content in zip(numbers, held_out, strict=True) if content in seen]
         if 2 * len(both) > len(held_out) and not self.holds_out_train_rows:
             fault(
@@ -249,8 +253,13 @@ def _tells_of_each_once(omissions: Any) -> bool:
 
 
 def _spread(size: int, most: int) -> Sequence[int]:
-    """Up to `most` of the numbers in `range(size)`: both ends, and what lies evenly between them."""
-    return range(size) if size <= most else [index * (size - 1) // (most - 1) for index in range(most)]
+    """Up to `most` of the numbers in `range(size)`: neighbours at both ends, and what lies evenly between them."""
+    if size <= most:
+        return range(size)
+    edge = min(_EDGE, most // 2)
+    between = most - 2 * edge
+    middle = [edge + index * (size - 2 * edge) // between for index in range(between)]
+    return sorted({*range(edge), *middle, *range(size - edge, size)})
 
 
 def _take(dataset: Dataset, place: Place) -> Prompt:
@@ -321,8 +330,10 @@ def _location_problem(location: str) -> str:
             inline_bytes(location, "data:", "in base64, data:TYPE;base64,DATA")
         except DataError as error:
             return str(error)
-    elif "://" not in location and not (Path(location).is_absolute() and Path(location).exists()):
-        return f"media has {location!r:.100}, and there is no such file; give Path(…).absolute() of one, or a URL"
+    elif "://" not in location and not Path(location).is_absolute():
+        return f"media has {location!r:.100}, which is another file in another folder; give Path(…).absolute()"
+    elif "://" not in location and not Path(location).exists():
+        return f"media has {location!r:.100}, and there is no such file"
     return ""
 
 

@@ -125,6 +125,7 @@ class EnvironmentConformance(WorkerConformance):
         """The first words of a dialogue, and of each turn (observation, role, done, reward)."""
         said: tuple[Any, ...] = ()
         reply, episode = ask(pool.open, given.prompt, seed)
+        failure, timed_out = "", False
         for turn in (*given.turns, None):
             match reply:
                 case Opened(words=words):
@@ -132,12 +133,12 @@ class EnvironmentConformance(WorkerConformance):
                 case Answered():
                     said = (*said, (reply.observation, reply.role, reply.done, reply.reward))
                 case failed:
-                    return Answer(said=said, failure=failed.detail or "it failed", timed_out=failed.timed_out)
-            if turn is None or (isinstance(reply, Answered) and reply.done):
+                    failure, timed_out = failed.detail or "it failed", failed.timed_out
+            if turn is None or failure or (isinstance(reply, Answered) and reply.done):
                 break
             reply, _ = ask(pool.act, episode, turn)
         pool.forget(episode)
-        return Answer(said=said)
+        return Answer(said=said, failure=failure, timed_out=timed_out)
 
     def test_dialogues_do_not_disturb_each_other(
         self,

@@ -143,6 +143,9 @@ class HookConformance(PluginConformance):
                 _tell(session, act(marks[name]), f"the run {name!r} beside another one")
         for session in sessions.values():
             session.close()
+        numbers = {name: len([*_files(run.directory)]) for name, run in runs.items()}
+        if len(set(numbers.values())) > 1:
+            fault(f"two runs that were told the same left {numbers} files in their folders; use RunInfo.directory only")
         for name, other in zip(marks, reversed(marks), strict=True):
             _check_free_of(runs[name].directory, other, marks[other])
 
@@ -183,10 +186,14 @@ def _follow(session: HookSession, what: str, *calls: Iterable[story.Call]) -> No
     session.close()
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    return filter(Path.is_file, folder.rglob("*"))
+
+
 def _check_free_of(folder: Path, other: str, accuracy: float) -> None:
     """Check that no file tells of another run: its name, or its accuracy as text or as a double."""
     signs = (other.encode(), f"{accuracy}".encode(), struct.pack(">d", accuracy), struct.pack("<d", accuracy))
-    for path in filter(Path.is_file, folder.rglob("*")):
+    for path in _files(folder):
         content = path.read_bytes()
         if any(sign in content for sign in signs):
             fault(

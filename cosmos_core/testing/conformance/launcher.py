@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -38,8 +37,6 @@ _STOP_S: Final = 15.0
 _ODD_NAMES: Final = ("two words", "it's", "$(touch odd)", "`touch odd`", 'say "x"', "a;b", "line\nbreak")
 _DATA: Final = (".yaml", ".yml", ".json")
 """Ends of the names of files that no shell reads."""
-_QUOTED: Final = re.compile(r"^ *#.*$|\"(?:[^\"\\]|\\.)*\"|'[^']*'", re.MULTILINE)
-"""Their comments, and what stands in quotes."""
 
 
 @attrs.define
@@ -240,8 +237,14 @@ def _unquoted(plain: Submission, plain_folder: str, odd: str, folder: str) -> st
     """The line that has an odd folder outside of quotes, of data such as YAML or of a shell's script."""
     if plain.name.endswith(_DATA):
         # A line break is no text of data, in quotes or not.
-        lines = [folder] if "\n" in folder and folder in odd else _QUOTED.sub("", odd).splitlines()
-        return next((line for line in lines if f" {folder}" in f" {line}"), None)
+        if "\n" in folder and folder in odd:
+            return folder
+        for line in odd.splitlines():
+            before, found, _ = line.partition(folder)
+            is_bare = before.count("'") % 2 == 0 and before.count('"') % 2 == 0
+            if found and is_bare and f" {folder}" in f" {line}":
+                return line
+        return None
     # A shell reads other words than in the same script for a plain folder. In double quotes, $ and ` mean what they
     # mean outside: those are no quotes for a name that has one.
     for quotes in ("'\"", "'") if set(folder) & set("$`") else ("'\"",):

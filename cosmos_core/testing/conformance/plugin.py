@@ -22,6 +22,7 @@ from cosmos_core.types import JSON
 Make: TypeAlias = Callable[..., Any]
 """Makes an instance of the plugin: `make()`, or `make(option=value)` to change some of `options`."""
 _MUTABLE: Final = (list, dict, set, bytearray)
+_INTEGERS: Final = range(-(2**63), 2**64)
 
 
 def option_faults(cls: type) -> Iterator[str]:
@@ -165,10 +166,17 @@ class PluginConformance:
 
 
 def json_problem(value: Any, path: str) -> str:
-    """Why a value, whose name is `path`, is no plain JSON, and what to write instead; empty if it is."""
+    """Where a value, whose name is `path`, is no plain JSON, and what to write instead; empty if it is."""
+    if odd := [key for key in value if not isinstance(key, str)] if isinstance(value, dict) else []:
+        return f"{path} has the key {odd[0]!r}, a {type(odd[0]).__name__}; keys are text"
+    if value and isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (json_problem(item, f"{path}[{key!r}]") for key, item in items)), "")
+    if isinstance(value, int) and value not in _INTEGERS:
+        return f"{path} is {value!r:.100}, more than 64 bits; write it as text"
     wanted = "give text, numbers, lists and dicts whose keys are text"
     try:
         read = json.loads(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"{path} is {value!r:.200}, which JSON cannot hold: {error}; {wanted}"
-    return "" if read == value else f"{path} is {value!r:.200}, and as JSON {read!r:.200}; {wanted}"
+    except (TypeError, ValueError) as error:
+        return f"{path} is {value!r:.100}, which JSON cannot hold: {error}; {wanted}"
+    return "" if read == value else f"{path} is {value!r:.100}, and as JSON {read!r:.100}; {wanted}"

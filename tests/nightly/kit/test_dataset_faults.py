@@ -83,7 +83,7 @@ PLANTED = {
     "relative-location": (
         dataset("return Prompt(**fields, media=('first.png',))"),
         "test_rows_are_prompts_that_can_be_sent",
-        "media has 'first.png', and there is no such file; give Path(…).absolute() of one",
+        "media has 'first.png', which is another file in another folder; give Path(…).absolute()",
     ),
     "lost-location": (
         dataset("return Prompt(**fields, media=(f'/nowhere/{number}.mp4',))"),
@@ -118,7 +118,7 @@ PLANTED = {
     "ignores-the-index": (
         dataset("return Prompt(text='?', reference='4')"),
         "test_each_row_comes_once",
-        "19 of the 20 rows of train that were read repeat an earlier one, and its size is 20; does row() use",
+        "all 20 rows of train that were read are the same; does row() use its index?",
     ),
     "ignores-the-split": (
         dataset("return Prompt(text=str(index), reference=str(index**2))"),
@@ -138,7 +138,7 @@ PLANTED = {
     "ten-rows-repeated": (
         dataset("return Prompt(text=str(index % 10), reference=str(split))", **MANY),
         "test_each_row_comes_once",
-        "39 of the 48 rows of train that were read repeat an earlier one, and its size is 1000",
+        "38 of the 48 train rows that were read repeat an earlier one, and size('train') is 1000",
     ),
     "hash": (
         dataset("return Prompt(**fields | {'text': str(hash(str(number)))})"),
@@ -200,6 +200,11 @@ PLANTED = {
         "test_reading_a_row_changes_nothing_else",
         "row('train', 0) and row('train', 1) hold the same dict in their metadata; make a new one for each row",
     ),
+    "metadata-of-eight-rows": (
+        dataset("return Prompt(**fields, metadata=SHARED.setdefault(number // 8, {}))", **MANY),
+        "test_reading_a_row_changes_nothing_else",
+        "hold the same dict in their metadata; make a new one for each row",
+    ),
     "changing-metadata": (
         dataset("self.metadata['number'] = number; return Prompt(**fields, metadata=self.metadata)"),
         "test_reading_a_row_changes_nothing_else",
@@ -213,7 +218,7 @@ PLANTED = {
     "unsendable": (
         dataset("return Prompt(**fields, metadata={'power': 2**70})"),
         "test_rows_are_prompts_that_can_be_sent",
-        "row 0 of train: it cannot be sent to a reward: ",
+        "row 0 of train: metadata['power'] is 1180591620717411303424, more than 64 bits; write it as text",
     ),
     "media-objects": (
         dataset("return Prompt(**fields, media=(b'png',))"),

@@ -233,6 +233,25 @@ PLANTED = {
                 self.best = max(self.seen)
         """,
     ),
+    "serves-one-run-at-a-time": Fault(
+        "test_two_runs_in_one_process_do_not_mix",
+        "left {'first-4711': 1, 'second-0815': 0} files in their folders; use RunInfo.directory only",
+        """
+        class Wrong(Best):
+            open = []
+
+            @hookimpl
+            def cosmos_run_started(self):
+                self.is_first = not self.open
+                self.open.append(self)
+
+            @hookimpl
+            def cosmos_run_ended(self, run, outcome):
+                if self.is_first:
+                    super().cosmos_run_ended(run, outcome)
+                self.open.remove(self)
+        """,
+    ),
     "leaves-a-thread": Fault(
         "test_nothing_is_left_when_the_run_is_over",
         "(threads that it waits for: poller); make threads daemons",

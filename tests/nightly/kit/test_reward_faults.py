@@ -178,7 +178,7 @@ PLANTED = {
     "odd-details": (
         reward("return Score(value=value, details={'parts': (1, {2})})"),
         "test_scoring_gives_a_number_and_changes_nothing",
-        "details is {'parts': (1, {2})}, which JSON cannot hold: Object of type set is not JSON serializable",
+        "details['parts'] is (1, {2}), which JSON cannot hold: Object of type set is not JSON serializable",
     ),
     "changes-the-prompt": (
         reward("(completion.prompt.metadata.get('tags') or []).append('scored')", "return value"),
