@@ -240,8 +240,8 @@ def _unquoted(plain: Submission, plain_folder: str, odd: str, folder: str) -> st
         if "\n" in folder and folder in odd:
             return folder
         for line in odd.splitlines():
-            before, found, _ = line.partition(folder)
-            is_bare = before.count("'") % 2 == 0 and before.count('"') % 2 == 0
+            left, found, _ = line.partition(folder)
+            is_bare = left.count("'") % 2 == 0 and left.count('"') % 2 == 0
             if found and is_bare and f" {folder}" in f" {line}":
                 return line
         return None

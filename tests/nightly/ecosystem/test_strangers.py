@@ -122,11 +122,13 @@ def test_a_package_from_the_template_is_used_from_its_wheel(kind: Kind, publishe
 def test_packages_that_were_removed_leave_nothing_and_are_unknown(published: Published) -> None:
     published.withdraw()
     assert in_environment(published.clean) == published.before
-    for kind, project in published.projects.items():
-        shutil.rmtree(project / "runs")
-        output = " ".join(published.clean.run("cosmos", "run", "example.toml", folder=project, code=2).split())
-        assert f"no {kind} plugin named '{NAME}' is installed" in output
-        assert f"pip install {distribution_of(kind)}" in output
+    listed = json.loads(published.clean.run("cosmos", "plugins", "list", "--json"))
+    assert NAME not in {plugin["name"] for plugin in listed}
+    kind, project = next(iter(published.projects.items()))
+    shutil.rmtree(project / "runs")
+    output = " ".join(published.clean.run("cosmos", "run", "example.toml", folder=project, code=2).split())
+    assert f"no {kind} plugin named '{NAME}' is installed" in output
+    assert f"pip install {distribution_of(kind)}" in output
 
 
 def passes_its_own_tests(project: Path, clean: CleanEnvironment) -> None:
