@@ -104,10 +104,6 @@ def _checks(subject: Subject, given: Given, progress: Callable[[str], None]) -> 
 def check_metadata(subject: Subject) -> Check:
     """Check that the description is complete."""
     dist, named = subject.distribution, licence(subject.distribution)
-    pythons, this, is_for_this = field(dist, "Requires-Python"), platform.python_version(), False
-    with contextlib.suppress(InvalidSpecifier):
-        is_for_this = bool(pythons) and SpecifierSet(pythons).contains(this, prereleases=True)
-    wanted = f'this is Python {this}; add one that admits it, such as requires-python = ">=3.11", to [project]'
     is_described = field(dist, "Description") or str(cast("Message", dist.metadata).get_payload() or "").strip()
     # Others guess the install line of an unknown plugin from its kind and name.
     name, provided = canonicalize_name(subject.name), list(entries(dist.read_text("entry_points.txt") or ""))
@@ -117,7 +113,7 @@ def check_metadata(subject: Subject) -> Check:
         "metadata",
         named,
         fault=[
-            "" if is_for_this else f"its Requires-Python is {pythons!r}, {wanted}",
+            _python_problem(field(dist, "Requires-Python")),
             "" if named else 'it has no licence, so nobody may use it; add license = "Apache-2.0" to [project]',
         ],
         warning=[
@@ -126,6 +122,18 @@ def check_metadata(subject: Subject) -> Check:
         ],
         note=[f"it is named {name}; {guess} would be found by whoever guesses its name" if guess else ""],
     )
+
+
+def _python_problem(asked: str) -> str:
+    this, wanted = platform.python_version(), 'requires-python = ">=3.11"'
+    if not asked:
+        return f"it does not say which Pythons it is for; add {wanted} to [project]"
+    try:
+        is_for_this = SpecifierSet(asked).contains(this, prereleases=True)
+    except InvalidSpecifier:
+        return f"its Requires-Python is {asked!r}, which is no version specifier; write {wanted} in [project]"
+    fitting = "check it with such a Python, or change requires-python in [project]"
+    return "" if is_for_this else f"it requires Python {asked}, this is {this}; {fitting}"
 
 
 def check_compatibility(subject: Subject) -> Check:
@@ -164,15 +172,17 @@ def check_entry_points(subject: Subject) -> Check:
                 yield f"{each.kind} {each.name}: {each.problem}"
 
     named = ", ".join(f"{record.kind} {record.name}" for record in subject.records)
-    return check("entry points", named, fault=problems("broken", "invalid"), warning=problems("conflict"))
+    stale = subject.faults if subject.wheel is None else ()
+    return check("entry points", named, fault=[*stale, *problems("broken", "invalid")], warning=problems("conflict"))
 
 
 def check_files(subject: Subject) -> Check:
     """Check for files outside of its own packages, what installers refuse, and packages without `py.typed`."""
     dist, notes, gaps = subject.distribution, list[str](), list[str]()
-    faults = [*subject.faults, *(each for module in subject.modules for each in _untyped(module, subject))]
+    faults = [each for module in subject.modules for each in _untyped(module, subject)]
     try:
         if subject.wheel is not None:
+            faults = [*subject.faults, *faults]
             for tool in _WHEEL_TOOLS:
                 if importlib.util.find_spec(tool) is None:
                     gaps.append(f'{tool.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"')
@@ -202,9 +212,7 @@ def _untyped(module: str, subject: Subject) -> Iterator[str]:
     """Where type checkers look for `py.typed`: in the first package on the way that is no namespace (PEP 561)."""
     root = find_root(module, [str(subject.folder)] if subject.folder is not None else None)
     if root is not None and not (root.path / "py.typed").exists():
-        advice = (
-            "add an empty file of that name" if root.path.is_dir() else "make the module a package with an empty one"
-        )
+        advice = f"{'add' if root.path.is_dir() else 'make the module a package with'} an empty file py.typed"
         missing = f"{root.name.with_suffix('')}/py.typed is missing, so type checkers ignore the annotations"
         yield f"{missing} of {root.name}; {advice}"
 

@@ -129,7 +129,7 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
         if target is not None and target.endswith(".whl"):
             found = _of_wheel(Path(target), Path(scratch))
         elif target is None or _is_folder(target):
-            found = _project(Path(target or Path.cwd()))
+            found = _project(Path(target or Path.cwd()), is_named=target is not None)
         else:
             known = discover()
             record = find(kind or kind_of(target, known), target, known)
@@ -151,14 +151,16 @@ def _is_folder(target: str) -> bool:
     return (Path(target) / "pyproject.toml").exists() and all(target != record.name for record in discover())
 
 
-def _project(folder: Path) -> Subject:
-    if not (folder / "pyproject.toml").exists():
+def _project(folder: Path, *, is_named: bool) -> Subject:
+    is_there = (folder / "pyproject.toml").exists()
+    project = _read_project(folder) if is_there else _Project()
+    if not is_there or not (is_named or project.plugins() or "entry-points" in project.dynamic):
+        lack = ": its pyproject.toml has no entry points of plugins" if is_there else ", which has a pyproject.toml"
         names = ", ".join(sorted({record.name for record in discover()}))
         raise ConfigError(
-            f"{folder} is no plugin's project, which has a pyproject.toml; go to one, or say what to check: a plugin "
+            f"{folder} is no plugin's project{lack}; go to one, or say what to check: a plugin "
             f"({names}), a project's folder (./cosmos-reward-x) or a wheel (dist/x.whl)"
         )
-    project = _read_project(folder)
     if not project.name:
         raise ConfigError(f"{folder / 'pyproject.toml'} has no [project] name; add one")
     try:

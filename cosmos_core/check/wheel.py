@@ -10,20 +10,20 @@ import shutil
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from email import message_from_string
 from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from packaging.tags import sys_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
 
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.compatibility import CORE
 from cosmos_core.plugins.discovery import entries
-from cosmos_core.plugins.distributions import distributions, identity, record_rows
+from cosmos_core.plugins.distributions import Readable, distributions, identity, record_rows
 
 # RuntimeError is for what is encrypted; NotImplementedError, a compression that Python does not have, is one.
 _UNREADABLE: Final = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -88,56 +88,70 @@ def unpack(file: Path, folder: Path) -> tuple[Distribution, list[str]]:
     """
     try:
         with zipfile.ZipFile(file) as archive:
-            archive.extractall(folder)
+            members = {each.filename: archive.read(each) for each in archive.infolist() if not each.is_dir()}
+            archive.extractall(folder, [name for name in members if _is_inside(PurePosixPath(name))])
     except FileNotFoundError:
         raise ConfigError(f"{file} does not exist; build it with: python -m build") from None
     except _UNREADABLE as error:
         raise ConfigError(f"{file} cannot be read as a wheel: {error}; {_AGAIN}") from error
-    known = [each for each in distributions([str(folder)]) if identity(each).name]
-    if len(known) != 1:
-        infos = ", ".join(sorted(path.name for path in folder.glob("*.dist-info"))) or "none"
-        wanted = "one .dist-info folder, whose METADATA has a name"
-        raise ConfigError(f"{file} is no wheel: it must have {wanted}, and has {infos}; {_AGAIN}")
-    (dist,) = known
-    faults = [*_format_faults(file, dist), *_record_faults(dist, folder)]
-    for library in (*folder.glob("*.data/purelib"), *folder.glob("*.data/platlib")):
+    info, *more = sorted(path.name for path in folder.glob("*.dist-info")) or [""]
+    dist = Readable(Distribution.at(folder / info))
+    if not info or more or not identity(dist).name:
+        wanted, seen = "one .dist-info folder, whose METADATA has a name", ", ".join([info, *more]) or "none"
+        raise ConfigError(f"{file} is no wheel: it must have {wanted}, and has {seen}; {_AGAIN}")
+    faults = [*_format_faults(file, dist), *_record_faults(members, dist, info)]
+    data = f"{info.removesuffix('.dist-info')}.data"
+    for library in filter(Path.is_dir, (folder / data / "purelib", folder / data / "platlib")):
         shutil.copytree(library, folder, dirs_exist_ok=True)
     placed = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    foreign = astray(dist, (each for each in placed if not each.parts[0].endswith((".dist-info", ".data"))))
+    foreign = astray(dist, (each for each in placed if each.parts[0] not in (info, data)))
     for top in foreign:
         path = folder / top
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return dist, [*faults, *foreign.values()]
 
 
+def _is_inside(file: PurePosixPath) -> bool:
+    return not file.is_absolute() and ".." not in file.parts
+
+
 def _format_faults(file: Path, dist: Distribution) -> Iterator[str]:
     # Of any other file name, check-wheel-contents tells.
     with contextlib.suppress(InvalidWheelFilename):
-        *_, tags = parse_wheel_filename(file.name)
+        name, version, _, tags = parse_wheel_filename(file.name)
+        known, named = identity(dist), canonicalize_version(version)
+        if (canonicalize_name(known.name), canonicalize_version(known.version)) != (name, named):
+            its_own = f"its metadata that of {known.name} {known.version}"
+            yield f"its file name is that of {name} {version}, {its_own}; {_AGAIN}"
         if not tags.intersection(sys_tags()):
             yield f"it is for {', '.join(sorted(map(str, tags)))}, so pip refuses it for this Python on this machine"
-    version = message_from_string(dist.read_text("WHEEL") or "")["Wheel-Version"] or ""
-    if version.partition(".")[0] != "1":
-        yield f"its WHEEL has Wheel-Version {version!r}, installers ask for 1.0; {_AGAIN}"
+    form = message_from_string(dist.read_text("WHEEL") or "")["Wheel-Version"] or ""
+    if form.partition(".")[0] != "1":
+        yield f"its WHEEL has Wheel-Version {form!r}, installers ask for 1.0; {_AGAIN}"
 
 
-def _record_faults(dist: Distribution, folder: Path) -> Iterator[str]:
+def _record_faults(members: Mapping[str, bytes], dist: Distribution, info: str) -> Iterator[str]:
     try:
         hashes = {row[0]: "".join(row[1:2]) for row in record_rows(dist)}
     except PluginBrokenError as error:
         yield str(error)
         return
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    unsigned = (".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")
-    names = (name for name in files | hashes if not name.endswith(unsigned))
-    if wrong := [name for name in names if not _is_hash(hashes.get(name, ""), files.get(name))]:
-        yield f"its RECORD lists other files than it has, or with other hashes: {', '.join(wrong[:3])}; {_AGAIN}"
+    unsigned = {f"{info}/RECORD{suffix}" for suffix in ("", ".jws", ".p7s")}
+    listed = [name for name in members if name in hashes and name not in unsigned]
+    for problem, names in (
+        ("does not list", [name for name in members if name not in hashes and name not in unsigned]),
+        ("lists what is not there:", [name for name in hashes if name not in members]),
+        ("has another hash than", [name for name in listed if not _is_hash(hashes[name], members[name])]),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield f"its RECORD {problem} {names[0]!r}{more}; {_AGAIN}"
 
 
-def _is_hash(recorded: str, file: Path | None) -> bool:
-    """True if it is the hash of a file by an algorithm that installers take."""
+def _is_hash(recorded: str, data: bytes) -> bool:
+    """True if it is the hash of data by an algorithm that installers take."""
     algorithm, _, digest = recorded.partition("=")
-    if file is None or algorithm not in ("sha256", "sha384", "sha512"):
+    if algorithm not in ("sha256", "sha384", "sha512"):
         return False
-    made = hashlib.new(algorithm, file.read_bytes()).digest()
+    made = hashlib.new(algorithm, data).digest()
     return base64.urlsafe_b64encode(made).decode().rstrip("=") == digest

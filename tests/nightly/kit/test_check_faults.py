@@ -73,7 +73,7 @@ ENTRY_POINTS = "\n".join(
 
 PLANTED = {
     "no licence": ("metadata", "it has no licence"),
-    "no Python": ("metadata", "its Requires-Python is '', this is Python 3."),
+    "no Python": ("metadata", "it does not say which Pythons it is for"),
     "an unbounded requirement": ("requirements", "it requires cosmos-core>=0.1, without an upper bound; write"),
     "two kinds of one name": ("entry points", "the name 'twice' to a reward and to a dataset plugin; rename one"),
     "a misspelt group": ("entry points", "group 'cosmos_core.reward' is unknown to the core; write [project.entry-"),
@@ -213,7 +213,7 @@ def test_a_module_that_cannot_be_collected_is_named(project):
 def test_an_installation_that_is_behind_its_project_is_named(project):
     file = project / "pyproject.toml"
     file.write_text(file.read_text() + 'more = "cosmos_reward_mine"\n')
-    (message, *_) = found(check(project))["files"]
+    (message, *_) = found(check(project))["entry points"]
     assert "cosmos_core.rewards: more = cosmos_reward_mine" in message
     assert "pip install -e" in message
 

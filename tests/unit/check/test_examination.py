@@ -1,6 +1,9 @@
 import importlib.metadata
 import logging
+import os
+import sys
 
+import attrs
 import pytest
 
 from cosmos_core.check import examination, probe
@@ -83,14 +86,31 @@ def test_an_option_that_must_be_given_is_asked_for(judge):
     assert judge("kit", loaded, outcomes=[GOOD], given=Given(options={"length": 3}))[0] == "ok"
 
 
-def test_an_import_that_costs_or_fails(judge):
-    for loaded, message in [
-        (Loaded(brought=("acme_a imports torch",)), "acme_a imports torch"),
-        (Loaded(unimported="ImportError: no"), "acme_a cannot be imported: ImportError: no"),
+COSTLY = """
+import subprocess, threading, jax
+print("hello")
+threading.Thread(target=threading.Event().wait, name="waits", daemon=True).start()
+subprocess.Popen(["sleep", "60"])
+"""
+
+
+def test_an_import_that_costs_or_fails(judge, make_distribution):
+    folder = make_distribution("acme-a", entries={"reward/a": "acme_a"}, modules={"acme_a.py": COSTLY, "jax.py": ""})
+    (record,) = [record for record in discover() if record.distribution == "acme-a"]
+    for loaded, messages in [
+        (
+            probe.load(record, {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}),
+            [
+                "acme_a imports jax; import it in the function that needs it",
+                "importing acme_a starts threads (waits); start them when it is used",
+                "importing acme_a starts processes (sleep); start them when it is used",
+                "importing acme_a prints 'hello'; print nothing, or use logging",
+            ],
+        ),
+        (Loaded(unimported="ImportError: no"), ["acme_a cannot be imported: ImportError: no"]),
     ]:
-        status, _, (said,) = judge("import", loaded, outcomes=[GOOD])
-        assert status == "FAULT"
-        assert message in said
+        status, _, said = judge("import", attrs.evolve(loaded, seconds=0.1), outcomes=[GOOD])
+        assert (status, said) == ("FAULT", messages)
 
 
 def test_the_fastest_of_three_imports_counts_and_one_within_the_bound_will_do(judge):

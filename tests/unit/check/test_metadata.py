@@ -2,6 +2,7 @@ import importlib.metadata
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cosmos_core.check.examination import check_compatibility, check_entry_points, check_files, check_metadata
@@ -42,17 +43,9 @@ def test_what_is_missing_is_named(make_subject):
         (COMPLETE[1:], "warning", "it has no summary"),
         (COMPLETE[:3], "warning", "it has no description"),
         (("Summary: Short.", *COMPLETE[2:]), "fault", "it has no licence, so nobody may use it"),
-        ((*COMPLETE[:2], *COMPLETE[3:]), "fault", "its Requires-Python is '', this is Python 3."),
-        (
-            (*COMPLETE[:2], "Requires-Python: <3", *COMPLETE[3:]),
-            "fault",
-            "its Requires-Python is '<3', this is Python 3.",
-        ),
-        (
-            (*COMPLETE[:2], "Requires-Python: new", *COMPLETE[3:]),
-            "fault",
-            "its Requires-Python is 'new', this is Python 3.",
-        ),
+        ((*COMPLETE[:2], *COMPLETE[3:]), "fault", "it does not say which Pythons it is for; add requires-python"),
+        ((*COMPLETE[:2], "Requires-Python: <3", *COMPLETE[3:]), "fault", "it requires Python <3, this is 3."),
+        ((*COMPLETE[:2], "Requires-Python: new", *COMPLETE[3:]), "fault", "'new', which is no version specifier"),
     ]:
         ((seen, text),) = found(check_metadata(make_subject(*lines)))
         assert (seen, message in text) == (level, True), text
@@ -88,6 +81,12 @@ def test_what_no_recipe_can_select_is_named(make_subject, make_distribution):
     assert "select one as DISTRIBUTION:a" in text
 
 
+def test_an_installation_that_is_behind_its_project_is_told_once(make_subject):
+    subject = attrs.evolve(make_subject(), faults=("pyproject.toml has version 1.1",))
+    assert found(check_entry_points(subject)) == [("fault", "pyproject.toml has version 1.1")]
+    assert not found(check_files(subject))
+
+
 def test_files_stay_in_packages_of_their_own(make_subject, make_distribution):
     make_distribution("acme-b", entries={}, modules={"acme_b/__init__.py": ""})
     for file, message in [
@@ -109,9 +108,9 @@ def test_py_typed_is_looked_for_where_type_checkers_do(make_subject):
         (
             "acme_a",
             {"acme_a.py": ""},
-            "acme_a/py.typed is missing, so type checkers ignore the annotations of acme_a.py; make the module",
+            "annotations of acme_a.py; make the module a package with an empty file py.typed",
         ),
-        ("acme_a", {"acme_a/__init__.py": ""}, "acme_a/py.typed is missing, so type checkers"),
+        ("acme_a", {"acme_a/__init__.py": ""}, "acme_a/py.typed is missing, so type checkers ignore"),
         ("acme_n.a.reward", {"acme_n/a/__init__.py": "", "acme_n/a/py.typed": "", "acme_n/a/reward.py": ""}, ""),
         ("acme_n.a", {"acme_n/a/__init__.py": "", "acme_n/py.typed": ""}, "acme_n/a/py.typed is missing"),
         (
