@@ -224,9 +224,28 @@ class HuggingFaceModel:
         """Pack payloads into micro-batches of at most `budget` units, before padding (see `packing.pack`)."""
         return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
 
-    def decide(self, module: torch.nn.Module, batch: MicroBatch, **asked: Any) -> Decided:
-        """Log-probabilities of the completion tokens, and what else is `asked` for, of a model in one stage."""
-        return self.conclude(module, batch, None, **asked)
+    def decide(
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
+        with_features: bool = False,
+    ) -> Decided:
+        """Log-probabilities of the completion tokens; only their places pass through the output layer."""
+        return self.conclude(
+            module,
+            batch,
+            None,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            prediction_for=prediction_for,
+            kl_target=kl_target,
+            with_features=with_features,
+        )
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""
@@ -320,10 +339,13 @@ class HuggingFaceModel:
         Raises:
             CheckpointError: It cannot be written; every process says so.
         """
-        shell, path = self._shell(), self.context.path
-        if path is not None and ((folder := folder_of(path)) / GENERATION_FILE).is_file():
-            shell.generation_config = GenerationConfig.from_pretrained(folder)
-        channel = channel_of(self.stages(module)[0])
+        shell, path, channel = self._shell(), self.context.path, channel_of(self.stages(module)[0])
+
+        def take_generation_config() -> None:
+            if path is not None and ((folder := folder_of(path)) / GENERATION_FILE).is_file():
+                shell.generation_config = GenerationConfig.from_pretrained(folder)
+
+        led(channel, directory, take_generation_config)
         export_parts(module, shell, directory, channel)
         export_adapters(module, directory / ADAPTER, channel, below=path)
         led(channel, directory, lambda: self.write_companions(directory))

@@ -323,7 +323,7 @@ class TextEncoder:
         if key not in self._takes:
             said = (("user", "?"), ("assistant", "!"), (role, PROBE))
             turns = tuple(Message(role=who, content=what) for who, what in said)
-            self._takes[key] = self.is_written(self.chat_turns(Prompt(text=turns)))
+            self._takes[key] = PROBE in self.written(self.chat_turns(Prompt(text=turns)))
             if not self._takes[key]:
                 _LOG.warning("the chat template takes no turns of %r: observations of that role are the user's", role)
         return role if self._takes[key] else "user"
@@ -365,13 +365,12 @@ class TextEncoder:
         )
         return text
 
-    def is_written(self, turns: Sequence[Mapping[str, Any]]) -> bool:
-        """Tell whether the template takes turns, and writes what the last one says: `PROBE`, in no list as it is."""
+    def written(self, turns: Sequence[Mapping[str, Any]]) -> str:
+        """Turns as the template writes them; empty if it does not take them."""
         try:
-            written = self.render(turns)
+            return self.render(turns)
         except loading.TEMPLATE_ERRORS:
-            return False
-        return PROBE in written and "'type'" not in written
+            return ""
 
     def stop_id(self) -> int:
         """The token that ends a text."""

@@ -55,8 +55,8 @@ def tensor_of(payload: Payload, name: str, dtype: torch.dtype, shape: tuple[int 
 Conditions: TypeAlias = Mapping[str, torch.Tensor]
 """What conditions the denoising of a payload, by name."""
 
-MOST_KEPT: Final = 17
-"""Prompts, a negative one included, whose conditions stay on a device: the text of one may be 100 MiB."""
+MOST_KEPT: Final = 16
+"""Prompts whose conditions stay on a device: the text of one may be 100 MiB."""
 
 
 def side_by_side(each: Sequence[Conditions]) -> dict[str, torch.Tensor]:

@@ -44,6 +44,7 @@ class DiffusionModel(Family):
         super().__init__(options, context)
         self.rows: Final = RowReader(self)
         self._resident = Resident(self.conditioning)
+        self._negative = Resident(self.conditioning, most=1)
 
     def encode(self, prompt: Prompt) -> Payload:
         """The embedding of the caption, and what the family adds."""
@@ -163,7 +164,7 @@ class DiffusionModel(Family):
         kl_target: KLTarget | None = None,
         with_features: bool = False,
     ) -> Decided:
-        """Log-probabilities of transitions, negative squared errors of regressions (see `scoring`).
+        """Log-probabilities of transitions, negative squared errors of regressions (see `packing`).
 
         Raises:
             TrainingError: The temperature is not 1, or features are asked for.
@@ -239,8 +240,8 @@ class DiffusionModel(Family):
 
     def _negative_like(self, text_BLE: torch.Tensor) -> torch.Tensor:
         """The negative text, which stays on the device: every step asks for it."""
-        place = text_BLE.device, text_BLE.dtype
-        return self._resident.kept(self.rows, lambda: {TEXT: self.negative_text()}, *place)[TEXT].expand_as(text_BLE)
+        negative = self._negative.kept(self.rows, lambda: {TEXT: self.negative_text()}, text_BLE.device, text_BLE.dtype)
+        return negative[TEXT].expand_as(text_BLE)
 
     def _velocity(
         self,

@@ -70,8 +70,10 @@ class ProcessorTextEncoder(TextEncoder):
     @cached_property
     def takes_parts(self) -> bool:
         """Tell whether the template wants turns as lists of parts; one that fails on either is taken to."""
-        as_parts, as_text = ([{"role": "user", "content": content}] for content in (text_parts(PROBE), PROBE))
-        return self.is_written(as_parts) or not self.is_written(as_text)
+        said = [self.written([{"role": "user", "content": content}]) for content in (text_parts(PROBE), PROBE)]
+        # Some write a list as it is.
+        as_parts, as_text = (PROBE in each and "'type'" not in each for each in said)
+        return as_parts or not as_text
 
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The turns of a chat, as lists of parts if the template takes those."""

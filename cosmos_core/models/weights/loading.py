@@ -239,7 +239,7 @@ def _made(config: PretrainedConfig, auto_class: Any, **how: Any) -> PreTrainedMo
     try:
         module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), attn_implementation=PACKED, **how)
     except LIBRARY_ERRORS as error:
-        raise ConfigError(f"model.config: the config makes no model: {first_line(error)}") from error
+        raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
     return module
 
 

@@ -353,7 +353,8 @@ def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
                 owners[module]._init_weights(module)  # noqa: SLF001 - the only way to these values
         for name in names:
             if bool(getattr(module, name).isnan().any()):
+                where = ".".join(filter(None, (path, name)))
                 raise PluginIncompatibleError(
-                    f"{type(stage).__name__}: the buffer {path}.{name} is in no checkpoint and {type(module).__name__} "
-                    "is not initialised by transformers, so a module that is spread over processes cannot have it"
+                    f"{type(stage).__name__}: the buffer {where} is in no checkpoint and {type(module).__name__} is not "
+                    "initialised by transformers, so its value is not known"
                 )
