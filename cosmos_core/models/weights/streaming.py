@@ -355,6 +355,6 @@ def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
             if bool(getattr(module, name).isnan().any()):
                 where = ".".join(filter(None, (path, name)))
                 raise PluginIncompatibleError(
-                    f"{type(stage).__name__}: the buffer {where} is in no checkpoint and {type(module).__name__} is not "
-                    "initialised by transformers, so its value is not known"
+                    f"{type(stage).__name__}: the buffer {where} is in no checkpoint and {type(module).__name__} is "
+                    "not initialised by transformers, so its value is not known"
                 )
