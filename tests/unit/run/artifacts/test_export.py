@@ -8,11 +8,13 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import RolledBack
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError, StorageError
 from cosmos_core.policy.checkpoints.frozen_digest import frozen_digest
-from cosmos_core.protocols import Layout
+from cosmos_core.policy.mesh.layout import layout_of
+from cosmos_core.policy.processes.world import single_world
 from cosmos_core.run import folder
 from cosmos_core.run.artifacts import export
 from cosmos_core.run.artifacts.export import choose_step, export_run
@@ -127,11 +129,17 @@ def test_an_export_takes_the_place_of_the_one_before_and_of_nothing_else(rolled_
 
 
 def test_adapters_are_exported_on_the_weights_that_they_were_trained_with_alone(rolled_back, monkeypatch, tmp_path):
+    layout = layout_of(PolicyConfig(), single_world().mesh, "cpu")
     module = torch.nn.Linear(3, 2).requires_grad_(requires_grad=False)
-    model = SimpleNamespace(build=lambda **_: module, export=lambda _, folder: folder.mkdir())
+
+    def write(_, place):
+        place.mkdir()
+        (place / "config.json").write_text("{}")
+
+    model = SimpleNamespace(build=lambda **_: module, export=write)
     below = frozen_digest(module, 0, lambda said: [said])
     monkeypatch.setattr(export, "load_model", lambda *_: model)
-    monkeypatch.setattr(export, "_adapted", lambda _: Layout())
+    monkeypatch.setattr(export, "_adapted", lambda _: layout)
     monkeypatch.setattr(export, "load_weights", lambda *_, **__: None)
     monkeypatch.setattr(export, "read_place", lambda _: SimpleNamespace(below=below))
     assert export_run(rolled_back.directory, step="4", output=tmp_path / "model")[0] == 4
