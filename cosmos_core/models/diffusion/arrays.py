@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
@@ -85,31 +84,23 @@ class Resident:
     def __init__(self, conditioning: Callable[[Payload], Conditions], most: int = MOST_KEPT) -> None:
         self._conditioning = conditioning
         self._most = most
-        self._kept: WeakKeyDictionary[object, Conditions] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Payload, Conditions] = WeakKeyDictionary()
         self._at: tuple[torch.device, torch.dtype] | None = None
 
     def of(self, prompts: Sequence[Payload], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Conditions [S, ...] of some prompts."""
-        found = {
-            prompt: self.kept(prompt, functools.partial(self._conditioning, prompt), device, dtype)
-            for prompt in dict.fromkeys(prompts)
-        }
-        return side_by_side([found[prompt] for prompt in prompts])
-
-    def kept(
-        self, owner: object, make: Callable[[], Conditions], device: torch.device, dtype: torch.dtype
-    ) -> Conditions:
-        """The conditions of somebody, made if they are not there."""
         if self._at != (device, dtype):
             self._kept.clear()
             self._at = device, dtype
-        known = self._kept.pop(owner, None)
-        if known is None:
-            # What an engine keeps in inference mode could not be trained with.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                known = {name: placed(each, device, dtype) for name, each in make().items()}
-        # Those that were used last stand last.
-        self._kept[owner] = known
-        while len(self._kept) > self._most:
-            del self._kept[next(iter(self._kept))]
-        return known
+        found: dict[Payload, Conditions] = {}
+        for prompt in dict.fromkeys(prompts):
+            known = self._kept.pop(prompt, None)
+            if known is None:
+                # What an engine keeps in inference mode could not be trained with.
+                with torch.inference_mode(mode=False), torch.no_grad():
+                    known = {name: placed(each, device, dtype) for name, each in self._conditioning(prompt).items()}
+            # Those that were used last stand last.
+            self._kept[prompt] = found[prompt] = known
+            while len(self._kept) > self._most:
+                del self._kept[next(iter(self._kept))]
+        return side_by_side([found[prompt] for prompt in prompts])

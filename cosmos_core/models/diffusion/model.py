@@ -44,7 +44,7 @@ class DiffusionModel(Family):
         super().__init__(options, context)
         self.rows: Final = RowReader(self)
         self._resident = Resident(self.conditioning)
-        self._negative = Resident(self.conditioning, most=1)
+        self._negative_placed: torch.Tensor | None = None
 
     def encode(self, prompt: Prompt) -> Payload:
         """The embedding of the caption, and what the family adds."""
@@ -240,8 +240,12 @@ class DiffusionModel(Family):
 
     def _negative_like(self, text_BLE: torch.Tensor) -> torch.Tensor:
         """The negative text, which stays on the device: every step asks for it."""
-        negative = self._negative.kept(self.rows, lambda: {TEXT: self.negative_text()}, text_BLE.device, text_BLE.dtype)
-        return negative[TEXT].expand_as(text_BLE)
+        found = self._negative_placed
+        if found is None or found.device != text_BLE.device or found.dtype != text_BLE.dtype:
+            # What an engine keeps in inference mode could not be trained with.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._negative_placed = found = placed(self.negative_text(), text_BLE.device, text_BLE.dtype)
+        return found.expand_as(text_BLE)
 
     def _velocity(
         self,

@@ -330,11 +330,12 @@ def _location_problem(location: str) -> str:
             inline_bytes(location, "data:", "in base64, data:TYPE;base64,DATA")
         except DataError as error:
             return str(error)
-    elif "://" not in location and not Path(location).is_absolute():
+        return ""
+    if "://" in location:
+        return ""
+    if not Path(location).is_absolute():
         return f"media has {location!r:.100}, which is another file in another folder; give Path(…).absolute()"
-    elif "://" not in location and not Path(location).exists():
-        return f"media has {location!r:.100}, and there is no such file"
-    return ""
+    return "" if Path(location).exists() else f"media has {location!r:.100}, and there is no such file"
 
 
 def _undeclared(capabilities: DatasetCapabilities, rows: Rows) -> Iterator[str]:
