@@ -1,1 +1,1 @@
-"""`cosmos plugins check`: metadata, import time, options, compatibility and the conformance kit, as one verdict."""
+"""`cosmos plugins check`: metadata, compatibility, files, import and the conformance kit, as one verdict."""
