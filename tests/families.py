@@ -24,6 +24,23 @@ TINY = {
     "initializer_range": 0.08,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DEEPSEEK = {
+    **TINY,
+    **EXPERTS,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 8,
+    "n_routed_experts": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "tie_word_embeddings": False,
+}
 
 CONFIGS: Mapping[str, dict[str, Any]] = {
     "llama": {**TINY, "model_type": "llama", "tie_word_embeddings": False},
@@ -47,23 +64,8 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "tie_word_embeddings": False,
     },
-    "deepseek-v3": {
-        **TINY,
-        **EXPERTS,
-        "model_type": "deepseek_v3",
-        "num_key_value_heads": 8,
-        "n_routed_experts": 8,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 32,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "tie_word_embeddings": False,
-    },
+    "deepseek-v3": DEEPSEEK,
+    "deepseek-v3-half-dense": {**DEEPSEEK, "first_k_dense_replace": 2},
 }
 
 

@@ -25,6 +25,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.attention.packed import attend_packed
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import check_float8
 from cosmos_core.models.parallel.lora import check_adapted, draw_adapters, with_adapters
 from cosmos_core.models.parallel.parallelize import parallelize
@@ -107,9 +108,14 @@ def _shell(blueprint: Blueprint) -> PreTrainedModel:
 
 def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
     check_float8(module, layout, blueprint.device)
+    anatomy, name = Anatomy.of(module), type(module).__name__
+    layers = () if anatomy is None else anatomy.layers
     if layout.lora is not None:
-        anatomy = Anatomy.of(module)
-        check_adapted(() if anatomy is None else anatomy.layers, type(module).__name__, layout.lora)
+        check_adapted(layers, name, layout.lora)
+    if layout.mesh.size("ep") > 1 and not any(is_experts(each) for layer in layers for each in layer.modules()):
+        raise PluginIncompatibleError(
+            f"{name} has no experts module that can be spread over processes: set policy.mesh.ep = 1"
+        )
 
 
 def draw(blueprint: Blueprint) -> PreTrainedModel:

@@ -81,7 +81,7 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     if mesh.size("tp") > 1:
         _split_tensors(module, layers, layout, plan)
     add_adapters(module, adapted, layout)
-    experts = _spread(module, layers, layout) if mesh.size("ep") > 1 else []
+    experts = _spread(layers, layout) if mesh.size("ep") > 1 else []
     if layout.compile:
         _compile(list(layers.values()), experts)
     # Layers of towers beside the text decoder may keep more than all of that does.
@@ -117,7 +117,7 @@ def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout
         blocks = [child for child in layer.children() if layout.sequence_parallel and _is_split(child, styles)]
         inside = {child for block in blocks for child in block.modules()}
         for part, child in layer.named_modules():
-            is_gathered, head_size = child in inside, sizes.get(child, 1)
+            is_gathered, head_size = child in inside, sizes.get(child)
             axis = Tensor(mesh=mesh, rope_dim=rope_dim, is_gathered=is_gathered, head_size=head_size)
             apply_style(child, f"{name}.{part}", styles[child], axis)
         for block in blocks:
@@ -207,16 +207,13 @@ def _split_vocabulary(module: PreTrainedModel, axis: Tensor) -> None:
         note_part(output, Vocabulary(start=own.start, size=len(own), most=most, group=axis.group))
 
 
-def _spread(module: PreTrainedModel, layers: Mapping[str, nn.Module], layout: Layout) -> list[nn.Module]:
+def _spread(layers: Mapping[str, nn.Module], layout: Layout) -> list[nn.Module]:
+    """The experts modules, spread over `ep`; a pipeline stage may have none."""
     group = layout.mesh.group("tp") if layout.mesh.size("tp") > 1 else None
     inside = [(f"{name}.{part}", child) for name, layer in layers.items() for part, child in layer.named_modules()]
     found = {name: child for name, child in inside if is_experts(child)}
     for name, child in found.items():
         spread_experts(child, name, layout.mesh.axis("ep"), group)
-    if not found:
-        raise PluginIncompatibleError(
-            f"{type(module).__name__} has no experts module that can be spread over processes: set policy.mesh.ep = 1"
-        )
     return list(found.values())
 
 

@@ -72,6 +72,10 @@ EXPERTS_FOUR = {
     "pp fsdp ep": policy(pp=2, dp_shard=2, ep=2),
     "hsdp ep": policy(dp_replicate=2, dp_shard=2, ep=2),
 }
+DENSE_STAGE = {
+    "pp fsdp ep": policy(pp=2, dp_shard=2, ep=2),
+    "pp tp ep, interleaved": policy(pp=2, tp=2, ep=2, parallel={"schedule": "interleaved"}),
+}
 EXPERTS_EIGHT = {
     "fsdp cp tp ep": policy(dp_shard=2, cp=2, tp=2, ep=4),
     "pp fsdp cp ep": policy(pp=2, dp_shard=2, cp=2, ep=4),
@@ -122,3 +126,7 @@ def test_eight_processes(name):
 @pytest.mark.parametrize(("layouts", "processes"), [(EXPERTS_TWO, 2), (EXPERTS_FOUR, 4), (EXPERTS_EIGHT, 8)])
 def test_experts(name, layouts, processes):
     compare(name, layouts, processes)
+
+
+def test_a_stage_without_experts():
+    compare("deepseek-v3-half-dense", DENSE_STAGE, 4)

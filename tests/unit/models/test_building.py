@@ -11,11 +11,11 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, PluginIncompatibleError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.models.weights.streaming import Streamed
-from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.mesh.mesh import DeviceMeshes, form_mesh
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.shards import local_shards
@@ -119,6 +119,14 @@ def test_a_part_is_drawn_as_the_whole_is(subtests):
     for sizes in [{"pp": 2}, {"tp": 2}]:
         with subtests.test(sizes=sizes):
             run_world(2, part_equals_whole, "qwen3", {"tie_word_embeddings": True}, None, sizes)
+
+
+def test_a_model_without_experts_is_not_spread_over_them():
+    mesh = DeviceMeshes(MeshConfig(dp_shard=2, ep=2), 0)
+    with pytest.raises(
+        PluginIncompatibleError, match=r"LlamaForCausalLM has no experts module .* policy\.mesh\.ep = 1"
+    ):
+        build_part(blueprint(config_of("llama")), Layout(mesh=mesh))
 
 
 def rss_bytes():

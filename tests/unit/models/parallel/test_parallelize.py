@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused():
     assert run_world(4, refusals) == [REFUSALS] * 4
 
 
-REFUSALS = ["heads", "experts", "no experts", "cpu", "tokens"]
+REFUSALS = ["heads", "experts", "cpu", "tokens"]
 
 
 def refusals():
@@ -224,7 +224,6 @@ def refusals():
     cases = [
         ("heads", "llama", {"num_attention_heads": 2}, Layout(mesh=tensor), "does not divide the 2 heads"),
         ("experts", "qwen3_moe", {"num_experts": 6}, Layout(mesh=expert), "does not divide the 6 experts"),
-        ("no experts", "llama", {}, Layout(mesh=expert), "no experts module"),
         ("cpu", "llama", {}, Layout(mesh=tensor, cpu_offload=True), "CPU memory already"),
         (
             "tokens",
