@@ -65,14 +65,14 @@ class Tensor:
         mesh: The axis.
         is_gathered: Whether the block round the module gathers its input and scatters its result.
         rope_dim: Size of the rotary part of an MLA latent.
-        head_size: Rows of one head, of a projection of keys or values.
+        head_size: Rows of one head, of a projection of keys or values; None of any other module.
         style: Of the module.
     """
 
     mesh: DeviceMesh
     is_gathered: bool = False
     rope_dim: int = 0
-    head_size: int = 1
+    head_size: int | None = None
     style: Style = "replicate"
 
     @property
@@ -207,11 +207,13 @@ def _heads(module: nn.Module, name: str, axis: Tensor) -> None:
 
 def _kv_heads(module: nn.Module, name: str, axis: Tensor) -> None:
     """A projection with fewer heads than processes: whole on each, which computes the one head it needs."""
-    rows = own_parameters(module)["weight"].shape[0]
-    num_heads = rows // axis.head_size
+    rows, length = own_parameters(module)["weight"].shape[0], axis.head_size
+    assert length is not None, f"{name} is no projection of keys or values"
+    if rows % length:
+        raise ConfigError(f"policy.mesh.tp: the {rows} rows of {name} are no whole number of heads of {length}")
+    num_heads = rows // length
     if axis.size % num_heads:
         raise ConfigError(f"policy.mesh.tp: {axis.size} and the {num_heads} heads of {name} do not divide each other")
-    length = rows // num_heads
     start = axis.mesh.get_local_rank() * num_heads // axis.size * length
 
     def around(inner: Callable[..., Any], hidden: torch.Tensor) -> Any:

@@ -23,7 +23,8 @@ from transformers.dynamic_module_utils import custom_object_save
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
-from cosmos_core.models.parallel.lora import DOWN, adapters_of, is_adapter, published_state
+from cosmos_core.models.parallel.lora import DOWN, is_adapter, published_state
+from cosmos_core.models.parallel.stages import stages_of
 from cosmos_core.weights.shards import LocalShard, TensorShard, dtype_name, local_shards, shard_owners, torch_dtype
 
 _LOG: Final = logging.getLogger(__name__)
@@ -144,16 +145,18 @@ def _write_adapter_config(module: nn.Module, names: Collection[str], directory: 
             "%s: peft takes adapters of %s for those of the experts, which have none; the merged model is right",
             type(module).__name__, " and ".join(taken),
         )  # fmt: skip
-    adapter = next(adapters_of(module))
-    rank = adapter.down_RI.shape[0]
+    # Of the layout: this process may hold none of the adapters.
+    layout = layout_of(stages_of(module)[0])
+    lora = None if layout is None else layout.lora
+    assert lora is not None, "a layout has added them"
     config = {
         "base_model_name_or_path": below,
         "bias": "none",
         "inference_mode": True,
-        "lora_alpha": adapter.scale * rank,
+        "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "peft_type": "LORA",
-        "r": rank,
+        "r": lora.rank,
         "target_modules": [name.removesuffix(f".{DOWN}.weight") for name in names if name.endswith(f".{DOWN}.weight")],
         "task_type": "CAUSAL_LM",
     }

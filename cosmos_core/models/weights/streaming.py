@@ -337,8 +337,10 @@ def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
     owners = {child: model for model in models for child in model.modules()}
     for path, module in stage.named_modules():
         held = module._non_persistent_buffers_set  # noqa: SLF001
-        names = [name for name, _ in module.named_buffers(recurse=False) if name in held]
-        for name, buffer in module.named_buffers(recurse=False):
+        # Under each of its names, also where two have one buffer.
+        buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
+        names = [name for name in buffers if name in held]
+        for name, buffer in buffers.items():
             setattr(module, name, buffer.to(device))
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             # What transformers' functions leave alone.

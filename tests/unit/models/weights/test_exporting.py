@@ -1,5 +1,6 @@
 """A spread module is exported as transformers would export it from one process."""
 
+import json
 import math
 
 import pytest
@@ -135,11 +136,15 @@ def check_failing_conversion(tmp_path, sizes, name):
     assert set(told) == {f"{tmp_path / 'export'} could not be written: KeyError: '{name}'"}
 
 
+def export_adapters_of(folder, plan, sizes, module):
+    lora = Lora(rank=2, alpha=4.0, modules=(module,))
+    part = build_part(plan, Layout(mesh=form_mesh(MeshConfig(**sizes), "cpu"), lora=lora))
+    export_adapters(part, folder, open_channel(), below=None)
+
+
 def export_adapters_in_vain(folder):
-    lora = Lora(rank=2, alpha=4.0, modules=("all-linear",))
-    part = build_part(blueprint("qwen3", False), Layout(mesh=form_mesh(MeshConfig(dp_shard=2), "cpu"), lora=lora))
     with pytest.raises(CheckpointError) as caught:
-        export_adapters(part, folder, open_channel(), below=None)
+        export_adapters_of(folder, blueprint("qwen3", False), {"dp_shard": 2}, "all-linear")
     return str(caught.value)
 
 
@@ -148,6 +153,15 @@ def test_adapters_that_cannot_be_written_are_told_to_every_process(tmp_path):
     told = run_world(2, export_adapters_in_vain, tmp_path / "file" / "adapter", timeout_s=30)
     assert told[0] == told[1]
     assert "could not be written: [Errno 20] Not a directory" in told[0]
+
+
+def test_the_first_process_may_hold_no_adapters(tmp_path):
+    plan = blueprint("qwen3_moe", False)
+    plan.config.mlp_only_layers = [1]
+    run_world(2, export_adapters_of, tmp_path, plan, {"pp": 2}, "gate_proj")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (2, 4.0)
+    assert config["target_modules"] == ["model.layers.1.mlp.gate_proj"]
 
 
 def test_tensors_are_gathered_one_by_one(subtests):
