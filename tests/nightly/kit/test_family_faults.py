@@ -10,7 +10,7 @@ import torch
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import ModelCapabilities
 from cosmos_core.testing import DenoisingModelConformance
-from cosmos_core.testing.conformance.model import layouts as spreading
+from cosmos_core.testing.conformance.model import kit
 from cosmos_core.testing.layouts import Stepped
 from cosmos_core.testing.worlds import WorldFailedError
 from cosmos_core.types import Prompt
@@ -32,7 +32,7 @@ class Kit(DenoisingModelConformance):
 @pytest.fixture
 def compare(monkeypatch):
     """Run a test of layouts on what steps came to; `axes` are those that are declared."""
-    monkeypatch.setattr(spreading, "step_alone", lambda make, batch, policy, dtype: step_of(policy))
+    monkeypatch.setattr(kit, "step_alone", lambda make, batch, policy, dtype: step_of(policy))
 
     def run(test, axes):
         subject = SimpleNamespace(
@@ -55,7 +55,7 @@ def steps(monkeypatch, make):
         seen.extend(policies)
         return [make(dtype, policy) for policy, dtype in zip(policies, dtypes, strict=True)]
 
-    monkeypatch.setattr(spreading, "steps_in_layouts", steps_in_layouts)
+    monkeypatch.setattr(kit, "steps_in_layouts", steps_in_layouts)
     return seen
 
 
@@ -104,7 +104,7 @@ def test_a_step_that_comes_to_something_else_is_named(compare, monkeypatch):
     steps(monkeypatch, lambda dtype, policy: rounded if dtype == torch.float32 else ALONE)
     compare(TOGETHER, {"dp_shard"})
     learning = attrs.evolve(ALONE, gradients={"w.lora_A": torch.ones(1), "w": torch.ones(1)})
-    monkeypatch.setattr(spreading, "step_alone", lambda *_, **__: learning)
+    monkeypatch.setattr(kit, "step_alone", lambda *_, **__: learning)
     steps(monkeypatch, lambda dtype, policy: learning)
     message = "adapters w has a gradient, and is no adapter"
     assert message in named(compare, TOGETHER, {"dp_shard", "cp"})
@@ -112,9 +112,9 @@ def test_a_step_that_comes_to_something_else_is_named(compare, monkeypatch):
 
 def test_what_fails_is_named(compare, monkeypatch):
     where = "a step alone, or on 4 processes with dp_shard = 4, with dp_shard = 4, failed:"
-    monkeypatch.setattr(spreading, "steps_in_layouts", failing("rank 1 of 4 failed"))
+    monkeypatch.setattr(kit, "steps_in_layouts", failing("rank 1 of 4 failed"))
     assert named(compare, TOGETHER, {"dp_shard"}) == f"{where}\nrank 1 of 4 failed"
-    monkeypatch.setattr(spreading, "step_alone", failing("no double"))
+    monkeypatch.setattr(kit, "step_alone", failing("no double"))
     assert named(compare, TOGETHER, {"dp_shard"}) == f"{where}\nno double"
 
 
