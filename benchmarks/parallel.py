@@ -130,11 +130,11 @@ def train(assets: Path, policy: Mapping[str, Any], steps: int) -> Measured:
     return_freed_blocks(of_bytes=1 << 16)
     with memory.watched(trimmed=False):
         trainer = make_trainer(model_of(assets), config, World(form_mesh(config.mesh, "cpu")))
-        train_step(trainer, payloads, config)
+        train_step(trainer, payloads)
     return_freed_blocks(of_bytes=1 << 25)
     for _ in range(steps + 1):
         start = time.perf_counter(), time.process_time()
-        train_step(trainer, payloads, config)
+        train_step(trainer, payloads)
         wall_s.append(time.perf_counter() - start[0])
         cpu_s.append(time.process_time() - start[1])
     parameters = list(trainer.module.parameters())

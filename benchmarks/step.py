@@ -123,7 +123,7 @@ def measure(shape: str, way: Mapping[str, str], options: argparse.Namespace) -> 
     for _ in range(options.steps + 2):
         # A step ends by waiting for the device: for the norm, and for the optimizer, whose time it takes.
         start = time.perf_counter()
-        train_step(trainer, payloads, policy)
+        train_step(trainer, payloads)
         seconds.append(time.perf_counter() - start)
     return {
         # The first two compile and set memory aside.

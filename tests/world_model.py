@@ -80,11 +80,7 @@ class World:
             num_parameters=8 * (2 * SHAPE[0] + 1) + 8 * 2 + 8 * WIDTH + SHAPE[0] * (8 + 1),
             num_layers=1,
             hidden_size=8,
-            vocab_size=0,
-            tokenizer_size=0,
             context_length=1 << 20,
-            stop_ids=frozenset(),
-            pad_id=0,
         )
 
     def build(self, *, seed, dtype, device, layout=None):

@@ -89,9 +89,9 @@ class ModelFacts:
         num_parameters: All parameters, tied ones once.
         num_layers: Transformer layers.
         hidden_size: Width of the residual stream.
+        context_length: Units the model can attend to, prompt included.
         vocab_size: Rows of the embedding (0 where there is none).
         tokenizer_size: Largest token id of the tokenizer plus one (0 where there is none).
-        context_length: Units the model can attend to, prompt included.
         stop_ids: Token ids that end a completion.
         pad_id: Token id for padding.
         cache_size: Values of one unit in the cache of generation (0: as if every layer kept two rows of `hidden_size`).
@@ -118,11 +118,11 @@ class ModelFacts:
     num_parameters: int
     num_layers: int
     hidden_size: int
-    vocab_size: int
-    tokenizer_size: int
     context_length: int
-    stop_ids: frozenset[int]
-    pad_id: int
+    vocab_size: int = 0
+    tokenizer_size: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    pad_id: int = 0
     cache_size: int = 0
     head_size: int = 0
     parts: tuple[ModelPart, ...] = ()

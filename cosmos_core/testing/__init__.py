@@ -11,47 +11,34 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance
-    from cosmos_core.testing.conformance.dataset import DatasetConformance
-    from cosmos_core.testing.conformance.engine.kit import EngineConformance
-    from cosmos_core.testing.conformance.engine.latents import DenoisingEngineConformance
-    from cosmos_core.testing.conformance.environment import EnvironmentConformance
-    from cosmos_core.testing.conformance.hook import HookConformance
-    from cosmos_core.testing.conformance.launcher import LauncherConformance
-    from cosmos_core.testing.conformance.model.kit import DenoisingModelConformance, ModelConformance
-    from cosmos_core.testing.conformance.plugin import fault
-    from cosmos_core.testing.conformance.reward import RewardConformance
-
-__all__ = [
-    "AlgorithmConformance",
-    "DatasetConformance",
-    "DenoisingEngineConformance",
-    "DenoisingModelConformance",
-    "EngineConformance",
-    "EnvironmentConformance",
-    "HookConformance",
-    "LauncherConformance",
-    "ModelConformance",
-    "RewardConformance",
-    "fault",
-]
+    from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance as AlgorithmConformance
+    from cosmos_core.testing.conformance.dataset import DatasetConformance as DatasetConformance
+    from cosmos_core.testing.conformance.engine.kit import EngineConformance as EngineConformance
+    from cosmos_core.testing.conformance.engine.latents import DenoisingEngineConformance as DenoisingEngineConformance
+    from cosmos_core.testing.conformance.environment import EnvironmentConformance as EnvironmentConformance
+    from cosmos_core.testing.conformance.hook import HookConformance as HookConformance
+    from cosmos_core.testing.conformance.launcher import LauncherConformance as LauncherConformance
+    from cosmos_core.testing.conformance.model.kit import DenoisingModelConformance as DenoisingModelConformance
+    from cosmos_core.testing.conformance.model.kit import ModelConformance as ModelConformance
+    from cosmos_core.testing.conformance.plugin import fault as fault
+    from cosmos_core.testing.conformance.reward import RewardConformance as RewardConformance
 
 _HOMES: Final[Mapping[str, str]] = {
-    "AlgorithmConformance": "conformance.algorithm.kit",
-    "DatasetConformance": "conformance.dataset",
-    "DenoisingEngineConformance": "conformance.engine.latents",
-    "DenoisingModelConformance": "conformance.model.kit",
-    "EngineConformance": "conformance.engine.kit",
-    "EnvironmentConformance": "conformance.environment",
-    "HookConformance": "conformance.hook",
-    "LauncherConformance": "conformance.launcher",
-    "ModelConformance": "conformance.model.kit",
-    "RewardConformance": "conformance.reward",
-    "fault": "conformance.plugin",
+    "AlgorithmConformance": "algorithm.kit",
+    "DatasetConformance": "dataset",
+    "DenoisingEngineConformance": "engine.latents",
+    "DenoisingModelConformance": "model.kit",
+    "EngineConformance": "engine.kit",
+    "EnvironmentConformance": "environment",
+    "HookConformance": "hook",
+    "LauncherConformance": "launcher",
+    "ModelConformance": "model.kit",
+    "RewardConformance": "reward",
+    "fault": "plugin",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.conformance.{_HOMES[name]}"), name)

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.job import Stage
-from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
+from cosmos_core.config.schema import OptimizerConfig, PolicyConfig
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of
 from cosmos_core.policy.mesh.layout import layout_of
@@ -140,7 +140,7 @@ def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world
     trainer = make_trainer(model, policy, world, dtype=dtype)
     parameters = dict(trainer.module.named_parameters())
     weights = whole(parameters, world)
-    meter = train_step(trainer, payloads, policy)
+    meter = train_step(trainer, payloads)
     measured = {name: value for name, value in meter.maxima.items() if name not in _OWN}
     told = [json.loads(data) for data in world.exchange(json.dumps([meter.sums.get("loss", 0.0), measured]).encode())]
     return Stepped(
@@ -175,20 +175,20 @@ def make_trainer(
     return trainer
 
 
-def train_step(trainer: Trainer, payloads: Sequence[Payload], policy: PolicyConfig) -> Meter:
+def train_step(trainer: Trainer, payloads: Sequence[Payload]) -> Meter:
     """Train on a batch of demonstrations, shared among the processes; this process's metrics."""
-    share = share_of(payloads, policy.mesh, trainer.world)
+    share = share_of(payloads, trainer.world)
     return trainer.train(share, share.counts, solo(), Stopwatch(trainer.device)).meter
 
 
-def share_of(payloads: Sequence[Payload], sizes: MeshConfig, world: World) -> Share:
+def share_of(payloads: Sequence[Payload], world: World) -> Share:
     """This process's share of a batch of demonstrations, each with a weight of its own."""
     sequences = [TrainSequence(payload=p, advantage=1.0 + 0.25 * (i % 3), place=i) for i, p in enumerate(payloads)]
     units = [units_of(payload) for payload in payloads]
     lengths = [each.conditioning + each.decisions for each in units]
     mesh = world.mesh
     place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
-    mine = balanced(lengths, sizes.dp_replicate * sizes.dp_shard)[place]
+    mine = balanced(lengths, mesh.size("dp_replicate") * mesh.size("dp_shard"))[place]
     return Share(
         sequences=tuple(sequences[index] for index in mine),
         counts=Counts(

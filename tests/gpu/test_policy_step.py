@@ -47,7 +47,7 @@ def step(device, *, precision="fp32", compiled="off", recompute="none", scaling=
         float8=Float8Config(scaling=scaling),
     )
     trainer = make_trainer(family("hf", CONFIGS[name])(), policy, single_world(), device=device)
-    meter = train_step(trainer, text_payloads() if payloads is None else payloads, policy)
+    meter = train_step(trainer, text_payloads() if payloads is None else payloads)
     gradients = {key: each.grad.float().cpu() for key, each in trainer.module.named_parameters()}
     return meter.sums["loss"], gradients
 

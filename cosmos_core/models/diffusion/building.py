@@ -142,12 +142,8 @@ def facts_of(
         num_parameters=num_parameters,
         num_layers=len(blocks),
         hidden_size=heads * head_size,
-        vocab_size=0,
-        tokenizer_size=0,
         # Decisions do not attend to one another, so there can be any number.
         context_length=1 << 20,
-        stop_ids=frozenset(),
-        pad_id=0,
         head_size=head_size,
         parts=parts,
         extents=(

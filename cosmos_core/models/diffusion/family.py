@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import nn
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.models.diffusion import checkpoint
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.options import DiffusionOptions
@@ -183,21 +183,28 @@ class Family(ABC):
         `guidance` is float32 [B, 1, 1, 1, 1].
         """
 
-    @abstractmethod
-    def encode_words(self, words: str) -> torch.Tensor:
+    def encode_words(self, words: str) -> torch.Tensor:  # noqa: ARG002 - for families that can
         """The embedding [L, E] of a caption by the checkpoint's own text encoder, float32, at most `text_length` long.
 
         Raises:
             DataError: The checkpoint has none.
         """
+        raise DataError(
+            "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding or a "
+            "checkpoint that has one (model.path)"
+        )
 
-    @abstractmethod
-    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - most have none
         """Buffers of the transformer that no checkpoint has, by name, on the CPU."""
+        return {}
 
-    @abstractmethod
-    def spread(self, module: nn.Module, slices: TokenSlices) -> None:
-        """Change forwards, so that tokens are spread over `cp`."""
+    def spread(self, module: nn.Module, slices: TokenSlices) -> None:  # noqa: ARG002 - for families that can
+        """Change forwards, so that tokens are spread over `cp`.
+
+        Raises:
+            PluginIncompatibleError: The family does not say how.
+        """
+        raise PluginIncompatibleError(f"{type(self).__name__} has no `spread` for its tokens: set policy.mesh.cp = 1")
 
     def check(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - most families take every config
         """Refuse configs of the transformer's class that the family has no use for.

@@ -81,12 +81,16 @@ class DiffusionModel(Family):
         return {}
 
     def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
-        """Conditions of a forward, as tensors of one shape for all payloads: `text`, filled up, and the family's.
+        """Conditions of a forward, as tensors of one shape for all payloads: `text`, filled up, and the frames given.
+
+        Families that condition on something else add it.
 
         Raises:
             DataError: The arrays of the payload do not fit the model.
         """
-        return {TEXT: self.rows.filled(tensor_of(payload, TEXT, torch.float32, (None, self.text_width)))}
+        spec = self.latent_spec(payload)
+        given = {} if spec.given is None or spec.is_given_T is None else {GIVEN: spec.given, IS_GIVEN: spec.is_given_T}
+        return {TEXT: self.rows.filled(tensor_of(payload, TEXT, torch.float32, (None, self.text_width))), **given}
 
     def blank(self) -> Payload:
         """A payload that `conditioning` takes, of zeros; families that condition on more than the text add to it."""

@@ -1,8 +1,8 @@
 """`python -m cosmos_core.testing.conformance.launched FOLDER TASK`: a process for a launcher to start.
 
 It writes `<name>.started` (its command line and what the kit set in its environment, as JSON) and then, by its task:
-`exit:CODE` says something on its last line and ends; `stubborn` and `willing` go on, writing the time to
-`<name>.alive`, until they are killed, or for `willing` asked to end, which it notes in `<name>.asked`.
+`exit:CODE` says something on its last line and ends; `stubborn` and `willing` go on, touching `<name>.alive`, until
+they are killed, or for `willing` asked to end, which it notes in `<name>.asked`.
 """
 
 from __future__ import annotations
@@ -37,21 +37,17 @@ def main(arguments: Sequence[str]) -> int:
             sys.exit(0)
 
     signal.signal(signal.SIGTERM, asked)
-    _write(path, "started", {"rest": rest, "variable": os.environ.get(VARIABLE, "")})
+    draft = path.with_name(f"{path.name}.partial")
+    draft.write_text(json.dumps({"rest": rest, "variable": os.environ.get(VARIABLE, "")}), encoding="utf-8")
+    draft.replace(path.with_name(f"{path.name}.started"))
     if task == "exit":
         print(LAST_WORDS, flush=True)  # noqa: T201 - what a launcher keeps
         return int(code)
     end = time.monotonic() + 60.0
     while time.monotonic() < end:
-        _write(path, "alive", time.time())
+        path.with_name(f"{path.name}.alive").touch()
         time.sleep(0.02)
     return 9
-
-
-def _write(path: Path, ending: str, data: object) -> None:
-    draft = path.with_name(f"{path.name}.partial")
-    draft.write_text(json.dumps(data), encoding="utf-8")
-    draft.replace(path.with_name(f"{path.name}.{ending}"))
 
 
 if __name__ == "__main__":

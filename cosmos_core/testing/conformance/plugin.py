@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import attrs
@@ -96,11 +95,6 @@ class PluginConformance:
     def options(self) -> Mapping[str, JSON]:
         """The options to test with, as a recipe gives them; override it where the defaults do not do."""
         return {}
-
-    @pytest.fixture
-    def context(self, tmp_path: Path) -> Any:
-        """The kind's context record; each kind's class makes one."""
-        raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -68,11 +68,7 @@ class Denoiser:
             num_parameters=2 * self.width**2 + self.width,
             num_layers=1,
             hidden_size=self.width,
-            vocab_size=0,
-            tokenizer_size=0,
             context_length=64,
-            stop_ids=frozenset(),
-            pad_id=0,
         )
 
     def build(self, *, seed, dtype, device, layout=None):

@@ -47,9 +47,9 @@ TWO = {
 FOUR = {"fsdp tp": policy(dp_shard=2, tp=2), "pp hsdp": policy(pp=2, dp_replicate=2)}
 
 
-def steps(trainer, settings, numbers):
+def steps(trainer, numbers):
     for number in numbers:
-        train_step(trainer, text_payloads(seed=number), settings)
+        train_step(trainer, text_payloads(seed=number))
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def make(name, settings, world):
 def learn(name, settings, world):
     """The gradient of a step, what it leads to and what is published of that, whole."""
     trainer = make(name, settings, world)
-    steps(trainer, settings, range(1))
+    steps(trainer, range(1))
     gradients = {key: each.grad for key, each in trainer.module.named_parameters() if each.grad is not None}
     published = published_tensors(trainer.module)
     # Together the processes publish every element of every tensor once.
@@ -117,7 +117,7 @@ def test_only_adapters_learn_and_none_are_published():
     start = published_tensors(trainer.module)
     assert start.keys() == plain.keys()
     assert all(torch.equal(start[name], tensor) for name, tensor in plain.items()), "B starts at zero"
-    steps(trainer, policy(), range(STEPS))
+    steps(trainer, range(STEPS))
     after, sent = canonical_tensors(trainer.module), published_tensors(trainer.module)
     assert all(torch.equal(after[name], tensor) for name, tensor in plain.items())
     assert all(not torch.equal(after[name], tensor) for name, tensor in before.items() if is_adapter(name))
@@ -138,7 +138,7 @@ def test_adapters_beside_products_in_8_bits():
 
 def save(name, settings, folder):
     trainer = make(name, settings, World(form_mesh(settings.mesh, "cpu")))
-    steps(trainer, settings, range(2))
+    steps(trainer, range(2))
     place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0, below=trainer.below)
     return write_checkpoint(folder, copy_state(trainer.state(), place), open_channel())
 
@@ -147,7 +147,7 @@ def test_resumes_elsewhere(tmp_path):
     path = run_world(4, save, "qwen3-tied", policy(pp=2, tp=2), str(tmp_path))[0]
     trainer = make_trainer(family("hf", CONFIGS["qwen3-tied"])(), policy(), single_world())
     restore(trainer, path, lambda index: None)
-    steps(trainer, policy(), range(2, STEPS))
+    steps(trainer, range(2, STEPS))
     uninterrupted = make("qwen3-tied", policy(), single_world())
     steps(uninterrupted, policy(), range(STEPS))
     worst, error = worst_error(trained_tensors(trainer.module), trained_tensors(uninterrupted.module))

@@ -62,7 +62,7 @@ def three_steps(settings, world):
     trainer = make_trainer(family("hf", CONFIGS["qwen3"])(), settings, world)
     optimizer = OptimizerConfig(lr=1e-2, eps=1e-3)
     trainer.begin_stage(attrs.evolve(trainer.stage, optimizer=optimizer), Near(), 1.0)
-    share = share_of(text_payloads(), settings.mesh, world)
+    share = share_of(text_payloads(), world)
     for _ in range(3):
         applied = trainer.train(share, share.counts, solo(), Stopwatch(trainer.device))
     state = {name: each for name, each in trainer.state().items() if name.startswith("average.")}

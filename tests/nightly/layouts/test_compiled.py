@@ -35,7 +35,7 @@ def stepped(name, compiled, recompute, scaling):
         float8=Float8Config(scaling=scaling),
     )
     trainer = make_trainer(family("hf", {**CONFIGS[name], "num_hidden_layers": 1})(), policy, single_world())
-    meter = train_step(trainer, text_payloads(number=4), policy)
+    meter = train_step(trainer, text_payloads(number=4))
     return meter.sums["loss"], {key: each.grad for key, each in trainer.module.named_parameters()}
 
 
@@ -62,6 +62,6 @@ def test_rows_of_other_lengths_need_no_new_graphs(graphs):
     trainer = make_trainer(family("hf", {**CONFIGS["qwen3"], "num_hidden_layers": 1})(), policy, single_world())
     made = []
     for seed in range(3):
-        train_step(trainer, text_payloads(seed=seed), policy)
+        train_step(trainer, text_payloads(seed=seed))
         made.append(graphs["stats"]["unique_graphs"])
     assert made[1:] == [made[1]] * 2

@@ -113,7 +113,7 @@ def two_steps(world, mesh):
         first_step=0,
     )
     trainer.begin_stage(stage, Everything(), 1.0)
-    share = share_of(text_payloads(), mesh, world)
+    share = share_of(text_payloads(), world)
     for _ in range(2):
         meter = trainer.train(share, share.counts, solo(), Stopwatch(device)).meter
     gradients = whole({name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None}, world)

@@ -38,12 +38,12 @@ def step(settings, world, number):
     trainer = make_trainer(family("hf", CONFIGS["qwen3"])(), settings, world)
     stage = trainer.stage
     trainer.begin_stage(stage, Both(), 1.0)
-    share = share_of(text_payloads(), settings.mesh, world)
-    imitated = share_of(text_payloads(seed=3, number=max(number, 2)), settings.mesh, world)
+    share = share_of(text_payloads(), world)
+    imitated = share_of(text_payloads(seed=3, number=max(number, 2)), world)
     if number < 2:
         first = world.mesh.place("dp_shard") == 0
         one = text_payloads(seed=3, number=2)[:1]
-        alone = share_of(one, MeshConfig(), single_world())
+        alone = share_of(one, single_world())
         sequences = alone.sequences if first else ()
         imitated = attrs.evolve(alone, sequences=sequences, filler=alone.sequences[0])
     share = attrs.evolve(share, imitated=imitated)

@@ -21,9 +21,9 @@ from tests.nightly.layouts.test_matrix import policy
 BEFORE, AFTER = 2, 3
 
 
-def steps(trainer, settings, numbers):
+def steps(trainer, numbers):
     for number in numbers:
-        train_step(trainer, text_payloads(seed=number), settings)
+        train_step(trainer, text_payloads(seed=number))
 
 
 def parameters(trainer):
@@ -33,7 +33,7 @@ def parameters(trainer):
 def save(name, settings, folder):
     world = World(form_mesh(settings.mesh, "cpu"))
     trainer = make_trainer(family("hf", CONFIGS[name])(), settings, world)
-    steps(trainer, settings, range(BEFORE))
+    steps(trainer, range(BEFORE))
     place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0)
     return write_checkpoint(folder, copy_state(trainer.state(), place), open_channel())
 
@@ -44,14 +44,14 @@ def resume(name, settings, path, world=None):
     trainer = make_trainer(family("hf", CONFIGS[name])(), settings, world, seed=99)
     restore(trainer, path, lambda index: None)
     assert trainer.step == BEFORE
-    steps(trainer, settings, range(BEFORE, BEFORE + AFTER))
+    steps(trainer, range(BEFORE, BEFORE + AFTER))
     return parameters(trainer)
 
 
 @functools.cache
 def uninterrupted(name):
     trainer = make_trainer(family("hf", CONFIGS[name])(), policy(), single_world())
-    steps(trainer, policy(), range(BEFORE + AFTER))
+    steps(trainer, range(BEFORE + AFTER))
     return parameters(trainer)
 
 
@@ -77,7 +77,7 @@ def test_resumes_elsewhere(saved, axes):
 def test_resuming_is_exact_in_the_same_process(tmp_path):
     """What is restored is every bit of weights and optimizer."""
     trainer = make_trainer(family("hf", CONFIGS["qwen3"])(), policy(), single_world())
-    steps(trainer, policy(), range(BEFORE))
+    steps(trainer, range(BEFORE))
     place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0)
     path = write_checkpoint(str(tmp_path), copy_state(trainer.state(), place))
     found = resume("qwen3", policy(), path, single_world())

@@ -33,7 +33,7 @@ LAYOUTS = {"fsdp": policy(dp_shard=2), "tp": policy(tp=2), "pp": policy(pp=2), "
 def gradients(settings, world, cold):
     """Of a step whose sequences with these lengths of completion, which few processes have, were drawn cold."""
     trainer = make_trainer(family("hf", CONFIGS["qwen3-tied"])(), settings, world)
-    share = share_of(text_payloads(), settings.mesh, world)
+    share = share_of(text_payloads(), world)
     sequences = tuple(
         attrs.evolve(each, temperature=COLD if each.payload.arrays["completion"].shape[0] in cold else None)
         for each in share.sequences

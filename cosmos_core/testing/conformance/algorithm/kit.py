@@ -358,17 +358,7 @@ def _planned(plugin: str, capabilities: AlgorithmCapabilities) -> list[str]:
     rollout = {"group_size": max(2, capabilities.min_group_size), "sampling": sampling}
     scored = {"algorithm": {"plugin": plugin}, "reward": [{"plugin": "any"}], "rollout": rollout}
     recipe = structure({**chosen, **scored}, Recipe)
-    facts = ModelFacts(
-        architecture="Any",
-        num_parameters=1,
-        num_layers=1,
-        hidden_size=1,
-        vocab_size=0,
-        tokenizer_size=0,
-        context_length=1 << 20,
-        stop_ids=frozenset(),
-        pad_id=0,
-    )
+    facts = ModelFacts(architecture="Any", num_parameters=1, num_layers=1, hidden_size=1, context_length=1 << 20)
     parts = Parts(
         model=ModelCapabilities(payload_kinds=kinds),
         facts=facts,

@@ -43,10 +43,10 @@ from cosmos_core.testing.conformance.engine.subject import (
     flat,
     refuses,
     stopping_at,
-    tensor_of,
     tokens_of,
     twin,
 )
+from cosmos_core.testing.conformance.model.subject import tensor_of
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault, needs
 from cosmos_core.types import JSON, Payload, Prompt
 from cosmos_core.weights.shards import dtype_name

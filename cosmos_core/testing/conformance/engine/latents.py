@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, DiffusionOptions, TokenSlices
-from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, ModelContext, Preflight
+from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, DiffusionOptions
+from cosmos_core.protocols import FinishReason, Generated, Model, ModelContext, Preflight
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
-from cosmos_core.testing.conformance.engine.subject import Subject, expect_array, flat, tensor_of
+from cosmos_core.testing.conformance.engine.subject import Subject, expect_array, flat
+from cosmos_core.testing.conformance.model.subject import tensor_of
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload, Prompt
 
@@ -72,12 +73,6 @@ class TinyDenoiser(DiffusionModel):
             return {}
         return {GIVEN: torch.full(self.shape, 0.5), IS_GIVEN: torch.arange(self.shape[1]) < 1}
 
-    def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
-        """The text, and what is given."""
-        spec = self.latent_spec(payload)
-        given = {} if spec.given is None or spec.is_given_T is None else {GIVEN: spec.given, IS_GIVEN: spec.is_given_T}
-        return {**super().conditioning(payload), **given}
-
     def denoise(
         self,
         module: torch.nn.Module,
@@ -93,18 +88,6 @@ class TinyDenoiser(DiffusionModel):
     def guide(self, velocity_B: torch.Tensor, negative_B: torch.Tensor, guidance: torch.Tensor) -> torch.Tensor:
         """Away from the velocity without a text."""
         return negative_B + guidance * (velocity_B - negative_B)
-
-    def encode_words(self, words: str) -> torch.Tensor:
-        """Words are those of a table."""
-        raise NotImplementedError
-
-    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - of the family
-        """It has no buffers."""
-        return {}
-
-    def spread(self, module: torch.nn.Module, slices: TokenSlices) -> None:
-        """It is never spread."""
-        raise NotImplementedError
 
 
 class DenoisingEngineConformance(EngineConformance):
@@ -140,12 +123,6 @@ class DenoisingEngineConformance(EngineConformance):
             for index, text in enumerate(_TEXTS)
         ]
 
-    @pytest.fixture
-    def denoising(self, context: EngineContext) -> WorldModel:
-        """The model, as what it is."""
-        assert isinstance(context.model, WorldModel)
-        return context.model
-
     def decisions(self, max_units: int) -> int:
         """All steps but the last."""
         return max_units - 1
@@ -163,11 +140,11 @@ class DenoisingEngineConformance(EngineConformance):
         found, wanted = _latents(generated), _latents(other)
         return found.shape == wanted.shape and torch.allclose(found, wanted, atol=self.tolerance, rtol=self.tolerance)
 
-    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, denoising: WorldModel) -> None:
+    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, model: WorldModel) -> None:
         """Samples are scored and imitated; a video goes on from the frames that its prompt gives."""
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
         for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
-            payload, latent_spec = generated.payload, denoising.latent_spec(request.prompt)
+            payload, latent_spec = generated.payload, model.latent_spec(request.prompt)
             if payload.kind != "latents":
                 fault(f"the payload is of kind {payload.kind!r}; it must be 'latents'")
             expect_array(generated, "sample", "float32", latent_spec.shape)
@@ -225,7 +202,7 @@ class DenoisingEngineConformance(EngineConformance):
                     "depends on the first noise, and on nothing else"
                 )
 
-    def test_samples_are_rendered(self, subject: Subject, denoising: WorldModel) -> None:
+    def test_samples_are_rendered(self, subject: Subject, model: WorldModel) -> None:
         """Rewards and people look at frames."""
         for generated in flat(subject.start().generate([subject.request("seen", 1, num_samples=2)])):
             if not subject.capabilities.renders:
@@ -234,7 +211,7 @@ class DenoisingEngineConformance(EngineConformance):
                 continue
             if generated.media is None:
                 fault("a sample has no media, and `renders` is declared")
-            wanted = denoising.render(tensor_of(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
+            wanted = model.render(tensor_of(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
             frames = generated.media.arrays.get("frames")
             if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
                 told = frames and (frames.dtype, frames.shape)

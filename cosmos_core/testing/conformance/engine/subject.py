@@ -13,7 +13,6 @@ from concurrent import futures
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
 import attrs
-import numpy as np
 import torch
 
 from cosmos_core.errors import CosmosError, DataError, EngineError
@@ -31,6 +30,7 @@ from cosmos_core.protocols import (
     TensorSlice,
 )
 from cosmos_core.protocols.quantization import Format
+from cosmos_core.testing.conformance.model.subject import by_payload, tensor_of
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import JSON, Payload
 from cosmos_core.weights import slices
@@ -64,18 +64,13 @@ class Pricer:
 
     def logprobs(self, payloads: Sequence[Payload], *, temperature: float, weights: int = 0) -> list[torch.Tensor]:
         """float32 log-probs [N] of each payload's completion."""
-        found: list[list[torch.Tensor]] = [[] for _ in payloads]
         try:
             batches = self._model.pack(payloads, budget=_BUDGET)
         except DataError as error:
             fault(f"the trainer refuses a payload: {error}")
-        for batch in batches:
-            with torch.no_grad():
-                decided = self._model.decide(self._module(weights), batch, temperature=temperature)
-            parts = torch.split(decided.logprobs_N, list(batch.num_decisions))
-            for index, part in zip(batch.sequences, parts, strict=True):
-                found[index].append(part)
-        return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
+        with torch.no_grad():
+            decided = [self._model.decide(self._module(weights), each, temperature=temperature) for each in batches]
+        return by_payload(len(payloads), batches, [each.logprobs_N for each in decided])
 
     def next_logprobs(self, prompt: Payload, tokens: Sequence[int], *, temperature: float) -> torch.Tensor:
         """float32 log-probs [V] of what may follow a prompt and the first tokens of a completion."""
@@ -419,14 +414,6 @@ class Subject:
             ends = (generated.oldest_version, generated.newest_version)
             if ends != (min(versions), max(versions)):
                 fault(f"oldest and newest version are {ends}, those of the units {(min(versions), max(versions))}")
-
-
-def tensor_of(payload: Payload, name: str) -> torch.Tensor:
-    """A copy of an array of a payload."""
-    held = payload.arrays.get(name)
-    if held is None:
-        fault(f"a payload of kind {payload.kind!r} has no array {name!r}; it has {', '.join(payload.arrays) or 'none'}")
-    return torch.from_numpy(np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape).copy())
 
 
 def expect_array(generated: Generated, name: str, dtype: str, shape: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ from cosmos_core.testing.conformance.model.subject import (
     expect_each_close,
     expect_tensor,
     skip_rest,
-    tensor,
+    tensor_of,
 )
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.weights.shards import canonical_tensors, dtype_name
@@ -84,7 +84,7 @@ class DecisionTests:
         """Packed sequences never see one another, and nothing is drawn in a forward."""
         if not all(map(torch.equal, subject.logprobs(), subject.logprobs())):
             fault("decide() gives other log-probs the second time; build() must leave no dropout on (module.eval())")
-        alone = subject.logprobs_alone()
+        alone = subject.logprobs(batches=subject.alone)
         for budget in subject.budgets:
             for step, order in ((1, "in their order"), (-1, "in reverse")):
                 batches = subject.model.pack(subject.payloads[::step], budget=budget)
@@ -169,9 +169,9 @@ class DecisionTests:
             fault("blends are declared, and no payload of the kit has regressions; add one to the fixture `payloads`")
         subject, other = attrs.evolve(subject, payloads=regressions), subject.other_weights()
         squared_NK, absolute_NK = _blended(subject, other, subject.batches[0])
-        squares = [tensor(payload, "times").square() for payload in regressions]
+        squares = [tensor_of(payload, "times").square() for payload in regressions]
         for whose, column, module in (("its own", 2, subject.module), ("the other model's", 0, other)):
-            alone = subject.logprobs_alone(module)
+            alone = subject.logprobs(module, subject.alone)
             what = (
                 f"a blend with a share of {_BLEND.shares[column]:g} is off by what is not {whose} error of x_0, t² "
                 "times the regression's, or changes with what else is packed"

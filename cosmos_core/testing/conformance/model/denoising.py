@@ -28,7 +28,7 @@ from cosmos_core.testing.conformance.model.subject import (
     expect_each_close,
     expect_tensor,
     skip_rest,
-    tensor,
+    tensor_of,
 )
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload
@@ -256,7 +256,7 @@ def _check_shown(shown: Payload) -> None:
             f"render() gave a payload of kind {shown.kind!r} with {found}; give kind media, with frames uint8 [frames, "
             "height, width, 3] and fps float32 []"
         )
-    if not shown.arrays["frames"].shape[0] or not float(tensor(shown, "fps")) > 0:
+    if not shown.arrays["frames"].shape[0] or not float(tensor_of(shown, "fps")) > 0:
         fault("render() gave no frame, or a rate `fps` that is not positive")
 
 

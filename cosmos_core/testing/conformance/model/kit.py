@@ -27,8 +27,8 @@ from cosmos_core.protocols import Decided, Kind, Model, ModelCapabilities, Model
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.testing.conformance.model.decisions import DecisionTests
 from cosmos_core.testing.conformance.model.denoising import DenoisingTests, scored, walked
-from cosmos_core.testing.conformance.model.rows import PackingTests, RowTests, demonstrations
-from cosmos_core.testing.conformance.model.subject import Subject, expect_refusal, first_difference, tensor
+from cosmos_core.testing.conformance.model.rows import RowTests, demonstrations
+from cosmos_core.testing.conformance.model.subject import Subject, expect_refusal, first_difference, tensor_of
 from cosmos_core.testing.conformance.model.weights import WeightTests
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error
@@ -55,42 +55,7 @@ _LAYOUTS: Final[Sequence[tuple[MeshConfig, Mapping[str, Any]]]] = (
 )
 
 
-class LayoutTests:
-    """A training step on two processes along each declared axis, in float32."""
-
-    def test_declared_mesh_axes_equal_one_process(self, subject: Subject) -> None:
-        """Weights, loss, gradients and counts do not depend on the layout."""
-        axes = [axis for axis in get_args(Axis) if axis in _possible(subject)]
-        if not axes:
-            pytest.skip("not declared: no axis that this model can be spread over")
-        # Experts are spread over processes that another axis makes.
-        meshes = [MeshConfig(**{axis: 2, **({"dp_shard": 2} if axis == "ep" else {})}) for axis in axes]
-        # Of float32; faults are orders of magnitude larger.
-        layouts = [(_policy(subject, mesh), torch.float32) for mesh in meshes]
-        _check_steps(subject, layouts, 2, loss=1e-5, gradients={torch.float32: 1e-4})
-
-
-class ModelSpreading:
-    """Training steps on four processes, along several axes, compared as closely as floats allow."""
-
-    def test_axes_together_equal_one_process(self, subject: Subject) -> None:
-        """Sums over processes are those of one process: to 1e-6 in float64, in float32 but for its rounding.
-
-        In float32 a gradient that is what is left of larger terms, such as that of the bias of keys, is rounded to some
-        1e-6 of its norm in any layout. In float64 what is left are parts that a transformer computes in float32.
-        """
-        possible = _possible(subject)
-        policies = [_policy(subject, mesh, **others) for mesh, others in _LAYOUTS if set(_sizes(mesh)) <= possible]
-        if not policies:
-            pytest.skip("not declared: neither dp_shard nor two axes that this model can be spread over")
-        # In float64 all of them; float32 is the same arithmetic, rounded, so one of them tells.
-        layouts = [*((policy, torch.float64) for policy in policies), (policies[0], torch.float32)]
-        _check_steps(subject, layouts, 4, loss=1e-6, gradients={torch.float64: 1e-6, torch.float32: 5e-6})
-
-
-class ModelConformance(
-    WeightTests, RowTests, PackingTests, DecisionTests, DenoisingTests, LayoutTests, PluginConformance
-):
+class ModelConformance(WeightTests, RowTests, DecisionTests, DenoisingTests, PluginConformance):
     """Tests that every model must pass, on a tiny one of its family.
 
     A language model needs `plugin` and `config` (or `path`):
@@ -203,6 +168,17 @@ class ModelConformance(
             kit=self, maker=maker, model=model, capabilities=capabilities, prompts=prompts, payloads=payloads
         )
 
+    def test_declared_mesh_axes_equal_one_process(self, subject: Subject) -> None:
+        """Weights, loss, gradients and counts in float32 are the same on two processes along each axis."""
+        axes = [axis for axis in get_args(Axis) if axis in _possible(subject)]
+        if not axes:
+            pytest.skip("not declared: no axis that this model can be spread over")
+        # Experts are spread over processes that another axis makes.
+        meshes = [MeshConfig(**{axis: 2, **({"dp_shard": 2} if axis == "ep" else {})}) for axis in axes]
+        # Of float32; faults are orders of magnitude larger.
+        layouts = [(_policy(subject, mesh), torch.float32) for mesh in meshes]
+        _check_steps(subject, layouts, 2, loss=1e-5, gradients={torch.float32: 1e-4})
+
     def reference(
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, temperature: float
     ) -> list[Decided]:
@@ -237,7 +213,7 @@ class ModelConformance(
 
 # A norm of a transformer may keep float32 weights under autocast, which torch says once.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
-class DenoisingModelConformance(ModelSpreading, ModelConformance):
+class DenoisingModelConformance(ModelConformance):
     """Tests that every family of world models on `DiffusionModel` must pass, on a tiny one whose latents are pixels.
 
     It is `ModelConformance` with rows, payloads and a reference of its own, and compares layouts more closely. A family
@@ -329,6 +305,20 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
         if abs(said / (found := (many - few) / 4) - 1) > _KEPT:
             fault(f"facts() say that a decision keeps {said:.0f} bytes for the backward pass, and it keeps {found:.0f}")
 
+    def test_axes_together_equal_one_process(self, subject: Subject) -> None:
+        """Sums over four processes are those of one: to 1e-6 in float64, in float32 but for its rounding.
+
+        In float32 a gradient that is what is left of larger terms, such as that of the bias of keys, is rounded to some
+        1e-6 of its norm in any layout. In float64 what is left are parts that a transformer computes in float32.
+        """
+        possible = _possible(subject)
+        policies = [_policy(subject, mesh, **others) for mesh, others in _LAYOUTS if set(_sizes(mesh)) <= possible]
+        if not policies:
+            pytest.skip("not declared: neither dp_shard nor two axes that this model can be spread over")
+        # In float64 all of them; float32 is the same arithmetic, rounded, so one of them tells.
+        layouts = [*((policy, torch.float64) for policy in policies), (policies[0], torch.float32)]
+        _check_steps(subject, layouts, 4, loss=1e-6, gradients={torch.float64: 1e-6, torch.float32: 5e-6})
+
     @torch.no_grad()
     def reference(
         self, model: Model, module: torch.nn.Module, payloads: Sequence[Payload], *, temperature: float
@@ -370,7 +360,7 @@ class DenoisingModelConformance(ModelSpreading, ModelConformance):
 
 def _text(model: DiffusionModel, payload: Payload) -> torch.Tensor:
     """The text that the transformer is to be shown [1, L, E]: a payload's text, filled up with zeros."""
-    text_LE = tensor(payload, TEXT)
+    text_LE = tensor_of(payload, TEXT)
     return torch.nn.functional.pad(text_LE, (0, 0, 0, model.options.text_length - len(text_LE)))[None]
 
 
@@ -407,7 +397,7 @@ def _check_steps(
 ) -> None:
     """Compare a step in each layout with that of one process, relative to their size: the loss and each gradient."""
     names = [_name(policy) for policy, _ in layouts]
-    policies, dtypes = [policy for policy, _ in layouts], [dtype for _, dtype in layouts]
+    policies, dtypes = zip(*layouts, strict=True)
     try:
         alone = {
             (lora, dtype): step_alone(subject.maker, subject.payloads, _policy(subject, lora=lora), dtype=dtype)
@@ -416,7 +406,7 @@ def _check_steps(
         steps = steps_in_layouts(subject.maker, subject.payloads, policies, processes=processes, dtypes=dtypes)
     except Exception as error:  # noqa: BLE001 - whatever a model raises
         fault(f"a step alone, or on {processes} processes {', '.join(names)}, failed:\n{error}")
-    for where, policy, dtype, found in zip(names, policies, dtypes, steps, strict=True):
+    for where, (policy, dtype), found in zip(names, layouts, steps, strict=True):
         expected, gradient = alone[policy.lora, dtype], gradients[dtype]
         if name := first_difference(found.weights, expected.weights):
             fault(f"{where} build() makes other weights: {name}; they must not depend on the layout")

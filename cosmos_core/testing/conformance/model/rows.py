@@ -82,7 +82,7 @@ class RowTests:
         """An observation conditions what follows it, and is never trained on."""
         _multi_turn(subject)
         payloads, expected = [], []
-        for payload, all_C in zip(subject.payloads, subject.logprobs_alone(), strict=True):
+        for payload, all_C in zip(subject.payloads, subject.logprobs(batches=subject.alone), strict=True):
             if payload.kind == KIND and len(all_C) >= 3:
                 decided_C = torch.arange(len(all_C)) % 3 == 0
                 decided_C[-1] = True
@@ -170,10 +170,6 @@ class RowTests:
                 end = stop
             if prompt.media:
                 _check_missed("shown", shown_by, payload)
-
-
-class PackingTests:
-    """Tests of `pack`: each payload once, within the budget, and the same each time."""
 
     def test_each_payload_is_packed_once_within_the_budget(self, subject: Subject) -> None:
         """What is lost is never learnt from; the budget is what fits into memory; averages are made of the counts."""

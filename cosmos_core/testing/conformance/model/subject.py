@@ -130,18 +130,18 @@ class Subject:
         **asked: Any,
     ) -> list[torch.Tensor]:
         """Log-probs, or what else `Decided` has by `name`, of each payload, from micro-batches that have them all."""
-        found: list[list[torch.Tensor]] = [[] for _ in self.payloads]
-        for batch in self.batches if batches is None else batches:
-            values_N = getattr(self.decide(batch, module, **asked), name)
-            parts = torch.split(values_N, list(batch.num_decisions))
-            for index, part_N in zip(batch.sequences, parts, strict=True):
-                found[index].append(part_N)
-        return [torch.cat(parts) if parts else torch.zeros(0) for parts in found]
+        batches = self.batches if batches is None else batches
+        values = [getattr(self.decide(batch, module, **asked), name) for batch in batches]
+        return by_payload(len(self.payloads), batches, values)
 
-    @torch.no_grad()
-    def logprobs_alone(self, module: torch.nn.Module | None = None) -> list[torch.Tensor]:
-        """Log-probs of each payload in a micro-batch of its own."""
-        return [self.decide(batch, module).logprobs_N for batch in self.alone]
+
+def by_payload(number: int, batches: Sequence[MicroBatch], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The values [N] of the decisions of each payload, of those [N] of each micro-batch."""
+    found: list[list[torch.Tensor]] = [[torch.zeros(0)] for _ in range(number)]
+    for batch, values_N in zip(batches, values, strict=True):
+        for index, part_N in zip(batch.sequences, torch.split(values_N, list(batch.num_decisions)), strict=True):
+            found[index].append(part_N)
+    return list(map(torch.cat, found))
 
 
 def attempt(function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
@@ -203,10 +203,12 @@ def expect_each_close(
         expect_close(mine_N, theirs_N, f"{what}; payload {index}", rtol=tolerance, atol=tolerance)
 
 
-def tensor(payload: Payload, name: str) -> torch.Tensor:
-    """An array of a payload."""
-    held = payload.arrays[name]
-    return torch.from_numpy(np.frombuffer(bytes(held.data), held.dtype).reshape(held.shape).copy())
+def tensor_of(payload: Payload, name: str) -> torch.Tensor:
+    """A copy of an array of a payload."""
+    held = payload.arrays.get(name)
+    if held is None:
+        fault(f"a payload of kind {payload.kind!r} has no array {name!r}; it has {', '.join(payload.arrays) or 'none'}")
+    return torch.from_numpy(np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape).copy())
 
 
 def contents(payload: Payload) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import torch
 from torch import nn
 
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import ConfigError
 from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, TokenSlices
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Payload, Prompt
@@ -114,10 +114,6 @@ class CosmosPredictModel(DiffusionModel):
         """v + g (v - v_neg)."""
         return velocity_B + guidance * (velocity_B - negative_B)
 
-    def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - there are none
-        """Nothing: rotary angles are made in each forward."""
-        return {}
-
     def spread(self, module: nn.Module, slices: TokenSlices) -> None:
         """Spread tokens over `cp`."""
         from cosmos_model_cosmos_predict.attention import spread  # noqa: PLC0415 - it imports diffusers
@@ -141,11 +137,7 @@ class CosmosPredictModel(DiffusionModel):
 
     def conditioning(self, payload: Payload) -> Mapping[str, torch.Tensor]:
         """The text, which frames are given, and these."""
-        found = dict(super().conditioning(payload))
-        latent_spec = self.latent_spec(payload)
-        if latent_spec.given is None or latent_spec.is_given_T is None:
-            return found | {IS_GIVEN: torch.zeros(latent_spec.shape[1], dtype=torch.bool)}
-        return found | {GIVEN: latent_spec.given, IS_GIVEN: latent_spec.is_given_T}
+        return {IS_GIVEN: torch.zeros(self.shape[1], dtype=torch.bool), **super().conditioning(payload)}
 
     def encode_words(self, words: str) -> torch.Tensor:
         """The embedding [L, E] of a caption by Qwen2.5-VL; padding is part of it.
@@ -155,10 +147,7 @@ class CosmosPredictModel(DiffusionModel):
         """
         if self._encoder is None:
             if not self.has(TEXT_ENCODER):
-                raise DataError(
-                    "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding "
-                    "or a checkpoint that has one (model.path)"
-                )
+                return super().encode_words(words)
             from transformers import Qwen2_5_VLForConditionalGeneration  # noqa: PLC0415 - most processes encode nothing
 
             from cosmos_model_cosmos_predict.encoder import TextEncoder  # noqa: PLC0415 - likewise

@@ -28,7 +28,7 @@ def policy_of(sizes, units=16, **parallel):
 def step(make, payloads, policy, world):
     model = make()
     trainer = make_trainer(model, policy, world)
-    train_step(trainer, payloads, policy)
+    train_step(trainer, payloads)
     gradients = {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None}
     return whole(gradients, world), [counter.tolist() for counter in model.counters(trainer.module)]
 

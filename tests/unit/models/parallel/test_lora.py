@@ -137,5 +137,5 @@ def test_the_start_depends_on_the_seed_alone():
 def test_learning_lowers_the_loss():
     settings = PolicyConfig(precision="fp32", micro_batch_units=256, lora=LoraConfig(rank=4, alpha=64.0))
     trainer = make_trainer(family("hf", CONFIGS["llama"])(), settings, single_world())
-    losses = [train_step(trainer, text_payloads(), settings).sums["loss"] for _ in range(12)]
+    losses = [train_step(trainer, text_payloads()).sums["loss"] for _ in range(12)]
     assert losses[-1] < losses[0] - 0.1
