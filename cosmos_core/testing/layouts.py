@@ -58,10 +58,7 @@ class PluginModel:
 
 
 class Imitation(PlainAlgorithm):
-    """Makes every decision likelier, as much as its advantage says, and the unlikely ones more.
-
-    So a gradient depends on every log-prob, as it does in algorithms that clip ratios.
-    """
+    """Makes every decision likelier, the unlikely ones more, so that a gradient depends on every log-prob."""
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float | None]]:
         """Value every sample alike."""
@@ -127,13 +124,8 @@ def steps_in_layouts(
 
 def _steps(
     make: Callable[[], Model], payloads: Sequence[Payload], layouts: Sequence[tuple[PolicyConfig, torch.dtype]]
-) -> list[Any]:
-    results = []
-    for policy, dtype in layouts:
-        world = World(form_mesh(policy.mesh, "cpu"))
-        stepped = _step(make(), payloads, policy, world, dtype)
-        results.append(stepped if world.rank == 0 else None)
-    return results
+) -> list[Stepped]:
+    return [_step(make(), payloads, policy, World(form_mesh(policy.mesh, "cpu")), dtype) for policy, dtype in layouts]
 
 
 def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, dtype: torch.dtype) -> Stepped:

@@ -27,7 +27,7 @@ from cosmos_core.protocols import Decided, Kind, Model, ModelCapabilities, Model
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.testing.conformance.model.decisions import DecisionTests
 from cosmos_core.testing.conformance.model.denoising import DenoisingTests, scored, walked
-from cosmos_core.testing.conformance.model.rows import RowTests, demonstrations
+from cosmos_core.testing.conformance.model.rows import PackingTests, RowTests, demonstrations
 from cosmos_core.testing.conformance.model.subject import Subject, expect_refusal, first_difference, tensor_of
 from cosmos_core.testing.conformance.model.weights import WeightTests
 from cosmos_core.testing.conformance.plugin import PluginConformance, fault
@@ -55,7 +55,25 @@ _LAYOUTS: Final[Sequence[tuple[MeshConfig, Mapping[str, Any]]]] = (
 )
 
 
-class ModelConformance(WeightTests, RowTests, DecisionTests, DenoisingTests, PluginConformance):
+class ModelSpreading:
+    """Training steps on four processes, along several axes, compared as closely as floats allow."""
+
+    def test_axes_together_equal_one_process(self, subject: Subject) -> None:
+        """Sums over processes are those of one process: to 1e-6 in float64, in float32 but for its rounding.
+
+        In float32 a gradient that is what is left of larger terms, such as that of the bias of keys, is rounded to some
+        1e-6 of its norm in any layout. In float64 what is left are parts that a transformer computes in float32.
+        """
+        possible = _possible(subject)
+        policies = [_policy(subject, mesh, **others) for mesh, others in _LAYOUTS if set(_sizes(mesh)) <= possible]
+        if not policies:
+            pytest.skip("not declared: neither dp_shard nor two axes that this model can be spread over")
+        # In float64 all of them; float32 is the same arithmetic, rounded, so one of them tells.
+        layouts = [*((policy, torch.float64) for policy in policies), (policies[0], torch.float32)]
+        _check_steps(subject, layouts, 4, loss=1e-6, gradients={torch.float64: 1e-6, torch.float32: 5e-6})
+
+
+class ModelConformance(WeightTests, RowTests, PackingTests, DecisionTests, DenoisingTests, PluginConformance):
     """Tests that every model must pass, on a tiny one of its family.
 
     A language model needs `plugin` and `config` (or `path`):
@@ -213,7 +231,7 @@ class ModelConformance(WeightTests, RowTests, DecisionTests, DenoisingTests, Plu
 
 # A norm of a transformer may keep float32 weights under autocast, which torch says once.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
-class DenoisingModelConformance(ModelConformance):
+class DenoisingModelConformance(ModelSpreading, ModelConformance):
     """Tests that every family of world models on `DiffusionModel` must pass, on a tiny one whose latents are pixels.
 
     It is `ModelConformance` with rows, payloads and a reference of its own, and compares layouts more closely. A family
@@ -304,20 +322,6 @@ class DenoisingModelConformance(ModelConformance):
         few, many = (_kept(subject, model.noised(demonstration, 0, num_decisions=number)) for number in (2, 6))
         if abs(said / (found := (many - few) / 4) - 1) > _KEPT:
             fault(f"facts() say that a decision keeps {said:.0f} bytes for the backward pass, and it keeps {found:.0f}")
-
-    def test_axes_together_equal_one_process(self, subject: Subject) -> None:
-        """Sums over four processes are those of one: to 1e-6 in float64, in float32 but for its rounding.
-
-        In float32 a gradient that is what is left of larger terms, such as that of the bias of keys, is rounded to some
-        1e-6 of its norm in any layout. In float64 what is left are parts that a transformer computes in float32.
-        """
-        possible = _possible(subject)
-        policies = [_policy(subject, mesh, **others) for mesh, others in _LAYOUTS if set(_sizes(mesh)) <= possible]
-        if not policies:
-            pytest.skip("not declared: neither dp_shard nor two axes that this model can be spread over")
-        # In float64 all of them; float32 is the same arithmetic, rounded, so one of them tells.
-        layouts = [*((policy, torch.float64) for policy in policies), (policies[0], torch.float32)]
-        _check_steps(subject, layouts, 4, loss=1e-6, gradients={torch.float64: 1e-6, torch.float32: 5e-6})
 
     @torch.no_grad()
     def reference(

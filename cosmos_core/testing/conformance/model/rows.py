@@ -171,6 +171,10 @@ class RowTests:
             if prompt.media:
                 _check_missed("shown", shown_by, payload)
 
+
+class PackingTests:
+    """Tests of `pack`: each payload once, within the budget, and the same each time."""
+
     def test_each_payload_is_packed_once_within_the_budget(self, subject: Subject) -> None:
         """What is lost is never learnt from; the budget is what fits into memory; averages are made of the counts."""
         sizes = [batch.num_units for batch in subject.alone]
