@@ -33,9 +33,6 @@ from cosmos_core.types import JSON, Group, Payload
 
 CPU: Final = torch.device("cpu")
 
-_OWN: Final = frozenset({"grad_norm", "lr"})
-"""Maxima that the trainer measures itself."""
-
 
 @attrs.frozen(kw_only=True)
 class PluginModel:
@@ -133,7 +130,8 @@ def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world
     parameters = dict(trainer.module.named_parameters())
     weights = whole(parameters, world)
     meter = train_step(trainer, payloads)
-    measured = {name: value for name, value in meter.maxima.items() if name not in _OWN}
+    # The trainer measures these two itself.
+    measured = {name: value for name, value in meter.maxima.items() if name not in ("grad_norm", "lr")}
     told = [json.loads(data) for data in world.exchange(json.dumps([meter.sums.get("loss", 0.0), measured]).encode())]
     return Stepped(
         weights=weights,

@@ -67,7 +67,6 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
         forkserver.ensure_running()
     with tempfile.TemporaryDirectory(prefix="cosmos-world-") as folder:
         processes: list[BaseProcess] = []
-        process: BaseProcess
         ends: list[Connection] = []
         try:
             for rank in range(size):
@@ -81,9 +80,9 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
                 ends.append(ours)
             return _collect(ends, processes, time.monotonic() + timeout_s)
         finally:
-            for process in processes:
-                process.kill()
-                process.join()
+            for each in processes:
+                each.kill()
+                each.join()
             for end in ends:
                 end.close()
 

@@ -84,7 +84,7 @@ class DecisionTests:
         """Packed sequences never see one another, and nothing is drawn in a forward."""
         if not all(map(torch.equal, subject.logprobs(), subject.logprobs())):
             fault("decide() gives other log-probs the second time; build() must leave no dropout on (module.eval())")
-        alone = subject.logprobs(batches=subject.alone)
+        alone = subject.logprobs_alone()
         for budget in subject.budgets:
             for step, order in ((1, "in their order"), (-1, "in reverse")):
                 batches = subject.model.pack(subject.payloads[::step], budget=budget)
@@ -171,7 +171,7 @@ class DecisionTests:
         squared_NK, absolute_NK = _blended(subject, other, subject.batches[0])
         squares = [tensor_of(payload, "times").square() for payload in regressions]
         for whose, column, module in (("its own", 2, subject.module), ("the other model's", 0, other)):
-            alone = subject.logprobs(module, subject.alone)
+            alone = subject.logprobs_alone(module)
             what = (
                 f"a blend with a share of {_BLEND.shares[column]:g} is off by what is not {whose} error of x_0, t² "
                 "times the regression's, or changes with what else is packed"

@@ -82,7 +82,7 @@ class RowTests:
         """An observation conditions what follows it, and is never trained on."""
         _multi_turn(subject)
         payloads, expected = [], []
-        for payload, all_C in zip(subject.payloads, subject.logprobs(batches=subject.alone), strict=True):
+        for payload, all_C in zip(subject.payloads, subject.logprobs_alone(), strict=True):
             if payload.kind == KIND and len(all_C) >= 3:
                 decided_C = torch.arange(len(all_C)) % 3 == 0
                 decided_C[-1] = True

@@ -134,6 +134,11 @@ class Subject:
         values = [getattr(self.decide(batch, module, **asked), name) for batch in batches]
         return by_payload(len(self.payloads), batches, values)
 
+    @torch.no_grad()
+    def logprobs_alone(self, module: torch.nn.Module | None = None) -> list[torch.Tensor]:
+        """Log-probs of each payload in a micro-batch of its own."""
+        return [self.decide(batch, module).logprobs_N for batch in self.alone]
+
 
 def by_payload(number: int, batches: Sequence[MicroBatch], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The values [N] of the decisions of each payload, of those [N] of each micro-batch."""
