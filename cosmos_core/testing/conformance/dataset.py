@@ -376,7 +376,7 @@ def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 def read_elsewhere(plugin: str, options: Mapping[str, JSON], context: DatasetContext, places: Sequence[Place]) -> Rows:
     """Some rows as another process with another hash seed reads them."""
     rows, code, output = exchange(
-        "cosmos_core.testing.conformance.dataset",
+        __name__,
         [plugin, dict(options), context.seed, str(context.directory), *places],
         list[Prompt],
         timeout_s=_TIMEOUT_S,

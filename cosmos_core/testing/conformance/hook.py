@@ -39,7 +39,6 @@ from cosmos_core.testing.conformance.plugin import Make, PluginConformance, faul
 from cosmos_core.testing.conformance.processes import exchange
 from cosmos_core.types import JSON
 
-_PROBE: Final = "cosmos_core.testing.conformance.hook"
 _START_S: Final = 60.0
 _LAST_LINES: Final = 5
 _RECIPE: Final[Mapping[str, JSON]] = {
@@ -348,7 +347,7 @@ class HookConformance(PluginConformance):
         run = attrs.asdict(context) | {"directory": str(context.directory)}
         told = {"plugin": self.plugin, "options": options, "run": run, "timeout_s": self.timeout_s}
         limit_s = _START_S + 10 * self.timeout_s
-        left, code, output = exchange(_PROBE, told, dict[str, list[str]], timeout_s=limit_s, environment={})
+        left, code, output = exchange(__name__, told, dict[str, list[str]], timeout_s=limit_s, environment={})
         if left is None:
             printed = " | ".join(output.splitlines()[-_LAST_LINES:])
             fault(f"the run did not come to its end in a process of its own: {printed or 'no output'}")
