@@ -55,26 +55,19 @@ def kept_by(
     in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
     does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage.
     """
+    found: dict[int, dict[Compute, Kept]] = {}
     try:
-        return _kept_by(module, layers, prepare, whole)
+        forwards = [prepare(length) for length in _LENGTHS]
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            for compute in get_args(Compute):
+                _fill(module, torch.bfloat16 if compute == "bfloat16" else torch.float32)
+                precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
+                with precision:
+                    short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
+                for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
+                    found.setdefault(place, {})[compute] = _slope(short, long, place)
     except _UNTRACEABLE:
         return {}
-
-
-def _kept_by(
-    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], whole: Collection[nn.Module]
-) -> Mapping[int, Mapping[Compute, Kept]]:
-    forwards = [prepare(length) for length in _LENGTHS]
-    found: dict[int, dict[Compute, Kept]] = {}
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for compute in get_args(Compute):
-            dtype = torch.bfloat16 if compute == "bfloat16" else torch.float32
-            _fill(module, dtype)
-            precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
-            with precision:
-                short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
-            for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
-                found.setdefault(place, {})[compute] = _slope(short, long, place)
     return found
 
 
@@ -112,9 +105,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.UntypedStorage] = []
 
     @staticmethod
-    def of(
-        module: nn.Module, layers: Sequence[nn.Module], forward: Forward, whole: Collection[nn.Module] = ()
-    ) -> _Count:
+    def of(module: nn.Module, layers: Sequence[nn.Module], forward: Forward, whole: Collection[nn.Module]) -> _Count:
         """Count one forward."""
         count = _Count({_key(parameter) for parameter in module.parameters()}, whole)
         with contextlib.ExitStack() as stack:

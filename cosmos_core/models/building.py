@@ -78,7 +78,6 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     alone cannot be had.
     """
     shell = _shell(blueprint)
-    check_layers(shell)
     _check(shell, blueprint, layout)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
     streamed = Streamed(blueprint.path, shell).read if blueprint.path is not None else None
@@ -107,6 +106,7 @@ def _shell(blueprint: Blueprint) -> PreTrainedModel:
 
 
 def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
+    check_layers(module)
     check_float8(module, layout, blueprint.device)
     anatomy, name = Anatomy.of(module), type(module).__name__
     layers = () if anatomy is None else anatomy.layers
@@ -119,13 +119,11 @@ def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> Non
 
 
 def draw(blueprint: Blueprint) -> PreTrainedModel:
-    """All of it with weights drawn from the seed, in float32 on the CPU."""
-    module = loading.build_random(
-        blueprint.config,
-        seed=blueprint.seed,
-        trust_remote_code=blueprint.trust_remote_code,
-        auto_class=blueprint.auto_class,
-    )
+    """All of it with weights drawn from the seed in float32 on the CPU: the same bits on every machine and device."""
+    how = {"trust_remote_code": blueprint.trust_remote_code, "dtype": torch.float32}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(blueprint.seed)
+        module = loading.make(blueprint.config, blueprint.auto_class, **how)
     attend_packed(module)
     return module
 
@@ -277,15 +275,15 @@ def verify_tiny(blueprint: Blueprint, verify: Callable[[PreTrainedModel], None],
 
     If none can be made that transformers' own forward runs on, the model goes unchecked, and a warning says so.
     """
-    trust = blueprint.trust_remote_code
-    shell = loading.make_shell(blueprint.config, blueprint.auto_class, trust_remote_code=trust)
+    shell = _shell(blueprint)
     check_layers(shell)
     reasons = []
     for config in tiny_configs(shell, keeps_ids=keeps_ids):
+        small = attrs.evolve(blueprint, config=config)
         try:
-            size = loading.make_shell(config, blueprint.auto_class, trust_remote_code=trust).num_parameters()
+            size = _shell(small).num_parameters()
             if size <= 10**9:
-                return verify(draw(attrs.evolve(blueprint, config=config)).eval())
+                return verify(draw(small).eval())
             reasons.append(f"one would have {size:,} parameters")
         except (ConfigError, *loading.LIBRARY_ERRORS) as error:
             reasons.append(loading.first_line(error))

@@ -47,7 +47,7 @@ def describe(
     is_tied = output is not None and output.weight is embedding
     return ModelFacts(
         architecture=type(shell).__name__,
-        num_parameters=_count(shell),
+        num_parameters=shell.num_parameters(),
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -68,10 +68,6 @@ def describe(
         # Last: the shell is of no use afterwards.
         parts=_parts(shell, plan, prepare),
     )
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _parts(

@@ -190,7 +190,8 @@ def evaluate(
     is_whole = num_told == num_tokens
 
     def one(hidden: torch.Tensor, targets: torch.Tensor, *compared: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rows = rows_of(_divide(logits(hidden).float(), temperature), vocabulary)
+        unscaled = logits(hidden).float()
+        rows = rows_of(unscaled if temperature == 1.0 else unscaled / temperature, vocabulary)
         given = [rows.pick(targets[:, None])[:, 0]]
         if with_entropy:
             given.append(rows.entropy())
@@ -220,10 +221,6 @@ def evaluate(
         else {"logprobs": given.pop(0).detach(), **({} if is_whole else {"ids": given.pop(0)})},
         divergence_N=given.pop(0) if theirs else None,
     )
-
-
-def _divide(logits_NV: torch.Tensor, temperature: float) -> torch.Tensor:
-    return logits_NV if temperature == 1.0 else logits_NV / temperature
 
 
 DIVERGENCES: Final[frozenset[DivergenceKind]] = frozenset({"forward-kl", "reverse-kl", "jsd"})

@@ -125,11 +125,10 @@ class HuggingFaceModel:
         Raises:
             ConfigError: There is none, or it is unusable.
         """
-        trust = self._trusts_model_code
-        if self.context.path is not None:
-            return loading.config_from_checkpoint(self.context.path, trust_remote_code=trust)
-        if (self.context.assets / CONFIG_FILE).is_file():
-            return loading.config_from_checkpoint(str(self.context.assets), trust_remote_code=trust)
+        path, made = self.context.path, self.context.assets
+        path = str(made) if path is None and (made / CONFIG_FILE).is_file() else path
+        if path is not None:
+            return loading.config_from_checkpoint(path, trust_remote_code=self._trusts_model_code)
         if self.context.config is None:
             raise ConfigError("model: give path (a checkpoint) or config (a Hugging Face config)")
         return loading.config_from_mapping(self.context.config)
@@ -224,28 +223,12 @@ class HuggingFaceModel:
         """Pack payloads into micro-batches of at most `budget` units, before padding (see `packing.pack`)."""
         return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
 
-    def decide(
-        self,
-        module: torch.nn.Module,
-        batch: MicroBatch,
-        *,
-        temperature: float,
-        with_entropy: bool = False,
-        prediction_for: Comparison | None = None,
-        kl_target: KLTarget | None = None,
-        with_features: bool = False,
-    ) -> Decided:
-        """Log-probabilities of the completion tokens; only their places pass through the output layer."""
-        return self.conclude(
-            module,
-            batch,
-            None,
-            temperature=temperature,
-            with_entropy=with_entropy,
-            prediction_for=prediction_for,
-            kl_target=kl_target,
-            with_features=with_features,
-        )
+    def decide(self, module: torch.nn.Module, batch: MicroBatch, **asked: Any) -> Decided:
+        """Log-probabilities of the completion tokens, and what else is asked for (see `conclude`).
+
+        Only their places pass through the output layer.
+        """
+        return self.conclude(module, batch, None, **asked)
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""

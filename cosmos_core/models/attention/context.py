@@ -318,11 +318,8 @@ def attend_over_slices(rows: Rows, packing: Packing, scoring: Scoring) -> torch.
     method = context.method
     if method == "auto":
         method = "gather" if rows[0].shape[1] % context.size else "ulysses"
-    if method == "gather":
-        return _gathered(rows, packing, context, scoring)
-    if method == "ulysses":
-        return _ulysses(rows, packing, context, scoring)
-    return ring(rows, packing, context, scoring)
+    ways = {"gather": _gathered, "ulysses": _ulysses, "ring": ring}
+    return ways[method](rows, packing, context, scoring)
 
 
 def _gathered(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) -> torch.Tensor:

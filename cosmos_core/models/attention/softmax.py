@@ -64,11 +64,6 @@ class Scoring:
     cap: float | None = None
     sinks_H: torch.Tensor | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Tell whether SDPA computes it."""
-        return self.cap is None and self.sinks_H is None
-
     def block(self, query_BQHD: torch.Tensor, both_BFKE: torch.Tensor, num_behind: int) -> Block:
         """Some queries and some keys, the first key `num_behind` units before the first query."""
         return Block(query_BQHD=query_BQHD, both_BFKE=both_BFKE, num_behind=num_behind, scoring=self)
@@ -179,15 +174,10 @@ def block_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     kernel = kernel_of(block)
     if kernel == "full":
         return _full_forward(block)
-    options = {"dropout_p": 0.0, "is_causal": block.is_causal, "scale": block.scale}
-    if kernel == "cpu":
-        output, lse = aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - SDPA gives no log-sum-exp
-            *block.heads_apart(), **options
-        )
-    else:
-        output, lse = aten._scaled_dot_product_flash_attention(  # noqa: SLF001 - SDPA gives no log-sum-exp
-            *block.heads_apart(), **options
-        )[:2]
+    # SDPA itself gives no log-sum-exp.
+    name = "_scaled_dot_product_flash_attention" + ("_for_cpu" if kernel == "cpu" else "")
+    flash = getattr(aten, name)
+    output, lse, *_ = flash(*block.heads_apart(), dropout_p=0.0, is_causal=block.is_causal, scale=block.scale)
     return output.transpose(1, 2)[..., : block.value_dim], lse.transpose(1, 2).to(block.accumulated)
 
 
@@ -199,10 +189,8 @@ def block_backward(
     The output, its gradient and its log-sum-exp are those of the whole softmax.
     """
     if not block.query_BQHD.numel():
-        accumulated = block.accumulated
-        return torch.zeros_like(block.query_BQHD, dtype=accumulated), torch.zeros_like(
-            block.both_BFKE, dtype=accumulated
-        )
+        query, both = (torch.zeros_like(row, dtype=block.accumulated) for row in (block.query_BQHD, block.both_BFKE))
+        return query, both
     kernel = kernel_of(block)
     if kernel == "full":
         return _full_backward(block, grad_BQHD, output_BQHD, lse_BQH)
@@ -372,7 +360,7 @@ def _attend(run: Run, rows: Sequence[torch.Tensor], packing: Packing, scoring: S
     if run.pad_BT is not None:
         rows = [row.index_select(0, run.pad_BT) for row in rows]
     query_BTHD, key_BSKD, value_BSKD = (torch.unflatten(row, 0, (run.num_documents, -1)) for row in rows)
-    if scoring.is_plain:
+    if scoring.cap is None and scoring.sinks_H is None:
         parts = [row.transpose(1, 2) for row in (query_BTHD, key_BSKD, value_BSKD)]
         output_BTHD = _plain(parts, run.num_behind, packing, scoring).transpose(1, 2)
     else:

@@ -15,7 +15,7 @@ from torch import nn
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.parallel.lora import published_state
+from cosmos_core.models.parallel.lora import with_merged
 from cosmos_core.models.weights import streaming
 from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, led, share_files, write_gathered
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, require_folder
@@ -34,16 +34,15 @@ _OWN_KEYS: Final = ("_class_name", "_diffusers_version", "_name_or_path")
 def folder_of(path: str, revision: str | None) -> Path:
     """The folder of a checkpoint; of one on the hub what describes it is fetched, and no weights."""
     require_folder(path)
-    return Path(path) if Path(path).is_dir() else streaming.fetched(path, _DESCRIPTIONS, revision)
+    return streaming.folder_of(path, _DESCRIPTIONS, revision)
 
 
 def fetched(path: str, revision: str | None, part: str | None) -> Path:
     """The folder of a part of a checkpoint, weights included; of all of it for None."""
-    folder = folder_of(path, revision)
-    if not Path(path).is_dir():
-        wanted = [*_DESCRIPTIONS, "*.safetensors"]
-        folder = streaming.fetched(path, wanted if part is None else [f"{part}/{each}" for each in wanted], revision)
-    return folder if part is None else folder / part
+    folder_of(path, revision)
+    wanted = [*_DESCRIPTIONS, "*.safetensors"]
+    wanted = wanted if part is None else [f"{part}/{each}" for each in wanted]
+    return streaming.folder_of(path, wanted, revision) / (part or "")
 
 
 def load_frozen(made: Any, folder: Path, **how: Any) -> Any:
@@ -119,7 +118,7 @@ def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: 
     """
     channel = channel_of(module)
     folder = directory / TRANSFORMER
-    write_gathered(published_state(module), folder, channel, stem=STEM)
+    write_gathered(with_merged(module, module.state_dict()), folder, channel, stem=STEM)
     export_adapters(module, folder / ADAPTER, channel, below=None if source is None else str(source))
     led(channel, directory, lambda: _accompany(config, directory, source))
 

@@ -98,15 +98,11 @@ def published_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
     Every process that holds a part of the module calls it: adapters are gathered.
     """
-    return _with_merged(module, canonical_tensors(module))
+    return with_merged(module, canonical_tensors(module))
 
 
-def published_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The state of the model below the adapters, these added to it; of a module without any, its state."""
-    return _with_merged(module, module.state_dict())
-
-
-def _with_merged(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_merged(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Some tensors of a module without its adapters, which are added to those that they adapt."""
     found = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     for adapter in adapters_of(module):
         name = f"{adapter.name}.weight"

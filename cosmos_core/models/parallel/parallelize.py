@@ -83,7 +83,13 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     add_adapters(module, adapted, layout)
     experts = _spread(layers, layout) if mesh.size("ep") > 1 else []
     if layout.compile:
-        _compile(list(layers.values()), experts)
+        for each in experts:
+            # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
+            each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
+        for layer in layers.values():
+            # What recomputes is put round this: attention is no part of a graph, and of a checkpoint in which a graph
+            # breaks nothing is compiled.
+            layer.forward = torch.compile(layer.forward)
     # Layers of towers beside the text decoder may keep more than all of that does.
     text = set(module.get_decoder().modules())
     towers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]
@@ -91,16 +97,6 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
         recompute_layer(layer, layout.recompute)
     root(module, layout, _beside(module))
     shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
-
-
-def _compile(layers: list[nn.Module], experts: list[nn.Module]) -> None:
-    for each in experts:
-        # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
-        each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
-    for layer in layers:
-        # What recomputes is put round this: attention is no part of a graph, and of a checkpoint in which a graph
-        # breaks nothing is compiled.
-        layer.forward = torch.compile(layer.forward)
 
 
 def _split_tensors(module: PreTrainedModel, layers: dict[str, nn.Module], layout: Layout, plan: ParallelPlan) -> None:

@@ -85,7 +85,7 @@ class Part:
     """The part of a model that a stage is.
 
     Attributes:
-        index: Its place in the order of stages.
+        index: Its place in the order of stages; the first takes tokens, the last has the output layer.
         num_stages: Stages of the model.
         layers: Its layers.
         canonical: For each further name of a tied parameter, the one that the whole model lists it under.
@@ -95,16 +95,6 @@ class Part:
     num_stages: int
     layers: range
     canonical: Mapping[str, str]
-
-    @property
-    def is_first(self) -> bool:
-        """Tell whether it takes tokens."""
-        return self.index == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Tell whether it has the output layer."""
-        return self.index == self.num_stages - 1
 
 
 class Skip(nn.Module):
@@ -196,9 +186,9 @@ def _stage(module: PreTrainedModel, part: Part) -> PreTrainedModel:
     for index, layer in enumerate(anatomy.layers):
         if index not in part.layers:
             anatomy.layers[index] = Skip(layer)
-    if not part.is_first:
+    if part.index != 0:
         _drop_inputs(stage, decoder)
-    if not part.is_last:
+    if part.index != part.num_stages - 1:
         norm = _final_norm(decoder)
         assert norm is not None, "a model without a final norm is not cut"
         setattr(decoder, norm, Skip(getattr(decoder, norm)))
@@ -218,11 +208,7 @@ def _drop_inputs(stage: PreTrainedModel, decoder: nn.Module) -> None:
                 setattr(parent, name, None)
     # Models with a tower raise where the embedding is missing, and then deny their output layer, too.
     for each in (stage, stage.base_model, decoder):
-        each.__dict__["get_input_embeddings"] = _no_embedding
-
-
-def _no_embedding() -> None:
-    """The embedding of a stage that takes hidden states: none."""
+        each.__dict__["get_input_embeddings"] = lambda: None
 
 
 def _final_norm(decoder: nn.Module) -> str | None:
@@ -342,16 +328,15 @@ class Stages(nn.Module):
         given: dict[str, Any] | None = kwargs.get("destination")
         destination: dict[str, Any] = {} if given is None else given
         for stage in self.stages:
-            part = part_of(stage)
             for name, tensor in stage.state_dict(keep_vars=keep_vars).items():
-                destination.setdefault(prefix + _canonical(part, name), tensor)
+                destination.setdefault(prefix + _canonical(stage, name), tensor)
         return destination
 
     def _share_tied(self) -> None:
         held: dict[str, nn.Parameter] = {}
         for stage in self.stages:
             for name, parameter in list(stage.named_parameters()):
-                listed = held.setdefault(_canonical(part_of(stage), name), parameter)
+                listed = held.setdefault(_canonical(stage, name), parameter)
                 if listed is not parameter and not isinstance(stage, FSDPModule):
                     owner, _, last = name.rpartition(".")
                     setattr(stage.get_submodule(owner), last, listed)
@@ -364,10 +349,10 @@ class Stages(nn.Module):
 
     def _tensors(self, method: str) -> Iterator[tuple[str, Any]]:
         for stage in self.stages:
-            part = part_of(stage)
             for name, tensor in getattr(stage, method)():
-                yield _canonical(part, name), tensor
+                yield _canonical(stage, name), tensor
 
 
-def _canonical(part: Part | None, name: str) -> str:
+def _canonical(stage: nn.Module, name: str) -> str:
+    part = part_of(stage)
     return name if part is None else part.canonical.get(name, name)

@@ -115,23 +115,19 @@ def decoder_inputs(
         contextlib.suppress(_Reached),
     ):
         module.base_model(input_ids=told_R[None], position_ids=positions_R.unsqueeze(-2), use_cache=False, **given)
-    return _taken(type(module).__name__, reached)
+    taken = {key: value for key, value in reached.items() if value is not None and value is not False}
+    if beyond := sorted(taken.keys() - _OURS - {MASK, DEEPER}):
+        raise PluginIncompatibleError(
+            f"{type(module).__name__} hands its text decoder {', '.join(beyond)} beside embeddings, which a packed row "
+            "does not carry along; images need a model plugin of its own"
+        )
+    embeddings_RD, mask_1R = taken[EMBEDDINGS][0], taken.get(MASK)
+    places_K = torch.zeros(0, dtype=torch.int64) if mask_1R is None else mask_1R[0].nonzero()[:, 0]
+    return DecoderInputs(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(taken.get(DEEPER) or ()))
 
 
 class _Reached(Exception):  # noqa: N818 - no error: the way out
     """The decoder was called."""
-
-
-def _taken(name: str, reached: Mapping[str, Any]) -> DecoderInputs:
-    given = {key: value for key, value in reached.items() if value is not None and value is not False}
-    if beyond := sorted(given.keys() - _OURS - {MASK, DEEPER}):
-        raise PluginIncompatibleError(
-            f"{name} hands its text decoder {', '.join(beyond)} beside embeddings, which a packed row does not carry "
-            "along; images need a model plugin of its own"
-        )
-    embeddings_RD, mask_1R = given[EMBEDDINGS][0], given.get(MASK)
-    places_K = torch.zeros(0, dtype=torch.int64) if mask_1R is None else mask_1R[0].nonzero()[:, 0]
-    return DecoderInputs(embeddings_RD=embeddings_RD, places_K=places_K, deeper_KD=tuple(given.get(DEEPER) or ()))
 
 
 _LAYER: Final = "deeper_"

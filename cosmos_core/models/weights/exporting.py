@@ -23,7 +23,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
-from cosmos_core.models.parallel.lora import DOWN, is_adapter, published_state
+from cosmos_core.models.parallel.lora import DOWN, is_adapter, with_merged
 from cosmos_core.models.parallel.stages import stages_of
 from cosmos_core.weights.shards import LocalShard, TensorShard, dtype_name, local_shards, shard_owners, torch_dtype
 
@@ -60,7 +60,7 @@ def export_parts(
     process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
-    state = {name: tensor for name, tensor in published_state(module).items() if name not in tied}
+    state = {name: tensor for name, tensor in with_merged(module, module.state_dict()).items() if name not in tied}
     write_gathered(
         state, directory, channel, convert=lambda held: revert_weight_conversion(shell, held), file_bytes=file_bytes
     )

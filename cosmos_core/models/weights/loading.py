@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.attention.packed import PACKED
@@ -222,19 +222,11 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
 def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
     """The module on the meta device, in evaluation mode (no dropout): nothing is allocated."""
     with torch.device("meta"):
-        return _made(config, auto_class, trust_remote_code=trust_remote_code).eval()
+        return make(config, auto_class, trust_remote_code=trust_remote_code).eval()
 
 
-def build_random(
-    config: PretrainedConfig, *, seed: int, trust_remote_code: bool, auto_class: Any = AutoModelForCausalLM
-) -> PreTrainedModel:
-    """A model with weights drawn from `seed` in float32 on the CPU: the same bits on every machine and device."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _made(config, auto_class, trust_remote_code=trust_remote_code, dtype=torch.float32)
-
-
-def _made(config: PretrainedConfig, auto_class: Any, **how: Any) -> PreTrainedModel:
+def make(config: PretrainedConfig, auto_class: Any, **how: Any) -> PreTrainedModel:
+    """The module of a config, on the device of the context; a ConfigError says that it makes none."""
     # A model owns its config (its attention is set there), so two models never share one.
     try:
         module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), attn_implementation=PACKED, **how)

@@ -271,13 +271,10 @@ def absent_weights(path: str | None, module: Any, kind: type[Streamed] = Streame
     return ""
 
 
-def folder_of(path: str) -> Path:
-    """The folder of a checkpoint, fetched from the hub if it is no folder."""
-    return Path(path) if Path(path).is_dir() else fetched(path, ["*.safetensors", "*.json"])
-
-
-def fetched(path: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """Some files of a checkpoint on the hub."""
+def folder_of(path: str, patterns: Sequence[str] = ("*.safetensors", "*.json"), revision: str | None = None) -> Path:
+    """The folder of a checkpoint; of one on the hub with these files, which are fetched."""
+    if Path(path).is_dir():
+        return Path(path)
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
     except LIBRARY_ERRORS as error:

@@ -14,7 +14,7 @@ from cosmos_core.models import HuggingFaceModel, values
 from cosmos_core.models.building import own_logits
 from cosmos_core.models.plugin import create
 from cosmos_core.models.tokens import array_of
-from cosmos_core.models.vision import model as vision_model
+from cosmos_core.models.vision import generic as generic_model
 from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
 from cosmos_core.models.vision.images import load_image
 from cosmos_core.protocols import ModelContext
@@ -134,8 +134,8 @@ def test_what_deeper_layers_add_is_tried_before_the_first_image(tmp_path, monkey
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["deepstack_visual_indexes"] = [1]  # a layer that a small model does not have
     (folder / "config.json").write_text(json.dumps(config))
-    taken = vision_model._taken
-    monkeypatch.setattr(vision_model, "_taken", lambda *given: attrs.evolve(taken(*given), deeper_KD=()))
+    whole = generic_model.decoder_inputs
+    monkeypatch.setattr(generic_model, "decoder_inputs", lambda *given: attrs.evolve(whole(*given), deeper_KD=()))
     with pytest.raises(PluginIncompatibleError, match="packed logits differ"):
         generic(folder).encode(Prompt(text="Which?", media=(picture(20, 20),)))
 

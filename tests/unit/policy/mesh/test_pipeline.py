@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import DataError
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
+from cosmos_core.models.building import draw
 from cosmos_core.models.parallel.parallelize import parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Stages, cut
-from cosmos_core.models.weights import loading
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.mesh.schedules import num_filled
@@ -54,7 +54,7 @@ class PassingViews(HuggingFaceModel):
 
 def make(config):
     model = PassingViews(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=Path("nowhere")))
-    return model, loading.build_random(model.config, seed=3, trust_remote_code=False)
+    return model, draw(model._blueprint(seed=3, dtype=torch.float32, device=torch.device("cpu")))
 
 
 def make_batches(model, number, seed=0):
