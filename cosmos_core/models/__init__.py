@@ -6,7 +6,8 @@
 import cosmos_core.models.lean  # noqa: F401 - before anything of transformers
 
 # isort: split
-from cosmos_core.models.attention.packed import PACKED, Packing
+from cosmos_core.models.attention.documents import Packing
+from cosmos_core.models.attention.packed import PACKED
 from cosmos_core.models.head import DIVERGENCES
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.models.packing import Row, pack

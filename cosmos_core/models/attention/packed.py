@@ -19,8 +19,6 @@ from cosmos_core.models.attention.context import attend_over_slices
 from cosmos_core.models.attention.documents import Packing
 from cosmos_core.models.attention.softmax import Scoring, attend
 
-__all__ = ["PACKED", "Packing", "packed_attention"]
-
 PACKED: Final = "cosmos_packed"
 
 REFUSED: Final = {

@@ -32,9 +32,6 @@ _LOG: Final = logging.getLogger(__name__)
 FILE_BYTES: Final = 2 << 30
 """Largest file, and what the leader holds at most besides one group of tensors."""
 
-_MODE_OF: Final = "config.json"
-"""A file of an export that is written as any other."""
-
 ADAPTER: Final = "adapter"
 """Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
 
@@ -132,7 +129,7 @@ def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, bel
 
 def share_files(directory: Path) -> None:
     """Give the weights of an export the mode of its config: safetensors makes files for their owner alone."""
-    mode = stat.S_IMODE((directory / _MODE_OF).stat().st_mode)
+    mode = stat.S_IMODE((directory / "config.json").stat().st_mode)
     for path in directory.rglob("*.safetensors"):
         path.chmod(mode)
 

@@ -3,7 +3,8 @@ import torch
 
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.attention import softmax
-from cosmos_core.models.attention.packed import Packing, packed_attention
+from cosmos_core.models.attention.documents import Packing
+from cosmos_core.models.attention.packed import packed_attention
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models import PACKED
-from cosmos_core.models.attention.packed import Packing
+from cosmos_core.models.attention.documents import Packing
 from cosmos_core.models.parallel.stages import Stages, cut, part_of, stages_of
 from cosmos_core.protocols import Layout
 
