@@ -60,7 +60,7 @@ $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt $(CPU_TORCHVISION) 
 	@$(VLLM_BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(VLLM_PIP) torch hatchling editables
 	@$(VLLM_PIP) --no-build-isolation --editable ".[testing]" $(addprefix --editable ./,$(WITH_VLLM)) \
-		pytest-timeout
+		pytest-timeout pytest-xdist
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	@site=$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		cp $(CPU_TORCHVISION) $$site/ && echo "import cpu_torchvision" > $$site/cpu_torchvision.pth
@@ -186,7 +186,8 @@ nightly: $(VENV)/.developing browser cluster ## The tests that `make test` leave
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## The vllm engine on real vLLM: the engine kit, updates in flight, the arithmetic recipe.
 	$(call say,Tests on vLLM)
-	@$(VLLM_BIN)/python -m pytest --durations=10 -m vllm tests/nightly/vllm
+	@$(VLLM_BIN)/python -m pytest --durations=10 --numprocesses 2 --dist loadscope --no-loadscope-reorder \
+		-m vllm tests/nightly/vllm
 
 # Log-probs are the trainer's, weights arrive and are attested, in flight too, and nothing is left behind.
 VLLM_CORE := logprobs or scores or update or leaves_nothing or generates_with_vllm

@@ -210,14 +210,15 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def replica(tmp_path):
+def replica(tmp_path_factory):
     """A replica that starts, in a session of its own as a launcher starts it."""
-    script = tmp_path / "engine_alone.py"
+    folder = tmp_path_factory.mktemp("one")  # vLLM binds a socket in it, whose path may be 107 characters long
+    script = folder / "engine_alone.py"
     script.write_text(ENGINE)
     root = Path(__file__).parents[3]
     started = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)},
+        [sys.executable, str(script), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
