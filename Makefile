@@ -156,11 +156,16 @@ unit: $(VENV)/.developing ## The unit tests, and the plugins' own.
 	$(call say,Unit tests)
 	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) tests/unit plugins
 
-# Runs of many processes, which wait as much as they compute; the longest come first.
-WHOLE_RUNS := tests/nightly/ecosystem tests/nightly/integration/chaos tests/nightly/integration
+# How long it takes is what it measures: nothing runs beside it.
+TIMED := tests/scenarios/test_recovery.py
+# Three at a time, because they wait as much as they compute; the longest come first. No folder is named twice: pytest
+# would sort the one that holds the other to the front.
+LONGEST := $(addprefix tests/nightly/,ecosystem integration kit)
+NIGHTLY := $(LONGEST) $(filter-out $(LONGEST) %/vllm %/__pycache__,$(patsubst %/,%,$(wildcard tests/nightly/*/))) tests/simulation
 scenarios: $(VENV)/.developing ## Whole runs: the main job, and each promise of the README once.
 	$(call say,Scenarios)
-	@$(BIN)/python -m pytest --durations=20 tests/scenarios
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadfile --ignore=$(TIMED) tests/scenarios
+	@$(BIN)/python -m pytest --durations=5 $(TIMED)
 
 # The live page is tested in a real browser, and `cosmos launch slurm` on a cluster of its own; where these cannot be
 # had, their tests are skipped, and say so.
@@ -178,10 +183,9 @@ apt = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update
 
 nightly: $(VENV)/.developing browser cluster ## The tests that `make test` leaves out, but for vLLM's.
 	$(call say,Nightly tests)
-	@$(BIN)/python -m pytest --durations=20 $(PARALLEL) -m "nightly and not gpu and not sweep and not vllm" plugins
-	@$(BIN)/python -m pytest --durations=20 --numprocesses 2 --dist loadscope $(addprefix --ignore=,$(WHOLE_RUNS)) \
-		tests/nightly tests/simulation
-	@$(BIN)/python -m pytest --durations=20 --numprocesses 3 --dist loadfile --no-loadscope-reorder $(WHOLE_RUNS)
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 3 --dist worksteal \
+		-m "nightly and not gpu and not sweep and not vllm" plugins
+	@$(BIN)/python -m pytest --durations=20 --numprocesses 3 --dist loadscope --no-loadscope-reorder $(NIGHTLY)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## The vllm engine on real vLLM: the engine kit, updates in flight, the arithmetic recipe.
