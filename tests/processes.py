@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, reduction, resource_tracker, util
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import psutil
 
@@ -46,6 +46,8 @@ class Forked:
         environment: Its whole environment.
         output: Where its standard output and error go; by default the pipe `stdout`.
         leads_group: Whether it leads a session of its own.
+        forks_servers: Whether the fork servers that it starts are its forks, rather than interpreters with hashes of
+            their own.
 
     Attributes:
         args: The module and its arguments.
@@ -63,6 +65,7 @@ class Forked:
         environment: Mapping[str, str],
         output: Path | None = None,
         leads_group: bool = False,
+        forks_servers: bool = True,
     ) -> None:
         self.args: Final = [module, *arguments]
         self.returncode: int | None = None
@@ -82,6 +85,7 @@ class Forked:
                     "environment": dict(environment),
                     "output": _Passed(writing),
                     "leads_group": leads_group,
+                    "forks_servers": forks_servers,
                 },
             )
             self._process.start()
@@ -152,6 +156,16 @@ class ForkedCommandLine(CommandLine):
             time.sleep(0.05)
 
 
+def forked(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdout: IO[bytes], **_: object) -> Forked:
+    """Start `python -P -u -m MODULE …` as a fork that leads a session, in the place of `subprocess.Popen`."""
+    _, *flags, module = command[:5]
+    assert flags == ["-P", "-u", "-m"]
+    output = Path(f"/proc/self/fd/{stdout.fileno()}")
+    found = Forked(module, command[5:], cwd=cwd, environment=env, output=output, leads_group=True, forks_servers=False)
+    found.stdout.close()
+    return found
+
+
 def context() -> multiprocessing.context.ForkServerContext:
     """The server's; it starts with the first process."""
     found = multiprocessing.get_context("forkserver")
@@ -174,7 +188,14 @@ def _received(passed: Any) -> int:
 
 
 def _become(
-    *, module: str, arguments: list[str], cwd: str, environment: dict[str, str], output: Any, leads_group: bool
+    *,
+    module: str,
+    arguments: list[str],
+    cwd: str,
+    environment: dict[str, str],
+    output: Any,
+    leads_group: bool,
+    forks_servers: bool,
 ) -> None:
     """Become what `python -P -m` would have made."""
     _forget_the_server(os.close)
@@ -192,7 +213,8 @@ def _become(
     added = environment.get("PYTHONPATH", "")
     sys.path[:0] = [place for place in added.split(os.pathsep) if place and place not in sys.path]
     importlib.invalidate_caches()
-    util.spawnv_passfds = _spawned_by_forking
+    if forks_servers:
+        util.spawnv_passfds = _spawned_by_forking
     sys.argv = [module, *arguments]
     sys.modules.pop(f"{module}.__main__", None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)

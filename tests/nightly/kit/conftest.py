@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from cosmos_core.check.recorder import Outcome, run_pytest
 from cosmos_core.protocols import KINDS, Kind
 from cosmos_core.protocols.provider import entry_point_group
+from tests.processes import forked
 
 pytest.register_assert_rewrite("tests.nightly.kit.faulty_algorithm")
 
@@ -64,7 +66,9 @@ def run_kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
         (info / "entry_points.txt").write_text("\n".join([f"[{entry_point_group(kind)}]", *entries]) + "\n")
         (folder / "test_faulty.py").write_text("\n".join(tests) + "\n")
         path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-        outcomes = run_pytest(folder, timeout_s=KIT_S, environment={"PYTHONPATH": path})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subprocess, "Popen", forked)
+            outcomes = run_pytest(folder, timeout_s=KIT_S, environment={"PYTHONPATH": path})
         return {name: [each for each in outcomes if each.plugin == name] for name in modules}
 
     return run
