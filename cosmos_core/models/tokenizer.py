@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import attrs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -25,10 +25,8 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.vision.images import MARK
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.loading import first_line
+from cosmos_core.protocols import ModelContext
 from cosmos_core.types import JSON, Message, Prompt
-
-if TYPE_CHECKING:
-    from cosmos_core.models.huggingface import HuggingFaceModel
 
 PAD: Final = "<pad>"
 BOS: Final = "<bos>"
@@ -223,10 +221,25 @@ class HuggingFaceOptions:
     )
 
 
+class TextModel(Protocol):
+    """The parts of a `HuggingFaceModel` that its texts depend on."""
+
+    context: ModelContext
+    turn_end: ClassVar[str | None]
+    stop_tokens: ClassVar[tuple[str, ...]]
+
+    @property
+    def options(self) -> HuggingFaceOptions:
+        """Options of the tokenizer and of chats."""
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer from its files."""
+
+
 class TextEncoder:
     """Encodes what rows and environments say to a model, and decodes completions."""
 
-    def __init__(self, model: HuggingFaceModel) -> None:
+    def __init__(self, model: TextModel) -> None:
         self.model = model
         self._takes: dict[tuple[str | None, str], bool] = {}
 
