@@ -7,7 +7,6 @@ environments need no torch.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.conformance.plugin import fault as fault
     from cosmos_core.testing.conformance.reward import RewardConformance as RewardConformance
 
-_HOMES: Final[Mapping[str, str]] = {
+_HOMES: Final = {
     "AlgorithmConformance": "algorithm.kit",
     "DatasetConformance": "dataset",
     "DenoisingEngineConformance": "engine.latents",
@@ -36,6 +35,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "RewardConformance": "reward",
     "fault": "plugin",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
