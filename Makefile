@@ -117,7 +117,7 @@ demo-from-wheels: wheels ## The demo from those wheels, in a new environment out
 
 # -- what developers run ----------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-fast checks lint types contracts unit scenarios scenarios-vllm nightly docs
+.PHONY: test test-all test-fast checks lint types collected contracts unit scenarios scenarios-vllm nightly docs
 test: checks unit ## Lint, types, import contracts, documentation, and the tests that a change needs.
 	$(call say,All checks passed)
 
@@ -134,7 +134,7 @@ test-fast: $(VENV)/.developing ## One package's lint and tests, in under a minut
 	$(BIN)/python -m pytest $(PARALLEL) $$tests
 
 checks: $(VENV)/.developing # What is checked without a test, two things at a time.
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types docs contracts lint
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types docs collected contracts lint
 
 lint: $(VENV)/.developing ## Ruff: lint and format.
 	$(call say,Lint)
@@ -145,6 +145,11 @@ types: $(VENV)/.developing ## Mypy, strict.
 	$(call say,Types)
 	@$(BIN)/mypy
 	@$(BIN)/mypy $(addprefix --package=,$(PLUGIN_PACKAGES))
+
+collected: $(VENV)/.developing # The tests that `make test` leaves out are read, at least: a name that is gone is missed at once.
+	$(call say,Tests that are left out)
+	@found=$$($(BIN)/python -m pytest -qq --collect-only -m "" tests/gpu tests/nightly tests/scenarios tests/simulation) \
+		|| { echo "$$found"; exit 1; }
 
 contracts: $(VENV)/.developing ## The layers of the packages, by import-linter.
 	$(call say,Import contracts)
