@@ -56,8 +56,8 @@ def test_every_change_of_a_directive_is_announced(run, fan_out):
             del known[name]
         for name in it.state.replicas:
             new = it.directive(name)
-            if name in known and known[name] != new:
-                assert name in it.state.touched, (name, type(event).__name__, known[name], new)
+            if known.get(name) != new:
+                assert name in it.state.touched, (name, type(event).__name__, known.get(name), new)
             known[name] = new
 
     it.apply = checked

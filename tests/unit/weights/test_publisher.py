@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +55,10 @@ def test_training_may_go_on_between_stage_and_seal(publisher):
     snapshot = publisher.stage(1, tensors, None)
     tensors["a"].add_(1)
     assert publisher.held == ()
+    discarded = publisher.stage(2, tensors, None)
+    assert Path(discarded.file.path).exists()
+    publisher.discard(discarded)
+    assert not Path(discarded.file.path).exists()
     assert publisher.seal(snapshot).digest == digest_of(TENSORS)
     assert publisher.held == (1,)
 

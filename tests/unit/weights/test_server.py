@@ -53,7 +53,7 @@ class Receiver:
         self._socket.close()
 
 
-def test_process_groups_are_bounded_and_more_are_refused_with_the_reason(server, may_give_up):
+def test_process_groups_are_bounded_and_more_are_refused_with_the_reason(server, may_give_up, caplog):
     with zmq.Context() as context:
         receivers = [Receiver(server, context, name) for name in (b"a", b"b", b"c")]
         one, two, three = receivers
@@ -63,6 +63,7 @@ def test_process_groups_are_bounded_and_more_are_refused_with_the_reason(server,
             denied = three.ask()
             assert isinstance(denied, wire.Denied)
             assert "serves 2 receivers over process groups of their own already" in denied.reason
+            assert "refused a process group (1 so far): it has 2" in caplog.text
             # Asking again for one's own group gives the old one up, which takes a moment: it counts until it is over.
             assert isinstance(one.ask(), wire.Denied)
             may_give_up.set()
