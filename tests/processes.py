@@ -207,8 +207,12 @@ def _become(
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    seed = os.environ.get("PYTHONHASHSEED", "random")
     os.environ.clear()
     os.environ.update(environment)
+    if not forks_servers:
+        # Hashes are the server's, whatever the environment says; worlds and kits choose others than these.
+        os.environ["PYTHONHASHSEED"] = seed
     sys.path[:] = [place for place in sys.path if place not in ("", cwd)]
     added = environment.get("PYTHONPATH", "")
     sys.path[:0] = [place for place in added.split(os.pathsep) if place and place not in sys.path]

@@ -110,9 +110,11 @@ def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> Non
     check_float8(module, layout, blueprint.device)
     anatomy, name = Anatomy.of(module), type(module).__name__
     layers = () if anatomy is None else anatomy.layers
+    has_experts = any(is_experts(each) for layer in layers for each in layer.modules())
     if layout.lora is not None:
         check_adapted(layers, name, layout.lora)
-    if layout.mesh.size("ep") > 1 and not any(is_experts(each) for layer in layers for each in layer.modules()):
+    # A model without a list of layers is refused as such.
+    if layout.mesh.size("ep") > 1 and layers and not has_experts:
         raise PluginIncompatibleError(
             f"{name} has no experts module that can be spread over processes: set policy.mesh.ep = 1"
         )

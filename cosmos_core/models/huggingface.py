@@ -223,12 +223,28 @@ class HuggingFaceModel:
         """Pack payloads into micro-batches of at most `budget` units, before padding (see `packing.pack`)."""
         return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
 
-    def decide(self, module: torch.nn.Module, batch: MicroBatch, **asked: Any) -> Decided:
-        """Log-probabilities of the completion tokens, and what else is asked for (see `conclude`).
-
-        Only their places pass through the output layer.
-        """
-        return self.conclude(module, batch, None, **asked)
+    def decide(
+        self,
+        module: torch.nn.Module,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        prediction_for: Comparison | None = None,
+        kl_target: KLTarget | None = None,
+        with_features: bool = False,
+    ) -> Decided:
+        """Log-probabilities of the completion tokens; only their places pass through the output layer."""
+        return self.conclude(
+            module,
+            batch,
+            None,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            prediction_for=prediction_for,
+            kl_target=kl_target,
+            with_features=with_features,
+        )
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""

@@ -122,7 +122,8 @@ def steps_in_layouts(
 def _steps(
     make: Callable[[], Model], payloads: Sequence[Payload], layouts: Sequence[tuple[PolicyConfig, torch.dtype]]
 ) -> list[Stepped]:
-    return [_step(make(), payloads, policy, World(form_mesh(policy.mesh, "cpu")), dtype) for policy, dtype in layouts]
+    steps = [_step(make(), payloads, policy, World(form_mesh(policy.mesh, "cpu")), dtype) for policy, dtype in layouts]
+    return steps if torch.distributed.get_rank() == 0 else []
 
 
 def _step(model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, dtype: torch.dtype) -> Stepped:

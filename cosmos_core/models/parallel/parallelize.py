@@ -132,8 +132,10 @@ def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan, head_siz
         return "heads"
     style = plan.style_of(name)
     if style == "colwise" and name.rpartition(".")[2] in KEYS_AND_VALUES:
-        num_heads = own_parameters(module)["weight"].shape[0] // head_sizes[module]
-        return "kv_heads" if num_heads % size else "colwise"
+        rows, length = own_parameters(module)["weight"].shape[0], head_sizes[module]
+        if rows % length:
+            raise ConfigError(f"policy.mesh.tp: the {rows} rows of {name} are no whole number of heads of {length}")
+        return "kv_heads" if rows // length % size else "colwise"
     return style
 
 

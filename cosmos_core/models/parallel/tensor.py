@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.parallel.collectives import (
     copy_to_group,
     gather_for_shared,
@@ -208,9 +208,8 @@ def _heads(module: nn.Module, name: str, axis: Tensor) -> None:
 def _kv_heads(module: nn.Module, name: str, axis: Tensor) -> None:
     """A projection with fewer heads than processes: whole on each, which computes the one head it needs."""
     rows, length = own_parameters(module)["weight"].shape[0], axis.head_size
-    assert length is not None, f"{name} is no projection of keys or values"
-    if rows % length:
-        raise ConfigError(f"policy.mesh.tp: the {rows} rows of {name} are no whole number of heads of {length}")
+    if length is None:
+        raise PluginIncompatibleError(f"tensor_plan: {name} is 'kv_heads', and is no projection of keys or values")
     num_heads = rows // length
     if axis.size % num_heads:
         raise ConfigError(f"policy.mesh.tp: {axis.size} and the {num_heads} heads of {name} do not divide each other")

@@ -1,7 +1,7 @@
 """`python -m cosmos_core.testing.conformance.launched FOLDER TASK`: a process for a launcher to start.
 
 It writes `<name>.started` (its command line and what the kit set in its environment, as JSON) and then, by its task:
-`exit:CODE` says something on its last line and ends; `stubborn` and `willing` go on, touching `<name>.alive`, until
+`exit:CODE` says something on its last line and ends; `stubborn` and `willing` go on, adding to `<name>.alive`, until
 they are killed, or for `willing` asked to end, which it notes in `<name>.asked`.
 """
 
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         return int(code)
     end = time.monotonic() + 60.0
     while time.monotonic() < end:
-        path.with_name(f"{path.name}.alive").touch()
+        with path.with_name(f"{path.name}.alive").open("a") as file:
+            file.write(".")
         time.sleep(0.02)
     return 9
 

@@ -75,9 +75,9 @@ class Started:
     def is_alive(self, name: str = _NAME) -> bool:
         """True if a process that goes on still does."""
         path = self.folder / f"{name}.alive"
-        before = path.stat().st_mtime_ns if path.exists() else 0
+        before = path.read_bytes() if path.exists() else b""
         time.sleep(0.5)
-        return path.exists() and path.stat().st_mtime_ns != before
+        return path.exists() and path.read_bytes() != before
 
     def _wait(self, condition: Callable[[], T], otherwise: str) -> T:
         deadline = time.monotonic() + self.timeout_s

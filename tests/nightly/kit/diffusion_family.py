@@ -46,6 +46,9 @@ class Family(DiffusionModel):
     def guide(self, velocity_B, negative_B, guidance):
         return negative_B + guidance * (velocity_B - negative_B)
 
+    def encode_words(self, words):
+        raise AssertionError("its texts are those of a table")
+
     def facts(self):
         facts = super().facts()
         return attrs.evolve(facts, parts=tuple(attrs.evolve(part, kept=self.said(part.kept)) for part in facts.parts))

@@ -368,12 +368,12 @@ PLANTED = {
     ),
     "waits-for-its-requests": Fault(
         "test_pause_keep_holds_what_is_in_flight",
-        "result(0.0) of request '0' did not return in 1 s",
+        "result(0.0) of request '0' did not return in 2 s",
         """
         def submit(self, requests):
             return [Wrapped(handle, lambda each, _: each.result()) for handle in super().submit(requests)]
         """,
-        settings="timeout_s = 1.0\nlong_units = 200",
+        settings="timeout_s = 2.0\nlong_units = 200",
     ),
     "aborts-everything": Fault(
         "test_abort_ends_what_it_names_and_leaves_the_rest",
@@ -394,12 +394,12 @@ PLANTED = {
     ),
     "hangs": Fault(
         "test_pause_keep_holds_what_is_in_flight",
-        "pause('keep') did not return in 1 s",
+        "pause('keep') did not return in 2 s",
         """
         def pause(self, mode="keep"):
             threading.Event().wait()
         """,
-        settings="timeout_s = 1.0",
+        settings="timeout_s = 2.0",
     ),
     "samples-nonsense": Fault(
         "test_weights_that_overflow_are_told_never_sampled",
@@ -434,7 +434,7 @@ PLANTED = {
             threading.Thread(target=threading.Event().wait, name="poller", daemon=True).start()
             super().start()
         """,
-        settings="timeout_s = 1.0",
+        settings="timeout_s = 2.0",
     ),
     "records-of-shared-prompts-lost": Fault(
         "test_every_unit_that_was_computed_has_its_record",

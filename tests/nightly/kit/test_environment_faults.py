@@ -100,12 +100,12 @@ PLANTED = {
     "hangs": (
         environment("while not text:", "    time.sleep(0.01)", "return Turn(done=True)"),
         "test_every_ordinary_input_is_answered_in_time",
-        "the dialogue of '' got no answer within 1 s",
+        "the dialogue of '' got no answer within 2 s",
     ),
     "waits-for-ever": (
         environment("await asyncio.sleep(0 if text else 1000)", "return Turn(done=True)"),
         "test_every_ordinary_input_is_answered_in_time",
-        "the dialogue of '' got no answer within 1 s",
+        "the dialogue of '' got no answer within 2 s",
     ),
     "leaves-a-process": (
         environment("return Turn(done=True)", reset=("subprocess.Popen(['sleep', '63'])",)),
@@ -156,7 +156,7 @@ PLANTED = {
 }
 BODIES = {
     **dict.fromkeys(("counts", "wrong-example"), EXAMPLES),
-    **dict.fromkeys(("hangs", "waits-for-ever"), "timeout_s = 1.0"),
+    **dict.fromkeys(("hangs", "waits-for-ever"), "timeout_s = 2.0"),
 }
 
 

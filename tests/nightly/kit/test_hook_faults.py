@@ -118,14 +118,14 @@ PLANTED = {
     ),
     "blocks": Fault(
         "test_an_ordinary_run_is_followed_and_left_as_it_is",
-        "cosmos_weights_published has not returned after 0.5 s",
+        "cosmos_weights_published has not returned after 2 s",
         """
         class Wrong(Best):
             @hookimpl
             def cosmos_weights_published(self, version):
                 threading.Event().wait()
         """,
-        settings="timeout_s = 0.5",
+        settings="timeout_s = 2.0",
     ),
     "ends-its-thread": Fault(
         "test_an_ordinary_run_is_followed_and_left_as_it_is",
@@ -139,17 +139,17 @@ PLANTED = {
     ),
     "blocks-when-made": Fault(
         "test_an_ordinary_run_is_followed_and_left_as_it_is",
-        "hook 'blocks-when-made' was not made within 0.5 s; do slow work in cosmos_run_started",
+        "hook 'blocks-when-made' was not made within 2 s; do slow work in cosmos_run_started",
         """
         class Wrong(Best):
             def __init__(self, options, run):
                 threading.Event().wait()
         """,
-        settings="timeout_s = 0.5",
+        settings="timeout_s = 2.0",
     ),
     "blocks-when-made-again": Fault(
         "test_it_is_found_and_made_of_options_that_teach",
-        "hook 'blocks-when-made-again' was not made within 0.5 s",
+        "hook 'blocks-when-made-again' was not made within 2 s",
         """
         class Wrong(Best):
             lock = threading.Lock()
@@ -157,7 +157,7 @@ PLANTED = {
             def __init__(self, options, run):
                 self.lock.acquire()
         """,
-        settings="timeout_s = 0.5",
+        settings="timeout_s = 2.0",
     ),
     "ends-the-process-when-made": Fault(
         "test_an_ordinary_run_is_followed_and_left_as_it_is",
@@ -261,7 +261,7 @@ PLANTED = {
             def cosmos_run_started(self):
                 threading.Thread(target=threading.Event().wait, name="poller", daemon=False).start()
         """,
-        settings="timeout_s = 1.0",
+        settings="timeout_s = 2.0",
     ),
     "leaves-a-process": Fault(
         "test_nothing_is_left_when_the_run_is_over",

@@ -150,7 +150,7 @@ PLANTED = {
     "hangs": (
         reward("while not completion.text:", "    time.sleep(0.01)", "return value"),
         "test_every_ordinary_input_is_answered_in_time",
-        "the completion '' (reference '8') got no answer within 1 s",
+        "the completion '' (reference '8') got no answer within 2 s",
     ),
     "leaves-a-process": (
         reward("subprocess.Popen(['sleep', '61'])", "return value"),
@@ -338,7 +338,7 @@ BODIES = {
     "judges-without-a-reference": f"{EXAMPLES}\nreference_is_optional = True\n",
     "needs-no-reference": EXAMPLES,
     "swallows-every-error": EXAMPLES,
-    "hangs": f"timeout_s = 1.0\n{TABLES}",
+    "hangs": f"timeout_s = 2.0\n{TABLES}",
 }
 
 

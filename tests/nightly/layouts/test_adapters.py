@@ -149,7 +149,7 @@ def test_resumes_elsewhere(tmp_path):
     restore(trainer, path, lambda index: None)
     steps(trainer, range(2, STEPS))
     uninterrupted = make("qwen3-tied", policy(), single_world())
-    steps(uninterrupted, policy(), range(STEPS))
+    steps(uninterrupted, range(STEPS))
     worst, error = worst_error(trained_tensors(trainer.module), trained_tensors(uninterrupted.module))
     assert error <= 1e-3, (worst, error)
 

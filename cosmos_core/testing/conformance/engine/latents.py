@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, DiffusionOptions
-from cosmos_core.protocols import FinishReason, Generated, Model, ModelContext, Preflight
+from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, ModelContext, Preflight
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.subject import Subject, expect_array, flat
@@ -140,11 +140,11 @@ class DenoisingEngineConformance(EngineConformance):
         found, wanted = _latents(generated), _latents(other)
         return found.shape == wanted.shape and torch.allclose(found, wanted, atol=self.tolerance, rtol=self.tolerance)
 
-    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, model: WorldModel) -> None:
+    def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, context: EngineContext) -> None:
         """Samples are scored and imitated; a video goes on from the frames that its prompt gives."""
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
         for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
-            payload, latent_spec = generated.payload, model.latent_spec(request.prompt)
+            payload, latent_spec = generated.payload, _denoiser(context).latent_spec(request.prompt)
             if payload.kind != "latents":
                 fault(f"the payload is of kind {payload.kind!r}; it must be 'latents'")
             expect_array(generated, "sample", "float32", latent_spec.shape)
@@ -202,7 +202,7 @@ class DenoisingEngineConformance(EngineConformance):
                     "depends on the first noise, and on nothing else"
                 )
 
-    def test_samples_are_rendered(self, subject: Subject, model: WorldModel) -> None:
+    def test_samples_are_rendered(self, subject: Subject, context: EngineContext) -> None:
         """Rewards and people look at frames."""
         for generated in flat(subject.start().generate([subject.request("seen", 1, num_samples=2)])):
             if not subject.capabilities.renders:
@@ -211,13 +211,19 @@ class DenoisingEngineConformance(EngineConformance):
                 continue
             if generated.media is None:
                 fault("a sample has no media, and `renders` is declared")
-            wanted = model.render(tensor_of(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
+            sample = tensor_of(generated.payload, "sample")
+            wanted = _denoiser(context).render(sample, subject.prompts[1]).arrays["frames"]
             frames = generated.media.arrays.get("frames")
             if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
                 told = frames and (frames.dtype, frames.shape)
                 fault(f"frames are {told}; they must be uint8, such as {wanted.shape}")
             if frames.shape == wanted.shape and bytes(frames.data) != bytes(wanted.data):
                 fault("the media of a sample are not what the model renders of it; is it another sample's?")
+
+
+def _denoiser(context: EngineContext) -> WorldModel:
+    assert isinstance(context.model, WorldModel)
+    return context.model
 
 
 def _latents(generated: Generated) -> torch.Tensor:

@@ -64,7 +64,7 @@ class WeightTests:
             found = f"a tensor of shape {tuple(tensors[name].shape)}" if name in tensors else "no such tensor"
             if found != f"a tensor of shape {tuple(shape)}" or len(shape) < 2:
                 fault(f"facts().matrices has {name!r} {shape}, and the module has {found}; name [..., rows, columns]")
-        if facts.tokenizer_size:
+        if any(payload.kind == KIND for payload in subject.payloads):
             _check_ids(subject, facts)
 
     def test_the_published_tensors_are_the_whole_model(self, subject: Subject) -> None:
@@ -145,8 +145,8 @@ def _check_ids(subject: Subject, facts: ModelFacts) -> None:
     """Each token id has a row in the embedding, beyond which an id reads past the end of a table."""
     tokens = [payload for payload in subject.payloads if payload.kind == KIND]
     used = {int(id_) for payload in tokens for name in ("prompt", "completion") for id_ in values(payload, name)}
-    if not facts.stop_ids:
-        fault("facts().stop_ids is empty: no completion would ever end before the longest length")
+    if not facts.stop_ids or not facts.tokenizer_size:
+        fault("facts().stop_ids is empty, or tokenizer_size 0: no completion would ever end before the longest length")
     if foreign := sorted(id_ for id_ in {*used, *facts.stop_ids, facts.pad_id} if not 0 <= id_ < facts.tokenizer_size):
         fault(
             f"demonstrations, or the stop or pad ids of facts(), have ids {foreign[:5]}, and facts().tokenizer_size is "

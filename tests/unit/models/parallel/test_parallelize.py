@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch.distributed.tensor import DTensor
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.parallel.forwards import within
-from cosmos_core.models.parallel.parallelize import parallelize
+from cosmos_core.models.parallel.parallelize import _style, parallelize
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.parallel.stages import Part
+from cosmos_core.models.parallel.tensor import Tensor, apply_style
 from cosmos_core.policy.mesh.mesh import form_mesh, single
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
@@ -43,6 +45,16 @@ def check(found, loss=1e-6, gradient=1e-5):
         assert each.loss < loss
         assert each.entropy < loss
         assert each.error < gradient, each.worst
+
+
+def test_heads_are_not_cut():
+    """Keys and values are told by the heads that they make up, and nothing else can be shared like them."""
+    module, plan = torch.nn.Linear(8, 80), SimpleNamespace(style_of=lambda name: "colwise")
+    assert [_style("k_proj", module, size, plan, {module: 16}) for size in (5, 2)] == ["colwise", "kv_heads"]
+    with pytest.raises(ConfigError, match="80 rows of k_proj are no whole number of heads of 32"):
+        _style("k_proj", module, 2, plan, {module: 32})
+    with pytest.raises(PluginIncompatibleError, match="tensor_plan: up_proj is 'kv_heads', and is no projection"):
+        apply_style(module, "up_proj", "kv_heads", Tensor(mesh=None, rope_dim=8))
 
 
 def test_gradients_of_two_micro_batches_are_those_of_one_process(subtests):
