@@ -78,15 +78,27 @@ class RolloutDirective:
 
 @attrs.frozen(kw_only=True)
 class GroupRef:
-    """A group of the batch: where its payloads are (empty endpoint: a demonstration, read `row`) and how it ended."""
+    """A completed prompt: where its payloads are and how it ended. A demonstration has none; `row` is to be read."""
 
     position: int
     row: int
-    lease: int
-    endpoint: str
-    samples: tuple[SampleReport, ...]
+    lease: int = -1
+    holder: str = ""
+    """Name of the rollout replica that has its payloads."""
+    endpoint: str = ""
+    samples: tuple[SampleReport, ...] = ()
     settings: dict[str, Scalar] = attrs.field(factory=dict)
     """Dynamic keys that were not as in the recipe when it was leased."""
+
+    @property
+    def oldest_version(self) -> int:
+        """Weight version of the oldest unit of any sample; 0 for a demonstration."""
+        return min((sample.oldest_version for sample in self.samples), default=0)
+
+    @property
+    def num_units(self) -> int:
+        """Units that training on it processes, by which shares are balanced; 1 for a demonstration."""
+        return sum(sample.num_units + sample.num_prompt_units for sample in self.samples) if self.samples else 1
 
 
 @attrs.frozen(kw_only=True)

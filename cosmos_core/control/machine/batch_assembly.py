@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.control.machine import changes, evaluation
-from cosmos_core.control.machine.ledger import Finished, is_scored
+from cosmos_core.control.machine.ledger import is_scored
 from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef, Lease, TrainOrder
 from cosmos_core.transport.reports import GroupFailed, GroupFinished, StepFailed
@@ -31,15 +31,13 @@ def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinis
     for sample in report.samples:
         if sample.detail and not is_scored(sample):
             state.status_details[sample.status] = sample.detail
-    group = Finished(
+    group = GroupRef(
         position=lease.position,
         row=lease.row,
         lease=lease.lease,
         holder=replica.name,
         endpoint=replica.endpoints.get("payloads", ""),
         samples=samples,
-        oldest_version=min((sample.oldest_version for sample in samples), default=0),
-        num_units=sum(sample.num_units + sample.num_prompt_units for sample in samples),
         settings=lease.settings,
     )
     state.ledger.finish(group)
@@ -73,7 +71,7 @@ def _count_useless(state: State, reason: str) -> None:
         state.fail(f"{state.num_useless} prompts in a row were dropped, the last as {reason!r} ({details})")
 
 
-def is_stale(state: State, group: Finished) -> bool:
+def is_stale(state: State, group: GroupRef) -> bool:
     """True if a group's oldest weights lag those of the next step by more than the bound."""
     return state.step - group.oldest_version > state.settings.sync_max_staleness
 
@@ -159,10 +157,10 @@ def _read(state: State, size: int) -> None:
     while len(ledger.finished) < size:
         position = ledger.next()
         row = settings.row_of(position, state.stage_index)
-        ledger.finished[position] = Finished(position=position, row=row)
+        ledger.finished[position] = GroupRef(position=position, row=row)
 
 
-def _order(state: State, groups: Sequence[Finished]) -> None:
+def _order(state: State, groups: Sequence[GroupRef]) -> None:
     generation = state.generation
     assert generation is not None
     state.attempts += 1
@@ -175,7 +173,7 @@ def _order(state: State, groups: Sequence[Finished]) -> None:
         step=state.step + 1,
         attempt=state.attempts,
         stage=state.stage_index,
-        groups=tuple(_reference(group) for group in groups),
+        groups=tuple(groups),
         shares=balanced(weights, len(generation.order.members)),
         publish=state.settings.publishes(state.step + 1),
         measures=evaluation.unmeasured(state, state.step + 1),
@@ -183,14 +181,3 @@ def _order(state: State, groups: Sequence[Finished]) -> None:
     )
     state.running = RunningStep(order=order, generation=generation.order.generation)
     state.touch("policy")
-
-
-def _reference(group: Finished) -> GroupRef:
-    return GroupRef(
-        position=group.position,
-        row=group.row,
-        lease=group.lease,
-        endpoint=group.endpoint,
-        samples=group.samples,
-        settings=group.settings,
-    )

@@ -14,8 +14,9 @@ from typing import Final
 import attrs
 
 from cosmos_core.control.machine.records import SampleCounts, count_dropped
+from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import SampleStatus, Scalar
+from cosmos_core.types import SampleStatus
 
 _SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_scored)
 
@@ -23,23 +24,6 @@ _SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_
 def is_scored(sample: SampleReport) -> bool:
     """True if a sample has a reward that statistics and training may use."""
     return sample.reward is not None and sample.status in _SCORED
-
-
-@attrs.frozen(kw_only=True)
-class Finished:
-    """A completed prompt and where its payloads are; a demonstration has no holder, lease -1 and no samples."""
-
-    position: int
-    row: int
-    lease: int = -1
-    holder: str = ""
-    endpoint: str = ""
-    samples: tuple[SampleReport, ...] = ()
-    oldest_version: int = 0
-    num_units: int = 1
-    """Units that training on it processes; what shares are balanced by."""
-    settings: dict[str, Scalar] = attrs.field(factory=dict)
-    """Dynamic keys that it was made with, as in its lease."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,8 +48,8 @@ class Ledger:
     """A heap: what came back is given out again before anything new, lowest position first."""
     in_flight: dict[int, int] = attrs.field(factory=dict)
     """Position to lease."""
-    finished: dict[int, Finished] = attrs.field(factory=dict)
-    batched: dict[int, Finished] = attrs.field(factory=dict)
+    finished: dict[int, GroupRef] = attrs.field(factory=dict)
+    batched: dict[int, GroupRef] = attrs.field(factory=dict)
     consumed: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
     samples: SampleCounts = attrs.field(factory=SampleCounts)
@@ -99,7 +83,7 @@ class Ledger:
         self.in_flight[position] = lease
         return position
 
-    def finish(self, group: Finished) -> None:
+    def finish(self, group: GroupRef) -> None:
         """In flight to finished."""
         del self.in_flight[group.position]
         self.finished[group.position] = group
@@ -114,7 +98,7 @@ class Ledger:
         """Claimed back to finished."""
         self.finished[position] = self.batched.pop(position)
 
-    def requeue(self, position: int) -> Finished | None:
+    def requeue(self, position: int) -> GroupRef | None:
         """Anything live back to the queue; its samples, if it had any, are lost."""
         group = self._take(position)
         if group is not None:
@@ -122,7 +106,7 @@ class Ledger:
         heapq.heappush(self.queued, position)
         return group
 
-    def drop(self, position: int, reason: str) -> Finished | None:
+    def drop(self, position: int, reason: str) -> GroupRef | None:
         """Anything live to dropped, with all its samples."""
         group = self._take(position)
         if group is not None:
@@ -130,7 +114,7 @@ class Ledger:
         count_dropped(self.dropped, reason, 1)
         return group
 
-    def consume(self, position: int) -> Finished:
+    def consume(self, position: int) -> GroupRef:
         """Claimed to consumed; its unscored samples are counted as dropped by their status."""
         group = self.batched.pop(position)
         self.consumed += 1
@@ -173,7 +157,7 @@ class Ledger:
             samples=samples,
         )
 
-    def _take(self, position: int) -> Finished | None:
+    def _take(self, position: int) -> GroupRef | None:
         if self.in_flight.pop(position, None) is not None:
             return None
         group = self.finished.pop(position, None)

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cosmos_core.control.machine import batch_assembly, changes, evaluation, publication
-from cosmos_core.control.machine.ledger import Finished, is_scored
+from cosmos_core.control.machine.ledger import is_scored
 from cosmos_core.control.machine.records import StepRecord
 from cosmos_core.control.machine.state import Replica, RunningStep, State
+from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
 from cosmos_core.types import SampleStatus
 
@@ -164,7 +165,7 @@ def _forget_mark(state: State) -> None:
         state.marks.pop(state.step, None)
 
 
-def _record(state: State, running: RunningStep, groups: list[Finished], stage: int) -> StepRecord:
+def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: int) -> StepRecord:
     samples = [sample for group in groups for sample in group.samples]
     scored = [sample for sample in samples if is_scored(sample)]
     rewards: dict[str, list[float]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from cosmos_core.control.machine.ledger import Finished, Ledger, LedgerMark
+from cosmos_core.control.machine.ledger import Ledger, LedgerMark
 from cosmos_core.control.machine.records import (
     EvaluationRecord,
     HeldOutCompletion,
@@ -13,7 +13,7 @@ from cosmos_core.control.machine.records import (
     known_as,
 )
 from cosmos_core.control.machine.settings import Settings, StageSettings
-from cosmos_core.transport.directives import GenerationOrder, Lease, TrainOrder
+from cosmos_core.transport.directives import GenerationOrder, GroupRef, Lease, TrainOrder
 from cosmos_core.transport.messages import Role
 from cosmos_core.transport.reports import HeldOutLoss
 
@@ -282,7 +282,7 @@ class State:
             self.outcome, self.reason = outcome, reason
             self.touch()
 
-    def let_go(self, group: Finished | None) -> None:
+    def let_go(self, group: GroupRef | None) -> None:
         """Tell the holder of a group's payloads, if it is still there, that they are no longer needed."""
         holder = self.replicas.get(group.holder) if group is not None else None
         if holder is not None and group is not None and group.lease in holder.held:

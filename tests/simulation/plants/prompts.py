@@ -80,7 +80,11 @@ PLANTS = (
     ),
     plant(
         "the newest token's weights count for a sample's",
-        (f"{MACHINE}.batch_assembly:on_finished", "min((sample.oldest_version", "max((sample.newest_version"),
+        (
+            f"{MACHINE}.batch_assembly:is_stale",
+            "group.oldest_version",
+            "max((sample.newest_version for sample in group.samples), default=0)",
+        ),
     ),
     plant(
         "what a step has made too old is kept",

@@ -189,8 +189,6 @@ def _claimed(state: State) -> Iterable[tuple[str, str]]:
         oldest = min((sample.oldest_version for sample in group.samples), default=state.step)
         if state.step - oldest > bound:
             yield "staleness", f"prompt {group.position} is kept for step {state.step + 1}, of version {oldest}"
-        if group.samples and group.oldest_version != oldest:
-            yield "staleness", f"prompt {group.position} is of version {oldest}, on record is {group.oldest_version}"
     if state.running is None:
         return
     order = state.running.order

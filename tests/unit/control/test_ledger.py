@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from cosmos_core.control.machine.ledger import Finished, Ledger
+from cosmos_core.control.machine.ledger import Ledger
+from cosmos_core.transport.directives import GroupRef
 from cosmos_core.control.machine.records import MOST_REASONS, OTHER_REASONS
 
 
 def finished(position, samples=()):
-    return Finished(position=position, row=position, lease=position + 10, holder="r0", samples=tuple(samples))
+    return GroupRef(position=position, row=position, lease=position + 10, holder="r0", samples=tuple(samples))
 
 
 def test_what_came_back_is_given_out_first(make_sample):

@@ -13,10 +13,11 @@ from cosmos_core.control.audit import Books, audit
 from cosmos_core.control.machine import batch_assembly, progress
 from cosmos_core.control.machine.directives import directive_for
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Reported
-from cosmos_core.control.machine.ledger import Finished, Ledger
+from cosmos_core.control.machine.ledger import Ledger
 from cosmos_core.control.machine.records import OTHER_REASONS
 from cosmos_core.errors import ConfigError, JournalError
 from cosmos_core.run import audit as auditing
+from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.messages import REQUEST, Set
 from cosmos_core.transport.reports import REPORT, GroupFinished, StepDone
 
@@ -61,7 +62,7 @@ def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
     books = Books(0, ledger)
     for row, reason in enumerate(("reason 7", "reason 50", "reason 51")):
         position = ledger.next()
-        ledger.finished[position] = Finished(position=position, row=row)
+        ledger.finished[position] = GroupRef(position=position, row=row)
         ledger.batch([position])
         ledger.drop(position, reason)
         read = SimpleNamespace(step=1, groups=(), dropped={position: reason})

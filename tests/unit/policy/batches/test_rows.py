@@ -42,7 +42,7 @@ def reader_of(world, advance):
 
 
 def order_of(number):
-    groups = tuple(GroupRef(position=row, row=row, lease=0, endpoint="", samples=()) for row in range(number))
+    groups = tuple(GroupRef(position=row, row=row) for row in range(number))
     shares = (tuple(range(number)),)
     return TrainOrder(step=1, attempt=1, stage=0, groups=groups, shares=shares, publish=False)
 

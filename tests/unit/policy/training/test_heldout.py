@@ -217,7 +217,7 @@ def test_the_processes_of_a_replica_share_the_rows_and_agree():
 
 
 def step(measures, *, number):
-    groups = tuple(GroupRef(position=row, row=row, lease=0, endpoint="", samples=()) for row in range(number))
+    groups = tuple(GroupRef(position=row, row=row) for row in range(number))
     shares = (tuple(range(number)),)
     return TrainOrder(step=1, attempt=1, stage=0, groups=groups, shares=shares, publish=False, measures=measures)
 

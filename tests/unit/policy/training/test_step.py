@@ -210,7 +210,7 @@ def test_demonstrations_of_prompts_of_unwanted_lengths_are_dropped(model, kit):
         "longest": 59,
         "world": trainer.world,
     }
-    groups = tuple(GroupRef(position=row, row=row, lease=0, endpoint="", samples=()) for row in pairs)
+    groups = tuple(GroupRef(position=row, row=row) for row in pairs)
     share = ShareReader(**parts, config=config).read(order_of(groups, (0, 1, 2)), solo(), None)
     assert share.dropped == ((0, "prompt_too_short"), (2, "prompt_too_long"))
     assert len(share.sequences) == 1
@@ -226,7 +226,7 @@ def test_demonstrations_are_read_and_unusable_rows_are_dropped(model, kit):
         def encode_demonstration(self, prompt):
             return tokens_payload(*prompt)
 
-    groups = tuple(GroupRef(position=100 + row, row=row, lease=0, endpoint="", samples=()) for row in pairs)
+    groups = tuple(GroupRef(position=100 + row, row=row) for row in pairs)
     trainer = kit.make_trainer(model)
     reader = ShareReader(
         model=Encoding(), payloads=Payloads({}), dataset=lambda: Rows(pairs), longest=59, world=trainer.world
@@ -259,7 +259,7 @@ def test_what_is_wrong_with_a_row_fits_a_report_whatever_it_says(model, kit):
         def encode_demonstration(self, prompt):
             raise DataError("\ud800" + "x" * 9999)
 
-    groups = (GroupRef(position=7, row=0, lease=0, endpoint="", samples=()),)
+    groups = (GroupRef(position=7, row=0),)
     trainer = kit.make_trainer(model)
     reader = ShareReader(
         model=Odd(), payloads=Payloads({}), dataset=lambda: Rows([([1], [2])]), longest=59, world=trainer.world
@@ -271,7 +271,7 @@ def test_what_is_wrong_with_a_row_fits_a_report_whatever_it_says(model, kit):
 
 
 def test_a_step_of_unusable_rows_only_is_done(model, kit):
-    groups = (GroupRef(position=7, row=0, lease=0, endpoint="", samples=()),)
+    groups = (GroupRef(position=7, row=0),)
     done = runner_of(kit, model, {}, rows=[None]).run(order_of(groups, (0,)), solo(), nothing, 0.0)
     assert done.dropped == ((7, "bad_row"),)
     assert not done.skipped
