@@ -9,11 +9,11 @@ from cosmos_core.transport.reports import (
     GenerationFormed,
     GroupFinished,
     Report,
-    SampleReport,
     StepDone,
     WeightsLoaded,
     WeightsPublished,
 )
+from cosmos_core.types import Sample, SampleStatus
 
 POLICY = "policy-0"
 BATCH = 8
@@ -106,10 +106,10 @@ class Replica:
         ]
 
 
-def _sample(index: int) -> SampleReport:
-    return SampleReport(
+def _sample(index: int) -> Sample:
+    return Sample(
         index=index,
-        status="ok",
+        status=SampleStatus.OK,
         reward=1.0,
         rewards={"right": 1.0},
         oldest_version=0,

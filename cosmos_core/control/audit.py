@@ -21,6 +21,7 @@ from cosmos_core.control.machine.state import Generation, RunningStep, State
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import REPORT, GenerationFormed, GroupFinished, Report, StepDone
+from cosmos_core.types import Sample
 
 
 @attrs.frozen(kw_only=True)
@@ -366,6 +367,6 @@ class Auditor:
             self._problems.append(problem)
 
 
-def _gist(sample: object) -> tuple[object, ...]:
+def _gist(sample: Sample) -> Sample:
     """A sample without its words for people, which orders leave out."""
-    return tuple(value for name, value in attrs.asdict(sample).items() if name not in ("text", "detail"))  # type: ignore[arg-type]
+    return attrs.evolve(sample, detail="")

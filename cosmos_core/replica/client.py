@@ -18,12 +18,13 @@ import zmq
 from cosmos_core.errors import CosmosError, RefusedError, ReplicaError, TransportError
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.session import Session
-from cosmos_core.transport.bounds import REPORT_BYTES, TEXT, fitted
+from cosmos_core.transport.bounds import REPORT_BYTES, fitted
 from cosmos_core.transport.keys import Key
 from cosmos_core.transport.messages import DOWN, UP, Directive, Hello, Refused
 from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import REPORT, Report
 from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Closing, Curve, Handshakes, Socket, dealer, offer, receive
+from cosmos_core.types.bounds import TEXT
 
 _LOG: Final = logging.getLogger(__name__)
 

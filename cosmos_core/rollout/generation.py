@@ -36,7 +36,7 @@ from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.payloads import PayloadServer
-from cosmos_core.transport.reports import GroupFailed, GroupFinished, Report
+from cosmos_core.transport.reports import GroupFailed, Report
 from cosmos_core.types import Group, Payload, Prompt, Scalar
 
 _KEPT: Final = 16
@@ -313,10 +313,7 @@ class Generation:
         )
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.recipes.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
-        reports = tuple(
-            scoring.report(sample, None if is_train and sample.index else text, self._kept(lease, each.generated))
-            for sample, text, each in zip(samples, texts, played, strict=True)
-        )
+        media = self._kept(lease, played[0].generated)
         with self._lock:
             if self._active.pop(lease.lease, None) is None:
                 return
@@ -324,7 +321,7 @@ class Generation:
             self._reported.add(lease.lease)
             if is_train and not drop:
                 self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
-            self._parts.report(GroupFinished(lease=lease.lease, samples=reports, drop=drop))
+            self._parts.report(scoring.report(lease.lease, samples, texts[0], drop=drop, media=media))
 
     def _kept(self, lease: Lease, generated: Generated) -> str:
         """Where the media of a held-out sample were put; empty where there are none, or they are not kept."""

@@ -6,8 +6,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import Scalar
+from cosmos_core.types import Sample, Scalar
 
 Purpose: TypeAlias = Literal["train", "evaluation"]
 
@@ -86,7 +85,7 @@ class GroupRef:
     holder: str = ""
     """Name of the rollout replica that has its payloads."""
     endpoint: str = ""
-    samples: tuple[SampleReport, ...] = ()
+    samples: tuple[Sample, ...] = ()
     settings: dict[str, Scalar] = attrs.field(factory=dict)
     """Dynamic keys that were not as in the recipe when it was leased."""
 

@@ -15,10 +15,10 @@ from typing import Final, Literal, TypeAlias, get_args
 import attrs
 
 from cosmos_core.config.dynamic import DynamicKey
-from cosmos_core.transport.bounds import Address, Count, Finite, Step, Text, Word
 from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.types import Scalar
+from cosmos_core.types.bounds import Address, Count, Finite, Step, Text, Word
 
 WIRE_VERSION = 3
 

@@ -6,27 +6,9 @@ from typing import Final, TypeAlias, get_args
 
 import attrs
 
-from cosmos_core.transport.bounds import Address, Count, Finite, Step, Text, Word
 from cosmos_core.transport.codec import Codec
-
-
-@attrs.frozen(kw_only=True)
-class SampleReport:
-    """One sample of a finished group; the fields of `cosmos_core.types.Sample` (`status` is its value)."""
-
-    index: Count
-    status: Word
-    reward: Finite | None
-    rewards: dict[Word, Finite]
-    oldest_version: Step
-    newest_version: Step
-    num_units: Count
-    num_prompt_units: Count
-    detail: Text = ""
-    text: Text = ""
-    """The completion, cut to 2,000 characters: only of evaluations and of the first sample of a training group."""
-    media: Word = ""
-    """Where the image or video is, from the run's folder: only of evaluations, and where there is one."""
+from cosmos_core.types import Sample
+from cosmos_core.types.bounds import Address, Count, Finite, Step, Text, Word
 
 
 @attrs.frozen(kw_only=True)
@@ -37,8 +19,12 @@ class GroupFinished:
     """
 
     lease: Count
-    samples: tuple[SampleReport, ...]
+    samples: tuple[Sample, ...]
     drop: Text = ""
+    text: Text = ""
+    """The first sample's completion, cut to 2,000 characters."""
+    media: Word = ""
+    """Where the first sample's image or video is, from the run's folder: only of evaluations, where there is one."""
 
 
 @attrs.frozen(kw_only=True)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from cosmos_core.types.bounds import Count, Finite, Step, Text, Word
+
 
 class SampleStatus(enum.StrEnum):
     """The end of a sample. Only `OK` and `TRUNCATED` samples carry a reward and are trained on."""
@@ -47,15 +49,15 @@ class Sample:
         detail: Why it failed, or what its rewards say of its score, for people; may be empty.
     """
 
-    index: int
+    index: Count
     status: SampleStatus
-    reward: float | None
-    rewards: Mapping[str, float]
-    oldest_version: int
-    newest_version: int
-    num_units: int
-    num_prompt_units: int
-    detail: str = ""
+    reward: Finite | None
+    rewards: Mapping[Word, Finite]
+    oldest_version: Step
+    newest_version: Step
+    num_units: Count
+    num_prompt_units: Count
+    detail: Text = ""
 
     @property
     def is_scored(self) -> bool:

@@ -21,13 +21,13 @@ from cosmos_core.transport.reports import (
     HeldOutLoss,
     Left,
     Report,
-    SampleReport,
     StepDone,
     StepFailed,
     WeightsLoaded,
     WeightsPublished,
     WeightsRejected,
 )
+from cosmos_core.types import Sample, SampleStatus
 
 INITIAL_DIGEST: Final = "initial"
 
@@ -353,15 +353,15 @@ class FakeRollout:
             self._payloads.add(lease.lease)
         samples = tuple(self._sample(lease, index, began) for index in range(number))
         dropped = "equal_rewards" if every and lease.position % every == 0 else ""
-        return GroupFinished(lease=lease.lease, samples=samples, drop=dropped)
+        return GroupFinished(lease=lease.lease, samples=samples, drop=dropped, text=f"row {lease.row}")
 
-    def _sample(self, lease: Lease, index: int, began: int) -> SampleReport:
+    def _sample(self, lease: Lease, index: int, began: int) -> Sample:
         draw = random.Random(f"{lease.purpose}/{lease.row}/{index}").random()
         failed = draw < 0.05
         reward = None if failed else float(draw > 0.4)
-        return SampleReport(
+        return Sample(
             index=index,
-            status="reward_failed" if failed else "truncated" if draw > 0.9 else "ok",
+            status=SampleStatus.REWARD_FAILED if failed else SampleStatus.TRUNCATED if draw > 0.9 else SampleStatus.OK,
             reward=reward,
             rewards={} if reward is None else {"right": reward},
             oldest_version=began,
@@ -369,5 +369,4 @@ class FakeRollout:
             num_units=1 + int(draw * 20),
             num_prompt_units=5,
             detail="ValueError: no number" if failed else "",
-            text=f"row {lease.row}" if index == 0 else "",
         )

@@ -248,21 +248,20 @@ class EventFeed:
     def _take_samples(self) -> None:
         for time, event in self._reports:
             report = REPORT.decode(event.report)
-            if not isinstance(report, GroupFinished):
+            if not isinstance(report, GroupFinished) or not report.text or not report.samples:
                 continue
-            for sample in report.samples:
-                if sample.text:
-                    self.samples.append(
-                        SampleView(
-                            time=time,
-                            replica=event.name,
-                            version=sample.oldest_version,
-                            status=sample.status,
-                            reward=sample.reward,
-                            units=sample.num_units,
-                            text=sample.text[:MOST_TEXT],
-                        )
-                    )
+            sample = report.samples[0]
+            self.samples.append(
+                SampleView(
+                    time=time,
+                    replica=event.name,
+                    version=sample.oldest_version,
+                    status=sample.status,
+                    reward=sample.reward,
+                    units=sample.num_units,
+                    text=report.text[:MOST_TEXT],
+                )
+            )
         self._reports.clear()
 
     def _say(self, time: float, kind: str, text: str) -> None:

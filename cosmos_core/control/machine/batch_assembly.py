@@ -9,7 +9,6 @@ from typing import Final
 import attrs
 
 from cosmos_core.control.machine import changes, evaluation
-from cosmos_core.control.machine.ledger import is_scored
 from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef, Lease, TrainOrder
 from cosmos_core.transport.reports import GroupFailed, GroupFinished, StepFailed
@@ -23,13 +22,10 @@ _MAX_PENDING: Final = 2
 
 def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinished) -> None:
     """A group is complete: keep it for training, or drop it with a reason."""
-    # Texts and details are for people; orders need neither.
-    samples = tuple(
-        attrs.evolve(sample, text="", detail="") if sample.text or sample.detail else sample
-        for sample in report.samples
-    )
+    # Details are for people; orders need none.
+    samples = tuple(attrs.evolve(sample, detail="") if sample.detail else sample for sample in report.samples)
     for sample in report.samples:
-        if sample.detail and not is_scored(sample):
+        if sample.detail and not sample.is_scored:
             state.status_details[sample.status] = sample.detail
     group = GroupRef(
         position=lease.position,
@@ -42,7 +38,7 @@ def on_finished(state: State, replica: Replica, lease: Lease, report: GroupFinis
     )
     state.ledger.finish(group)
     replica.held.add(lease.lease)
-    num_scored = sum(map(is_scored, samples))
+    num_scored = sum(sample.is_scored for sample in samples)
     reason = report.drop
     if not reason and num_scored < max(1, state.stage.min_group_size):
         reason = "unscored"

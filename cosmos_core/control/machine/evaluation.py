@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from cosmos_core.config.job import Unit
-from cosmos_core.control.machine.ledger import is_scored
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.control.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
 from cosmos_core.transport.directives import Lease
-from cosmos_core.transport.reports import GroupFinished, HeldOutLoss, SampleReport
+from cosmos_core.transport.reports import GroupFinished, HeldOutLoss
 from cosmos_core.types import SampleStatus
 
 _KEPT_COMPLETIONS: Final = 8
@@ -84,10 +83,9 @@ def requeue(state: State, lease: Lease) -> None:
 
 def on_finished(state: State, lease: Lease, report: GroupFinished) -> None:
     """A held-out row has its completion."""
-    sample = report.samples[0] if report.samples else None
     result = HeldOutResult(score=None, reward=None, is_truncated=False, completion=None)
-    if sample is not None:
-        result = _result(state, lease, sample)
+    if report.samples:
+        result = _result(state, lease, report)
     _settle(state, lease, result)
 
 
@@ -142,16 +140,17 @@ def _tell_unmeasured(state: State, version: int) -> None:
     state.status_details["evaluation"] = f"the held-out loss at step {version} was not measured"
 
 
-def _result(state: State, lease: Lease, sample: SampleReport) -> HeldOutResult:
+def _result(state: State, lease: Lease, report: GroupFinished) -> HeldOutResult:
+    sample = report.samples[0]
     pinned = sample.oldest_version == sample.newest_version == lease.version
-    counts = pinned and is_scored(sample)
+    counts = pinned and sample.is_scored
     first = state.settings.rewards[0]
     if not counts:
         state.status_details[sample.status if pinned else "evaluation"] = sample.detail or "not the pinned version"
     completion = None
     if lease.row < _KEPT_COMPLETIONS:
         completion = HeldOutCompletion(
-            row=lease.row, text=sample.text, reward=sample.reward, detail=sample.detail, media=sample.media
+            row=lease.row, text=report.text, reward=sample.reward, detail=sample.detail, media=report.media
         )
     return HeldOutResult(
         score=sample.rewards.get(first, sample.reward) if counts else None,

@@ -9,21 +9,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import attrs
 
 from cosmos_core.control.machine.records import SampleCounts, count_dropped
 from cosmos_core.transport.directives import GroupRef
-from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import SampleStatus
-
-_SCORED: Final = frozenset(status.value for status in SampleStatus if status.is_scored)
-
-
-def is_scored(sample: SampleReport) -> bool:
-    """True if a sample has a reward that statistics and training may use."""
-    return sample.reward is not None and sample.status in _SCORED
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +109,7 @@ class Ledger:
         group = self.batched.pop(position)
         self.consumed += 1
         for sample in group.samples:
-            if is_scored(sample):
+            if sample.is_scored:
                 self.samples.consumed += 1
             else:
                 self.samples.drop(sample.status, 1)

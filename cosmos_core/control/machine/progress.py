@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cosmos_core.control.machine import batch_assembly, changes, evaluation, publication
-from cosmos_core.control.machine.ledger import is_scored
 from cosmos_core.control.machine.records import StepRecord
 from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef
@@ -167,11 +166,11 @@ def _forget_mark(state: State) -> None:
 
 def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: int) -> StepRecord:
     samples = [sample for group in groups for sample in group.samples]
-    scored = [sample for sample in samples if is_scored(sample)]
+    scored = [sample for sample in samples if sample.is_scored]
     rewards: dict[str, list[float]] = {}
     failed: dict[str, int] = {}
     for sample in samples:
-        if not is_scored(sample):
+        if not sample.is_scored:
             failed[sample.status] = failed.get(sample.status, 0) + 1
             continue
         for name, value in sample.rewards.items():

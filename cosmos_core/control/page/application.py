@@ -20,8 +20,8 @@ from cosmos_core.control.page import metrics
 from cosmos_core.control.page.authentication import Guard
 from cosmos_core.control.page.board import Board, as_event, changes, whole
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.bounds import Word
 from cosmos_core.transport.messages import Drain, Request, Set, Stop
+from cosmos_core.types.bounds import Word
 
 MOST_BYTES: Final = 16_384
 """Of a request's body."""

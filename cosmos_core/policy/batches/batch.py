@@ -15,8 +15,7 @@ import attrs
 from cosmos_core.errors import DataError, TransportError
 from cosmos_core.protocols import Algorithm
 from cosmos_core.transport.directives import GroupRef
-from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import Group, Payload, Sample, SampleStatus
+from cosmos_core.types import Group, Payload, Sample
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +168,7 @@ class Wanted:
     advantage: float
 
     @property
-    def sample(self) -> SampleReport:
+    def sample(self) -> Sample:
         """The sample, as the control plane knows it."""
         return self.group.samples[self.index]
 
@@ -189,23 +188,7 @@ def temperatures(groups: Iterable[GroupRef]) -> tuple[float | None, ...]:
 
 def group_of(reference: GroupRef) -> Group:
     """The group as algorithms know it."""
-    return Group(
-        position=reference.position,
-        samples=tuple(
-            Sample(
-                index=sample.index,
-                status=SampleStatus(sample.status),
-                reward=sample.reward,
-                rewards=sample.rewards,
-                oldest_version=sample.oldest_version,
-                newest_version=sample.newest_version,
-                num_units=sample.num_units,
-                num_prompt_units=sample.num_prompt_units,
-                detail=sample.detail,
-            )
-            for sample in reference.samples
-        ),
-    )
+    return Group(position=reference.position, samples=reference.samples)
 
 
 def wanted_samples(algorithm: Algorithm, groups: Sequence[GroupRef], share: Sequence[int]) -> list[Wanted]:

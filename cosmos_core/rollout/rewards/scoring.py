@@ -13,7 +13,7 @@ from cosmos_core.errors import CosmosError, PluginBrokenError
 from cosmos_core.protocols import Completion, Reward
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards.messages import Outcome
-from cosmos_core.transport.reports import SampleReport
+from cosmos_core.transport.reports import GroupFinished
 from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
 
 TEXT_LENGTH: Final = 2000
@@ -110,19 +110,13 @@ def _sample(
     )
 
 
-def report(scored: Sample, text: str | None, media: str = "") -> SampleReport:
-    """A sample as the controller is told of it; its text is cut, and None if nobody will look at this sample."""
-    return SampleReport(
-        index=scored.index,
-        status=scored.status.value,
-        reward=scored.reward,
-        rewards=dict(scored.rewards),
-        oldest_version=scored.oldest_version,
-        newest_version=scored.newest_version,
-        num_units=scored.num_units,
-        num_prompt_units=scored.num_prompt_units,
-        detail=scored.detail if text is not None or not scored.is_scored else "",
-        text=(text or "")[:TEXT_LENGTH],
+def report(lease: int, samples: Sequence[Sample], text: str, *, drop: str = "", media: str = "") -> GroupFinished:
+    """A group as the controller is told of it; people look at the first sample, and at why others have no reward."""
+    return GroupFinished(
+        lease=lease,
+        samples=tuple(attrs.evolve(each, detail="") if each.index and each.is_scored else each for each in samples),
+        drop=drop,
+        text=text[:TEXT_LENGTH],
         media=media,
     )
 

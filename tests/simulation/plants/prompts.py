@@ -130,13 +130,13 @@ PLANTS = (
     ),
     plant(
         "scored samples are counted as dropped",
-        (f"{LEDGER}.consume", "if is_scored(sample):", "if not is_scored(sample):"),
+        (f"{LEDGER}.consume", "if sample.is_scored:", "if not sample.is_scored:"),
     ),
     plant(
-        "orders carry texts",
+        "orders carry details",
         (
             f"{MACHINE}.batch_assembly:on_finished",
-            'attrs.evolve(sample, text="", detail="") if sample.text or sample.detail else sample',
+            'attrs.evolve(sample, detail="") if sample.detail else sample',
             "sample",
         ),
     ),

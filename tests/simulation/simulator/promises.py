@@ -127,8 +127,8 @@ class Promises:
             yield "batch", f"step {order.step} is tried with payloads that are gone: leases {sorted(again)}"
         if order.publish != (due := _is_published(state.settings, order.step, self.asked)):
             yield "versions", f"step {order.step} is ordered with publish {order.publish}, due is {due}"
-        if any(sample.text or sample.detail for group in order.groups for sample in group.samples):
-            yield "batch", f"the order of step {order.step} carries texts"
+        if any(sample.detail for group in order.groups for sample in group.samples):
+            yield "batch", f"the order of step {order.step} carries details"
         stage = state.settings.stages[order.stage]
         if stage.uses_rollouts and (few := [g.position for g in order.groups if _scored(g) < stage.min_group_size]):
             yield "batch", f"step {order.step} has prompts with too few scored samples: {few}"

@@ -21,7 +21,8 @@ from cosmos_core.control.machine.invariants import check
 from cosmos_core.control.machine.settings import Settings
 from cosmos_core.transport.directives import Lease, PolicyDirective, RolloutDirective
 from cosmos_core.transport.messages import REQUEST, Stop
-from cosmos_core.transport.reports import REPORT, GroupFinished, Report, SampleReport
+from cosmos_core.transport.reports import REPORT, GroupFinished, Report
+from cosmos_core.types import Sample, SampleStatus
 from tests.run_settings import demonstrations, rollouts, small_settings
 from tests.simulation.replicas import FakePolicy, FakeRollout, World
 
@@ -34,17 +35,16 @@ def make_settings(*, warmup: int = 0, steps: int = 3, prompts: int = 2, **change
     return small_settings(*stages, **changes)
 
 
-def sample(index=0, *, version=0, newest=None, status="ok", reward=1.0, units=10, text="") -> SampleReport:
-    return SampleReport(
+def sample(index=0, *, version=0, newest=None, status="ok", reward=1.0, units=10) -> Sample:
+    return Sample(
         index=index,
-        status=status,
+        status=SampleStatus(status),
         reward=reward if status in ("ok", "truncated") else None,
         rewards={"right": reward} if status in ("ok", "truncated") else {},
         oldest_version=version,
         newest_version=version if newest is None else newest,
         num_units=units,
         num_prompt_units=5,
-        text=text,
     )
 
 
@@ -134,12 +134,12 @@ class Run:
         assert isinstance(directive, RolloutDirective)
         return list(directive.leases)
 
-    def finish(self, name: str, lease: Lease, *samples: SampleReport, drop: str = "") -> None:
+    def finish(self, name: str, lease: Lease, *samples: Sample, drop: str = "", text: str = "") -> None:
         """Report a group; its payloads exist."""
         self.world.payloads[self.fakes[name].endpoints["payloads"]].add(lease.lease)
         number = self.world.group_size if lease.purpose == "train" else 1
         samples = samples or tuple(sample(index, version=self.fakes[name].version) for index in range(number))
-        self.report(name, GroupFinished(lease=lease.lease, samples=samples, drop=drop))
+        self.report(name, GroupFinished(lease=lease.lease, samples=samples, drop=drop, text=text))
 
     def stop(self) -> None:
         self.apply(Commanded(ident="stop", request=REQUEST.encode(Stop())))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -17,7 +18,7 @@ def fail(it, name="p0", missing=(), reason="a peer left"):
     )
 
 
-def test_the_batch_is_the_first_finished_groups_by_position_without_texts(run, make_sample):
+def test_the_batch_is_the_first_finished_groups_by_position_without_details(run, make_sample):
     it = run(capacity=9, sync_max_staleness=9, prompts=2, steps=9)
     it.start()
     leases = it.leases()
@@ -30,9 +31,9 @@ def test_the_batch_is_the_first_finished_groups_by_position_without_texts(run, m
 
     it = run(prompts=1, steps=1)
     it.start()
-    it.finish("r0", it.leases()[0], *(make_sample(index, text="a long completion") for index in range(4)))
+    it.finish("r0", it.leases()[0], *(attrs.evolve(make_sample(index), detail="why") for index in range(4)))
     (group,) = it.directive("p0").train.groups
-    assert {sample.text for sample in group.samples} == {""}
+    assert {sample.detail for sample in group.samples} == {""}
 
 
 def test_a_group_with_too_few_scored_samples_is_dropped(run, make_sample):

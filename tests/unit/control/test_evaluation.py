@@ -53,9 +53,9 @@ def test_unscored_rows_count_as_not_right(run, make_sample):
     it = run(evaluation_prompts=4, rewards=("right", "short"))
     it.start()
     leases = it.leases()
-    it.finish("r0", leases[0], make_sample(reward=1.0, text="four"))
-    it.finish("r0", leases[1], make_sample(reward=0.5, status="truncated", text="five"))
-    it.finish("r0", leases[2], make_sample(status="reward_timeout", text="six"))
+    it.finish("r0", leases[0], make_sample(reward=1.0), text="four")
+    it.finish("r0", leases[1], make_sample(reward=0.5, status="truncated"), text="five")
+    it.finish("r0", leases[2], make_sample(status="reward_timeout"), text="six")
     it.report("r0", GroupFailed(lease=leases[3].lease, reason="too_long", detail=""))
     (done,) = it.state.evaluations
     assert done.version == 0

@@ -59,7 +59,8 @@ def reorder(state):
 
 def age(state):
     for position, group in state.ledger.batched.items():
-        state.ledger.batched[position] = attrs.evolve(group, oldest_version=-99)
+        samples = tuple(attrs.evolve(sample, oldest_version=-99) for sample in group.samples)
+        state.ledger.batched[position] = attrs.evolve(group, samples=samples)
 
 
 def evaluate(state):

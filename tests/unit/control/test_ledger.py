@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from cosmos_core.control.machine.ledger import Ledger
-from cosmos_core.transport.directives import GroupRef
 from cosmos_core.control.machine.records import MOST_REASONS, OTHER_REASONS
+from cosmos_core.transport.directives import GroupRef
 
 
 def finished(position, samples=()):

@@ -12,7 +12,7 @@ from cosmos_core.policy.orders import STOP, FollowerOrders, LeaderOrders
 from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
 from cosmos_core.transport.messages import Directive
-from cosmos_core.transport.reports import SampleReport
+from cosmos_core.types import Sample, SampleStatus
 
 
 class Pair:
@@ -58,9 +58,9 @@ class Line(HealthChannel):
         self.abandoned = generation
 
 
-SAMPLE = SampleReport(
+SAMPLE = Sample(
     index=0,
-    status="ok",
+    status=SampleStatus.OK,
     reward=0.1,
     rewards={"right": 0.1},
     oldest_version=0,

@@ -27,10 +27,10 @@ from cosmos_core.transport.reports import (
     GenerationFailed,
     GenerationFormed,
     Left,
-    SampleReport,
     StepDone,
     WeightsPublished,
 )
+from cosmos_core.types import Sample, SampleStatus
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
 
@@ -94,9 +94,9 @@ def work(kit):
             lease=lease,
             endpoint="tcp://a:1",
             samples=(
-                SampleReport(
+                Sample(
                     index=0,
-                    status="ok",
+                    status=SampleStatus.OK,
                     reward=s.advantage,
                     rewards={},
                     oldest_version=0,

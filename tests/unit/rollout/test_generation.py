@@ -172,7 +172,7 @@ def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
     assert isinstance(report, GroupFinished)
     assert report.drop == ""
     assert [sample.reward for sample in report.samples] == [1.0] * 3
-    assert [sample.text for sample in report.samples] == ["answer", "", ""]
+    assert report.text == "answer"
     assert rig.payloads.order == [("put", 7), ("report", 7)]
     assert len(rig.payloads.store[7]) == 3
 
@@ -293,7 +293,7 @@ def test_an_evaluation_waits_for_its_version_and_holds_it(rig):
     assert changed.wait(5)
     thread.join(5)
     (report,) = rig.wait_reports(1)
-    assert report.samples[0].text == "answer"
+    assert report.text == "answer"
     assert not rig.payloads.store
 
 
@@ -492,6 +492,6 @@ def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):
         for callback in handle.callbacks:
             callback(handle)
     reports = {report.lease: report for report in rig.wait_reports(2)}
-    assert [sample.media for sample in reports[7].samples] == [""] * 3
-    assert [sample.media for sample in reports[8].samples] == ["media/step-1/row-4.png"]
+    assert reports[7].media == ""
+    assert reports[8].media == "media/step-1/row-4.png"
     assert kept == [(1, 4, media)]

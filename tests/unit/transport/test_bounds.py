@@ -7,9 +7,11 @@ import msgspec
 import pytest
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.bounds import TEXT, fitted
+from cosmos_core.transport.bounds import fitted
 from cosmos_core.transport.messages import UP, Beat, Hello
-from cosmos_core.transport.reports import REPORT, Failed, GroupFinished, SampleReport, StepDone
+from cosmos_core.transport.reports import REPORT, Failed, GroupFinished, StepDone
+from cosmos_core.types import Sample, SampleStatus
+from cosmos_core.types.bounds import TEXT
 
 HELLO = Hello(wire=2, run_id="r", name="n", role="policy", incarnation="i", host="h", pid=1, step=-1, endpoints={})
 BEAT = Beat(name="n", incarnation="i", term=1, revision=0, gauges={})
@@ -48,9 +50,9 @@ def test_reports_are_bounded_too_and_a_loss_may_be_nan():
 
 
 def test_long_texts_are_cut_wherever_they_are():
-    sample = SampleReport(
+    sample = Sample(
         index=0,
-        status="failed",
+        status=SampleStatus.REWARD_FAILED,
         reward=None,
         rewards={},
         oldest_version=0,
@@ -62,6 +64,7 @@ def test_long_texts_are_cut_wherever_they_are():
     report = fitted(GroupFinished(lease=1, samples=(sample, attrs.evolve(sample, detail="short"))))
     assert [len(each.detail) for each in report.samples] == [TEXT, 5]
     assert report.samples[0].detail.endswith("d…")
+    assert report.samples[0].status is SampleStatus.REWARD_FAILED
     assert REPORT.decode(REPORT.encode(report)) == report
     assert fitted(Failed(reason="a\nb")) == Failed(reason="a\nb")
     done = fitted(attrs.evolve(DONE, metrics={}, details={"bad_row": "d" * 2 * TEXT}))

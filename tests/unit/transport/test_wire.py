@@ -11,10 +11,11 @@ from cosmos_core.errors import TransportError
 from cosmos_core.transport import directives, messages, reports
 from cosmos_core.transport.messages import DOWN, UP
 from cosmos_core.transport.reports import REPORT
+from cosmos_core.types import Sample, SampleStatus
 
-SAMPLE = reports.SampleReport(
+SAMPLE = Sample(
     index=0,
-    status="ok",
+    status=SampleStatus.OK,
     reward=0.5,
     rewards={"math": 0.5},
     oldest_version=1,

@@ -169,7 +169,7 @@ def test_what_models_write_is_kept_as_it_is_and_bounded(watched, make_sample):
     it.run.start()
     text = "<script>alert(1)</script>" + "x" * 3000
     lease = it.run.leases()[0]
-    it.run.finish("r0", lease, *(make_sample(index, text=text if index == 0 else "") for index in range(4)))
+    it.run.finish("r0", lease, *map(make_sample, range(4)), text=text)
     (sample,) = it.look().samples
     assert sample.text == text[:2000]
     assert (sample.replica, sample.version, sample.status, sample.reward, sample.units) == ("r0", 0, "ok", 1.0, 10)

@@ -20,14 +20,13 @@ from cosmos_core.policy.batches.batch import (
     wanted_samples,
 )
 from cosmos_core.transport.directives import GroupRef
-from cosmos_core.transport.reports import SampleReport
-from cosmos_core.types import Array, Payload
+from cosmos_core.types import Array, Payload, Sample, SampleStatus
 
 
 def sample(index, reward, *, units=2, status="ok"):
-    return SampleReport(
+    return Sample(
         index=index,
-        status=status,
+        status=SampleStatus(status),
         reward=reward,
         rewards={"r": reward or 0.0},
         oldest_version=3,

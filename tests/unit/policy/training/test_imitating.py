@@ -17,8 +17,8 @@ from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import MOST_UNIMITATED
 from cosmos_core.protocols import Aggregation, Loss, NoOptions
 from cosmos_core.transport.directives import GroupRef, TrainOrder
-from cosmos_core.transport.reports import SampleReport, StepDone
-from cosmos_core.types import Prompt
+from cosmos_core.transport.reports import StepDone
+from cosmos_core.types import Prompt, Sample, SampleStatus
 from tests.unit.policy.training.test_frozen import plain
 from tests.unit.policy.training.test_step import Payloads, pair
 from tests.world_model import World, view, walked
@@ -70,9 +70,9 @@ class Encoding:
 
 
 def sample(index, reward, number, num_prompt_units=0):
-    return SampleReport(
+    return Sample(
         index=index,
-        status="ok",
+        status=SampleStatus.OK,
         reward=reward,
         rewards={},
         oldest_version=0,

@@ -17,7 +17,8 @@ from cosmos_core.policy.replica import transfer_state
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.protocols import Aggregation
 from cosmos_core.transport.directives import GroupRef, TrainOrder
-from cosmos_core.transport.reports import REPORT, SampleReport, StepDone, StepFailed
+from cosmos_core.transport.reports import REPORT, StepDone, StepFailed
+from cosmos_core.types import Sample, SampleStatus
 
 CPU = torch.device("cpu")
 
@@ -58,9 +59,9 @@ def batch(kit):
         pair = [next(sequences) for _ in range(2)]
         rewards = [0.0, 0.0] if lease == 2 else [s.advantage for s in pair]
         samples = tuple(
-            SampleReport(
+            Sample(
                 index=i,
-                status="ok",
+                status=SampleStatus.OK,
                 reward=reward,
                 rewards={},
                 oldest_version=0,

@@ -10,7 +10,7 @@ from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.messages import Outcome
-from cosmos_core.transport.reports import REPORT, GroupFinished
+from cosmos_core.transport.reports import REPORT
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 
 OK, FAILED, LATE = SampleStatus.OK, SampleStatus.REWARD_FAILED, SampleStatus.REWARD_TIMEOUT
@@ -80,8 +80,8 @@ def test_what_rewards_say_of_their_scores_is_kept_where_the_text_is():
     outcomes = [Outcome(value=1.0, status=OK, detail="steps: 2"), Outcome(value=0.0, status=OK, detail='tone: "dry"')]
     made = scoring.sample(0, played(), outcomes, REWARDS)
     assert made.detail == 'math: steps: 2; style: tone: "dry"'
-    assert scoring.report(made, "text").detail == made.detail
-    assert scoring.report(made, None).detail == ""
+    made = [made, attrs.evolve(made, index=1), attrs.evolve(made, index=2, status=FAILED, reward=None)]
+    assert [bool(each.detail) for each in scoring.report(1, made, "text").samples] == [True, False, True]
     assert scoring.sample(0, played(), outcomes[:1], REWARDS[:1]).detail == "steps: 2"
 
 
@@ -106,19 +106,19 @@ def test_a_sum_that_is_not_finite_is_no_reward():
         made = scoring.sample(0, played(), [Outcome(value=value, status=OK), Outcome(value=1.0, status=OK)], REWARDS)
         assert (made.reward, made.status) == (None, FAILED)
         assert made.detail == f"the weighted sum of its rewards is not finite: math {value:g}, style 1"
-        assert REPORT.decode(REPORT.encode(GroupFinished(lease=1, samples=(scoring.report(made, "text"),))))
+        assert REPORT.decode(REPORT.encode(scoring.report(1, [made], "text"))).samples == (made,)
     paid = attrs.evolve(played(), reward=most)
     environment = EnvironmentConfig(plugin="calculator", weight=1.0)
     made = scoring.sample(0, paid, [Outcome(value=most, status=OK)], GATED[:1], environment)
     assert (made.reward, made.status) == (None, FAILED)
 
 
-def test_the_report_has_the_fields_of_the_sample_and_a_cut_text():
+def test_the_report_has_the_samples_and_a_cut_text():
     made = scoring.sample(0, played(), [Outcome(value=1.0, status=OK)] * 2, REWARDS)
-    report = scoring.report(made, "x" * 5000)
+    report = scoring.report(1, [made], "x" * 5000)
     assert len(report.text) == 2000
-    assert report.status == "ok"
-    assert {name: getattr(report, name) for name in ("index", "reward", "num_units", "num_prompt_units")} == {
+    assert report.samples == (made,)
+    assert {name: getattr(made, name) for name in ("index", "reward", "num_units", "num_prompt_units")} == {
         "index": 0,
         "reward": 1.5,
         "num_units": 7,
