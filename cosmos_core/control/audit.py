@@ -1,6 +1,6 @@
 """The audit of a journal: what became of every prompt, and what each step was trained on.
 
-The state machine says what happened; the books here are kept apart from it, from the events and the moves of single
+The state machine says what happened; the counts here are kept apart from it, from the events and the moves of single
 prompts, so that a mistake in its accounting is found. It takes one entry after another and works in a simulation, too.
 """
 
@@ -94,7 +94,7 @@ class _Fate:
     sequence: int
 
 
-class Books:
+class PromptHistory:
     """Follows the prompts of a stage, one by one, from its ledger as the journal begins."""
 
     def __init__(self, stage: int, ledger: Ledger) -> None:
@@ -108,7 +108,7 @@ class Books:
         self._drops = Counter(self._drops_before)
 
     def move(self, ledger: Ledger, batch: Batch | None, sequence: int) -> Iterator[str]:
-        """Book the prompts that were given out or came to their end by a journal's entry; yields what cannot be.
+        """Record the prompts that were given out or came to their end by a journal's entry; yields what cannot be.
 
         The batch is of a step of the stage that the entry has done, if it has.
         """
@@ -145,7 +145,7 @@ class Books:
         self._given_out = ledger.next_position
 
     def differences(self, ledger: Ledger) -> Iterator[str]:
-        """In what these books and the run's own counts differ."""
+        """The differences between this history and the run's own counts."""
         name, ended, live = f"stage {self._stage}", self._fates.keys(), set(_live(ledger))
         if both := sorted(ended & live):
             yield f"{name}: prompts {both} have ended and are live"
@@ -168,7 +168,7 @@ class Books:
         )
 
     def _risen(self, ledger: Ledger) -> str:
-        """A reason for which the run counts more drops than are booked, the newest; empty if there is none."""
+        """A reason for which the run counts more drops than are on record, the newest; empty if there is none."""
         reasons = reversed(ledger.dropped.items())
         return next((reason for reason, number in reasons if reason and number > self._drops[reason]), "")
 
@@ -196,7 +196,7 @@ class Auditor:
 
     def __init__(self) -> None:
         self.state: State | None = None
-        self._books: list[Books] = []
+        self._histories: list[PromptHistory] = []
         self._batches: list[Batch] = []
         self._first_step = 0
         self._closed_at: dict[int, int] = {}
@@ -230,9 +230,9 @@ class Auditor:
         batch = None
         if state.step > before[0] and running is not None:
             batch = self._close(sequence, time, running, generation, settings)
-        for index, (books, ledger) in enumerate(zip(self._books, state.ledgers, strict=True)):
+        for index, (history, ledger) in enumerate(zip(self._histories, state.ledgers, strict=True)):
             of_stage = batch if batch is not None and batch.stage == index else None
-            for problem in books.move(ledger, of_stage, sequence):
+            for problem in history.move(ledger, of_stage, sequence):
                 self._problem(problem)
         if batch is not None:
             self._check(state)
@@ -250,7 +250,7 @@ class Auditor:
             entries=self._entries,
             terms=self._starts,
             lost=self._lost,
-            stages=tuple(books.found() for books in self._books),
+            stages=tuple(history.found() for history in self._histories),
             batches=tuple(self._batches),
             undone=self._undone,
             problems=tuple(self._problems),
@@ -262,7 +262,7 @@ class Auditor:
         self.state = state = core.begin(event)
         self._first_step = state.step
         self._closed_at = {state.step: sequence}
-        self._books = [Books(index, ledger) for index, ledger in enumerate(state.ledgers)]
+        self._histories = [PromptHistory(index, ledger) for index, ledger in enumerate(state.ledgers)]
 
     def _received(self, event: Event) -> int:
         """Number of the newest report of the process that an event is a report of; -1 if it is not in the run."""
@@ -289,7 +289,7 @@ class Auditor:
     def _close(
         self, sequence: int, time: float, running: RunningStep, generation: Generation | None, settings: Settings
     ) -> Batch:
-        """Book the step that has just been done."""
+        """Record the step that has just been done."""
         state, order = self.state, running.order
         assert state is not None
         members = generation.order.members if generation is not None else ()
@@ -346,12 +346,12 @@ class Auditor:
             self._problem(f"the run went on from step {state.step}, which it had never done")
             closed_at = 0
         self._used = {lease: step for lease, step in self._used.items() if step <= state.step}
-        for books, ledger in zip(self._books, state.ledgers, strict=True):
-            books.roll_back(ledger, closed_at)
+        for history, ledger in zip(self._histories, state.ledgers, strict=True):
+            history.roll_back(ledger, closed_at)
 
     def _totals(self, state: State) -> Iterator[str]:
-        for books, ledger in zip(self._books, state.ledgers, strict=True):
-            yield from books.differences(ledger)
+        for history, ledger in zip(self._histories, state.ledgers, strict=True):
+            yield from history.differences(ledger)
         recorded = [record.step for record in state.steps]
         if recorded[self._first_step :] != [batch.step for batch in self._batches]:
             yield f"the run has records of {len(recorded)} steps, on record are {len(self._batches)} batches"

@@ -43,7 +43,7 @@ class _Since:
 
 
 class FailureDetector:
-    """Looks at everybody now and then, and books what has become true."""
+    """Declares silent replicas lost, and records other things that come true with time, such as a deadline."""
 
     def __init__(self, log: WriteAheadLog, lines: Lines, control: ControlConfig, now: float) -> None:
         self._log: Final = log

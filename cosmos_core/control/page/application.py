@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
 from cosmos_core.control.page import metrics
-from cosmos_core.control.page.authentication import Guard
+from cosmos_core.control.page.authentication import PageAuthentication
 from cosmos_core.control.page.board import Board, as_event, changes, whole
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import Drain, Request, Set, Stop
@@ -166,9 +166,9 @@ class _Closing(asyncio.Protocol):
 class Application:
     """Serves one run's board; `num_streams` counts browsers that watch."""
 
-    def __init__(self, board: Board, guard: Guard) -> None:
+    def __init__(self, board: Board, authentication: PageAuthentication) -> None:
         self._board: Final = board
-        self._guard: Final = guard
+        self._authentication: Final = authentication
         self._assets: Final = load_assets()
         self.num_streams = 0
         self.connections: Final = Connections()
@@ -177,7 +177,7 @@ class Application:
 
     def build(self) -> web.Application:
         """The aiohttp application."""
-        application = web.Application(middlewares=[self._guarded], client_max_size=MOST_BYTES)
+        application = web.Application(middlewares=[self._authenticated], client_max_size=MOST_BYTES)
         application.on_response_prepare.append(_harden)
         for path in self._assets:
             application.router.add_get(path, self._on_asset)
@@ -194,9 +194,9 @@ class Application:
                 await self._all_left.wait()
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _authenticated(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_data = request.path not in self._assets
-        refusal = self._guard.refusal(request.method, request.path, request.headers, is_data=is_data)
+        refusal = self._authentication.refusal(request.method, request.path, request.headers, is_data=is_data)
         if refusal is not None:
             return _refused(refusal.status, refusal.reason)
         self.connections.begin(request.protocol)

@@ -45,8 +45,8 @@ class Refusal:
 
 
 @attrs.frozen(kw_only=True)
-class Guard:
-    """The rules of one page.
+class PageAuthentication:
+    """The rules by which one page serves a request or refuses it.
 
     Attributes:
         token: What proves that somebody may change something.

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from cosmos_core.control.page.application import IDLE_S, Application, accept
-from cosmos_core.control.page.authentication import NAME, Guard, run_token
+from cosmos_core.control.page.authentication import NAME, PageAuthentication, run_token
 from cosmos_core.control.page.board import Board
 from cosmos_core.errors import TransportError
 
@@ -38,7 +38,7 @@ class Page:
         self.address: Final = f"http://[{host}]:{bound}/" if ":" in host else f"http://{host}:{bound}/"
         self.board: Final = Board()
         names = frozenset(name.lower() for name in (bind, socket.gethostname()))
-        self._guard: Final = Guard(token=token, bind=bind, names=names)
+        self._authentication: Final = PageAuthentication(token=token, bind=bind, names=names)
         self._thread: Final = threading.Thread(target=self._main, name="page", daemon=True)
 
     def start(self) -> None:
@@ -61,7 +61,7 @@ class Page:
     async def _serve(self) -> None:
         _QUIET.setLevel(logging.CRITICAL)  # whoever sends nonsense shall not fill the log
         self.board.open()
-        application = Application(self.board, self._guard)
+        application = Application(self.board, self._authentication)
         runner = web.AppRunner(
             application.build(),
             access_log=None,

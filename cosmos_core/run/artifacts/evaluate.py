@@ -41,8 +41,8 @@ UNLABELLED: Final = "(none)"
 
 
 @attrs.frozen(kw_only=True)
-class Tally:
-    """Scores of some prompts.
+class MeanScore:
+    """The mean score of some prompts, and its confidence interval.
 
     Attributes:
         label: What the prompts have in common.
@@ -59,26 +59,30 @@ class Tally:
     high: float | None
 
 
-def tally(label: str, scores: Sequence[float | None], *, unscored: float | None = 0.0) -> Tally:
+def mean_score(label: str, scores: Sequence[float | None], *, unscored: float | None = 0.0) -> MeanScore:
     """Sum up the scores of some prompts; one without a score (None) counts as `unscored`, or not if that is None."""
     counted = (unscored if score is None else score for score in scores)
     values = [value for value in counted if value is not None]
     mean = math.fsum(values) / len(values) if values else None
     low, high = interval(values) if values else (None, None)
-    return Tally(label=label, num_prompts=len(scores), num_unscored=scores.count(None), mean=mean, low=low, high=high)
+    return MeanScore(
+        label=label, num_prompts=len(scores), num_unscored=scores.count(None), mean=mean, low=low, high=high
+    )
 
 
-def tallied_by(scored: Iterable[tuple[Prompt, float | None]], key: str, *, unscored: float | None = 0.0) -> list[Tally]:
+def mean_scores_by(
+    scored: Iterable[tuple[Prompt, float | None]], key: str, *, unscored: float | None = 0.0
+) -> list[MeanScore]:
     """Sum up the scores by a key of the prompts' metadata, in order of the labels.
 
     A prompt whose value is a list counts for each of it; one without the key counts as `(none)`. `unscored` is that of
-    `tally`.
+    `mean_score`.
     """
     groups: dict[str, list[float | None]] = {}
     for prompt, score in scored:
         for label in _labels(prompt.metadata, key):
             groups.setdefault(label, []).append(score)
-    return [tally(label, groups[label], unscored=unscored) for label in sorted(groups)]
+    return [mean_score(label, groups[label], unscored=unscored) for label in sorted(groups)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -127,8 +131,8 @@ class Evaluated:
     num_unscored: int
     num_truncated: int
     rewards: dict[str, float]
-    total: Tally | None = None
-    groups: tuple[Tally, ...] = ()
+    total: MeanScore | None = None
+    groups: tuple[MeanScore, ...] = ()
     unit: Unit = "token"
 
 
@@ -305,8 +309,8 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
     unscored = 0.0 if job.unit == "token" else None
     return attrs.evolve(
         _result(scored, job.unit, num_prompts=rows),
-        total=tally("all", [score for _, score in scores], unscored=unscored) if scores else None,
-        groups=() if by is None else tuple(tallied_by(scores, by, unscored=unscored)),
+        total=mean_score("all", [score for _, score in scores], unscored=unscored) if scores else None,
+        groups=() if by is None else tuple(mean_scores_by(scores, by, unscored=unscored)),
     )
 
 

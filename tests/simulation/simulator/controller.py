@@ -130,7 +130,7 @@ class Controller:
             return
         self._free_at = self._agenda.now + self._journal.took_s
         self._witness.committed()
-        if unknown := self._disk.keep_accounts(self._server_loop.state):
+        if unknown := self._disk.keep_snapshots(self._server_loop.state):
             raise Violation("snapshot", f"the journal has not what the snapshots of steps {unknown} are of")
         if self._num_plans % _COMPARED == 0 or self._witness.num_events != self._num_seen:
             self._num_seen = self._witness.num_events

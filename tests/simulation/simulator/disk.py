@@ -47,7 +47,7 @@ class Disk:
         self._noted = (0, 0, 0)
         self._rng: Final = rng
 
-    def keep_accounts(self, state: State) -> list[int]:
+    def keep_snapshots(self, state: State) -> list[int]:
         """Keep a snapshot of the newest checkpoint that is wanted, with its evaluations, and none of what was undone.
 
         Each controller writes one: a run that goes on from it must not use a term or a lease twice.

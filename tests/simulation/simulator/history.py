@@ -1,4 +1,4 @@
-"""What became of every prompt, batch and weight version, kept apart from the machine's own books."""
+"""What became of every prompt, batch and weight version, kept apart from the machine's own counts."""
 
 from __future__ import annotations
 

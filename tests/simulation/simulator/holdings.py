@@ -1,4 +1,4 @@
-"""What weights replicas hold, and shall load, as they told and were told: apart from the machine's books."""
+"""What weights replicas hold, and shall load, as they told and were told: apart from the machine's counts."""
 
 from __future__ import annotations
 

@@ -39,13 +39,13 @@ def check_outcome(state: State, settings: Settings, *, was_stopped: bool) -> Non
         raise Violation("liveness", f"the run finished at step {state.step} of {settings.last_step}")
 
 
-def standing(state: State) -> str:
-    """Where a run stands, for people."""
-    books = state.ledger
+def progress_of(state: State) -> str:
+    """The progress of a run, for people."""
+    ledger = state.ledger
     return (
         f"term {state.term}, step {state.step} of {state.settings.last_step}, running "
         f"{state.running and state.running.order.step}, generation {state.generation and state.generation.order}, "
-        f"queued {books.queued}, in flight {books.in_flight}, finished {sorted(books.finished)}, replicas "
+        f"queued {ledger.queued}, in flight {ledger.in_flight}, finished {sorted(ledger.finished)}, replicas "
         f"{sorted(state.replicas)}, target {state.target}, evaluations due "
         f"{[due.version for due in state.pending]}, outcome {state.outcome!r}"
     )

@@ -17,7 +17,7 @@ from tests.simulation.simulator.controller import Controller
 from tests.simulation.simulator.disk import Disk
 from tests.simulation.simulator.faults import Faults
 from tests.simulation.simulator.network import Agenda, Network, Person
-from tests.simulation.simulator.outcome import check_outcome, standing
+from tests.simulation.simulator.outcome import check_outcome, progress_of
 from tests.simulation.simulator.processes import Processes
 from tests.simulation.simulator.replica import Replica
 from tests.simulation.simulator.scenario import Scenario
@@ -143,7 +143,7 @@ class Simulation:
         end = self.agenda.now + _WITHIN_S
         while not self._is_over():
             if self.agenda.now > end:
-                raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {standing(self.state)}")
+                raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {progress_of(self.state)}")
             self.agenda.proceed()
         was_stopped = any(isinstance(person.request, Stop) for person in self.people)
         check_outcome(self.state, self.scenario.settings, was_stopped=was_stopped)

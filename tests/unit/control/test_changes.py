@@ -225,7 +225,7 @@ def test_a_resumed_run_keeps_what_held_at_its_next_step_and_tells_of_the_rest(st
     assert run.state.settings.evaluation_interval == 7
 
 
-def test_an_account_holds_the_changes(started):
+def test_a_recovery_snapshot_holds_the_changes(started):
     run = started()
     put(run, f"{LR}=0.5", "sync.max_staleness=4")
     advance(run)

@@ -162,7 +162,7 @@ def test_one_that_left_may_join_again_and_one_that_is_lost_is_lost(run):
     assert it.state.ledger.queued
 
 
-def test_what_cannot_be_is_refused_and_asking_twice_changes_nothing(run, subtests):
+def test_what_cannot_be_is_refused_and_a_second_request_changes_nothing(run, subtests):
     for name, words in [
         ("rollout-7", "rollout-7 is not in this run, which has p0, p1, r0"),
         ("r0", "r0 is the last rollout replica that stays"),

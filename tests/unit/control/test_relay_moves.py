@@ -71,7 +71,7 @@ def test_the_tree_is_laid_out_anew_once_a_quarter_has_changed(crowd, monkeypatch
     assert crowd.state.num_moves == 3
 
 
-def test_whatever_happens_readers_are_few_and_the_tree_stays_shallow(crowd):
+def test_whatever_happens_readers_are_few_and_the_tree_has_few_levels(crowd):
     rng = random.Random(4)
     for number in range(60):
         names = sorted(crowd.state.members["rollout"])
@@ -85,7 +85,7 @@ def test_whatever_happens_readers_are_few_and_the_tree_stays_shallow(crowd):
         assert deepest <= topology.least_depth(len(state.members["rollout"]), 3) + 2
 
 
-def test_a_crowd_joins_without_looking_at_everybody_each_time(run, monkeypatch):
+def test_a_crowd_joins_without_a_pass_over_everybody_each_time(run, monkeypatch):
     looks = []
     parents = topology.parents
     monkeypatch.setattr(topology, "parents", lambda *given: looks.append(len(given[0])) or parents(*given))

@@ -467,14 +467,14 @@ def test_rows_that_show_something_have_no_dialogues(talk):
 def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):
     kept = []
 
-    class Keeper:
+    class Recorder:
         def keep(self, version, row, media):
             kept.append((version, row, media))
             return "media/step-1/row-4.png"
 
     media = Payload(kind="media", arrays={})
     encode = lambda prompt: Payload(kind="latents", arrays={})  # noqa: E731 - one word of a model's recipes
-    parts = attrs.evolve(rig.generation._parts, media_writer=Keeper(), context_length=1)
+    parts = attrs.evolve(rig.generation._parts, media_writer=Recorder(), context_length=1)
     rig.generation._parts = attrs.evolve(parts, model=SimpleNamespace(encode=encode, decode=lambda payload: ""))
     rig.version_lock.confirm(1)
     rig.generation.reconcile([train(7), evaluation(8, version=1)], ())

@@ -65,7 +65,7 @@ def test_rows_beyond_the_first_are_not_kept(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_told_once_and_ends_nothing(tmp_path, caplog):
     (tmp_path / "media").write_text("in the way")
-    keeper = MediaWriter(tmp_path)
-    assert [keeper.keep(0, row, media()) for row in range(3)] == [""] * 3
+    writer = MediaWriter(tmp_path)
+    assert [writer.keep(0, row, media()) for row in range(3)] == [""] * 3
     (told,) = caplog.messages
     assert "media of held-out samples are not kept: media/step-0/row-0 cannot be written" in told

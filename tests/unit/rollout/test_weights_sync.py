@@ -445,7 +445,7 @@ def test_copies_of_what_was_undone_are_not_passed_on(rig):
     assert rig.relay._publisher.held == (1,)
 
 
-def test_a_target_and_the_rewinds_that_it_was_given_with_change_at_once(rig):
+def test_a_target_and_the_rollbacks_that_it_was_given_with_change_at_once(rig):
     """Otherwise the thread could take a target of before with the number of rollbacks of after."""
     seen = []
 

@@ -9,7 +9,7 @@ import attrs
 import pytest
 from rich.console import Console
 
-from cosmos_core.control.audit import Books, audit
+from cosmos_core.control.audit import PromptHistory, audit
 from cosmos_core.control.machine import batch_assembly, progress
 from cosmos_core.control.machine.directives import directive_for
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Reported
@@ -59,16 +59,16 @@ def test_a_sound_run_has_no_problems_and_every_batch(finished):
 
 def test_drops_whose_reasons_are_counted_together_are_on_record_like_that():
     ledger = Ledger(next_position=50, dropped={f"reason {number}": 1 for number in range(50)})
-    books = Books(0, ledger)
+    history = PromptHistory(0, ledger)
     for row, reason in enumerate(("reason 7", "reason 50", "reason 51")):
         position = ledger.next()
         ledger.finished[position] = GroupRef(position=position, row=row)
         ledger.batch([position])
         ledger.drop(position, reason)
         read = SimpleNamespace(step=1, groups=(), dropped={position: reason})
-        assert [*books.move(ledger, read, sequence=row)] == []
-    assert [*books.differences(ledger)] == []
-    assert books.found().dropped == ledger.dropped
+        assert [*history.move(ledger, read, sequence=row)] == []
+    assert [*history.differences(ledger)] == []
+    assert history.found().dropped == ledger.dropped
     assert (ledger.dropped["reason 7"], ledger.dropped[OTHER_REASONS]) == (2, 2)
 
 

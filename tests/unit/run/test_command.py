@@ -218,7 +218,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
         resumed(interrupted)
 
 
-def test_a_recovered_run_without_its_newest_account_goes_on_from_the_one_before(interrupted):
+def test_a_recovered_run_without_its_newest_snapshot_goes_on_from_the_one_before(interrupted):
     interrupted.journal.unlink()
     (interrupted.recovery_snapshots / "step-9").write_bytes(b"damaged")
     recovering.recover(interrupted.directory)

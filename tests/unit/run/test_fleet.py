@@ -25,7 +25,7 @@ class Recorder:
 
 
 @attrs.define
-class Standing:
+class RunState:
     """What a fleet looks at of a run's state."""
 
     replicas: dict = attrs.field(factory=dict)
@@ -77,10 +77,10 @@ def test_each_start_has_a_session_and_incarnations_of_its_own(fleet, launcher):
 
 def test_who_is_given_up_and_runs_all_the_same_is_told_of(fleet, launcher):
     # Who has left as it was asked to may end by itself.
-    state = Standing(fenced={option(launcher.started[2], "--incarnation"): "it has left"}, departed={"rollout-0"})
+    state = RunState(fenced={option(launcher.started[2], "--incarnation"): "it has left"}, departed={"rollout-0"})
     assert fleet.look(state) == []
     incarnation = option(launcher.started[2], "--incarnation")
-    state = Standing()
+    state = RunState()
     assert fleet.look(state) == []
     state.replicas["rollout-0"] = Replica(
         name="rollout-0", role="rollout", incarnation="of another", host="h", pid=1, endpoints={}
@@ -97,7 +97,7 @@ def test_who_is_given_up_and_runs_all_the_same_is_told_of(fleet, launcher):
 
 def test_a_replica_is_gone_when_all_of_it_is_and_what_ended_first_is_why(fleet, launcher):
     # Of a replica that never joined that is known.
-    fleet.look(Standing())
+    fleet.look(RunState())
     fleet.note(ended("rollout-0", 1), 0.0)
     (member,) = fleet.gone(0.0)
     assert not member.has_joined

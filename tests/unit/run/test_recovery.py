@@ -47,7 +47,7 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_accounts_are_kept_of_the_newest_checkpoints(job, run):
+def test_snapshots_are_kept_of_the_newest_checkpoints(job, run):
     assert run.state.outcome == "finished"
     steps = sorted(run.state.checkpoints.saved)
     assert len(steps) > 2
@@ -57,7 +57,7 @@ def test_accounts_are_kept_of_the_newest_checkpoints(job, run):
     assert snapshot.steps == tuple(run.state.steps)
     assert snapshot.marks == run.state.marks[steps[-1]]
 
-    # A journal that lost the generation of an account is not gone on with.
+    # A journal that lost the generation of a snapshot is not gone on with.
     state = replay(job.journal)
     recovery_snapshots.require_known(job.recovery_snapshots, state)
     state.generation_number -= 1
@@ -118,7 +118,7 @@ def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
     assert done.aside is None
     assert replay(job.journal).step == done.step
 
-    # An empty journal is not a new run where there are accounts.
+    # An empty journal is not a new run where there are snapshots.
     job.journal.unlink()
     with Journal(job.journal) as journal, pytest.raises(DamagedJournalError, match="is gone, or empty"):
         restore(journal, job, None)
@@ -134,7 +134,7 @@ def test_a_journal_that_is_gone_is_not_taken_for_a_new_run(job, run):
     assert replay(job.journal).step == done.step
 
 
-def test_a_damaged_account_is_passed_over_and_named_if_it_is_the_last(job, run):
+def test_a_damaged_snapshot_is_passed_over_and_named_if_it_is_the_last(job, run):
     flip(job.journal)
     kept = recovery_snapshots.kept(job.recovery_snapshots)
     flip(job.recovery_snapshots / f"step-{kept[-1]}")
@@ -160,7 +160,7 @@ def shortened(job, run):
     return replay(job.journal)
 
 
-def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shortened):
+def test_a_journal_that_lost_what_a_snapshot_is_of_is_not_gone_on_with(job, shortened):
     assert (shortened.step, shortened.undone) == (6, 0)
     before, size = recovery_snapshots.kept(job.recovery_snapshots), job.journal.stat().st_size
     lost = rf"lost entries: it ends at step 6, and has not what .*/step-8 is of; cosmos recover {job.directory}"
@@ -179,7 +179,7 @@ def test_a_journal_that_lost_what_an_account_is_of_is_not_gone_on_with(job, shor
         assert restore(journal, job, 9)[0].step == 9
 
 
-def test_accounts_of_what_the_journal_says_was_undone_are_no_damage(job, run):
+def test_snapshots_of_what_the_journal_says_was_undone_are_no_damage(job, run):
     flip(job.recovery_snapshots / "step-9")  # that of step 8 can be read
     with Journal(job.journal) as journal:
         journal.append(Resumed(step=4, settings=run.settings))
@@ -192,7 +192,7 @@ def test_accounts_of_what_the_journal_says_was_undone_are_no_damage(job, run):
     assert max(recovery_snapshots.kept(job.recovery_snapshots)) == 4
 
 
-def test_without_an_account_nothing_is_touched(job, run):
+def test_without_a_snapshot_nothing_is_touched(job, run):
     flip(job.journal)
     for path in job.recovery_snapshots.iterdir():
         path.unlink()
@@ -201,8 +201,8 @@ def test_without_an_account_nothing_is_touched(job, run):
     assert job.journal.exists()
 
 
-def test_accounts_of_what_was_undone_are_no_damage_and_removed(job, run):
-    # Accounts of steps that were undone are removed.
+def test_snapshots_of_what_was_undone_are_no_damage_and_removed(job, run):
+    # Snapshots of steps that were undone are removed.
     snapshots = RecoverySnapshots(job.recovery_snapshots, keep=2)
     snapshots.note(run.state)
     later = max(recovery_snapshots.kept(job.recovery_snapshots))
@@ -215,8 +215,8 @@ def test_accounts_of_what_was_undone_are_no_damage_and_removed(job, run):
     assert recovery_snapshots.kept(job.recovery_snapshots) == [step]
 
 
-def test_accounts_that_cannot_be_changed_stop_the_run(job, run, monkeypatch, tmp_path):
-    # An account that cannot be removed stops the run.
+def test_snapshots_that_cannot_be_changed_stop_the_run(job, run, monkeypatch, tmp_path):
+    # A snapshot that cannot be removed stops the run.
     run.state.step, run.state.undone = 0, run.state.generation_number
     path = job.recovery_snapshots / "step-5"
     path.mkdir()
@@ -231,8 +231,8 @@ def test_accounts_that_cannot_be_changed_stop_the_run(job, run, monkeypatch, tmp
     monkeypatch.setattr(journal, "lost_at", fail)
     with pytest.raises(JournalError, match=r"journal\.sqlite-wal: Input/output error; make sure .*its disk works"):
         replay(job.journal)
-    # An account that cannot be written stops the run.
-    in_the_way = tmp_path / "accounts"
+    # A snapshot that cannot be written stops the run.
+    in_the_way = tmp_path / "snapshots"
     in_the_way.write_text("a file")
     with pytest.raises(JournalError, match=r"cannot be written .* free some space"):
         RecoverySnapshots(in_the_way, keep=2).note(run.state)
@@ -256,7 +256,7 @@ def test_a_second_recovery_from_an_older_checkpoint_says_no_number_again(job, ru
     assert again.next_lease > state.next_lease
 
 
-def test_an_account_that_cannot_be_read_is_a_witness_too(job, shortened):
+def test_a_snapshot_that_cannot_be_read_is_a_witness_too(job, shortened):
     for step in recovery_snapshots.kept(job.recovery_snapshots):
         flip(job.recovery_snapshots / f"step-{step}")
     assert "has lost entries" in recovering.damage(job)

@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.run import requests as asking
-from cosmos_core.run import requests as controller_client
+from cosmos_core.run import requests
 from cosmos_core.transport import key_folder, sockets
 from cosmos_core.transport.authentication import listen
 from cosmos_core.transport.key_folder import AllowList
@@ -24,17 +23,17 @@ DRAIN = Drain(name="rollout-1")
 def answering(monkeypatch, tmp_path):
     """Serve commands with a refusal, from the second time that each comes on; what came."""
     came, over = [], threading.Event()
-    monkeypatch.setattr(controller_client, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(requests, "_AGAIN_S", 0.05)
     keys = tmp_path / "keys"
     key_folder.ensure(keys)
-    monkeypatch.setattr(asking, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1", "keys": keys}))
+    monkeypatch.setattr(requests, "load_job", lambda directory: type("Job", (), {"run_id": "demo-1", "keys": keys}))
     own, allowed = controller_key(keys).pair, AllowList(keys / ALLOWED)
     with (
         zmq.Context() as context,
         listen(context, "127.0.0.1", 0, sockets.CONTROL, own=own, allowed=allowed) as listener,
     ):
         socket = listener.socket
-        monkeypatch.setattr(asking, "find_address", lambda job: sockets.address_of(socket))
+        monkeypatch.setattr(requests, "find_address", lambda job: sockets.address_of(socket))
 
         def serve(refusal):
             while not over.is_set():
@@ -59,7 +58,7 @@ def answering(monkeypatch, tmp_path):
 
 
 def test_a_pending_request_is_sent_once_a_second_until_it_is_answered():
-    asked, pending = [], asking.PendingRequests()
+    asked, pending = [], requests.PendingRequests()
     observer = SimpleNamespace(answers={}, ask=lambda request, ident: asked.append((request, ident)))
     ident = pending.add(DRAIN)
     for now in (10.0, 10.5, 11.5):
@@ -72,7 +71,7 @@ def test_a_pending_request_is_sent_once_a_second_until_it_is_answered():
 
 def test_a_request_is_repeated_until_it_is_answered(answering, tmp_path):
     came = answering()
-    asking.ask(tmp_path, DRAIN)
+    requests.ask(tmp_path, DRAIN)
     assert len({command.ident for command in came}) == 1
     assert len(came) >= 2
     assert REQUEST.decode(came[0].request) == DRAIN
@@ -81,36 +80,36 @@ def test_a_request_is_repeated_until_it_is_answered(answering, tmp_path):
 def test_a_refusal_is_an_error_with_its_reason(answering, tmp_path):
     answering("no replica rollout-1")
     with pytest.raises(ReplicaError, match="refused: no replica rollout-1"):
-        asking.ask(tmp_path, DRAIN)
+        requests.ask(tmp_path, DRAIN)
 
 
 def test_a_folder_that_is_no_run_and_a_run_that_is_over_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="not the folder of a run"):
-        asking.ask(tmp_path, DRAIN)
-    monkeypatch.setattr(asking, "load_job", lambda directory: None)
-    monkeypatch.setattr(asking, "find_address", lambda job: None)
-    monkeypatch.setattr(asking, "absence", lambda job: "its controller is gone")
+        requests.ask(tmp_path, DRAIN)
+    monkeypatch.setattr(requests, "load_job", lambda directory: None)
+    monkeypatch.setattr(requests, "find_address", lambda job: None)
+    monkeypatch.setattr(requests, "absence", lambda job: "its controller is gone")
     with pytest.raises(ReplicaError, match=r"does not go on \(its controller is gone\)"):
-        asking.ask(tmp_path, DRAIN)
+        requests.ask(tmp_path, DRAIN)
 
 
 def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkeypatch):
     # The run that goes on is found unless there are several.
     alive = set()
-    monkeypatch.setattr(asking, "load_job", lambda directory: directory)
-    monkeypatch.setattr(asking, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
+    monkeypatch.setattr(requests, "load_job", lambda directory: directory)
+    monkeypatch.setattr(requests, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.json").write_text(json.dumps({"pid": os.getpid()}))
     with pytest.raises(ReplicaError, match="no run goes on"):
-        asking.only_run(tmp_path)
+        requests.only_run(tmp_path)
     alive.add("b")
-    assert asking.only_run(tmp_path) == tmp_path / "b"
+    assert requests.only_run(tmp_path) == tmp_path / "b"
     alive.add("a")
     with pytest.raises(ReplicaError, match=r"several runs go on \(.*a, .*b\)"):
-        asking.only_run(tmp_path)
+        requests.only_run(tmp_path)
     (tmp_path / "a" / "summary.json").write_text("{}")
-    assert asking.only_run(tmp_path) == tmp_path / "b"
+    assert requests.only_run(tmp_path) == tmp_path / "b"
 
     # A run that cannot be read keeps nobody from another one.
     def load(directory):
@@ -119,12 +118,12 @@ def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkey
         return directory
 
     alive = set()
-    monkeypatch.setattr(asking, "load_job", load)
-    monkeypatch.setattr(asking, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
+    monkeypatch.setattr(requests, "load_job", load)
+    monkeypatch.setattr(requests, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
     for name in ("broken", "fine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.json").touch()
     with pytest.raises(ReplicaError, match=r"no run goes on .*; passed over: .*broken \(job\.json: damaged\)"):
-        asking.only_run(tmp_path)
+        requests.only_run(tmp_path)
     alive.add("fine")
-    assert asking.only_run(tmp_path) == tmp_path / "fine"
+    assert requests.only_run(tmp_path) == tmp_path / "fine"

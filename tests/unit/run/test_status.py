@@ -10,9 +10,7 @@ from cosmos_core.config.loading import save_job
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import DamagedJournalError, TransportError
-from cosmos_core.run import observer
-from cosmos_core.run import status as looking
-from cosmos_core.run import status as unattended
+from cosmos_core.run import observer, status
 from cosmos_core.run.audit import audit_run
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.status import look, settings_lines
@@ -29,7 +27,7 @@ def stored(job, history, monkeypatch):
         for _, _, event in history.entries:
             journal.append(event)
         journal.commit()
-    monkeypatch.setattr(looking, "person_key", lambda keys: None)
+    monkeypatch.setattr(status, "person_key", lambda keys: None)
     return job.directory
 
 
@@ -39,7 +37,7 @@ def test_without_a_controller_the_journal_tells(stored, monkeypatch):
     assert said[1].startswith("0:00 interrupted | step 0/9")
     assert not any("policy-0" in words for words in said), "nobody runs it"
     away = "its controller on node-7 does not answer"
-    monkeypatch.setattr(unattended, "absence", lambda job: away)
+    monkeypatch.setattr(status, "absence", lambda job: away)
     assert next(look(stored)) == f"demo: interrupted: {away}; cosmos run --resume goes on"
 
     # A run that its supervisor ended is not told as interrupted.
@@ -52,14 +50,14 @@ def test_without_a_controller_the_journal_tells(stored, monkeypatch):
 
 
 def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
-    monkeypatch.setattr(looking, "find_address", lambda job: "tcp://127.0.0.1:9")
-    monkeypatch.setattr(looking, "so_far", lambda *_, gauges: iter(history.entries))
+    monkeypatch.setattr(status, "find_address", lambda job: "tcp://127.0.0.1:9")
+    monkeypatch.setattr(status, "so_far", lambda *_, gauges: iter(history.entries))
     told = list(look(stored))
     assert told[0] == "demo: running"
     assert any(words.startswith("  policy-0: ") for words in told)
 
     # A controller that does not answer is said to.
-    monkeypatch.setattr(looking, "so_far", observer.so_far)
+    monkeypatch.setattr(status, "so_far", observer.so_far)
     monkeypatch.setattr(observer, "_ANSWER_S", 0.1)
     with pytest.raises(TransportError, match=r"the controller at tcp://127\.0\.0\.1:9 does not answer"):
         list(look(stored))

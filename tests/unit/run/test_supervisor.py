@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from cosmos_core.control.machine.state import Replica
-from cosmos_core.run import restart_policy as keeper
+from cosmos_core.run import restart_policy
 from cosmos_core.run import supervisor as supervise
 from cosmos_core.run.fleet import Fleet, replica_specs
 from cosmos_core.run.follower import Follower
@@ -101,7 +101,7 @@ class Scene:
 
 @pytest.fixture
 def make(job, history, monkeypatch):
-    monkeypatch.setattr(keeper, "_VERDICT_S", 0.0)
+    monkeypatch.setattr(restart_policy, "_VERDICT_S", 0.0)
     return lambda restarts=3: Scene(job, history, restarts=restarts)
 
 

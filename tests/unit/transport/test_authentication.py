@@ -144,14 +144,14 @@ def test_a_controller_that_is_stopped_is_waited_for(context, folder):
             assert client.problem(1.0) == ""
 
 
-def test_with_keys_and_no_door_nobody_gets_in(context, folder):
+def test_keys_without_an_authenticator_let_nobody_in(context, folder):
     bare = router(context, "127.0.0.1", 0, own=controller_key(folder).pair)
     with Client(address_of(bare), curve(folder, "rollout")) as client:
         assert not client.is_in(0.5)
     bare.close()
 
 
-def test_a_door_lets_in_only_some_roles(folder):
+def test_an_authenticator_lets_in_only_some_roles(folder):
     with zmq.Context() as context:
         authenticator = Authenticator(context, AllowList(folder / ALLOWED), ("policy",))
         assert authenticator.find(read_key(folder / "policy.key").pair.public).label == "policy"

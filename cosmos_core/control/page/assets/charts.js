@@ -21,7 +21,7 @@ export function element(name, attributes, text) {
   return found;
 }
 
-function canvas(label, height = HEIGHT) {
+function drawing(label, height = HEIGHT) {
   return element("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
 }
 
@@ -31,7 +31,7 @@ export function lineChart(name, points) {
   const [firstX, lastX, low, high] = [xs[0], xs[xs.length - 1], Math.min(...ys), Math.max(...ys)];
   const x = (value) => LEFT + ((value - firstX) / (lastX - firstX || 1)) * (WIDTH - LEFT - 6);
   const y = (value) => TOP + (1 - (value - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM);
-  const svg = canvas(`${name}, steps ${short(firstX)} to ${short(lastX)}: from ${short(low)} to ${short(high)}, now ${short(ys[ys.length - 1])}`);
+  const svg = drawing(`${name}, steps ${short(firstX)} to ${short(lastX)}: from ${short(low)} to ${short(high)}, now ${short(ys[ys.length - 1])}`);
   for (const value of low === high ? [low] : [low, (low + high) / 2, high]) {
     svg.append(element("line", { x1: LEFT, x2: WIDTH - 6, y1: y(value), y2: y(value), class: "grid" }));
     svg.append(element("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
@@ -46,7 +46,7 @@ export function lineChart(name, points) {
 export function bars(name, rows) {
   const height = Math.max(1, rows.length) * 24;
   const most = Math.max(1, ...rows.map((row) => row[1]));
-  const svg = canvas(`${name}: ${rows.map((row) => `${row[0]} ${row[1]}`).join(", ") || "none"}`, height);
+  const svg = drawing(`${name}: ${rows.map((row) => `${row[0]} ${row[1]}`).join(", ") || "none"}`, height);
   rows.forEach(([label, value], index) => {
     const top = index * 24 + 4;
     svg.append(element("text", { x: 0, y: top + 12 }, label));

@@ -178,7 +178,7 @@ def test_videos_are_looked_into_once_for_all_processes(made, folder, clips, monk
     assert looked == ["b.mp4"]
 
 
-def test_without_looking_no_library_is_needed(made, folder, monkeypatch):
+def test_rows_that_are_not_read_need_no_library(made, folder, monkeypatch):
     monkeypatch.setattr(probing.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"check_videos: 'packets' needs PyAV.*cosmos-dataset-world\[video\]"):
         made()

@@ -135,7 +135,7 @@ def test_parameters_are_looked_up_once_an_update(monkeypatch):
     assert len(calls) == 1
 
 
-def test_looking_for_regions_writes_nothing():
+def test_a_search_for_regions_writes_nothing():
     model = Fused()
     Held(model, TENSORS)
     assert not any(parameter.any() for parameter in model.parameters())

@@ -12,45 +12,45 @@ def ledger(**fields):
     return Ledger(**{"keep_s": 10.0, "keep": 100, "forget_s": 50.0, **fields})
 
 
-def opened(book, ticket, *, key="", now=0.0):
-    return book.open(ticket, digest="d", key=key, about={}, now=now)
+def opened(tickets, ticket, *, key="", now=0.0):
+    return tickets.open(ticket, digest="d", key=key, about={}, now=now)
 
 
-def state(book, ticket, now):
-    return book.find(ticket, now)[0]
+def state(tickets, ticket, now):
+    return tickets.find(ticket, now)[0]
 
 
 def test_a_request_is_pending_then_done_then_expired_then_unknown():
-    book = ledger()
-    assert state(book, "t", 0.0) == "unknown"
-    entry = opened(book, "t", now=1.0)
-    assert (state(book, "t", 999.0), book.num_pending) == ("pending", 1)
-    book.finish(entry, RESULTS, 1000.0)
+    tickets = ledger()
+    assert state(tickets, "t", 0.0) == "unknown"
+    entry = opened(tickets, "t", now=1.0)
+    assert (state(tickets, "t", 999.0), tickets.num_pending) == ("pending", 1)
+    tickets.finish(entry, RESULTS, 1000.0)
     assert (entry.results, entry.seconds, entry.finished.is_set()) == (RESULTS, 999.0, True)
-    assert book.find("t", 1009.9) == ("done", entry)
-    assert state(book, "t", 1010.0) == "expired"
-    assert state(book, "t", 1059.9) == "expired"
-    assert state(book, "t", 1060.0) == "unknown"
-    assert (book.num_pending, book.num_done) == (0, 0)
+    assert tickets.find("t", 1009.9) == ("done", entry)
+    assert state(tickets, "t", 1010.0) == "expired"
+    assert state(tickets, "t", 1059.9) == "expired"
+    assert state(tickets, "t", 1060.0) == "unknown"
+    assert (tickets.num_pending, tickets.num_done) == (0, 0)
 
 
 def test_a_key_is_known_until_its_result_expires():
-    book = ledger()
-    entry = opened(book, "t", key="k")
-    assert book.known("k", 5.0) is entry
-    book.finish(entry, RESULTS, 5.0)
-    assert book.known("k", 14.9) is entry
-    assert book.known("k", 15.0) is None
-    assert book.known("", 0.0) is None
-    opened(book, "u", key="k", now=15.0)
-    assert book.known("k", 15.0).ticket == "u"
+    tickets = ledger()
+    entry = opened(tickets, "t", key="k")
+    assert tickets.known("k", 5.0) is entry
+    tickets.finish(entry, RESULTS, 5.0)
+    assert tickets.known("k", 14.9) is entry
+    assert tickets.known("k", 15.0) is None
+    assert tickets.known("", 0.0) is None
+    opened(tickets, "u", key="k", now=15.0)
+    assert tickets.known("k", 15.0).ticket == "u"
 
 
 def test_of_too_many_results_the_oldest_expire():
-    book = ledger(keep=2)
+    tickets = ledger(keep=2)
     for index in range(4):
-        book.finish(opened(book, str(index)), RESULTS, float(index))
-    assert [state(book, str(index), 4.0) for index in range(4)] == ["expired", "expired", "done", "done"]
+        tickets.finish(opened(tickets, str(index)), RESULTS, float(index))
+    assert [state(tickets, str(index), 4.0) for index in range(4)] == ["expired", "expired", "done", "done"]
 
 
 def test_capacity_counts_requests_and_bytes():

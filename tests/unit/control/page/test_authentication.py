@@ -1,18 +1,18 @@
 from multidict import CIMultiDict
 
-from cosmos_core.control.page.authentication import Guard, host_name
+from cosmos_core.control.page.authentication import PageAuthentication, host_name
 
 TOKEN = "t" * 43
-HERE = Guard(token=TOKEN, bind="127.0.0.1", names=frozenset({"worker-1"}))
-OUTSIDE = Guard(token=TOKEN, bind="0.0.0.0", names=frozenset({"worker-1"}))
+HERE = PageAuthentication(token=TOKEN, bind="127.0.0.1", names=frozenset({"worker-1"}))
+OUTSIDE = PageAuthentication(token=TOKEN, bind="0.0.0.0", names=frozenset({"worker-1"}))
 HOST = "127.0.0.1:8080"
 
 
-def refused(guard=HERE, method="GET", path="/api/snapshot", *, is_data=True, host=HOST, **headers):
+def refused(page=HERE, method="GET", path="/api/snapshot", *, is_data=True, host=HOST, **headers):
     given = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
     if host is not None:
         given["Host"] = host
-    refusal = guard.refusal(method, path, given, is_data=is_data)
+    refusal = page.refusal(method, path, given, is_data=is_data)
     return refusal.status if refusal else None
 
 

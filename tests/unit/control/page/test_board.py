@@ -20,11 +20,11 @@ def ask(board, meanwhile=lambda: None):
 
     async def wait():
         board.open()
-        asking = asyncio.create_task(board.ask(Stop()))
+        request = asyncio.create_task(board.ask(Stop()))
         await asyncio.sleep(0)
         found = meanwhile()
         with pytest.raises(TransportError, match=r"not answered within 0\.05 s; it may still do what was asked"):
-            await asking
+            await request
         return found
 
     return asyncio.run(wait())

@@ -136,7 +136,7 @@ def test_a_video_that_changes_size_is_refused_before_its_frames_are_turned_to_pi
         read(location, num_frames=8, fps=25.0, max_media_pixels=64 * 48)
 
 
-def test_an_npy_header_that_claims_more_than_is_there_is_refused(subtests, tmp_path):
+def test_an_npy_header_that_says_more_than_is_there_is_refused(subtests, tmp_path):
     for number, inline in enumerate([False, True]):
         with subtests.test(inline=inline):
             folder = tmp_path / str(number)

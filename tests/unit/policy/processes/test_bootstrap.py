@@ -61,7 +61,7 @@ def args(tmp_path):
     return args
 
 
-def test_one_process_needs_no_lifeline(args, tmp_path):
+def test_one_process_connects_to_no_other(args, tmp_path):
     bound = bond(args(1, session=""))
     assert type(bound.line) is HealthChannel
     assert (bound.size, bound.rank, bound.address) == (1, 0, "127.0.0.1")

@@ -46,7 +46,7 @@ def train(trainer, sequences, kit):
     return trainer.train(share, totals, solo(), Stopwatch(trainer.device)).meter.report()
 
 
-def test_the_critic_learns_and_what_it_says_is_known_beforehand(model, kit):
+def test_the_critic_learns_and_what_it_says_is_known_before_the_step(model, kit):
     heard, sequences = [], kit.random_sequences(6)
     algorithm = judging(kit, heard)
     trainer = make(kit, model, algorithm, trunk=False)

@@ -189,9 +189,9 @@ def test_a_frozen_model_that_splits_otherwise_is_refused(kit):
         gradient(trainer, generated())
 
 
-def asking(kit, comparison):
+def comparing(kit, comparison):
     @attrs.frozen(kw_only=True)
-    class Asking(kit.Reinforce):
+    class Comparing(kit.Reinforce):
         skips_zero_advantage: bool = False
         consults: dict = attrs.field(factory=lambda: {"teacher": comparison})
 
@@ -202,7 +202,7 @@ def asking(kit, comparison):
                 return Loss(loss_N=output.divergence_N)
             return Loss(loss_N=output.blended.squared_NK.mean(1) / output.blended.absolute_NK.mean(1))
 
-    return Asking()
+    return Comparing()
 
 
 def test_comparisons_are_answered_however_sequences_lie(kit):
@@ -210,7 +210,7 @@ def test_comparisons_are_answered_however_sequences_lie(kit):
         sequences = generated() if isinstance(comparison, Divergence) else imitated()
         found = []
         for budget in (1, 4, 99):
-            algorithm = asking(kit, comparison)
+            algorithm = comparing(kit, comparison)
             frozen = {"teacher": frozen_model(WORLD, seed=7, role="teacher")}
             trainer = kit.make_trainer(WORLD, algorithm, frozen=frozen, micro_batch_units=budget)
             found.append(gradient(trainer, sequences))

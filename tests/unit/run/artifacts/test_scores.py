@@ -12,8 +12,8 @@ from cosmos_core.run.artifacts.evaluate import (
     figures,
     interval,
     lines,
-    tallied_by,
-    tally,
+    mean_score,
+    mean_scores_by,
     write,
 )
 from cosmos_core.types import Prompt
@@ -38,7 +38,9 @@ def test_intervals_by_hand():
 
 
 def test_a_prompt_counts_for_each_of_its_labels_and_once():
-    found = tallied_by(scored((["space", "space/order"], 1.0), ("space", 0.0), (["space", "space"], None)), "labels")
+    found = mean_scores_by(
+        scored((["space", "space/order"], 1.0), ("space", 0.0), (["space", "space"], None)), "labels"
+    )
     assert [(each.label, each.num_prompts, each.num_unscored) for each in found] == [
         ("space", 3, 1),
         ("space/order", 1, 0),
@@ -47,22 +49,22 @@ def test_a_prompt_counts_for_each_of_its_labels_and_once():
 
     # Prompts without a label are a group.
     for value in [None, []]:
-        (found,) = tallied_by(scored((value, 1.0)), "labels")
+        (found,) = mean_scores_by(scored((value, 1.0)), "labels")
         assert found.label == "(none)"
 
     # Numbers are labels too.
-    assert [each.label for each in tallied_by(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
+    assert [each.label for each in mean_scores_by(scored((2, 1.0), (1, 0.0), key="level"), "level")] == ["1", "2"]
 
 
 def evaluated():
-    groups = tuple(tallied_by(scored(("space", 1.0), ("time", None)), "labels"))
+    groups = tuple(mean_scores_by(scored(("space", 1.0), ("time", None)), "labels"))
     return Evaluated(
         score=0.5,
         num_prompts=2,
         num_unscored=1,
         num_truncated=0,
         rewards={"r": 1.0},
-        total=tally("all", [1.0, None]),
+        total=mean_score("all", [1.0, None]),
         groups=groups,
     )
 
@@ -75,13 +77,13 @@ def test_a_table_and_figures_for_people():
         "time          1         1    0.0000  0.0000 to 0.7935",
         "all           2         1    0.5000  0.0945 to 0.9055",
     ]
-    (below,) = tallied_by(scored(("space", -11.0), ("space", -12.0)), "labels")
+    (below,) = mean_scores_by(scored(("space", -11.0), ("space", -12.0)), "labels")
     assert list(lines(attrs.evolve(evaluated(), groups=(below,), total=None), "labels"))[1:] == [
         "space         2         0  -11.5000  -12.4800 to -10.5200"
     ]
 
     # Scores that may be below 0 are those of scored prompts alone.
-    space, time = tallied_by(
+    space, time = mean_scores_by(
         scored(("space", -1.0), ("space", -2.0), ("space", None), ("time", None)), "labels", unscored=None
     )
     assert (space.mean, space.num_prompts, space.num_unscored) == (-1.5, 3, 1)

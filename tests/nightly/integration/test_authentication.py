@@ -40,7 +40,7 @@ HELLO = Hello(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    job = make_job(tmp_path_factory.mktemp("door") / "run")
+    job = make_job(tmp_path_factory.mktemp("keyed") / "run")
     with controller(job) as (process, address):
         yield job, address
         assert process.poll() is None
