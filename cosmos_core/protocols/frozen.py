@@ -79,7 +79,7 @@ class KLTarget:
 
 @attrs.frozen(kw_only=True, eq=False)
 class FrozenOutput:
-    """A frozen model's log-probs of the decisions of a micro-batch, and the policy's distance from it.
+    """A frozen model's log-probs of decisions, such as the reference log-probs, and the policy's distance from it.
 
     Attributes:
         logprobs_N: float32 log-probability of each decision that was taken, at the temperature it was taken at.
