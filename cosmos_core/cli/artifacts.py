@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from cosmos_core.cli.options import Debug, set_debugging
-
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
 ]
@@ -45,7 +43,6 @@ def export(
             help="Write the moving average of the weights, or the weights; as `policy.average` says if absent.",
         ),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, for `AutoModelForCausalLM.from_pretrained` and anything else.
 
@@ -55,7 +52,6 @@ def export(
       cosmos export runs/arithmetic --step best --output my-model
       cosmos export runs/arithmetic --to s3://bucket/models/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415
 
     exported, where = export_run(run, step=step, output=output, average=average)
@@ -89,7 +85,6 @@ def generate(
         bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
-    debug: Debug = False,
 ) -> None:
     """Complete prompts with a model, by the same engine that training uses; images and videos become files.
 
@@ -100,7 +95,6 @@ def generate(
       cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
       cosmos generate runs/wan-tiny-sft red --output videos
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.run.artifacts.generate import complete_prompts  # noqa: PLC0415
 
     if escapes:
@@ -119,9 +113,7 @@ def generate(
     )
     for prompt, completions in zip(prompts, texts, strict=True):
         for completion in completions:
-            typer.echo(f"> {prompt}")
-            typer.echo(completion)
-            typer.echo()
+            typer.echo(f"> {prompt}\n{completion}\n")
 
 
 def evaluate(
@@ -145,7 +137,6 @@ def evaluate(
         Path | None, typer.Option("--output", metavar="FILE", help="Write the figures there, too, as JSON.")
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
-    debug: Debug = False,
 ) -> None:
     """Complete held-out prompts greedily and score them.
 
@@ -156,7 +147,6 @@ def evaluate(
       cosmos eval my-model --recipe recipes/arithmetic.toml
       cosmos eval my-model --recipe benchmark.toml --by labels --output benchmark.json
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.run.artifacts.evaluate import (  # noqa: PLC0415
         check_place,
         evaluate_model,
@@ -169,11 +159,6 @@ def evaluate(
     result = evaluate_model(
         source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code, by=by
     )
-    for line in figures(result):
-        typer.echo(line)
-    if by is not None:
-        typer.echo()
-        for line in lines(result, by):
-            typer.echo(line)
+    typer.echo("\n".join([*figures(result), *(["", *lines(result, by)] if by is not None else [])]))
     if output is not None:
         write(result, output, by)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from glob import glob
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from cosmos_core.errors import PluginError
 
 GROUP: Final = "cosmos_core.commands"
+_DEBUG: Final = "COSMOS_DEBUG"
 
 
 class CommandGroup(TyperGroup):
@@ -32,6 +33,7 @@ class CommandGroup(TyperGroup):
     def __init__(self, **arguments: Any) -> None:
         """Name and describe the core's commands; the options of one are read when it is called."""
         super().__init__(**arguments)
+        _with_debug(self)
         for name, command in self.core.items():
             self.commands[name] = TyperCommand(name, help=_described(command), rich_markup_mode=None)
 
@@ -51,6 +53,37 @@ class CommandGroup(TyperGroup):
         """List the commands with the first sentence of each."""
         described = {name: self.commands.get(name) or self.get_command(ctx, name) for name in self.list_commands(ctx)}
         TyperGroup(commands=described).format_commands(ctx, formatter)
+
+
+def is_debugging() -> bool:
+    """True if tracebacks are wanted."""
+    return os.environ.get(_DEBUG) == "1"
+
+
+def _turn_on(is_wanted: bool) -> None:
+    if is_wanted:
+        os.environ[_DEBUG] = "1"
+
+
+def _debug(
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", callback=_turn_on, expose_value=False, help="Show tracebacks, here and in every process's log."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def _with_debug(command: Any) -> Any:
+    """Give a command, and all below it, the option `--debug`: for this process and every one that it starts."""
+    application = typer.Typer(add_completion=False)
+    application.command()(_debug)
+    command.params += typer.main.get_command(application).params
+    for each in getattr(command, "commands", {}).values():
+        _with_debug(each)
+    return command
 
 
 def installed_commands() -> Mapping[str, tuple[tuple[str, str], ...]]:
@@ -99,10 +132,10 @@ def _described(command: Callable[..., Any] | typer.Typer) -> str | None:
 
 def _built(name: str, command: Callable[..., Any] | typer.Typer) -> Any:
     if isinstance(command, typer.Typer):
-        return typer.main.get_command(command)
+        return _with_debug(typer.main.get_command(command))
     application = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     application.command(name, context_settings={"help_option_names": ["-h", "--help"]})(command)
-    return typer.main.get_command(application)
+    return _with_debug(typer.main.get_command(application))
 
 
 def _imported(name: str, entries: tuple[tuple[str, str], ...]) -> Any:

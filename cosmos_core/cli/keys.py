@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from cosmos_core.cli.options import Debug, set_debugging
-
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of keys, or a run's folder.")]
@@ -42,7 +40,6 @@ def new(
     observer: Annotated[
         list[str] | None, typer.Option("--observer", metavar="NAME", help="Someone who may only watch.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Make keys and allow them: for each pool and for you, or those that you name.
 
@@ -55,7 +52,6 @@ def new(
       cosmos keys new keys --rollout 'gpu7-*' --person ann
       cosmos keys new runs/arithmetic --observer wall-display
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.transport.key_folder import USUAL, Wanted, make  # noqa: PLC0415
 
     named = [
@@ -72,14 +68,13 @@ def new(
 
 
 @app.command("list")
-def show(folder: Folder, *, debug: Debug = False) -> None:
+def show(folder: Folder) -> None:
     """Show who may speak: name, role, the names of replicas it may have, and the public key.
 
     \b
     Example:
       cosmos keys list keys
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.transport.key_folder import read_peers  # noqa: PLC0415
     from cosmos_core.transport.keys import ALLOWED  # noqa: PLC0415
 
@@ -101,7 +96,6 @@ def allow(
     names: Annotated[
         list[str] | None, typer.Option("--as", metavar="REPLICA", help="With --public: what a replica may be called.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Let a key in: one that was revoked, or one that was made elsewhere. Runs that go on take it up at once.
 
@@ -110,7 +104,6 @@ def allow(
       cosmos keys allow keys rollout
       cosmos keys allow keys bob --role person --public 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7'
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.transport.key_folder import allow, allow_again, role_of  # noqa: PLC0415
 
     keys = _folder(folder)
@@ -122,7 +115,7 @@ def allow(
 
 
 @app.command()
-def revoke(folder: Folder, name: Label, *, debug: Debug = False) -> None:
+def revoke(folder: Folder, name: Label) -> None:
     """Shut a key out: runs that go on refuse it within a second, and lose the replicas that speak with it.
 
     Such a replica is not started again. The run goes on with those that are left; if none of its role is, it waits
@@ -132,7 +125,6 @@ def revoke(folder: Folder, name: Label, *, debug: Debug = False) -> None:
     Example:
       cosmos keys revoke runs/arithmetic rollout
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.transport.key_folder import revoke  # noqa: PLC0415
 
     revoke(_folder(folder), name)

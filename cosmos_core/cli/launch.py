@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from cosmos_core.cli.options import Debug, set_debugging
 from cosmos_core.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -34,7 +33,6 @@ def launch(
         bool,
         typer.Option("--overwrite", help="Replace the run of this name, unless it is running."),
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Hand a run over to a cluster; what runs where is derived from the same recipe and plan as for `cosmos run`.
 
@@ -47,7 +45,6 @@ def launch(
       cosmos launch slurm recipe.toml --partition h100 --gpus-per-node 8 --time 12:00:00
       cosmos launch slurm --resume /shared/runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     if (recipe is None) == (resume is None):
         raise ConfigError("give a recipe, or --resume RUN; see cosmos launch --help")
     from rich.console import Console  # noqa: PLC0415

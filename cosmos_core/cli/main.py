@@ -20,8 +20,7 @@ try:
     import typer
 
     from cosmos_core.cli import artifacts, keys, launch, plugins, replica, requests, status
-    from cosmos_core.cli.commands import CommandGroup
-    from cosmos_core.cli.options import Debug, is_debugging, set_debugging
+    from cosmos_core.cli.commands import CommandGroup, is_debugging
     from cosmos_core.errors import ConfigError, CosmosError, PluginError
 except KeyboardInterrupt:
     # They take a moment to import, and `main` is not there yet to answer.
@@ -50,7 +49,7 @@ Overrides = Annotated[
 RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
 
 
-def _root(*, debug: Debug = False) -> None:
+def _root() -> None:
     """Post-train language, vision-language and world models with plugins, asynchronously.
 
     \b
@@ -59,7 +58,6 @@ def _root(*, debug: Debug = False) -> None:
       cosmos export runs/arithmetic
       cosmos generate runs/arithmetic/export -e "Ann has 7 cards, buys 5 more, then loses 4. How many cards now?\\n"
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
 
 
 def run(
@@ -82,7 +80,6 @@ def run(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan, like `cosmos plan`.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Train: make a run from a recipe, or go on with one.
 
@@ -96,7 +93,6 @@ def run(
       cosmos run --resume runs/arithmetic
       cosmos run --resume runs/arithmetic --set run.steps=400
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     if resume is not None:
         if any([recipe, model, algorithm, dataset, reward, environment, name, dry_run, overwrite]):
             raise ConfigError("--resume goes on with the run's own recipe; it takes no other argument but --set")
@@ -122,7 +118,6 @@ def plan(
     environment: EnvironmentName = None,
     overrides: Overrides = None,
     name: RunName = None,
-    debug: Debug = False,
 ) -> None:
     """Check everything about a run without starting it, and print what would run and what it needs.
 
@@ -131,7 +126,6 @@ def plan(
       cosmos plan recipes/arithmetic.toml
       cosmos plan recipes/arithmetic.toml --set policy.replicas=2
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
     from cosmos_core.run.command import show_plan  # noqa: PLC0415
 

@@ -41,10 +41,7 @@ def _root() -> None:
 
 
 @app.command("list")
-def list_plugins(
-    kind: KindOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def list_plugins(kind: KindOption = None, as_json: JsonOption = False) -> None:
     """List what is installed, with what is wrong with it. Imports no plugin."""
     from cosmos_core.plugins.discovery import DISABLE_VARIABLE, autoload_disabled, discover  # noqa: PLC0415
 
@@ -58,8 +55,7 @@ def list_plugins(
         typer.echo(f"No {kind or ''} plugins are installed.".replace("  ", " "))
         return
     rows = [(each.kind, each.name, each.distribution, each.version, each.status) for each in records]
-    for line in _columns([("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"), *rows]):
-        typer.echo(line)
+    typer.echo("\n".join(_columns([("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"), *rows])))
     for record in records:
         if record.problem:
             typer.echo(f"\n{record.kind} {record.name}: {record.problem}")
@@ -80,11 +76,7 @@ def show_plugin(
     records = discover()
     chosen = kind or kind_of(name, records)
     shown = card(PluginSet.load([(chosen, name)], records=records), chosen, name)
-    if as_json:
-        typer.echo(json.dumps(plain(shown), indent=2))
-        return
-    for line in _lines(shown):
-        typer.echo(line)
+    typer.echo(json.dumps(plain(shown), indent=2) if as_json else "\n".join(_lines(shown)))
 
 
 @app.command("new")

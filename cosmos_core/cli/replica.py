@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cosmos_core.cli.options import Debug, set_debugging
-
 if TYPE_CHECKING:
     from cosmos_core.transport.messages import Role
 
@@ -48,7 +46,6 @@ def policy(
         str | None,
         typer.Option("--checkpoint", metavar="PATH", help="Start from it, not from the weights of the others."),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Add a policy replica, with all of its processes: each step's batch is shared with it from its first step on.
 
@@ -57,7 +54,6 @@ def policy(
       cosmos replica policy --run runs/arithmetic
       cosmos replica policy --controller tcp://127.0.0.1:40123 --name policy-b
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     _join("policy", controller, run, name, checkpoint)
 
 
@@ -67,7 +63,6 @@ def rollout(
     controller: Controller = None,
     run: RunFolder = None,
     name: Name = None,
-    debug: Debug = False,
 ) -> None:
     """Add a rollout replica: it generates as soon as it has the newest weights.
 
@@ -76,7 +71,6 @@ def rollout(
       cosmos replica rollout --run runs/arithmetic
       CUDA_VISIBLE_DEVICES=3 cosmos replica rollout --controller tcp://127.0.0.1:40123
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     _join("rollout", controller, run, name, None)
 
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from cosmos_core.cli.options import Debug, set_debugging
-
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="RUN", help="The run's folder; the one in runs/ that goes on if absent.")
 ]
@@ -18,7 +16,6 @@ def drain(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a replica, as in `cosmos status`.")],
     *,
     run: RunFolder = None,
-    debug: Debug = False,
 ) -> None:
     """Let a replica finish what it has begun, and leave the run; nothing is lost with it.
 
@@ -26,7 +23,6 @@ def drain(
     Example:
       cosmos drain rollout-1 --run runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.run.requests import ask, only_run  # noqa: PLC0415
     from cosmos_core.transport.messages import Drain  # noqa: PLC0415
 
@@ -38,7 +34,6 @@ def change(
     settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Dynamic keys of the recipe.")],
     *,
     run: RunFolder = None,
-    debug: Debug = False,
 ) -> None:
     """Change dynamic keys of a run's recipe while it goes on, at one step boundary for all of its replicas.
 
@@ -48,7 +43,6 @@ def change(
       cosmos set rollout.sampling.temperature=0.8 sync.max_staleness=4
       cosmos set algorithm.options.clip_high=0.28
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.run.requests import only_run  # noqa: PLC0415
     from cosmos_core.run.settings import change_settings  # noqa: PLC0415
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from cosmos_core.cli.options import Debug, set_debugging
-
 
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
@@ -16,7 +14,6 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Keep showing it until it ends; Ctrl-C ends the watching only.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Say how a run is doing (asking its controller), or how it ended (from its journal).
 
@@ -25,23 +22,16 @@ def status(
       cosmos status runs/arithmetic
       cosmos status runs/arithmetic --watch
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
-    if watch:
-        _watch(run)
-        return
-    from cosmos_core.run.status import look  # noqa: PLC0415
-
-    for text in look(run):
-        typer.echo(text)
-
-
-def _watch(run: Path) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.status import watch  # noqa: PLC0415
+    from cosmos_core.run import status as found  # noqa: PLC0415
 
+    if not watch:
+        for text in found.look(run):
+            typer.echo(text)
+        return
     try:
-        watch(run, Console())
+        found.watch(run, Console())
     except KeyboardInterrupt:
         typer.echo(f"No longer watching; {run} goes on.", err=True)
 
@@ -51,7 +41,6 @@ def audit(
     *,
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="Show what step N was trained on.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, each step's batch included.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Prove from a run's journal that each prompt was consumed exactly once, or dropped with a reason.
 
@@ -63,7 +52,6 @@ def audit(
       cosmos audit runs/arithmetic --step 12
       cosmos audit runs/arithmetic --json > audit.json
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from rich.console import Console  # noqa: PLC0415
 
     from cosmos_core.run.audit import as_json, audit_run, batch_of, show, show_batch  # noqa: PLC0415
@@ -86,7 +74,6 @@ def recover(
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Checkpoint to go on from; the newest if absent.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Put a new journal in the place of one that is damaged or gone; the run then goes on from a checkpoint.
 
@@ -96,7 +83,6 @@ def recover(
     Example:
       cosmos recover runs/arithmetic && cosmos run --resume runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
-    set_debugging(debug)
     from cosmos_core.run.recovery import recover as recover_run  # noqa: PLC0415
 
     done = recover_run(run, step=step)

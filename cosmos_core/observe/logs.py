@@ -7,9 +7,6 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Final
-
-_PLAIN_FORMAT: Final = "%(process_name)s: %(levelname)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
@@ -32,7 +29,7 @@ class _Plain(logging.Formatter):
     """`name: WARNING: message`, the traceback left to the file."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(_PLAIN_FORMAT, defaults={"process_name": name})
+        super().__init__("%(process_name)s: %(levelname)s: %(message)s", defaults={"process_name": name})
 
     def formatException(self, ei: object) -> str:  # noqa: ARG002, N802 - the base class's name and signature
         return ""

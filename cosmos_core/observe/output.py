@@ -6,8 +6,6 @@ import errno
 import os
 from typing import Any, Final, TextIO
 
-_GONE: Final = frozenset({errno.EIO, errno.EPIPE})
-
 
 class Output:
     """A stream to a terminal or a pipe. When nobody reads it any more, what is written is lost, and nothing fails.
@@ -39,7 +37,7 @@ class Output:
 
     def _let_go(self, error: OSError) -> None:
         """Write to nowhere from now on: also what the stream has kept back, which the interpreter flushes at last."""
-        if error.errno not in _GONE:
+        if error.errno not in (errno.EIO, errno.EPIPE):
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())

@@ -160,8 +160,7 @@ def complete_prompts(
     is_text = is_of_tokens("model", config.plugin)
     if is_text and temperature == 0.0 and num_samples > 1:
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
-    if max_units is None:
-        max_units = _max_units(job, is_text=is_text)
+    max_units = _max_units(job, is_text=is_text) if max_units is None else max_units
     engine = EngineConfig() if is_text else _denoiser(job)
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.
     together = num_samples if is_text else 1

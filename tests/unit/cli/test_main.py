@@ -67,15 +67,16 @@ def test_an_error_is_one_message_and_a_code(capsys, monkeypatch):
         monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
         assert call(capsys, "plan", "x.toml") == (code, "", f"cosmos: {error}\n")
 
-    # Debug shows the traceback.
-    monkeypatch.setenv("COSMOS_DEBUG", "")
-
+    # Debug shows the traceback, of every command and wherever it is asked for.
     def fail(*_arguments, **_options):
         raise ConfigError("a.b: bad")
 
     monkeypatch.setattr("cosmos_core.config.loading.load_recipe", fail)
-    with pytest.raises(ConfigError):
-        cli.main(["plan", "x.toml", "--debug"])
+    monkeypatch.setattr("cosmos_core.plugins.discovery.discover", fail)
+    for arguments in (["plan", "x.toml", "--debug"], ["--debug", "plan", "x.toml"], ["plugins", "list", "--debug"]):
+        monkeypatch.setenv("COSMOS_DEBUG", "")
+        with pytest.raises(ConfigError):
+            cli.main(arguments)
 
 
 def test_ctrl_c_before_anything_runs_is_one_line(capsys, monkeypatch):
