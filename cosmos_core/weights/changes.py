@@ -1,4 +1,4 @@
-"""What changed between two versions of a slice: positions and new values, in the smallest of a few encodings.
+"""Encodes the changes between two versions of a slice, positions and new values, in the smallest of a few encodings.
 
     gaps-1, gaps-2, gaps-4   new values, then for each the unchanged elements before it, in 1, 2 or 4 bytes
     bitmap                   new values, then a bit for each element (highest first): whether it changed
@@ -6,7 +6,7 @@
 
 Elements are bit patterns: only what is equal bit for bit counts as unchanged. Where a gap is longer than its bytes can
 say, an unchanged element is named in between. Numbers are in the machine's byte order, as the slices are.
-Nothing is believed of what arrives: what does not fit the slice is refused before anything is written.
+Received data is checked: whatever does not fit the slice is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Encoded: TypeAlias = tuple[Encoding, memoryview]
 
 
 def encode(base: memoryview, new: memoryview, itemsize: int) -> Encoded:
-    """Encode what makes `new` of `base`, bytes of slices: 2 to 6 ms for 4 MiB. What is sent whole is not copied."""
+    """Encode the changes that turn `base` into `new`, bytes of slices: 2 to 6 ms for 4 MiB. A whole slice is no copy."""
     whole: Encoded = "whole", new
     element = _ELEMENTS.get(itemsize)
     if element is None or not len(new) or len(base) != len(new) or len(new) // itemsize > _LONGEST:
@@ -62,7 +62,7 @@ def encode(base: memoryview, new: memoryview, itemsize: int) -> Encoded:
 
 
 def decode(name: str, encoding: Encoding, data: _Bytes, base: memoryview, itemsize: int) -> _Bytes:
-    """A slice, in memory of its own, made of `base`, another version of it, which stays as it is.
+    """Return a slice, in memory of its own, made from `base`, another version of it, which stays as it is.
 
     `data` is what `encode` made, at any address; a TransportError says that it does not fit the slice.
     """
@@ -106,7 +106,7 @@ def _joined(values: _Elements, places: _Elements) -> memoryview:
 
 
 def _marked(name: str, data: _Bytes, length: int, itemsize: int) -> tuple[_Numbers, int]:
-    """Positions that a bitmap marks, and bytes of the values before it."""
+    """Return the positions that a bitmap marks, and the number of bytes of the values before it."""
     values_size = len(data) - _bits_size(length)
     if values_size < 0:
         raise TransportError(f"{name}: {len(data):,} bytes are too few for a bitmap of {length:,} elements")
@@ -120,7 +120,7 @@ def _marked(name: str, data: _Bytes, length: int, itemsize: int) -> tuple[_Numbe
 
 
 def _stepped(name: str, data: _Bytes, length: int, itemsize: int, width: int) -> tuple[_Numbers, int]:
-    """Positions of changes by the gaps before them, and bytes of the values before these."""
+    """Return the positions of changes, added up from gaps, and the number of bytes of the values before the gaps."""
     count, rest = divmod(len(data), width + itemsize)
     if rest or count > length:
         raise TransportError(
@@ -135,6 +135,6 @@ def _stepped(name: str, data: _Bytes, length: int, itemsize: int, width: int) ->
 
 
 def _check_last(name: str, places: _Numbers, length: int) -> None:
-    """Positions rise, so that the last one tells of all."""
+    """Check that all positions lie in the slice: they rise, so it is enough to check the last."""
     if len(places) and places[-1] >= length:
         raise TransportError(f"{name}: a change at element {places[-1]:,} of a slice of {length:,}")

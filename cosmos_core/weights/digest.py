@@ -41,7 +41,7 @@ def signed(value: int) -> int:
 
 
 def mix(value: int) -> int:
-    """The output of a state, below 2^64; of a state beyond that its lowest 64 bits count."""
+    """The output of splitmix64 for a state, below 2^64; only the lowest 64 bits of the state count."""
     value %= MODULUS
     for shift, factor in _FACTORS:
         value = ((value ^ (value >> shift)) * factor) % MODULUS
@@ -49,7 +49,7 @@ def mix(value: int) -> int:
 
 
 def mix_all(states: torch.Tensor) -> torch.Tensor:
-    """The output of each state, int64 as the states are."""
+    """The output of splitmix64 for each state; states and outputs are int64."""
     mixed = states
     for shift, factor in _SIGNED_FACTORS:
         mixed = _xor_shift(mixed, shift).mul_(factor)
@@ -166,7 +166,7 @@ def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """Where to part the dims so that both halves have few places, hence few keys."""
+    """The dim at which to split the shape so that both halves have few places, hence few keys."""
     return min(range(len(shape) + 1), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
 
 
@@ -265,7 +265,7 @@ class Arrivals:
         return [name for name in sorted(self._tensors) if self._is_right(name) is None]
 
     def _is_right(self, name: str) -> bool | None:
-        """Whether a tensor arrived as it was published at every rank; None if that is not known of all of it."""
+        """True if a tensor arrived at every rank as published, False if not, None if part of it was not checked."""
         digests: dict[_Shards, set[int]] = {}
         is_known = True
         for rank, shards in self._shards[name].items():

@@ -1,6 +1,6 @@
 """Versions on a disk: written beside training, read slice by slice by ranges of bytes, each block checked.
 
-What is damaged, gone, or of another run or version is a `WeightSyncError` that names the file or URL.
+A part that is damaged, gone, or of another run or version raises a `WeightSyncError` that names the file or URL.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _VERSION: Final = re.compile(r"v(\d+)-\w+")
 
 @attrs.frozen(kw_only=True)
 class StoredPart:
-    """Description of a part.
+    """Describes a stored part: the file that one process wrote of a version.
 
     Attributes:
         format: `FORMAT` of the release that wrote it.
-        run_id: Whose weights they are.
-        manifest: What it holds; `path` is the name of the file with the bytes.
+        run_id: The run that the weights belong to.
+        manifest: The tensors in the part; `path` is the name of the file with the bytes.
         block_bytes: Size of the blocks of that file, the last of which may be shorter.
         checksums: CRC-32 of each block.
     """
@@ -61,12 +61,12 @@ class StoredPart:
 
 
 def version_folder(directory: str, run_id: str, version: int, digest: str) -> str:
-    """Where the parts of a version are."""
+    """The folder with the parts of a version."""
     return f"{run_folder(directory, run_id)}/v{version}-{digest}"
 
 
 def run_folder(directory: str, run_id: str) -> str:
-    """Where a run's versions are."""
+    """The folder with all versions of a run."""
     return f"{directory.rstrip('/')}/{run_id}"
 
 
@@ -89,7 +89,7 @@ def checksum(block: bytes | memoryview) -> int:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Name a path or URL with which a body fails."""
+    """Raise whatever fails in the body as a WeightSyncError that names the path or URL."""
     try:
         yield
     except WeightSyncError:
@@ -170,7 +170,7 @@ def _described(files: Any, path: str, run_id: str, target: WeightTarget) -> Stor
 
 
 def _is_sound(part: StoredPart) -> bool:
-    """Whether what is described can lie in the file."""
+    """True if the slices described can lie in the file."""
     manifest = part.manifest
     if part.block_bytes < 1 or part.block_bytes % _ALIGNMENT or posixpath.basename(manifest.path) != manifest.path:
         return False
@@ -182,7 +182,7 @@ def _is_sound(part: StoredPart) -> bool:
 
 @attrs.frozen(kw_only=True)
 class _Range:
-    """Where a slice lies in the file: from its first to its last element."""
+    """The bytes of a slice in the file, from its first to its last element."""
 
     rank: int
     piece: TensorSlice
@@ -192,10 +192,10 @@ class _Range:
 
 
 class StoredFile:
-    """A stored part.
+    """Reads slices of a stored part.
 
-    What is read is the span from the first to the last element of each slice, in whole blocks; slices that are near
-    each other are read at once.
+    For each slice it reads the span from the first to the last element, in whole blocks; slices that are near each
+    other are read at once.
     """
 
     def __init__(self, files: Any, path: str, part: StoredPart) -> None:
@@ -269,7 +269,7 @@ def _cut(data: bytearray, first: int, each: _Range) -> torch.Tensor:
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a tensor whose elements lie one after another."""
+    """The strides of a tensor whose elements lie one after another."""
     return torch.empty(shape, device="meta").stride()
 
 
@@ -352,7 +352,7 @@ class VersionWriter:
             _LOG.info("weights version %d was not stored, as nobody needs it any more: %s", manifest.version, error)
 
     def _is_removed(self, manifest: wire.Manifest, error: WeightSyncError) -> bool:
-        """Whether writing a version failed because others removed it, having gone on to a newer one."""
+        """True if writing a version failed because other processes, at a newer one already, removed it."""
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in _VANISHED:
             return False

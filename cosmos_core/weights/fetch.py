@@ -1,4 +1,4 @@
-"""One fetch under way: slices asked of several publishers, and of others when one fails.
+"""Fetches one version: asks several publishers for slices, and other ones when one fails.
 
 A `WeightSyncError` says that no source can give what is missing, and names the problem of each; a `TransportError` says
 that one refuses this process or cannot give what is wanted, or that its answer is malformed. A source waits for nothing
@@ -48,7 +48,7 @@ class Source:
     """A connection to one publisher, as one fetch sees it: requests out, slices in.
 
     Attributes:
-        manifest: What it said of the version; None until it answered.
+        manifest: The publisher's description of the version; None until it answered.
         held: Versions it holds, if it answered that the wanted one is gone.
         failure: Why it is not used any more; empty while it is.
         spared: Bytes of slices that did not come, as only changes did.
@@ -119,7 +119,7 @@ class Source:
 
     @property
     def is_busy(self) -> bool:
-        """Whether slices are still to come."""
+        """True while slices are still to come."""
         return bool(self._asked or self._queue)
 
     @property
@@ -129,11 +129,11 @@ class Source:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it has not answered for too long; an answer that nobody looked at yet counts."""
+        """True if the publisher has not answered for too long; an answer that was not read yet counts."""
         return self.silent_s > self._stall_s and not self.socket.poll(0)
 
     def fail(self, reason: str) -> list[Wanted]:
-        """Use it no more; returns what it still owes."""
+        """Stop using the publisher, and return the slices that it still owes."""
         self.failure = reason
         owed = [wanted for batch in (*self._asked.values(), *self._queue) for wanted in batch]
         self._asked.clear()
@@ -155,7 +155,7 @@ class Source:
             self._transport.close()
 
     def take(self) -> list[Arrived]:
-        """Process one answer, if there is one; slices of it are returned."""
+        """Process one answer, if there is one, and return its slices."""
         self._handshakes.check()
         try:
             frames = sockets.receive_frames(self.socket, wire.REQUEST_SLICES + 1)
@@ -208,7 +208,7 @@ class Source:
         return arrived
 
     def _made(self, piece: TensorSlice, encoding: Encoding, changes: torch.Tensor) -> torch.Tensor:
-        """The bytes of a slice, of what is here and what changed."""
+        """The bytes of a slice, made from the receiver's base and the changes that came."""
         assert self._base is not None
         itemsize = self._facts[piece.name].itemsize
         made = decode(piece.name, encoding, changes.numpy(), self._base.read(piece), itemsize)
@@ -230,7 +230,7 @@ class Source:
             self._send(wire.Read(request=number, token=self.manifest.token, pieces=pieces, base=base))
 
     def _origin_of(self, pieces: Sequence[TensorSlice]) -> wire.Origin | None:
-        """The version of which these slices are here; None if not all are, as they are published now."""
+        """The version of the receiver's base; None unless it has all these slices, with published dtypes and shapes."""
         base = self._base
         if base is None or not all(base.holds(piece, self._facts[piece.name]) for piece in pieces):
             return None
@@ -289,7 +289,7 @@ class Ready:
     """A source that has the version.
 
     Attributes:
-        source: Who is asked for slices; None for what is only read.
+        source: The publisher to ask for slices; None for parts that are only read.
         read: Reads what it holds, if that is within reach.
     """
 
@@ -335,7 +335,7 @@ class Fetch:
 
     @property
     def spared(self) -> int:
-        """Bytes that did not come so far, as only what changed did."""
+        """Bytes that were not sent so far, as only changes were."""
         return sum(source.spared for source in self._sources)
 
     @property
@@ -377,7 +377,7 @@ class Fetch:
                 yield from ready.read(share)
 
     def _reassign(self, source: Source, reason: str) -> Iterator[Arrived]:
-        """Ask the other sources for what one owes."""
+        """Ask the other sources for the slices that a failed one owes."""
         owed = source.fail(reason)
         _LOGGER.warning("weights version %d: %s failed: %s", self.version, source.endpoint, reason)
         alive = [each for each in self._sources if not each.failure]
@@ -396,7 +396,7 @@ class Fetch:
 
 
 def plan_of(ready: Sequence[Ready], wanted: ShardMap, place: Place) -> Plan:
-    """Who of these sources sends what to the ranks of a replica in a place."""
+    """Plan which of these sources sends each slice to the ranks of a replica that runs in `place`."""
     sources = [Member.at(Place() if each.source is None else each.source.place, each.shards) for each in ready]
     return Plan(sources, [Member.at(place, wanted)])
 
@@ -413,7 +413,7 @@ def wait(sources: Sequence[Source]) -> list[Source]:
 
 
 def problems(version: int, sources: Sequence[Source]) -> str:
-    """What is wrong with each source that failed."""
+    """A message that says why each failed source failed."""
     failed = [source for source in sources if source.failure]
     is_gone = bool(failed) and all(source.held is not None for source in failed)
     what = "is gone" if is_gone else "cannot be fetched"

@@ -1,4 +1,4 @@
-"""Cuts what is wanted of a tensor into chunks, each of which is held by certain sources as a whole.
+"""Cuts the wanted part of a tensor into chunks, each of which certain sources hold as a whole.
 
 S: shards of sources; T: shards that are wanted; C: chunks; D: dims.
 """
@@ -24,7 +24,7 @@ class Table:
     """The shards of some ranks, those of equal ranks once.
 
     Attributes:
-        kind_of: Of each rank, its kind: ranks of one kind hold the same.
+        kind_of: The kind of each rank: ranks of one kind hold the same.
         tensor_B: Number of the tensor.
         kind_B: Kind of the ranks that hold the shard.
     """
@@ -37,7 +37,7 @@ class Table:
 
     @classmethod
     def of(cls, ranks: Iterable[Sequence[TensorSlice]], numbers: Mapping[str, int], num_dims: int) -> Self:
-        """Of what each rank holds; slices of other tensors than those in `numbers`, and empty ones, are left out."""
+        """Make the table of the slices that each rank holds, without empty ones and tensors that `numbers` lacks."""
         kinds: dict[tuple[TensorSlice, ...], int] = {}
         kind_of = [kinds.setdefault(tuple(held), len(kinds)) for held in ranks]
         # Per number of dims, as rows of one array must be equally long.
@@ -68,7 +68,7 @@ class Table:
         return np.split(order, bounds[1:]) if len(bounds) else []
 
     def by_tensor(self, num_tensors: int) -> list[tuple[slice, bytes]]:
-        """Of each tensor, its rows, and what is equal for tensors that are split the same way among the same kinds."""
+        """The rows of each tensor, with a key that is equal for tensors split alike among the same kinds."""
         rows = np.concatenate([self.kind_B[:, None], self.first_BD, self.end_BD], axis=1)
         bounds = np.searchsorted(self.tensor_B, np.arange(num_tensors + 1)).tolist()
         return [(slice(a, b), rows[a:b].tobytes()) for a, b in itertools.pairwise(bounds)]
@@ -167,7 +167,7 @@ def _grid(
 
 @attrs.frozen(kw_only=True, eq=False)
 class Lacking:
-    """What ranks of one kind lack.
+    """The chunks that ranks of one kind lack.
 
     Attributes:
         pattern_C: Pattern of each chunk: it stands for this chunk of every tensor of the pattern.
@@ -241,7 +241,7 @@ class Patterns:
         return number
 
     def _sort(self, found: Sequence[Sequence[Integers]], num_kinds: int, num_dims: int) -> None:
-        """By kind of target, from the chunks of all patterns."""
+        """Sort the chunks of all patterns by kind of target."""
         flat, shard = np.zeros(0, np.int64), np.zeros((0, num_dims), np.int64)
         columns = zip((flat, flat, flat, flat, flat, shard, shard), *found, strict=True)
         kind_C, pattern_C, set_C, origin_C, nbytes_C, first_CD, size_CD = (np.concatenate(parts) for parts in columns)
@@ -279,7 +279,7 @@ def _divisible(
 ) -> tuple[Integers, Integers, Integers]:
     """Split chunks that several sources hold until a row has at most `grain` elements.
 
-    Returns of which chunk each part is; first indices; sizes.
+    Returns the chunk that each part comes from; first indices; sizes.
     """
     origin = np.arange(len(first_CD))
     for dim in range(first_CD.shape[1] - 1):

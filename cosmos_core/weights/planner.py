@@ -1,4 +1,4 @@
-"""Which source sends which slice to which rank, over whole pools: each element that a rank lacks, exactly once.
+"""Plans which source sends each slice to each rank, over whole pools: every element that a rank lacks, exactly once.
 
 The nearest sources give, and among equally near ones loads are even (`balance`): no source that gives a part of
 something has more to send than any other that could have given it as well, but for rounding (`division`).
@@ -33,8 +33,8 @@ class Member:
     """A replica, or a process of one.
 
     Attributes:
-        shards: What its ranks have, or what they lack.
-        places: Where they run; of a rank that is left out nothing is known.
+        shards: The slices that its ranks have, or those that they lack.
+        places: The place that each rank runs in; it is unknown for ranks that are left out.
     """
 
     shards: ShardMap
@@ -42,12 +42,12 @@ class Member:
 
     @classmethod
     def at(cls, place: Place, shards: ShardMap) -> Self:
-        """All ranks in one place."""
+        """Make a member whose ranks all run in one place."""
         return cls(shards=shards, places=dict.fromkeys(shards.ranks, place))
 
 
 class Plan:
-    """Who sends what to whom.
+    """The source of each slice that each rank gets.
 
     Attributes:
         sources: (member, rank) of each source: a rank of a member.
@@ -81,7 +81,7 @@ class Plan:
         self._senders: Final = Senders(self._patterns, self._kind_of, distances(_places(sources), _places(targets)))
 
     def transfers(self, target: int) -> Transfers:
-        """What a target gets, each element that it lacks once."""
+        """The transfers to a target: each element that it lacks, once."""
         lacking = self._patterns.kinds[int(self._kind_of[target])]
         patterns = [self._patterns.tensors[number] for number in lacking.pattern_C.tolist()]
         chunk_M = np.repeat(np.arange(len(patterns)), [len(tensors) for tensors in patterns])
@@ -104,7 +104,7 @@ class Plan:
         return divide(whole, senders, reach, self._grain_bytes)
 
     def slices(self, target: int) -> dict[int, list[TensorSlice]]:
-        """What a target gets, by number of the source."""
+        """The slices that a target gets, by number of the source."""
         found = self.transfers(target)
         result: dict[int, list[TensorSlice]] = {}
         rows = zip(
@@ -134,8 +134,8 @@ def check_agreement(
 ) -> None:
     """Check that every tensor of a target is held somewhere, and with its shape and dtype wherever it is.
 
-    None of the `published` names may be unwanted; absent, sources may have more. The first tensor of which this is not
-    so, in the order of names, is named by a WeightSyncError.
+    With `published`, each of these names must be wanted; without, sources may have more. A WeightSyncError names the
+    first tensor, in the order of names, that breaks a rule.
     """
     held: dict[str, TensorFacts] = {}
     others: dict[str, TensorFacts] = {}
@@ -171,7 +171,7 @@ def _disagreement(name: str, ours: TensorFacts | None, theirs: TensorFacts | Non
 
 
 def _hole(name: str, sources: Sequence[Member], targets: Sequence[Member]) -> WeightSyncError:
-    """What of a tensor is wanted and not held."""
+    """The error that names a slice of a tensor which is wanted and not held."""
     held = [piece for pieces in _pieces(sources) for piece in pieces if piece.name == name]
     rest: list[TensorSlice] = []
     for wanted in (piece for pieces in _pieces(targets) for piece in pieces if piece.name == name):

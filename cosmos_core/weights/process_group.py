@@ -1,4 +1,4 @@
-"""Slices on their way from a publisher to a receiver: as frames, or through a process group of the two, for one fetch.
+"""Brings slices from a publisher to a receiver, for one fetch: as frames, or through a process group of the two.
 
 Requests and answers always travel over ZeroMQ, so that the planner, the window, deadlines and the turn to other
 publishers are the same for every transport. The process group is outside torch's default group.
@@ -57,7 +57,7 @@ _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
 
 
 class Rendezvous:
-    """Where the two meet, on the publisher's side: a store of torch's, on a free port of an address of this machine."""
+    """The publisher's rendezvous with a receiver: a store of torch's on a free port of an address of this machine."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
         with _told(f"nobody can be met at {host}"):
@@ -77,16 +77,16 @@ class Rendezvous:
 
 
 def meet(host: str, port: int, timeout_s: float) -> TCPStore:
-    """The store of a publisher's `Rendezvous`."""
+    """Connect to the store of a publisher's `Rendezvous`."""
     with _told(f"{host}:{port} cannot be met"):
         timeout = timedelta(seconds=timeout_s)
         return TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 class Pair:
-    """Passes tensors of bytes, on `device`, to the other one; used by one thread.
+    """A process group of two that passes tensors of bytes, on `device`; used by one thread.
 
-    `host` is the address of this machine for the connection; the other one must appear in `timeout_s`.
+    `host` is the address of this machine for the connection; the other process must appear in `timeout_s`.
     """
 
     def __init__(self, kind: Backend, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:
@@ -100,12 +100,12 @@ class Pair:
             self._greet(rank, timeout_s)
 
     def placed(self, data: torch.Tensor) -> torch.Tensor:
-        """Bytes of this process where they can be sent from."""
+        """Put bytes of this process on the device that sends them."""
         with _told(f"{data.numel():,} bytes cannot be put on {self.device}"):
             return data.to(self.device)
 
     def room(self, size: int) -> torch.Tensor:
-        """Memory for bytes that come."""
+        """Allocate memory for bytes to be received."""
         with _told(f"no room for {size:,} bytes on {self.device}"):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
@@ -191,7 +191,7 @@ def _gpu() -> torch.device:
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Say what failed, and torch's reason."""
+    """Raise torch's errors in the body as a TransportError that says what failed, and torch's reason."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # what torch raises on every kind of failure
@@ -247,7 +247,7 @@ class ProcessGroupTransport(FrameTransport):
             self._failure = error
 
     def take(self, request: int, frames: Sequence[zmq.Frame]) -> list[torch.Tensor]:
-        """Wait until all of it is there."""
+        """Wait until all slices of the answer are there, and return them."""
         if frames:
             raise TransportError(f"{len(frames)} slices as frames, and {self._pair.kind} was agreed")
         if self._failure is not None:
@@ -279,7 +279,7 @@ class Sender:
 
     @property
     def is_over(self) -> bool:
-        """Whether it sends nothing any more."""
+        """True once the sender sends nothing any more."""
         return not self._thread.is_alive()
 
     def send(self, request: int, slices: Sequence[memoryview]) -> None:
@@ -310,7 +310,7 @@ class Sender:
                 self._why_ended = f"the connection over {self._kind} was given up: {error}"
 
     def _next(self) -> _Answer | None:
-        """What to send next; None at the end."""
+        """The next answer to send; None at the end."""
         try:
             return self._answers.get(timeout=IDLE_S)
         except queue.Empty:

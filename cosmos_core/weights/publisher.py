@@ -49,7 +49,7 @@ class WeightPublisher(Closing):
 
     @property
     def endpoint(self) -> str:
-        """Where receivers ask: `tcp://HOST:PORT#KEY`, for `Hello.endpoints["weights"]`."""
+        """The endpoint that receivers connect to: `tcp://HOST:PORT#KEY`, for `Hello.endpoints["weights"]`."""
         return self._server.endpoint
 
     @property

@@ -1,4 +1,4 @@
-"""Weight matrices in few bits: made by whoever has the weights, sent as codes and scales, read by whoever generates.
+"""Quantises weight matrices to codes and scales, which policy replicas send, and turns these into values again.
 
 The formats are those of `cosmos_core.protocols.quantization`. A `WeightSyncError` names a matrix that is not finite,
 has another shape than the model's facts say, or is split in the middle of a byte of codes.
@@ -177,7 +177,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _pairs(device: torch.device) -> torch.Tensor:
-    """int64 [256], the bits of the two float32 values of each byte of codes."""
+    """The bits of the two float32 values of each byte of codes, int64 [256]."""
     values = torch.tensor((*_E2M1, *(-value for value in _E2M1)))
     codes = torch.arange(256)
     return torch.stack((values[codes & 0xF], values[codes >> 4]), -1).view(torch.int64).flatten().to(device)
@@ -190,7 +190,7 @@ def _from_e4m3(codes: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _bytes(device: torch.device) -> torch.Tensor:
-    """float32 [256], the value of each e4m3 code."""
+    """The value of each e4m3 code, float32 [256]."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
@@ -219,7 +219,7 @@ def _to_e4m3(values: torch.Tensor) -> torch.Tensor:
 
 
 def _to_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """uint8, a 4-bit code each."""
+    """Round to e2m1: a 4-bit code for each element, uint8."""
     magnitudes = values.abs()
     codes = torch.signbit(values).to(torch.uint8) << 3
     for midpoint in _E2M1_UP_TO:
@@ -241,7 +241,7 @@ def _by_block(
 
 
 def _steps(rows_RC: torch.Tensor) -> Iterator[slice]:
-    """Rows, a few at a time on a CPU, whose caches are then large enough for what is made of them."""
+    """Yield slices of rows, on a CPU few enough that its caches hold the intermediate results."""
     num, columns = rows_RC.shape
     step = max(1, _SCRATCH["cpu" if rows_RC.device.type == "cpu" else "other"] // columns)
     yield from (slice(first, first + step) for first in range(0, num, step))
@@ -273,7 +273,7 @@ class MatrixShare:
     whole: torch.Tensor | None = None
 
     def parts(self) -> tuple[TensorShard, ...]:
-        """What the share becomes: codes, block scales, and matrix scales where the format has them; some are empty."""
+        """The shards of the quantised share: codes, block scales, and matrix scales if any; some are empty."""
         per_byte, first, last = self.form.per_byte, self.start[-1], self.start[-1] + self.size[-1]
         if first % per_byte or (last % per_byte and last < self.shape[-1]):
             raise WeightSyncError(
@@ -378,7 +378,7 @@ class _Maxima:
             self._groups.setdefault(mesh.get_group(dim), (mesh, []))[1].append(name)
 
     def reduced(self) -> dict[str, torch.Tensor]:
-        """The tensors, each the largest over its groups."""
+        """The tensors, each reduced to the largest elements over its groups."""
         for group, (mesh, names) in self._groups.items():
             flat = torch.cat([self._tensors[name].flatten() for name in names])
             # Weights that are kept in the CPU's memory meet on the device of their processes.
@@ -400,7 +400,7 @@ def _groups(tensor: torch.Tensor, dims: tuple[int, ...]) -> list[tuple[DeviceMes
 
 
 def _shares_blocks(tensor: torch.Tensor, block: int) -> bool:
-    """Whether a block may lie on several processes; all of them say the same."""
+    """True if a block may lie on several processes; all of them say the same."""
     over = _groups(tensor, (-1,))
     if not over:
         return False

@@ -89,7 +89,7 @@ class WeightReceiver(Closing):
             layout: What each rank holds (`RolloutEngine.layout`).
             timeout_s: Most seconds until the sources have said what they hold. Slices may take as long as they need,
                 as long as sources are not silent (`stall_s`).
-            ranks: Those for which to fetch; all of the layout if absent.
+            ranks: The ranks for which to fetch; all of the layout if absent.
             falls_back: Whether to read what is stored, if there is any, where the target's sources cannot give it.
             base: What the replica has loaded; over ZeroMQ only what changed since then is sent, where the source can.
                 It may be written while slices arrive, with these.
@@ -120,9 +120,9 @@ class WeightReceiver(Closing):
         falls_back: bool,
         base: Base | None,
     ) -> tuple[list[Ready], Plan]:
-        """Who gives what; connections that are made are put into `found`.
+        """Find the sources and plan what each sends; new connections are put into `found`.
 
-        `patience` are the seconds after which all of them, and each of them, are given up that have not answered.
+        `patience`: seconds after which all sources, and each of them, are given up if they have not answered.
         """
         if self._transport == "disk":
             return self._stored(target, wanted)
@@ -140,7 +140,7 @@ class WeightReceiver(Closing):
             return ready, plan
 
     def _stored(self, target: WeightTarget, wanted: ShardMap) -> tuple[list[Ready], Plan]:
-        """What is stored of a version; a WeightSyncError if it is not all of it."""
+        """Plan to read the stored parts of a version; a WeightSyncError if they are not all of it."""
         if self._directory is None:
             raise WeightSyncError("sync.transport 'disk' needs sync.directory: nothing says where versions are stored")
         ready, damaged = stored_parts(self._directory, self._run_id, target)
@@ -153,7 +153,7 @@ class WeightReceiver(Closing):
         raise WeightSyncError(f"weights version {target.version} cannot be read: {'; '.join(damaged)}{more}")
 
     def _how(self, ready: Sequence[Ready]) -> str:
-        """For the log: over what, and from where."""
+        """Describe for the log the transport and the sources of a fetch."""
         mapped = [each for each in ready if each.read is not None]
         if ready[0].source is None:
             return f"from {len(mapped)} part(s) in {self._directory}"
@@ -220,11 +220,11 @@ class WeightReceiver(Closing):
         raise found
 
     def _is_near(self, source: Source) -> bool:
-        """Whether what the source holds is to be mapped here."""
+        """True if the source's file is to be mapped on this host."""
         return self._transport in {"auto", "shared-memory"} and source.place.host == self._place.host
 
     def _plan(self, ready: Sequence[Ready], wanted: ShardMap) -> Plan | WeightSyncError:
-        """Who sends what, or why these sources cannot give all that is wanted, and only that."""
+        """Plan the transfers, or return why these sources cannot give all that is wanted, and only that."""
         if not ready:
             return WeightSyncError("no source has answered")
         published = {name for each in ready for name in each.manifest.digests}
@@ -265,6 +265,6 @@ class WeightReceiver(Closing):
 
 
 def _endpoints(ready: Sequence[Ready]) -> str:
-    """Where some sources are, the first few of them."""
+    """The endpoints of the first few of some sources."""
     named = [without_key(each.source.endpoint) for each in ready if each.source is not None]
     return ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else "")

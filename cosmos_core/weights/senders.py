@@ -55,9 +55,9 @@ class Senders:
     """The senders of each demand, and the demands of each target.
 
     Attributes:
-        demands: Of each target, the demand of each holder set of its kind (`Lacking.sets_S`).
+        demands: The demand of each holder set, for each target, of the target's kind (`Lacking.sets_S`).
         of_demand: The sources of each demand, by number, ascending.
-        reach: Of each demand, up to where each of its senders gives, in parts of the whole; the last is left out.
+        reach: The end of each sender's part of each demand, in parts of the whole; the last is left out.
     """
 
     def __init__(self, patterns: Patterns, kind_of: Integers, far: npt.NDArray[np.int8]) -> None:
@@ -82,7 +82,7 @@ class Senders:
         self.reach: Final = [parts[demand].cumsum()[:-1].clip(0, 1) for demand in range(len(demands))]
 
     def _nearest(self, sets: list[Integers], far: npt.NDArray[np.int8]) -> Integers:
-        """Of each of some holder sets, the demand of its nearest members."""
+        """Find, for each of some holder sets, the demand of its nearest members."""
         if not sets:
             return np.zeros(0, np.int64)
         counts = np.array([len(members) for members in sets])
@@ -101,7 +101,7 @@ class Senders:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Transfers:
-    """What one target gets.
+    """The transfers to one target.
 
     Attributes:
         source_M: Number of the source in `Plan.sources`.
@@ -186,7 +186,7 @@ def _merged(found: Transfers) -> Transfers:
 def _borders(
     whole: Transfers, begin_M: Integers, row_bytes_M: Integers, reach: Sequence[Amounts], grain_bytes: int
 ) -> tuple[Integers, Integers]:
-    """Where senders change: the transfer, and how many of its rows are before the border."""
+    """Find the borders between senders: the transfer, and how many of its rows are before the border."""
     bounds = np.searchsorted(whole.source_M, np.arange(len(reach) + 1))
     ends = np.append(begin_M, begin_M[-1] + whole.nbytes_M[-1])[bounds]
     demand_B = np.repeat(np.arange(len(reach)), [len(each) for each in reach])

@@ -218,7 +218,7 @@ class SliceServer:
 
 
 def _changed(base: Snapshot, snapshot: Snapshot, piece: TensorSlice, new: memoryview) -> Encoded:
-    """A slice for a receiver that has it as in `base`; whole, if that has it not, or as another dtype or shape."""
+    """Encode a slice for a receiver that has `base`; whole if that lacks it, or has another dtype or shape of it."""
     old, entry = base.finds(piece), snapshot.finds(piece)
     data = base.read(piece) if old is not None and entry is not None and old.facts == entry.facts else None
     if data is None:
@@ -227,7 +227,7 @@ def _changed(base: Snapshot, snapshot: Snapshot, piece: TensorSlice, new: memory
 
 
 def _excess(snapshot: Snapshot, pieces: Sequence[TensorSlice]) -> str:
-    """Why a request is too large to answer; empty if it is not."""
+    """The reason why a request is too large to answer; empty if it is not."""
     nbytes = sum(slices.size(piece) * snapshot.itemsizes.get(piece.name, 0) for piece in pieces)
     if len(pieces) > wire.REQUEST_SLICES or nbytes > wire.ANSWER_BYTES:
         return f"{len(pieces)} slices of {nbytes:,} bytes are more than one answer may hold"

@@ -60,12 +60,12 @@ class TensorShard:
 
     @property
     def piece(self) -> TensorSlice:
-        """The slice of the tensor that it is."""
+        """The slice of the tensor that the shard holds."""
         return TensorSlice(name=self.name, start=self.start, shape=self.size)
 
     @property
     def facts(self) -> TensorFacts:
-        """The whole tensor."""
+        """The dtype and shape of the whole tensor."""
         return TensorFacts(shape=self.shape, dtype=self.dtype)
 
     @property
@@ -83,7 +83,7 @@ class ShardMap:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None) -> ShardMap:
-        """One rank that holds whole tensors; floating-point ones as `dtype` if given."""
+        """Make the map of one rank that holds whole tensors; floating-point ones as `dtype` if given."""
         facts = {
             name: TensorFacts(shape=tuple(t.shape), dtype=dtype_name(cast(t, dtype))) for name, t in tensors.items()
         }
@@ -107,7 +107,7 @@ class LocalShard:
 
     Attributes:
         tensor: The content; writing into it changes what the process holds.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
     """
 
     tensor: torch.Tensor
@@ -182,7 +182,7 @@ def owned(shares: Mapping[str, LocalShard], rank: int, exchange: Exchange) -> fr
 
 
 def canonical_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a module that travel: parameters (tied ones once), then persistent float buffers.
+    """The tensors of a module that are sent: parameters (tied ones once), then persistent float buffers.
 
     Parameters of a module that is spread over processes are `DTensor`s; see `local_shards`.
     """
@@ -199,7 +199,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`bfloat16` for `torch.bfloat16`."""
+    """The name of a dtype: `bfloat16` for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 

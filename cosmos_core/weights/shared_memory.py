@@ -62,9 +62,9 @@ class SharedFile:
         self._finalizer = weakref.finalize(self, _discard, path, fd, os.getpid())
 
     def renew(self, *, label: str, token: str, size: int) -> bool:
-        """Become another snapshot's file, what it holds to be written over; whether it did.
+        """Make this the file of another snapshot, to be written over; returns whether that was possible.
 
-        It does not if it has another size, if somebody maps it or unlinked it, or if it cannot be known whether
+        It is not if the file has another size, if somebody maps it or unlinked it, or if it cannot be known whether
         somebody maps it.
         """
         if size != self.size or not self._finalizer.alive or _lock(self._fd, _WRITER) != "held":
@@ -108,7 +108,7 @@ def map_shared(path: str, *, token: str, size: int) -> mmap.mmap | None:
 
 
 def directories_for_files() -> tuple[Path, ...]:
-    """Where snapshots may lie, best first."""
+    """The folders in which snapshots may lie, best first."""
     shared = Path("/dev/shm")  # noqa: S108 - shared memory: names are unguessable, created exclusively, mode 600
     usual = Path(tempfile.gettempdir())
     return (shared, usual) if os.access(shared, os.W_OK) else (usual,)
@@ -190,7 +190,7 @@ def _discard(path: Path, fd: int, owner: int) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the file is this user's and nobody holds its lock."""
+    """True if the file is this user's and nobody holds its lock."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

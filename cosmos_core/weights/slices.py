@@ -9,7 +9,7 @@ from cosmos_core.protocols import TensorSlice
 
 
 def size(piece: TensorSlice) -> int:
-    """Number of elements."""
+    """The number of elements of a slice."""
     return math.prod(piece.shape)
 
 
@@ -19,7 +19,7 @@ def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
 
 
 def overlap(one: TensorSlice, other: TensorSlice) -> TensorSlice | None:
-    """What two slices of one tensor have in common; None if nothing."""
+    """The part that two slices of one tensor have in common; None if there is none."""
     start = tuple(map(max, one.start, other.start))
     ends = zip(one.start, one.shape, other.start, other.shape, strict=True)
     shape = tuple(min(a + n, b + m) - s for (a, n, b, m), s in zip(ends, start, strict=True))
@@ -41,7 +41,7 @@ def subtract(piece: TensorSlice, hole: TensorSlice) -> list[TensorSlice]:
 
 
 def without(piece: TensorSlice, other: TensorSlice) -> list[TensorSlice]:
-    """Disjoint slices that make up what `piece` has, and another slice of its tensor has not."""
+    """Disjoint slices that make up the part of `piece` that another slice of its tensor lacks."""
     common = overlap(piece, other)
     return [piece] if common is None else subtract(piece, common)
 
@@ -80,7 +80,7 @@ def within(piece: TensorSlice, outer: TensorSlice) -> tuple[slice, ...]:
 
 
 def contains(outer: TensorSlice, piece: TensorSlice) -> bool:
-    """Whether `piece` is a slice of the same tensor that lies within `outer`."""
+    """True if `piece` is a slice of the same tensor that lies within `outer`."""
     if outer.name != piece.name or not len(outer.shape) == len(piece.shape) == len(piece.start):
         return False
     bounds = zip(outer.start, outer.shape, piece.start, piece.shape, strict=True)

@@ -74,7 +74,7 @@ class Snapshot:
         return sum(entry.nbytes for entry in self.entries)
 
     def digests(self) -> dict[str, int]:
-        """What this snapshot contributes to the digest of each tensor."""
+        """The number that this snapshot adds to the digest of each tensor."""
         return add_digests(
             {entry.name: tensor_digest(entry.name, view(self.file.buffer, entry), start=entry.start, shape=entry.shape)}
             for entry in self.entries
@@ -94,7 +94,7 @@ class Snapshot:
         return next((entry for entry in held if slices.contains(entry.piece, piece)), None)
 
     def read(self, piece: TensorSlice) -> memoryview | None:
-        """Bytes of a slice, C-contiguous, as they lie if they lie so; None if the snapshot does not hold it."""
+        """The C-contiguous bytes of a slice, uncopied if they lie so; None if the snapshot does not hold it."""
         entry = self.finds(piece)
         if entry is None:
             return None
@@ -211,7 +211,7 @@ class Base(Closing):
         return self._origin
 
     def holds(self, piece: TensorSlice, facts: TensorFacts) -> bool:
-        """Whether it has a slice of a tensor with this dtype and shape."""
+        """True if the copy has this slice of a tensor with this dtype and shape."""
         entry = None if self._snapshot is None else self._snapshot.finds(piece)
         return entry is not None and entry.facts == facts
 
@@ -222,7 +222,7 @@ class Base(Closing):
         return found
 
     def begin(self, version: int, layout: EngineLayout) -> None:
-        """A version begins to arrive; from here on the copy is of no version until `confirm`.
+        """Begin to receive a version; from here on the copy is of no version until `confirm`.
 
         Where there is no room for the layout, the log says so, nothing is kept, and the next version comes whole.
         """
@@ -243,7 +243,7 @@ class Base(Closing):
             self._snapshot.write(piece, data)
 
     def confirm(self, version: int, digest: str) -> None:
-        """All of a version has been written, and what was loaded of it has this digest."""
+        """Record that all of a version has been written, and that the weights loaded from it have this digest."""
         if self._snapshot is not None:
             self._origin = Origin(version=version, digest=digest)
 

@@ -1,4 +1,4 @@
-"""Where a rank runs, and which source is nearer to it."""
+"""Measures how near sources are to a rank, and arranges replicas in a tree in which each reads from a near one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Place:
 
 
 def distances(sources: Sequence[Place], targets: Sequence[Place]) -> npt.NDArray[np.int8]:
-    """How far each source is from each target: places in `DISTANCES`, of shape (sources, targets)."""
+    """The distance of each source from each target: places in `DISTANCES`, of shape (sources, targets)."""
     far = np.full((len(sources), len(targets)), DISTANCES.index("anywhere"), np.int8)
     for distance, label in reversed(list(enumerate(DISTANCES[:-1]))):
         codes: dict[str, int] = {}
@@ -54,7 +54,7 @@ ORIGIN: Final = -1
 def parents(replicas: Sequence[Place], origin: Place, fan_out: int) -> list[int]:
     """The replica from which each one reads, or `ORIGIN`. Takes time in proportion to n log n.
 
-    Only host and rack count, as no two are one process. One, or the origin, has at most `fan_out` readers.
+    Only host and rack count, as no two are one process. Each replica, and the origin, has at most `fan_out` readers.
     """
     if fan_out < 1:
         raise WeightSyncError(f"a fan-out of {fan_out}: somebody must be allowed to read; give 1 or more")
@@ -74,7 +74,7 @@ def parents(replicas: Sequence[Place], origin: Place, fan_out: int) -> list[int]
 
 
 class _Free:
-    """Those that more replicas may read from: by how deep they are, then by how many read from them already."""
+    """The replicas that can have more readers, ordered by their depth, then by how many readers they have."""
 
     def __init__(self, fan_out: int) -> None:
         self._fan_out: Final = fan_out
@@ -85,24 +85,24 @@ class _Free:
         """By label. An entry with another number of readers than its source has is out of date."""
 
     def add(self, source: int, place: Place, depth: int) -> None:
-        """Somebody can be read from."""
+        """Add a replica that others can read from."""
         self._depths[source], self._places[source] = depth, place
         self._note(source)
 
     def give(self, source: int) -> int:
-        """One more reads from a source; the source's depth."""
+        """Count one more reader of a source, and return the source's depth."""
         self._readers[source] += 1
         if self._readers[source] < self._fan_out:
             self._note(source)
         return self._depths[source]
 
     def shallowest(self, reader: Place) -> int:
-        """The nearest of the least depth at which there is a place left."""
+        """The nearest of the replicas at the least depth."""
         tops = [top for label in _labels(reader) if (top := self._top(label)) is not None]
         return min(tops, key=lambda top: top[0])[2]
 
     def nearest(self, reader: Place) -> int:
-        """The shallowest of those that are nearest."""
+        """The one of least depth among the nearest replicas."""
         return next(top[2] for label in _labels(reader) if (top := self._top(label)) is not None)
 
     def _note(self, source: int) -> None:
@@ -117,7 +117,7 @@ class _Free:
 
 
 def _labels(place: Place) -> Iterator[tuple[str, str]]:
-    """Where somebody runs, from near to anywhere; of what is not known nothing is shared."""
+    """Yield the labels of a place, from the nearest on; those that are not known are left out."""
     if place.host:
         yield "host", place.host
     if place.rack:
@@ -135,7 +135,7 @@ def least_depth(number: int, fan_out: int) -> int:
 
 
 def _order(replicas: Sequence[Place]) -> list[tuple[int, bool]]:
-    """The replicas, and which is the first of its host: these first, racks taking turns; then the second of each."""
+    """Order replicas, with which is first on its host: all of these, racks taking turns; then the second of each."""
     hosts: dict[tuple[str, str], int] = {}
     hosts_of_rack: Counter[str] = Counter()
     on_host: Counter[tuple[str, str]] = Counter()

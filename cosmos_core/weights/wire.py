@@ -52,7 +52,7 @@ class Manifest:
     entries: tuple[TensorShard, ...]
 
     def shard_map(self) -> ShardMap:
-        """What the snapshot holds, as one rank."""
+        """The shard map of the snapshot, as of one rank."""
         tensors = {entry.name: entry.facts for entry in self.entries}
         return ShardMap(tensors=tensors, ranks={0: tuple(entry.piece for entry in self.entries)})
 
@@ -95,7 +95,7 @@ class Open:
 
 @attrs.frozen(kw_only=True)
 class Leave:
-    """Nothing more is asked for; there is no answer."""
+    """Tell that nothing more is asked for; there is no answer."""
 
     request: int
 
