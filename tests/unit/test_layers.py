@@ -41,3 +41,9 @@ def test_every_plugin_is_under_the_import_contracts() -> None:
         assert name in contract["source_modules"], name
     (alone,) = [each for each in settings["contracts"] if each["type"] == "independence"]
     assert set(alone["modules"]) == set(plugins)
+
+
+def test_unit_tests_lie_where_the_packages_that_they_test_do():
+    tests = Path(__file__).parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")} - {Path("docs")}
+    assert {folder for folder in folders if not (tests.parents[1] / "cosmos_core" / folder).is_dir()} == set()
