@@ -22,7 +22,7 @@ import torch
 from cosmos_core.errors import AttestationError, CosmosError, EngineError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.protocols.quantization import FORMATS, Quantization
-from cosmos_core.replica.lifetime import die_with_parent
+from cosmos_core.rollout.serving import die_with_parent
 from cosmos_engine_vllm import packed
 from cosmos_engine_vllm.census import Seen, census, made_since
 from cosmos_engine_vllm.held import HeldWeights, Written, meta_tensors

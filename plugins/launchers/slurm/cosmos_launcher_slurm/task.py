@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cosmos_core.transport.addresses import RACK
+from cosmos_core.run.launch import RACK
 
 _GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
