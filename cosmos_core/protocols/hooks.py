@@ -139,5 +139,5 @@ def cosmos_replica_left(run: RunInfo, replica: str, role: str, reason: str) -> N
 
 
 @hookspec
-def cosmos_run_ended(run: RunInfo, outcome: str, summary: Mapping[str, JSON]) -> None:
-    """The run is over; `outcome` is `finished`, `stopped` or `failed`."""
+def cosmos_run_ended(run: RunInfo, outcome: str, summary: Mapping[str, JSON]) -> str | None:
+    """The run is over; `outcome` is `finished`, `stopped` or `failed`. A text that is returned is printed."""

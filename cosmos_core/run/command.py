@@ -245,7 +245,8 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     except OSError as error:
         console.print(f"summary and report could not be written: {error}", highlight=False, markup=False)
     print_summary(summary, job, console)
-    hooks.close(_HOOKS_TIMEOUT_S)
+    for text in hooks.close(_HOOKS_TIMEOUT_S):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     return ending.outcome
 
 

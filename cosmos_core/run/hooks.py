@@ -46,13 +46,18 @@ class HookRunner:
         for each in self._queues:
             each.put(hook, arguments)
 
-    def close(self, timeout_s: float) -> None:
-        """Wait for the calls that are queued, at most `timeout_s` in all, and abandon the rest."""
+    def close(self, timeout_s: float) -> list[str]:
+        """Wait for the calls that are queued, at most `timeout_s` in all, and abandon the rest.
+
+        Returns:
+            Texts that plugins which are still on have returned from their last call.
+        """
         deadline = time.monotonic() + timeout_s
         for each in self._queues:
             each.put_end()
         for each in self._queues:
             each.join(deadline)
+        return [text for each in self._queues for text in each.returned]
 
 
 class _HookQueue:
@@ -69,8 +74,14 @@ class _HookQueue:
         self._queue: Final[queue.Queue[tuple[str, dict[str, Any]] | None]] = queue.Queue(queue_size + 1)
         self._size: Final = queue_size
         self._is_off = False
+        self._returned: list[Any] = []
         self._thread: Final = threading.Thread(target=self._serve, name=f"hook:{self._name}", daemon=True)
         self._thread.start()
+
+    @property
+    def returned(self) -> list[str]:
+        """Texts that the last call returned; none of a plugin that is off."""
+        return [] if self._is_off else [each for each in self._returned if isinstance(each, str)]
 
     def put(self, hook: str, arguments: dict[str, Any]) -> None:
         if self._is_off:
@@ -95,7 +106,7 @@ class _HookQueue:
         while (call := self._queue.get()) is not None and not self._is_off:
             hook, arguments = call
             try:
-                self._manager.subset_hook_caller(hook, self._others)(**arguments)
+                self._returned = self._manager.subset_hook_caller(hook, self._others)(**arguments)
             except BaseException as error:  # noqa: BLE001 - SystemExit would end this thread without a word
                 _LOG.info("hook %s raised in %s", self._name, hook, exc_info=True)
                 said = str(error).strip().partition("\n")[0]

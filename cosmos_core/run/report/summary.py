@@ -445,8 +445,6 @@ def _files(job: Job, outcome: str) -> Table:
     table.add_row("report", str(job.directory / REPORT))
     table.add_row("checkpoints", job.checkpoints)
     table.add_row("logs", str(job.logs))
-    if "mlflow" in job.recipe.tracking.hooks:
-        table.add_row("MLflow", f"mlflow ui --backend-store-uri sqlite:///{job.directory / 'mlflow.db'}")
     following = {
         "finished": f"cosmos export {job.directory}",
         "stopped": f"cosmos run --resume {job.directory}",

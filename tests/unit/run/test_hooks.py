@@ -25,6 +25,7 @@ class Recorder:
     @hookimpl
     def cosmos_run_ended(self, outcome):
         self.seen.append(outcome)
+        return f"shown of a {outcome} run"
 
 
 class Raiser:
@@ -65,7 +66,7 @@ def test_a_hook_that_raises_is_switched_off_and_reported_once_and_others_go_on()
     runner = HookRunner(make_manager(recorder=recorder), ["hook:recorder"], pytest.fail)
     notify_steps(runner, 3)
     runner.notify("cosmos_run_ended", run=None, outcome="finished", summary={})
-    runner.close(5)
+    assert runner.close(5) == ["shown of a finished run"]
     assert recorder.seen == [(0, 0.0), (1, 0.5), (2, 1.0), "finished"]
     reports = []
     raiser, recorder = Raiser(), Recorder()

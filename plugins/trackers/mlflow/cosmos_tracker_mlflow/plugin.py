@@ -114,10 +114,10 @@ class MlflowTracker:
             self._client.set_tag(self._run_id, "cosmos.checkpoint_step", str(step))
 
     @hookimpl
-    def cosmos_run_ended(self, outcome: str, summary: Mapping[str, Any]) -> None:
-        """Flush what is queued, note the outcome and close the MLflow run."""
+    def cosmos_run_ended(self, outcome: str, summary: Mapping[str, Any]) -> str | None:
+        """Flush what is queued, note the outcome and close the MLflow run; the command that shows a run's own file."""
         if self._client is None:
-            return
+            return None
         if self._monitor is not None:
             self._monitor.finish()
         numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
@@ -125,6 +125,8 @@ class MlflowTracker:
             self._client.set_tag(self._run_id, f"cosmos.{name}", str(value))
         self._settle(0)
         self._client.set_terminated(self._run_id, status=_STATUS.get(outcome, "FAILED"))
+        # A URI of the user's own may hold a password.
+        return None if self._options.tracking_uri else f"MLflow: mlflow ui --backend-store-uri {self._uri}"
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._client is None or not metrics:

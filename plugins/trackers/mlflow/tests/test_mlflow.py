@@ -58,7 +58,8 @@ def test_a_run_is_logged_and_a_resumed_one_goes_on_in_it(run, monkeypatch, tmp_p
             tracker.cosmos_step_finished(step, {"train/loss": 1.0 / step, "reward/a b?": 0.5})
         tracker.cosmos_evaluation_finished(steps[-1], {"heldout/accuracy": 0.25 * steps[-1]})
         tracker.cosmos_checkpoint_saved(steps[-1], "somewhere")
-        tracker.cosmos_run_ended(outcome, {"heldout_accuracy_after": 0.75, "name": "demo"})
+        text = tracker.cosmos_run_ended(outcome, {"heldout_accuracy_after": 0.75, "name": "demo"})
+        assert text == f"MLflow: mlflow ui --backend-store-uri sqlite:///{run.directory / 'mlflow.db'}"
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{run.directory / 'mlflow.db'}")
