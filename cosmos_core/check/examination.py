@@ -209,7 +209,7 @@ def _refusal(tool: str, wheel: Path) -> str:
 
 
 def _untyped(module: str, subject: Subject) -> Iterator[str]:
-    """Where type checkers look for `py.typed`: in the first package on the way that is no namespace (PEP 561)."""
+    """Yield that `py.typed` is missing in the first package on the way that is no namespace (PEP 561)."""
     root = find_root(module, [str(subject.folder)] if subject.folder is not None else None)
     if root is not None and not (root.path / "py.typed").exists():
         advice = f"{'add' if root.path.is_dir() else 'make the module a package with'} an empty file py.typed"
@@ -288,7 +288,7 @@ def run_kits(
 
 
 def _gap(record: PluginRecord, loaded: Loaded, given: Given) -> str:
-    """Why a class made on the spot cannot do, and what to do; empty if it can."""
+    """The reason why a class made on the spot cannot do, and what to do; empty if it can."""
     flags = [f"--set options.{name}=…" for name in loaded.required if name.partition(".")[0] not in given.options]
     if record.kind == "model" and not given.config and given.path is None:
         flags.append("--set config.model_type=… or --set path=…")

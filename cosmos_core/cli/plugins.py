@@ -207,7 +207,7 @@ def _need_pytest() -> None:
 
 
 def _given(overrides: list[str]) -> Given:
-    """What `--set` gives, structured; raises ConfigError if a key is none of those that a kit can be given."""
+    """Structure the values of `--set`; raises ConfigError if a key is none of those that a kit can be given."""
     from cosmos_core.check.examination import Given  # noqa: PLC0415
     from cosmos_core.config.overrides import apply_override  # noqa: PLC0415
     from cosmos_core.config.structure import structure  # noqa: PLC0415

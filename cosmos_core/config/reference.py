@@ -35,7 +35,7 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """Its help, and whether it is dynamic."""
+        """The help of the key, and whether it is dynamic."""
         return f"{self.help} Dynamic." if self.is_dynamic else self.help
 
     @property

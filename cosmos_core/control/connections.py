@@ -150,7 +150,7 @@ class Lines:
         self._heard.add(name)
 
     def _concerned(self, changed: set[str], now: float) -> list[str]:
-        """Those to whom something may be due: who has spoken, whose directive changed, and at times everybody."""
+        """Replicas that may be due a message: those that spoke or whose directive changed, and at times all."""
         heard, self._heard = self._heard, set()
         if now - self._scanned_at < _SCAN_S:
             return sorted((changed | heard) & self._state.replicas.keys())

@@ -97,7 +97,7 @@ class Journal(Closing):
         return number
 
     def settle(self) -> None:
-        """As `commit`; then neither a power cut nor damage of SQLite's log takes back what was committed so far.
+        """Commit, so that neither a power cut nor damage of SQLite's log takes back what was committed so far.
 
         It is in the file itself then, synchronised, whose damage is found by the checksums.
         """

@@ -29,7 +29,7 @@ class _Observer:
 
 
 class Observers:
-    """Those who watch. Only committed entries are shown."""
+    """Sends committed entries of the journal to the clients that watch a run."""
 
     def __init__(
         self, journal: Journal, send: Callable[[bytes, Notices | Refused], bool], num_replicas: Callable[[], int]

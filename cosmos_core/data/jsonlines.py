@@ -48,7 +48,7 @@ class JsonLinesFile:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The path of the file."""
         return str(self._path)
 
     @property

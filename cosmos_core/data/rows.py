@@ -11,7 +11,7 @@ import attrs
 
 
 class BadRowError(Exception):
-    """Why a row cannot be used; whoever knows its source and place turns it into a `DataError`.
+    """A row cannot be used; whoever knows its source and place turns this into a `DataError`.
 
     Args:
         message: What is wrong, with the value seen.
@@ -72,7 +72,7 @@ class RowSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in messages, such as its path."""
+        """The name of the source in messages, such as its path."""
         ...
 
     @property

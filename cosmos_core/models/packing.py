@@ -146,7 +146,7 @@ EMBEDDINGS: Final = "inputs_embeds"
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
-    """Where a module computes: not where its parameters are, when they wait in the CPU's memory."""
+    """The device on which a module computes: its parameters may wait elsewhere, in the CPU's memory."""
     layout = layout_of(module)
     if layout is not None and layout.cpu_offload and layout.mesh.world_size > 1:
         return torch.device(layout.mesh.weights.device_type)
@@ -200,7 +200,7 @@ class Row:
         )
 
     def own(self, values_N: torch.Tensor) -> torch.Tensor:
-        """Of values [N, ...] of the micro-batch's decisions, those of this slice."""
+        """Select the values of this slice from those of the micro-batch's decisions [N, ...]."""
         return values_N if self.shared is None else values_N.index_select(0, self.shared.own_n)
 
     def whole(self, values_n: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,7 @@ def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> s
 
 
 def _hints(kinds: Collection[Kind], name: str, records: Iterable[PluginRecord]) -> list[str]:
-    """Where a name of these kinds that is not installed may come from, or the names like it; else what is installed."""
+    """Hints for a name that is not installed: where it may come from, or names like it; else those installed."""
     installed = {record.name for record in records}
     known = {other: distribution for (kind, other), distribution in KNOWN.items() if kind in kinds}
     if name in known:

@@ -24,7 +24,7 @@ _UPPER: Final = frozenset({"<", "<=", "~=", "=="})
 
 
 def incompatibility(distribution: str, requires: Iterable[str], extras: Iterable[str] = ()) -> str:
-    """Why a distribution's requirements exclude this release of the core, and what to do; empty if they do not."""
+    """The reason why a distribution's requirements exclude this core, and what to do; empty if they do not."""
     for requirement in core_requirements(requires, extras):
         if not requirement.specifier.contains(__version__, prereleases=True):
             remedy = _upgrade(CORE if _is_above(requirement.specifier) else distribution)
@@ -81,7 +81,7 @@ def malformed_requirement(requires: Iterable[str]) -> str:
 
 
 def protocol_mismatch(kind: Kind, protocol: object, distribution: str) -> str:
-    """Why a provider's protocol number is not accepted here, and what to do; empty if it is."""
+    """The reason why a provider's protocol number is not accepted, and what to do; empty if it is."""
     spoken = PROTOCOL_VERSIONS[kind]
     if type(protocol) is not int:
         return f"Provider.protocol is {protocol!r}; give the version it was written for, an integer such as {spoken}"

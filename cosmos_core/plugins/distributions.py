@@ -41,7 +41,7 @@ class Readable(Distribution):
 
     # The type of what this returns differs between versions of Python.
     def locate_file(self, path: str | os.PathLike[str]) -> Any:
-        """Where a file of the distribution is, given its path in the record."""
+        """The place of a file of the distribution, given its path in the record."""
         return self._dist.locate_file(path)
 
 
@@ -102,7 +102,7 @@ def identity(dist: Distribution) -> Identity:
 
 
 def source(dist: Distribution) -> Source:
-    """Where a distribution comes from."""
+    """The source that a distribution comes from."""
     return Source(
         summary=field(dist, "Summary"),
         home_page=field(dist, "Home-page") or _home_page(dist.metadata.get_all("Project-URL") or []),

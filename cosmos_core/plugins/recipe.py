@@ -101,7 +101,7 @@ def source_of(plugins: PluginSet, stage: Stage) -> Source:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ModelSource:
-    """How to make the recipe's model in a process of its own.
+    """Makes the recipe's model in a process of its own.
 
     Attributes:
         plugin: Name with which the model plugin is selected.

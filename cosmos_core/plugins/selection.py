@@ -211,7 +211,7 @@ class PluginSet:
         return tuple(self._records.values())
 
     def record(self, kind: Kind, name: str) -> PluginRecord:
-        """Where a selected plugin comes from.
+        """The record of where a selected plugin comes from.
 
         Raises:
             KeyError: It was not selected.

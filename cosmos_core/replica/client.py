@@ -95,7 +95,7 @@ class ControlClient(Closing):
 
     @property
     def refused(self) -> Refused | None:
-        """Why the controller does not want this replica, or its key; None while it does."""
+        """The reason why the controller refuses this replica, or its key; None while it does not."""
         if isinstance(self._error, RefusedError):
             return Refused(reason=str(self._error), is_final=True)
         session = self._session

@@ -159,7 +159,7 @@ Ender = Callable[[ReplicaError], None]
 
 
 class HealthChannel:
-    """That of a replica of one process: there is nobody to lose."""
+    """The health channel of a replica of one process, which has no other process to lose."""
 
     def __init__(self, rank: int = LEADER) -> None:
         self.rank: Final = rank

@@ -73,7 +73,7 @@ class LeaderChannel(HealthChannel):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that the leader listens on."""
         return int(self._server.getsockname()[1])
 
     def meet(self, timeout_s: float, interrupted: Callable[[], bool]) -> None:

@@ -21,7 +21,7 @@ _POLL_S: Final = 0.02
 
 @attrs.frozen(kw_only=True)
 class Rendezvous:
-    """Where a leader waits for its followers.
+    """The addresses at which a leader waits for its followers.
 
     A file of an earlier session is ignored. The token is what followers say to its health channel: a secret, as the
     file is.
@@ -35,7 +35,7 @@ class Rendezvous:
 
 
 def rendezvous_file(run: Path, replica: str) -> Path:
-    """Where the leader of a replica writes it."""
+    """The file to which the leader of a replica writes its `Rendezvous`."""
     return run / "replicas" / f"{replica}.json"
 
 

@@ -185,7 +185,7 @@ class Generation:
         return "" if is_evaluation or units <= budget else f"units exceed policy.micro_batch_units of {budget}"
 
     def _unfit(self, encoded: Payload, sampling: Sampling, *, is_evaluation: bool) -> tuple[str, str]:
-        """Why a prompt is not generated for, as a reason and in words; both empty where it is.
+        """The reason why a prompt is not generated for, as a code and in words; both empty where it is.
 
         What is denoised has no length: its steps see one another's results alone, and micro-batches split them.
         """
@@ -324,7 +324,7 @@ class Generation:
             self._parts.report(scoring.report(lease.lease, samples, texts[0], drop=drop, media=media))
 
     def _kept(self, lease: Lease, generated: Generated) -> str:
-        """Where the media of a held-out sample were put; empty where there are none, or they are not kept."""
+        """Keep the media of a held-out sample; returns their place, empty without media or if they are not kept."""
         media_writer = self._parts.media_writer
         if media_writer is None or generated.media is None or lease.purpose != "evaluation":
             return ""

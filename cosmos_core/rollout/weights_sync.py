@@ -262,7 +262,7 @@ class WeightSync:
                     self._commit(load)
 
     def _base_for(self, target: WeightTarget, pieces: Fetch, layout: EngineLayout) -> Base | None:
-        """Where to keep what arrives, for the next version to be made of; None if that will not be sent by anybody."""
+        """The base that keeps what arrives, to make the next version from; None if no process will send that."""
         if self._base is None:
             return None
         if not pieces.is_asked:

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: plan, launch, supervise, summarise.
+"""Takes a recipe to a finished run: plans, launches, supervises and summarises.
 
 The commands of `cosmos` are in `command` (run, plan), `submit` (launch), `replica`, `settings` (set), `status`,
 `audit`, `recovery` and `artifacts` (export, generate, eval). Their layers are in `pyproject.toml`, enforced.

@@ -18,7 +18,7 @@ from cosmos_core.transport.keys import person_key
 
 
 def address_file(job: Job) -> Path:
-    """Where the controller writes its address."""
+    """The file to which the controller writes its address."""
     return job.directory / "controller.json"
 
 
@@ -70,7 +70,7 @@ def read_address(job: Job) -> str | None:
 
 
 def page_words(job: Job) -> list[str]:
-    """Where the run's web page is, for people; why there is none if that was not asked for; else nothing."""
+    """The address of the run's web page, for people, or why there is none although asked for; else nothing."""
     try:
         found: dict[str, Any] = json.loads(address_file(job).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -97,7 +97,7 @@ def find_address(job: Job) -> str | None:
 
 
 def absence(job: Job) -> str:
-    """Why `find_address` found no controller, for people."""
+    """The reason why `find_address` found no controller, for people."""
     found = announced(job)
     if found is None or not found.is_elsewhere:
         return "its controller is gone"

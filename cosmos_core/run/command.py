@@ -172,7 +172,7 @@ def _check_own(url: str) -> None:
 
 
 def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
-    """Where a run goes on by its journal, which the follower takes in; and steps of newer checkpoints, passed over.
+    """Find where a run goes on by its journal, which the follower reads; and steps of newer checkpoints, passed over.
 
     That is at the newest complete checkpoint that the journal knows. Others may be there: of steps that a recovered
     journal has lost, or that were undone before they were on record. A JournalError if none that it knows is there.

@@ -147,7 +147,7 @@ class Fleet:
 
     @property
     def names(self) -> Collection[str]:
-        """Of its replicas, without those that were forgotten."""
+        """The names of its replicas, without those that were forgotten."""
         return self._members.keys()
 
     def start_all(self) -> list[Member]:

@@ -204,7 +204,7 @@ def aside(directory: Path) -> Iterator[Path | None]:
 
 
 def _moved(directory: Path) -> Path | None:
-    """Where the run of a folder has been moved to; None if there is none."""
+    """Move the run of a folder away, and return where to; None if there is none."""
     if not is_run(directory):
         return None
     with held(directory):

@@ -78,7 +78,7 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
 
 
 def _snapshot(job: Job, wanted: int | None) -> RecoverySnapshot:
-    """That of the newest checkpoint, or of the one that is wanted."""
+    """The snapshot of the newest checkpoint, or of the one that is wanted."""
     steps = set(completed(job.checkpoints)) & set(recovery_snapshots.kept(job.recovery_snapshots))
     if not steps:
         raise JournalError(

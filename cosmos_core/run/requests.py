@@ -133,7 +133,7 @@ def only_run(folder: Path = RUNS) -> Path:
 
 
 def address_of(directory: Path, job: Job) -> str:
-    """Where the controller of a run listens; raises ReplicaError if the run does not go on."""
+    """The address of a run's controller; raises ReplicaError if the run does not go on."""
     address = find_address(job)
     if address is None:
         raise ReplicaError(f"{directory}: the run does not go on ({absence(job)}), so that nothing can be asked")

@@ -35,7 +35,7 @@ _OUTSIDE: Final = frozenset({LOST, 128 + signal.SIGTERM, 128 + signal.SIGKILL, 1
 
 
 def cause_of(ended: Exit) -> Cause:
-    """Why a process ended, by its exit code."""
+    """The cause of a process's end, by its exit code."""
     if ended.code < 0 or ended.code in _OUTSIDE:
         return "killed"
     if ended.code == REFUSED:
@@ -68,7 +68,7 @@ class Restarts:
 
 
 def barred(job: Job, role: Role, name: str) -> str:
-    """Why the controller would refuse the key of a replica; empty if it would not."""
+    """The reason why the controller would refuse the key of a replica; empty if it would not."""
     try:
         key = replica_key(job.keys, role, name)
         peers = read_peers(job.keys / ALLOWED)

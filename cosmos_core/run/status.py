@@ -224,7 +224,7 @@ class Watcher:
         return None
 
     def _address(self) -> str | None:
-        """Of the controller; None if it is gone, or is on another machine and was given up because it was silent."""
+        """The controller's address; None if it is gone, or is on another machine and was given up as silent."""
         address = read_address(self._job)
         return None if address == self._silent else address
 

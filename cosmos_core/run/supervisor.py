@@ -151,7 +151,7 @@ _GRACE_S: Final = 3.0  # between TERM and KILL
 
 @attrs.frozen(kw_only=True)
 class Start:
-    """Where a run starts from: `step` and the checkpoint's path; both None for a new run, path None for step 0."""
+    """The start of a run: `step` and the checkpoint's path; both None for a new run, path None for step 0."""
 
     step: int | None = None
     checkpoint: str | None = None

@@ -95,7 +95,7 @@ def is_out_of_reach(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a file system failed, in a line, with what to do where it can be known."""
+    """The reason why a file system failed, in a line, with what to do where it can be known."""
     said = str(error).strip().partition("\n")[0] or type(error).__name__
     if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
         return f"{said}; set {KEY} and {SECRET}, or the variables of AWS"

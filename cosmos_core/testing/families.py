@@ -50,7 +50,7 @@ def model(make: Make) -> DiffusionModel:
 
 @pytest.fixture
 def module(model: DiffusionModel) -> torch.nn.Module:
-    """Its weights."""
+    """The model's weights."""
     return model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
 
 

@@ -118,7 +118,7 @@ def _chosen(text: str) -> str:
 
 
 def _usual_address() -> str:
-    """That of the default route; without one, the only one that is not loopback."""
+    """The address of the default route; without one, the only address that is not loopback."""
     for elsewhere in _ELSEWHERE:
         try:
             return address_towards(elsewhere)

@@ -180,7 +180,7 @@ def listen(
 
 
 def refusal(peer: Peer, message: Up) -> str:
-    """Why this peer may not say this; empty if it may."""
+    """The reason why this peer may not send this message; empty if it may."""
     is_replica = peer.role in {"policy", "rollout"}
     if isinstance(message, Hello | Beat | Reports):
         if is_replica:

@@ -35,7 +35,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 @attrs.frozen(kw_only=True)
 class ArrayHeader:
-    """Where an array lies: from `offset` of frame `frame` on, for as long as dtype and shape say."""
+    """The place of an array: from `offset` of frame `frame` on, for as long as dtype and shape say."""
 
     name: str
     dtype: str

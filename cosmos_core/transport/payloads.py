@@ -76,7 +76,7 @@ class PayloadServer(Closing):
 
     @property
     def endpoint(self) -> str:
-        """Where clients find it."""
+        """The address at which clients find the server."""
         return self._endpoint
 
     @property

@@ -37,7 +37,7 @@ Encoded: TypeAlias = tuple[Encoding, memoryview]
 
 
 def encode(base: memoryview, new: memoryview, itemsize: int) -> Encoded:
-    """Encode the changes that turn `base` into `new`, bytes of slices: 2 to 6 ms for 4 MiB. A whole slice is no copy."""
+    """Encode the changes from `base` to `new`, bytes of slices: 2 to 6 ms for 4 MiB. A whole slice is not copied."""
     whole: Encoded = "whole", new
     element = _ELEMENTS.get(itemsize)
     if element is None or not len(new) or len(base) != len(new) or len(new) // itemsize > _LONGEST:

@@ -226,7 +226,7 @@ def _undo_generation(state: State, replica: Replica, step: int) -> None:
 
 
 def _undo_publication(state: State, step: int) -> None:
-    """Versions up to the step are what they were, though nobody may have them but rollout replicas."""
+    """Restore published versions up to the step, though nobody may have them but rollout replicas."""
     newest = max(state.holders, default=-1)
     state.targets = sorted({target for target in state.targets if target <= step} | ({newest} - {-1}))
     state.published = {version: known for version, known in state.published.items() if version <= step}

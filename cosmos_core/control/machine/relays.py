@@ -95,7 +95,7 @@ def touch_below(state: State, name: str) -> None:
 
 
 def above(state: State, replica: Replica) -> Iterator[Replica]:
-    """Those between a replica and the policy, the nearest first."""
+    """Yield the relays between a replica and the policy, the nearest first."""
     name = state.parents.get(replica.name)
     while name is not None:
         yield state.replicas[name]

@@ -36,7 +36,7 @@ class StageSettings:
 
     @property
     def last_step(self) -> int:
-        """Its last global step."""
+        """The last global step of the stage."""
         return self.first_version + self.steps
 
     @property

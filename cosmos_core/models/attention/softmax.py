@@ -371,7 +371,7 @@ def _attend(run: Run, rows: Sequence[torch.Tensor], packing: Packing, scoring: S
 
 
 def _plain(parts: Sequence[torch.Tensor], num_behind: int, packing: Packing, scoring: Scoring) -> torch.Tensor:
-    """Of query [B, H, T, D], key and value [B, K, S, D]: SDPA, once or for pieces no shorter than the window."""
+    """Run SDPA on query [B, H, T, D], key and value [B, K, S, D], once or in pieces no shorter than the window."""
     query_BHTD, key_BKSD, _ = parts
     num_queries, num_keys, window = query_BHTD.shape[2], key_BKSD.shape[2], scoring.window
     if window is None or num_keys <= 2 * max(window, SMALLEST_PIECE):

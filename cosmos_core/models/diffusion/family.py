@@ -227,7 +227,7 @@ class Family(ABC):
 
     @functools.cached_property
     def folder(self) -> Path:
-        """Of the checkpoint, with its configs and tokenizers; of one on the hub the weights may not be there yet."""
+        """The checkpoint's folder, with configs and tokenizers; weights on the hub may not be there yet."""
         if self.context.path is None:
             raise ConfigError("model.path: the recipe names no checkpoint, so there are none of its other parts")
         return checkpoint.folder_of(self.context.path, self.options.revision)

@@ -171,7 +171,7 @@ def _split_of(linear: nn.Linear) -> Split | None:
 
 
 def _group(split: Split | None, side: Side | None) -> dist.ProcessGroup | None:
-    """Whom to ask for the largest element of what spans a side of the layer; both sides, if None."""
+    """The group to ask for the largest element of what spans a side of the layer; both sides, if None."""
     return split.group if split is not None and side in (None, split.side) else None
 
 

@@ -140,7 +140,7 @@ def _style(name: str, module: nn.Module, size: int, plan: ParallelPlan, head_siz
 
 
 def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, int]:
-    """Of each parameter that `tp` splits only if it divides the heads: how many there are."""
+    """The number of heads of each parameter that `tp` splits only if it divides them."""
     anatomy = Anatomy.of(module)
     found: dict[str, int] = {}
     if anatomy is None:
@@ -156,7 +156,7 @@ def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, in
 
 
 def _head_sizes(layer: nn.Module, config: PretrainedConfig) -> dict[nn.Module, int]:
-    """Of projections of keys and values, how many of their rows make a head."""
+    """The number of rows that make a head, for each projection of keys or values."""
     default = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     found: dict[nn.Module, int] = {}
     for attention in layer.modules():

@@ -135,7 +135,7 @@ def _given(module: PreTrainedModel, named: Mapping[str, nn.Module], overrides: M
 
 
 def _without_whole_blocks(tensor: Mapping[str, Style], given: Mapping[str, Style]) -> dict[str, Style]:
-    """Of blocks of which the plugin leaves no part of the outputs to a process: only what it says itself."""
+    """Keep only the plugin's own styles in blocks that it names and of which no output is split."""
     parents = {name.rpartition(".")[0] for name in given}
     split = {name.rpartition(".")[0] for name, style in tensor.items() if style in OUTPUTS}
     return {

@@ -147,7 +147,7 @@ def cut(module: PreTrainedModel, layout: Layout) -> list[PreTrainedModel]:
 
 
 def obstacle(module: PreTrainedModel) -> str | None:
-    """Why a model cannot be cut; None if it can."""
+    """The reason why a model cannot be cut into stages; None if it can."""
     decoder = module.get_decoder()
     anatomy, norm = Anatomy.of(module), _final_norm(decoder)
     if anatomy is None:
@@ -262,7 +262,7 @@ def layer_spans(num_layers: int, num_stages: int) -> list[range]:
 def leading_problems(
     architecture: str, num_leading: int, num_layers: int, *, num_stages: int, is_split: bool
 ) -> Iterator[str]:
-    """Why the first stage cannot add something to the results of leading layers, as some models do.
+    """Yield why the first stage cannot add something to the results of leading layers, as some models do.
 
     Where the sequence is split over `tp` between layers, a stage has all of it behind its last one, so that it needs
     one layer more.

@@ -77,7 +77,7 @@ class Tensor:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Its processes."""
+        """The group of its processes."""
         return self.mesh.get_group()
 
     @property

@@ -151,7 +151,7 @@ class GenericVisionModel(VisionLanguageModel):
 
     @cached_property
     def processor(self) -> Processor | None:
-        """Of the checkpoint; None where there is none: text needs none."""
+        """The processor of the checkpoint; None where there is none: text needs none."""
         path, trust = self._processor_path, self.context.trust_remote_code
         if path is None or not is_there(path):
             return None

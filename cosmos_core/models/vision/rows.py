@@ -184,7 +184,7 @@ def example_images() -> list[Image.Image]:
 
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
-    """As `AutoProcessor` does, of a class that takes no videos."""
+    """Load as `AutoProcessor` does, with a class that takes no videos."""
     files = [_found(path, name) for name in (*REQUIRED, "tokenizer_config.json")]
     named = [json.loads(found.read_text(encoding="utf-8")) for found in files if found is not None]
     if trust_remote_code and any("AutoProcessor" in (each.get("auto_map") or {}) for each in named):
@@ -239,7 +239,7 @@ class OwnPositions:
 
     @staticmethod
     def of_config(config: PretrainedConfig) -> OwnPositions | None:
-        """Of the model of a config; None where units have one position each, in order."""
+        """Make those of a config's model; None where units have one position each, in order."""
         model_class = MODEL_MAPPING.get(type(config), None)
         return OwnPositions(model_class, config) if hasattr(model_class, "get_rope_index") else None
 

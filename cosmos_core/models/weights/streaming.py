@@ -319,7 +319,7 @@ def fill(stages: Sequence[nn.Module], weights: Weights, path: str | None) -> Non
 
 
 def _occurrences(stage: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Where each parameter that is used more than once is, in order."""
+    """The places of each parameter that is used more than once, in order."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -328,7 +328,7 @@ def _occurrences(stage: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _compute_buffers(stage: PreTrainedModel, device: torch.device) -> None:
-    """As transformers does when it loads a checkpoint: what no checkpoint has, the model's own initialisation sets."""
+    """Set buffers that no checkpoint has by the model's own initialisation, as transformers does when it loads one."""
     # Of models within models the innermost, which comes last.
     models = [each for each in stage.modules() if isinstance(each, PreTrainedModel)]
     owners = {child: model for model in models for child in model.modules()}

@@ -20,7 +20,7 @@ from cosmos_core.types import Group, Payload, Sample
 
 @attrs.frozen(kw_only=True)
 class Units:
-    """Of one payload.
+    """The numbers of units of one payload.
 
     Attributes:
         decisions: Tokens that were decided, or denoising steps.

@@ -182,7 +182,7 @@ class _Part(dict[str, Any]):
 
 
 class _Properties(_Part):
-    """Of a tensor, of which only the dtype matters."""
+    """The properties of a tensor, of which only the dtype matters."""
 
     def __setstate__(self, state: Any) -> None:
         dtype, *_ = state

@@ -48,7 +48,7 @@ def layout_of(policy: PolicyConfig, mesh: Mesh, device_type: str) -> Layout:
 
 
 def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
-    """Why the policy's mesh cannot hold the model; empty if it can.
+    """The reasons why the policy's mesh cannot hold the model; empty if it can.
 
     An axis that the model cannot use is told first: why, if the model knows, else that its plugin does not declare it.
     What follows from such an axis is not told.
@@ -66,7 +66,7 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
 
 
 def rollout_misfits(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:
-    """Why the processes of a rollout replica cannot share the model's layers (`rollout.mesh.tp`); empty if they can."""
+    """The reasons why a rollout replica's processes cannot share layers (`rollout.mesh.tp`); empty if they can."""
     policy = PolicyConfig(mesh=MeshConfig(tp=mesh.tp))
     found = _unusable(policy.mesh, capabilities, facts) or [*_extents(policy, facts), *_vocabulary(policy, facts)]
     return [each.replace("policy.", "rollout.") for each in found]

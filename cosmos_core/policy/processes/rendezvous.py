@@ -235,5 +235,5 @@ class _Entry:
             time.sleep(_POLL_S)
 
     def error(self, words: str) -> GradientGroupError:
-        """Why this process is not in the group."""
+        """The error that says why this process is not in the group."""
         return GradientGroupError(f"generation {self.generation}: {words}")

@@ -66,7 +66,7 @@ class Average:
             self._swap()
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """Its tensors by name; no copies."""
+        """The average's tensors by name; no copies."""
         return self._tensors
 
     @torch.no_grad()

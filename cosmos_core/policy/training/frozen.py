@@ -123,7 +123,7 @@ class FrozenModel:
             tensor.copy_(sources[name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Its weights by name, without those below adapters; no copies."""
+        """The model's weights by name, without those below adapters; no copies."""
         return {name: each for name, each in canonical_tensors(self._module).items() if name in self._saved}
 
     def _readable(self, payload: Payload) -> Payload:

@@ -62,7 +62,7 @@ class Meter:
         return means | self.maxima
 
     def encode(self) -> bytes:
-        """As JSON; not-a-number and infinities survive."""
+        """Encode as JSON; not-a-number and infinities survive."""
         return json.dumps([self.sums, self.counts, self.maxima]).encode()
 
     @classmethod

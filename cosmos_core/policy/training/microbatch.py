@@ -44,7 +44,7 @@ class Piece:
     span: Span
 
     def of(self, whole_n: Whole) -> Whole:
-        """Its part of what there is for each decision of the sequence."""
+        """The piece's part of what there is for each decision of the sequence."""
         return whole_n[self.span.first : self.span.first + self.number]
 
 

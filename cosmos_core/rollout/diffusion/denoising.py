@@ -132,7 +132,7 @@ def _record(batch: Sequence[Trajectory], taken: _Taken, version: int) -> int:
 
 
 def _logprobs(batch: Sequence[Trajectory], taken: _Taken) -> list[float]:
-    """Of each x', as who trains on it computes it: a mean over what is not given; of no meaning without noise."""
+    """The log-prob of each x', as the trainer computes it: a mean over frames not given; meaningless without noise."""
     target_B = taken.after_B if taken.offset_B is None else taken.after_B - taken.offset_B
     squares_BT = (target_B - taken.drift_B).square().mean((1, 3, 4)).cpu()
     decided_BT = torch.ones_like(squares_BT)

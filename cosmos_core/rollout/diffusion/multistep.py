@@ -116,7 +116,7 @@ def _step(index: int, times: Sequence[float]) -> Step:
 
 
 def _order(index: int, num_steps: int) -> int:
-    """Of the predictor of a step, and of the corrector that follows it."""
+    """The order of the predictor of a step, and of the corrector that follows it."""
     return min(_ORDER, num_steps - index, index + 1)
 
 

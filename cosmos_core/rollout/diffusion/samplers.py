@@ -66,7 +66,7 @@ class Sampler(Protocol):
     """A way from noise to data; samplers that are equal lead the same way."""
 
     def __hash__(self) -> int:
-        """Of what it is made with."""
+        """The hash of what the sampler is made with."""
         ...
 
     def num_noisy(self, num_steps: int) -> int:
@@ -105,7 +105,7 @@ def shifted(num_steps: int, shift: float) -> list[float]:
 
 
 def unipc_shifted(num_steps: int, shift: float, num_train_steps: int = 1000) -> list[float]:
-    """As those of `shifted`, of n + 1 points from 1 to 1/1000 but the last; the first a little below 1.
+    """Times as those of `shifted`, of n + 1 points from 1 to 1/1000 but the last; the first a little below 1.
 
     These are the times of the UniPC scheduler of diffusers for flow models: at 1, the signal-to-noise ratio that it
     computes with would be 0.

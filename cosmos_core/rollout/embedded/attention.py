@@ -183,7 +183,7 @@ class SlotStep:
         return cached_keys, cached_values
 
     def _rows(self, num_shared: int, capacity: int) -> torch.Tensor:
-        """Where new units go, int64 [N K], in a cache whose slots, heads and units are one dim; made once a step."""
+        """Rows of new units, int64 [N K], in a cache whose slots, heads and units are one dim; made once a step."""
         rows = self._rows_by_heads.get(num_shared)
         if rows is None:
             heads_K = torch.arange(num_shared, device=self._slots_N.device)

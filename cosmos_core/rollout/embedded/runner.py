@@ -189,7 +189,7 @@ class EncoderCache:
         self._features: dict[TokenRequestState, Mapping[str, torch.Tensor]] = {}
 
     def spans(self, plan: Plan) -> list[Span]:
-        """Where a step feeds units of conditioned prompts, in the order of its units."""
+        """The spans in which a step feeds units of conditioned prompts, in the order of its units."""
         fed = [
             # Of those that decode, some feed the last unit of their prompt: they share the rest with another sample.
             *(

@@ -273,7 +273,7 @@ def _leave(code: int) -> None:
 
 
 def _unusable(text: Any) -> str:
-    """Why the model cannot be shown this; empty if it can."""
+    """The reason why the model cannot be shown this; empty if it can."""
     if not isinstance(text, str):
         return f"the observation is no text but {text!r:.200}"
     try:

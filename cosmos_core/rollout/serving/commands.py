@@ -51,7 +51,7 @@ class Commands:
 
     @property
     def closed(self) -> EngineError | None:
-        """Why commands are refused; None while they are not."""
+        """The error with which commands are refused; None while they are not."""
         return self._closed
 
     def post(self, command: Callable[[], T]) -> Future[T]:

@@ -77,7 +77,7 @@ class Sample(Protocol):
 
     @property
     def parent(self) -> RequestState[Any]:
-        """Its request."""
+        """The request of the sample."""
         ...
 
     def generated(self, version: int) -> Generated:
@@ -123,7 +123,7 @@ class WaitingQueue(Generic[S]):
             heapq.heappush(self._heap, (parent.request.priority, parent.number, sample.index, sample))
 
     def first(self) -> S:
-        """Whose turn it is; there must be one."""
+        """The sample whose turn it is; there must be one."""
         return self._heap[0][3]
 
     def take(self) -> S:

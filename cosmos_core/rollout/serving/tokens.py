@@ -121,7 +121,7 @@ class TokenSequence:
         return sample_key(self.parent.request.seed, self.index)
 
     def mark(self, version: int) -> None:
-        """Its next units come of `version`."""
+        """Record that the next units come from `version`."""
         if self.spans and self.spans[-1][0] == self.num_generated:
             self.spans.pop()
         if not self.spans or self.spans[-1][1] != version:

@@ -180,7 +180,7 @@ def _latest(job: Job, steps: list[int]) -> int:
 
 
 def _known(state: State, steps: list[int]) -> dict[int, int]:
-    """Of the complete checkpoints those that the journal knows, oldest first, and the gradient group of the step."""
+    """The complete checkpoints that the journal knows, oldest first, each with the gradient group of the step."""
     return {step: generation_at(state.steps, step) for step in steps if step in state.marks}
 
 

@@ -47,7 +47,7 @@ class Child:
         self.pid: Final = process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while it runs."""
         code = self._process.exitcode
         return -signal.SIGKILL if code == _UNKNOWN else code
 
@@ -64,7 +64,7 @@ class Child:
                 os.kill(self.pid, number)
 
     def _await_session(self) -> None:
-        """Until then it minds signals as little as the fork server that it is forked from."""
+        """Wait until the child has a session of its own: before that it ignores signals as its fork server does."""
         until = time.monotonic() + _BEGIN_S
         while os.getsid(self.pid) != self.pid and time.monotonic() < until:
             time.sleep(0.005)

@@ -51,11 +51,11 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         ...
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while it runs."""
         ...
 
     def wait(self) -> int | None:

@@ -381,5 +381,5 @@ def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 
 def found_in(kinds: frozenset[str]) -> str:
-    """Where recipes of these payloads are, as the end of a remedy."""
+    """The place of recipes of these payloads, as the end of a remedy."""
     return ": recipes of latents are in recipes/wfm" if "latents" in kinds else ""

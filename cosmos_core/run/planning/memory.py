@@ -299,7 +299,7 @@ class _Rank:
         return reduced + neighbours * rows * self.facts.hidden_size * self.item
 
     def _logits(self, parts: Sequence[ModelPart]) -> int:
-        """Of the process that has the output layer, as if every unit were a decision."""
+        """Bytes of logits on the process that has the output layer, as if every unit were a decision."""
         if not self._has_output(parts):
             return 0
         values = math.ceil(self.units * self.facts.vocab_size)
@@ -311,7 +311,7 @@ class _Rank:
         return not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}
 
     def _activations(self, stages: Sequence[Sequence[ModelPart]]) -> int:
-        """Of all micro-batches in flight, and of the layer that is computed again."""
+        """Bytes of activations: of all micro-batches in flight, and of the layer that is computed again."""
         kept = [sum(part.count * self._kept(part) for part in stage) for stage in stages]
         again = 0.0
         if self.policy.parallel.recompute != "none":
@@ -411,7 +411,7 @@ def _split_parameters(facts: ModelFacts, tp: int) -> int:
 
 
 def _cache_share(facts: ModelFacts, tp: int) -> float:
-    """Of the cache, what each process has: its heads, or one that several have if there are fewer heads than these."""
+    """The share of the cache on each process: its heads, or one that several have if heads are too few."""
     return max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
 
 

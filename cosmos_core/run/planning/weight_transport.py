@@ -84,7 +84,7 @@ def _unusable(directory: str) -> Iterator[str]:
 
 
 def _unwritable(directory: str, path: Path) -> Iterator[str]:
-    """Why versions cannot be written to a folder, which need not be there yet; of a bucket the first version tells."""
+    """Yield why versions cannot be written to a folder, which need not exist; a bucket's first version tells."""
     there = path
     try:
         there = next(each for each in (path, *path.parents) if each.exists())

@@ -86,7 +86,7 @@ class DatasetConformance(PluginConformance):
 
     @pytest.fixture
     def rows(self, dataset: Dataset, places: list[Place]) -> Rows:
-        """Those rows, if they can be read and sent."""
+        """The rows at these places, if they can be read and sent."""
         with told_by("test_rows_are_prompts_that_can_be_sent"):
             rows = _read(dataset, places)
             fault_if(problem for row in rows.values() for problem in _row_problems(row))
@@ -226,7 +226,7 @@ def _size(dataset: Dataset, split: Split) -> int:
 
 
 def _settled(dataset: Dataset) -> dict[str, Any]:
-    """What planning asks for once: sizes, rows left out, and the windows of stages."""
+    """All that planning asks for once: sizes, rows left out, and the windows of stages."""
     found: dict[str, Any] = {f"size({split!r})": _size(dataset, split) for split in _SPLITS}
     if hasattr(dataset, "omitted"):
         for split in _SPLITS:
@@ -363,7 +363,7 @@ def _containers(row: Prompt) -> Iterator[tuple[str, Any]]:
 
 
 def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """How to draw from each global generator that is in use, and how to tell its state."""
+    """Functions that draw from each global generator that is in use, and that tell its state."""
     found: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "random": (random.random, random.getstate),
         "numpy.random": (np.random.random, lambda: repr(np.random.get_state(legacy=False))),  # noqa: NPY002

@@ -175,7 +175,7 @@ class EnvironmentConformance(WorkerConformance):
                 )
 
     def test_the_examples_get_their_answers(self, in_worker: Callable[..., WorkerRun]) -> None:
-        """Its documentation promises them."""
+        """The documentation of the environment promises these answers."""
         if not self.examples:
             pytest.skip("not given: `examples`, dialogues with the observations that they must get")
         scripts = [Script(prompt=prompt, turns=tuple(turns)) for prompt, turns, _ in self.examples]

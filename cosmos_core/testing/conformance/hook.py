@@ -199,7 +199,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Those of this process."""
+        """The surroundings in this process."""
         # pytest keeps its own account in one variable.
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         return cls(Path.cwd(), environment, logging.root.manager.disable, logging.root.level)
@@ -321,7 +321,7 @@ class HookConformance(PluginConformance):
         _follow(open_run(odd), what, _beginning(), _steps(1, 3), _oddities(), _ending())
 
     def test_two_runs_in_one_process_do_not_mix(self, open_run: Open, tmp_path: Path) -> None:
-        """Its memory belongs to the object of one run, never to the module."""
+        """A hook's memory belongs to the object of one run, never to the module."""
         marks = {"first-4711": 0.8123456789, "second-0815": 0.9876543219}
         runs = {name: _run_info(_folder(tmp_path, name), name) for name in marks}
         sessions = {name: open_run(run) for name, run in runs.items()}

@@ -160,7 +160,7 @@ class PluginConformance:
 
 
 def json_problem(value: Any, path: str) -> str:
-    """Where a value, whose name is `path`, is no plain JSON, and what to write instead; empty if it is."""
+    """A message that says where the value at `path` is no plain JSON, and what to write instead; empty if it is."""
     if odd := [key for key in value if not isinstance(key, str)] if isinstance(value, dict) else []:
         return f"{path} has the key {odd[0]!r}, a {type(odd[0]).__name__}; keys are text"
     if value and isinstance(value, dict | list):

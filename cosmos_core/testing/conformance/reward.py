@@ -146,7 +146,7 @@ class RewardConformance(WorkerConformance):
             fault(f"{_shown(completions[0])} got a score alone, but after failures: {beside}; keep no state of them")
 
     def test_the_examples_get_their_scores(self, capabilities: RewardCapabilities, reward: Reward) -> None:
-        """Its documentation promises them; rows that lack the reference must not train on a number made up."""
+        """The documentation promises these scores; rows that lack the reference must not train on a number made up."""
         if not self.examples:
             pytest.skip("not given: `examples`, completions with the scores that they must get")
         found = map(_value, _scores(reward, [completion for completion, _ in self.examples]))
@@ -267,7 +267,7 @@ def shown_as(frames: npt.NDArray[np.uint8], *, truncated: bool = False, chat: bo
 
 
 def _judge(reward: Reward, completions: Sequence[Completion]) -> list[Any]:
-    """What `score` returned or raised for completions, one after the other, on one event loop as in a worker."""
+    """Score completions, one after the other, on one event loop as in a worker; results and exceptions."""
 
     async def judge() -> list[Any]:
         found = list[Any]()

@@ -160,7 +160,7 @@ class WorkerConformance(PluginConformance):
         return worker_run
 
     def test_every_ordinary_input_is_answered_in_time(self, worker_run: WorkerRun, ordinary: Sequence[Any]) -> None:
-        """What is wrong, empty or garbled gets an answer too; a worker that hangs is ended, and nothing outlives it."""
+        """A wrong, empty or garbled input gets an answer too; a worker that hangs is ended, and nothing outlives it."""
         errors, late = list[str](), list[str]()
         for given, answer in zip(ordinary, worker_run.answers, strict=True):
             if answer is not None and answer.timed_out:

@@ -1,4 +1,4 @@
-"""What the trainer asks of an algorithm, on a batch that is made of numbers; what is wrong with an answer is a fault.
+"""Asks an algorithm all that the trainer does, on a batch made of numbers, and faults every answer that is wrong.
 
 Decisions are laid out, estimates settled and decisions weighed by the trainer's own code, for any micro-batches.
 
@@ -98,7 +98,7 @@ class Batch:
         )
 
     def sequences(self) -> list[TrainSequence]:
-        """What the trainer reads of it."""
+        """The sequences of the batch, as the trainer reads them."""
         payloads = [Payload(kind="numbers", arrays={}) for _ in self.lengths]
         if self.behaviour_logprobs_N is not None:
             parts = torch.split(self.behaviour_logprobs_N, [*self.lengths])
@@ -184,7 +184,7 @@ def extreme(capabilities: AlgorithmCapabilities, advantages: Sequence[float] = (
 
 
 def laid(algorithm: Algorithm, batch: Batch, micro_batches: Sequence[MicroBatch]) -> Evaluated:
-    """What the trainer knows of micro-batches before the first backward, but for what the algorithm estimates."""
+    """Return all that the trainer knows of micro-batches before the first backward, but the algorithm's estimates."""
     sequences, places = batch.sequences(), [each.inputs["places"] for each in micro_batches]
     totals = Counts(sequences=len(sequences), decisions=len(batch.logprobs_N))
     known = [know(algorithm, each, sequences, totals) for each in micro_batches]
@@ -259,7 +259,7 @@ def trained(
 
 
 def _decided(algorithm: Algorithm, batch: Batch, places_N: torch.Tensor) -> Decided:
-    """What a forward would say of decisions at some places."""
+    """The answer of a forward for the decisions at some places."""
     logprobs_N = batch.logprobs_N[places_N].requires_grad_()
     beside: dict[str, Any] = {}
     if (compared := comparison_of(algorithm)) is not None:

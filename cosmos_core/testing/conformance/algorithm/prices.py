@@ -89,13 +89,13 @@ class PriceTests:
     def test_every_decision_gets_a_price(
         self, algorithm: Algorithm, batch: Batch, capabilities: AlgorithmCapabilities
     ) -> None:
-        """Of a micro-batch, from nothing but what the algorithm asked for, and finite however far off-policy."""
+        """A micro-batch is priced from nothing but what was asked for; prices are finite however far off-policy."""
         properties_of(algorithm)
         priced(algorithm, batch)
         _expect_finite(*priced(algorithm, extreme(capabilities)))
 
     def test_what_it_asks_for_is_used(self, trainable: Algorithm, batch: Batch) -> None:
-        """Else stale samples go uncorrected, or a forward, the memory of entropies or a whole model is paid in vain."""
+        """If not, stale samples go uncorrected, or a forward, memory of entropies or a whole model is paid in vain."""
         asked: dict[str, tuple[dict[str, Any], str]] = {}
         for role in consulted(trainable):
             frozen_N = {**batch.frozen_N, role: batch.frozen_N[role] + 0.2}
@@ -205,7 +205,7 @@ class PriceTests:
                         )
 
     def test_demonstrations_become_likelier(self, algorithm: Algorithm, capabilities: AlgorithmCapabilities) -> None:
-        """From log-probs alone, at finite prices."""
+        """Imitation prices demonstrations from log-probs alone, and its prices are finite."""
         if properties_of(algorithm)["num_demonstrations"] == 0:
             pytest.skip("with these options it imitates nothing beside rollouts (`num_demonstrations`)")
         if capabilities.source != "rollouts":
@@ -226,7 +226,7 @@ def _gradient(algorithm: Algorithm, batch: Batch) -> torch.Tensor:
 
 
 def _told(part: Evaluated) -> list[object]:
-    """What an algorithm that estimates is told of sequences, to be compared."""
+    """All that an algorithm that estimates is told of sequences, to be compared."""
     behaviour = [known.behaviour_logprobs_N.tolist() for known in part.prepared.known]
     return [behaviour, *(plain(each) for said in (part.old, *part.frozen.values()) for each in said)]
 

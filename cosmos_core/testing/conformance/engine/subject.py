@@ -265,7 +265,7 @@ TINY: Final[Mapping[str, JSON]] = {
 
 
 class Readings:
-    """How an engine's results are read, and in how much time and how exactly; see `EngineConformance`."""
+    """Reads an engine's results, with limits of time and tolerances; see `EngineConformance`."""
 
     timeout_s: ClassVar[float] = 20.0
     tolerance: ClassVar[float] = 1e-4

@@ -138,7 +138,7 @@ class DecisionTests:
             fault(f"under bfloat16 autocast the gradient is off by {part:.0%} of its length, above 50%")
 
     def test_divergences_are_distances_that_their_gradient_shortens(self, subject: Subject) -> None:
-        """Nothing from itself, something from another model, and of fewer outcomes never more."""
+        """The divergence is 0 from the model itself, above 0 from another, and over fewer outcomes never more."""
         if not subject.capabilities.divergences:
             pytest.skip("it declares no divergences")
         other, batch = subject.other_weights(), subject.batches[0]

@@ -150,7 +150,7 @@ class RowTests:
             expect_refusal(what, vision.condition, with_tensors(payload, {"kit-made": torch.zeros(1)}))
 
     def test_each_image_or_video_is_shown_where_it_stands(self, subject: Subject) -> None:
-        """Once, in the order of the prompt, no unit for two of them."""
+        """Each is shown once, in the order of the prompt, and no unit is for two of them."""
         why = "no other implementation takes what its prompts show"
         shown_by = subject.optional(VisionModel, why, lambda model: model.shown is not None).shown
         if not any(prompt.media for prompt in subject.prompts):
@@ -176,7 +176,7 @@ class PackingTests:
     """Tests of `pack`: each payload once, within the budget, and the same each time."""
 
     def test_each_payload_is_packed_once_within_the_budget(self, subject: Subject) -> None:
-        """What is lost is never learnt from; the budget is what fits into memory; averages are made of the counts."""
+        """A lost payload is never learnt from; the budget is what fits into memory; averages are made of the counts."""
         sizes = [batch.num_units for batch in subject.alone]
         for index, (payload, size, batch) in enumerate(zip(subject.payloads, sizes, subject.alone, strict=True)):
             if payload.kind != KIND:

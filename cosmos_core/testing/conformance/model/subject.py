@@ -55,7 +55,7 @@ class Subject:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What planning is told of the model."""
+        """The facts of the model that planning is told."""
         return self.model.facts()
 
     @property
@@ -150,7 +150,7 @@ def by_payload(number: int, batches: Sequence[MicroBatch], values: Sequence[torc
 
 
 def attempt(function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
-    """What a call gives; None if it refuses with a `DataError`."""
+    """The result of a call; None if it refuses with a `DataError`."""
     try:
         return function(*arguments, **named)
     except DataError:
