@@ -32,7 +32,7 @@ class SplitTable:
 
     @property
     def name(self) -> str:
-        """Its dataset and split."""
+        """The names of its dataset and split."""
         return self._name
 
     @property

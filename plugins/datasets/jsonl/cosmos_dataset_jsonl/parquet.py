@@ -45,7 +45,7 @@ class ParquetFile:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The path of the file."""
         return str(self._path)
 
     @property

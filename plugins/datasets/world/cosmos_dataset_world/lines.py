@@ -24,7 +24,7 @@ class TextLines:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The path of the file."""
         return str(self._path)
 
     @property

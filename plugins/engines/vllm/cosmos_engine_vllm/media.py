@@ -194,7 +194,7 @@ def taken_as_given(config: Any, *, most_units: int) -> Iterator[None]:
 
 
 def _digest(shown: Shown) -> str:
-    """Of what one image or video enters with: two of the same one share what a tower makes of it."""
+    """The digest of what one image or video enters with: equal ones share what a tower makes of them."""
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(shown.inputs.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -34,7 +34,7 @@ def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
 
 
 def needs_one_process(num_ranks: int, architecture: str) -> str:
-    """Why several processes do not serve a model that sees images."""
+    """The reason why several processes do not serve a model that sees images."""
     return (
         f"rollout.mesh: {num_ranks} processes of vLLM, and {architecture} sees images: it is served by a vLLM of one "
         "process only; set tp = 1, or use the engine 'embedded'"

@@ -60,7 +60,7 @@ def track_apart() -> None:
 
 
 def _spawn_apart(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-    """As `multiprocessing.util.spawnv_passfds`, in a session of its own, which keeps nobody's pipes open."""
+    """Spawn as `multiprocessing.util.spawnv_passfds`, in a session of its own, which keeps nobody's pipes open."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in (0, 1)
     ]
@@ -165,7 +165,7 @@ class Workers:
 
 
 def _exit_code(process: BaseProcess) -> int | None:
-    """Of a process that has ended; None if it cannot be known."""
+    """The exit code of a process that has ended; None if it cannot be known."""
     # Another thread may be the one that is told, and this one has to wait until it has written it down.
     end = time.monotonic() + _TOLD_S
     while process.exitcode is None and time.monotonic() < end:

@@ -53,7 +53,7 @@ class CosmosPredictModel(DiffusionModel):
 
     @property
     def default_negative_prompt(self) -> str:
-        """That of the family's own pipeline."""
+        """The negative prompt of the family's own pipeline."""
         from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as pipeline  # noqa: PLC0415 - it takes seconds
 
         return str(pipeline.DEFAULT_NEGATIVE_PROMPT)

@@ -96,7 +96,7 @@ class CodeReward:
         return Score(value=value, details={"passed": passed, "of": len(cases)} | ({"why": why} if why else {}))
 
     def _failure(self, program: str, case: Case, left_s: float) -> str:
-        """Why the program fails the test case, with so many seconds left for all; empty if it passes."""
+        """The reason why the program fails the test case, with so many seconds left for all; empty if it passes."""
         if left_s <= 0.0:
             return "time limit of all test cases"
         limits = attrs.evolve(self._limits, time_s=min(self._limits.time_s, left_s))

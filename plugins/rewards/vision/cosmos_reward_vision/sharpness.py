@@ -51,7 +51,7 @@ class Sharpness:
 
 
 def _laplacian(luma_HW: Grey) -> Grey:
-    """Of each inner pixel, its four neighbours minus four times itself: float32 [H - 2, W - 2]."""
+    """The four neighbours of each inner pixel minus four times itself: float32 [H - 2, W - 2]."""
     inner = luma_HW[1:-1, 1:-1]
     around = luma_HW[:-2, 1:-1] + luma_HW[2:, 1:-1] + luma_HW[1:-1, :-2] + luma_HW[1:-1, 2:]
     return around - 4.0 * inner

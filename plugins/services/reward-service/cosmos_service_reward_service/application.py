@@ -54,7 +54,7 @@ class Application:
         self._reader: Final = ThreadPoolExecutor(1, thread_name_prefix="reward-body")
 
     def made(self) -> web.Application:
-        """As aiohttp serves it."""
+        """Make the application that aiohttp serves."""
         app = web.Application(middlewares=[self._answered], client_max_size=self._service.settings.body_mb << 20)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -256,7 +256,7 @@ def _missing(state: str, ticket: str) -> _RefusedError:
 
 
 def _answer(entry: Entry) -> dict[str, Any]:
-    """Of each scorer, of each completion: its value, or why there is none."""
+    """The answer to a request: for each scorer and completion its value, or why there is none."""
     assert entry.results is not None
     scores = {name: [_score(each) for each in row] for name, row in entry.results.items()}
     return {"id": entry.ticket, "status": "done", "scores": scores}

@@ -68,7 +68,7 @@ class Submission:
 
     @property
     def size_bytes(self) -> int:
-        """Of all arrays."""
+        """The size of all arrays."""
         payloads = (each.payload or each.media for each in self.completions)
         return sum(array.nbytes for each in payloads if each is not None for array in each.arrays.values())
 

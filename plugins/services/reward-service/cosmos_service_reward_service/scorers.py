@@ -46,7 +46,7 @@ class Scorer:
 
     @property
     def fault(self) -> str:
-        """Why it scores nothing at the moment; empty if it does."""
+        """The reason why it scores nothing at the moment; empty if it does."""
         return self._fault
 
     @property

@@ -124,7 +124,7 @@ class Service:
         }
 
     def metrics(self) -> str:
-        """Its figures, as Prometheus reads them."""
+        """The figures of the service, as Prometheus reads them."""
         return exposition(self.figures, self._scorers.values(), self.capacity, self._ledger)
 
     def _scored(self, work: _Open, name: str, index: int, outcome: Outcome) -> None:

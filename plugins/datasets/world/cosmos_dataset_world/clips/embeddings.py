@@ -33,7 +33,7 @@ _LENGTH: Final = struct.Struct("<Q")
 
 @attrs.frozen(kw_only=True)
 class _Header:
-    """Of a safetensors file: its one tensor, and where the tensor's bytes begin and end in the file."""
+    """The header of a safetensors file: its one tensor, and where the tensor's bytes begin and end in the file."""
 
     name: str
     dtype: str

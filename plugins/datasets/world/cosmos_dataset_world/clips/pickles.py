@@ -43,7 +43,7 @@ _DAMAGE: Final = (
 
 
 class NotAnArrayError(Exception):
-    """Why a pickle is not read."""
+    """A pickle is not read, for the reason given."""
 
 
 def read_array(path: Path) -> np.ndarray[Any, Any]:

@@ -81,7 +81,7 @@ class ClipTar:
 
     @property
     def name(self) -> str:
-        """Its path or URL."""
+        """The path or URL of the tar file."""
         return self._url
 
     @property
