@@ -112,7 +112,7 @@ class WanModel(DiffusionModel):
         spread(module, slices)
 
     def condition(self, prompt: Prompt) -> Mapping[str, torch.Tensor]:
-        """Make the inputs of image to video: `condition` [R + C, T, H, W], and `image` where the transformer attends to one.
+        """Make the inputs of image to video: `condition` [R + C, T, H, W], and `image` if the transformer sees one.
 
         Raises:
             DataError: There is an image where none is taken, or none where one is needed.
