@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
+
+if TYPE_CHECKING:
+    Bytes: TypeAlias = bytes | memoryview
+else:
+    # Decoders read annotations at run time, and make bytes.
+    Bytes = bytes
 
 ITEM_SIZES: Final[Mapping[str, int]] = {
     "bool": 1,
@@ -39,7 +45,7 @@ class Array:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview
+    data: Bytes
 
     def __attrs_post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def cosmos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     )
     command = ForkedCommandLine(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(site))
+        patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
         yield command
     left = command.left_behind()
     for process in left:

@@ -6,9 +6,10 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from cosmos_core.protocols import Completion
 from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
-from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
+from cosmos_core.types import SampleStatus
 
 
 @attrs.frozen(kw_only=True)
@@ -30,39 +31,12 @@ class Setup:
 
 
 @attrs.frozen(kw_only=True)
-class WirePayload:
-    """A payload, for rewards that look at latents or media: dtype, shape and bytes of each array."""
-
-    kind: str
-    arrays: dict[str, tuple[str, tuple[int, ...], bytes]]
-
-    @classmethod
-    def of(cls, payload: Payload) -> WirePayload:
-        """Copy a payload."""
-        arrays = {name: (array.dtype, array.shape, bytes(array.data)) for name, array in payload.arrays.items()}
-        return cls(kind=payload.kind, arrays=arrays)
-
-    def payload(self) -> Payload:
-        """The payload that it is of."""
-        arrays = {
-            name: Array(dtype=dtype, shape=shape, data=data) for name, (dtype, shape, data) in self.arrays.items()
-        }
-        return Payload(kind=self.kind, arrays=arrays)
-
-
-@attrs.frozen(kw_only=True)
 class Task:
     """Score one completion with one reward."""
 
     ticket: int
     reward: int
-    prompt: Prompt
-    text: str
-    truncated: bool
-    turns: tuple[Message, ...]
-    num_units: int | None
-    payload: WirePayload | None
-    media: WirePayload | None = None
+    completion: Completion
 
 
 @attrs.frozen(kw_only=True)

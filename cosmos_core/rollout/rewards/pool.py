@@ -27,7 +27,6 @@ from cosmos_core.rollout.rewards.messages import (
     Scored,
     Setup,
     Task,
-    WirePayload,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
 from cosmos_core.rollout.workers.process import Broken, Ready, WorkerProcess, frame
@@ -272,18 +271,7 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _add(self, job: _Job, index: int, reward: int, completion: Completion) -> None:
         self._next_ticket += 1
-        payload, media = completion.payload, completion.media
-        task = Task(
-            ticket=self._next_ticket,
-            reward=reward,
-            prompt=completion.prompt,
-            text=completion.text,
-            truncated=completion.truncated,
-            turns=completion.turns,
-            num_units=completion.num_units,
-            payload=None if payload is None else WirePayload.of(payload),
-            media=None if media is None else WirePayload.of(media),
-        )
+        task = Task(ticket=self._next_ticket, reward=reward, completion=completion)
         self._open[task.ticket] = (job, index)
         try:
             encoded = frame(TO_WORKER.encode(task))
@@ -292,7 +280,7 @@ class RewardPool(WorkerPool[RewardProcess]):
             self._close(task, Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail))
             return
         # What is sent is in the frame; a video need not lie here twice.
-        task = attrs.evolve(task, payload=None, media=None)
+        task = attrs.evolve(task, completion=attrs.evolve(completion, payload=None, media=None))
         timeout_s = self._rewards[reward].timeout_s
         self._waiting.append(Assignment(task=task, timeout_s=timeout_s, encoded=encoded))
 

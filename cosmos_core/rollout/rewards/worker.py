@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Completion, Reward, RewardContext, Score
+from cosmos_core.protocols import Reward, RewardContext, Score
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -127,17 +127,8 @@ class Worker:
 
 def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
     """Score a completion; a coroutine's score is still to be awaited."""
-    completion = Completion(
-        prompt=task.prompt,
-        text=task.text,
-        payload=None if task.payload is None else task.payload.payload(),
-        media=None if task.media is None else task.media.payload(),
-        truncated=task.truncated,
-        turns=task.turns,
-        num_units=task.num_units,
-    )
     try:
-        score = reward.score(completion)
+        score = reward.score(task.completion)
         return cast("Awaitable[Any]", score) if inspect.isawaitable(score) else _judged(score)
     except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
         return _failed(described(error))

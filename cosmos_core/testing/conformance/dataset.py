@@ -25,7 +25,7 @@ from cosmos_core.config.order import window_problem
 from cosmos_core.errors import DataError, TransportError
 from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Kind, Split
+from cosmos_core.protocols import Completion, Dataset, DatasetCapabilities, DatasetContext, Kind, Split
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.testing.conformance.plugin import Make, PluginConformance, fault, fault_if, json_problem, told_by
@@ -304,10 +304,10 @@ def _row_problems(row: Prompt) -> Iterator[str]:
         yield "text is a chat without turns; give one Message at least"
     metadata = dict(row.metadata) if isinstance(row.metadata, Mapping) else row.metadata
     yield from filter(None, (json_problem(row.reference, "reference"), json_problem(metadata, "metadata")))
-    task = Task(ticket=0, reward=0, prompt=row, text="", num_units=0, truncated=False, turns=(), payload=None)
+    task = Task(ticket=0, reward=0, completion=Completion(prompt=row, text=""))
     wanted = "give what cosmos_core.types.Prompt says"
     try:
-        received = TO_WORKER.decode(TO_WORKER.encode(task)).prompt
+        received = TO_WORKER.decode(TO_WORKER.encode(task)).completion.prompt
     except (TypeError, ValueError, OverflowError, TransportError) as error:
         yield f"it cannot be sent to a reward: {error}; {wanted}"
         return

@@ -28,7 +28,6 @@ from cosmos_core.protocols import (
     RewardContext,
     Score,
 )
-from cosmos_core.rollout.rewards.messages import WirePayload
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.plugin import Make, fault, json_problem
 from cosmos_core.testing.conformance.worker import ENDLESS, GARBLED, METADATA, Answer, Ask, WorkerConformance, WorkerRun
@@ -286,8 +285,9 @@ def _judge(reward: Reward, completions: Sequence[Completion]) -> list[Any]:
 
 
 def _contents(completion: Completion) -> Any:
-    payloads = [None if each is None else WirePayload.of(each) for each in (completion.payload, completion.media)]
-    return copy.deepcopy((completion.prompt, completion.text, payloads))
+    payloads = [each for each in (completion.payload, completion.media) if each is not None]
+    arrays = [(name, each.dtype, each.shape, bytes(each.data)) for p in payloads for name, each in p.arrays.items()]
+    return copy.deepcopy((completion.prompt, completion.text, arrays))
 
 
 def _scores(reward: Reward, completions: Sequence[Completion]) -> list[Any]:

@@ -223,7 +223,7 @@ PLANTED = {
     "media-objects": (
         dataset("return Prompt(**fields, media=(b'png',))"),
         "test_rows_are_prompts_that_can_be_sent",
-        "Expected `str`, got `bytes` - at `$.prompt.media[0]`; give what cosmos_core.types.Prompt says",
+        "Expected `str`, got `bytes` - at `$.completion.prompt.media[0]`; give what cosmos_core.types.Prompt says",
     ),
     "list-of-turns": (
         dataset("return Prompt(**fields | {'text': [{'role': 'user', 'content': 'hi'}]})"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 
@@ -113,7 +114,7 @@ def plugin(tmp_path_factory):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: obedient\nVersion: 1.0\nRequires-Dist: cosmos-core\n")
     (info / "entry_points.txt").write_text("[cosmos_core.environments]\nobedient = obedient_environment\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield
 
 
