@@ -9,14 +9,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import attrs
 import msgspec
 
 from cosmos_core.errors import ReplicaError
-
-_POLL_S: Final = 0.02
 
 
 @attrs.frozen(kw_only=True)
@@ -72,5 +69,5 @@ def find(path: Path, session: str, timeout_s: float, interrupted: Callable[[], b
                 f"{path}: the leader has not written it within {timeout_s:g} s ({state}); see "
                 f"logs/{path.stem}.log for why it did not start"
             )
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
     raise ReplicaError(f"{path}: told to stop while the leader was awaited")

@@ -21,7 +21,6 @@ from cosmos_core.types import JSON
 Make: TypeAlias = Callable[..., Any]
 """Makes an instance of the plugin: `make()`, or `make(option=value)` to change some of `options`."""
 _MUTABLE: Final = (list, dict, set, bytearray)
-_INTEGERS: Final = range(-(2**63), 2**64)
 
 
 def option_faults(cls: type) -> Iterator[str]:
@@ -166,7 +165,7 @@ def json_problem(value: Any, path: str) -> str:
     if value and isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return next(filter(None, (json_problem(item, f"{path}[{key!r}]") for key, item in items)), "")
-    if isinstance(value, int) and value not in _INTEGERS:
+    if isinstance(value, int) and value not in range(-(2**63), 2**64):
         return f"{path} is {value!r:.100}, more than 64 bits; write it as text"
     wanted = "give text, numbers, lists and dicts whose keys are text"
     try:

@@ -6,7 +6,7 @@ Shape legend: N decisions of the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -31,9 +31,6 @@ from cosmos_core.testing.conformance.algorithm.batch import (
     trained,
 )
 from cosmos_core.testing.conformance.plugin import Make, fault, told_by
-
-_TOLERANCE: Final = 1e-6
-"""Of float32 prices that are added up in float64, relative to the largest term."""
 
 
 class PriceTests:
@@ -195,7 +192,8 @@ class PriceTests:
                 for what, whole_N, parts_N in (("loss", terms_N, other_terms_N), ("gradient", gradient_N, other_N)):
                     apart_N = (parts_N - whole_N).abs()
                     place = int(apart_N.argmax())
-                    if not apart_N[place] <= _TOLERANCE * whole_N.abs().max():
+                    # Of float32 prices that are added up in float64.
+                    if not apart_N[place] <= 1e-6 * whole_N.abs().max():
                         fault(
                             f"the {what} of a decision is {whole_N[place].item():.6g} in one piece, and "
                             f"{parts_N[place].item():.6g} with {name}; price each "

@@ -16,7 +16,6 @@ import torch
 
 from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, DiffusionOptions
 from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, ModelContext, Preflight
-from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.subject import Subject, expect_array, flat
 from cosmos_core.testing.conformance.model.subject import tensor_of
@@ -24,7 +23,6 @@ from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.types import Payload, Prompt
 
 _TEXTS: Final = ("A red ball", "Once upon a time", "x", "What falls?", "A name")
-_STANDARD_ERRORS: Final = 5.0
 _WIDTH: Final = 8
 
 
@@ -142,9 +140,10 @@ class DenoisingEngineConformance(EngineConformance):
 
     def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, context: EngineContext) -> None:
         """Samples are scored and imitated; a video goes on from the frames that its prompt gives."""
+        denoiser: Any = context.model
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
         for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
-            payload, latent_spec = generated.payload, _denoiser(context).latent_spec(request.prompt)
+            payload, latent_spec = generated.payload, denoiser.latent_spec(request.prompt)
             if payload.kind != "latents":
                 fault(f"the payload is of kind {payload.kind!r}; it must be 'latents'")
             expect_array(generated, "sample", "float32", latent_spec.shape)
@@ -169,7 +168,7 @@ class DenoisingEngineConformance(EngineConformance):
         squares = -2.0 * (priced + stds.log() + 0.5 * float(np.log(2.0 * np.pi)))
         dims = tensor_of(payloads[0], "states")[0].numel()
         error = (2.0 / (dims * len(squares))) ** 0.5
-        if abs(float(squares.mean()) - 1.0) > _STANDARD_ERRORS * error:
+        if abs(float(squares.mean()) - 1.0) > 5.0 * error:
             fault(
                 f"x' of {len(squares)} steps lies {float(squares.mean()):.3f} variances from its mean on average: "
                 f"of what is drawn with the standard deviation in `steps` it is 1 +- {error:.3f}"
@@ -204,6 +203,7 @@ class DenoisingEngineConformance(EngineConformance):
 
     def test_samples_are_rendered(self, subject: Subject, context: EngineContext) -> None:
         """Rewards and people look at frames."""
+        denoiser: Any = context.model
         for generated in flat(subject.start().generate([subject.request("seen", 1, num_samples=2)])):
             if not subject.capabilities.renders:
                 if generated.media is not None:
@@ -211,19 +211,13 @@ class DenoisingEngineConformance(EngineConformance):
                 continue
             if generated.media is None:
                 fault("a sample has no media, and `renders` is declared")
-            sample = tensor_of(generated.payload, "sample")
-            wanted = _denoiser(context).render(sample, subject.prompts[1]).arrays["frames"]
+            wanted = denoiser.render(tensor_of(generated.payload, "sample"), subject.prompts[1]).arrays["frames"]
             frames = generated.media.arrays.get("frames")
             if frames is None or frames.dtype != "uint8" or frames.shape[::3] != wanted.shape[::3]:
                 told = frames and (frames.dtype, frames.shape)
                 fault(f"frames are {told}; they must be uint8, such as {wanted.shape}")
             if frames.shape == wanted.shape and bytes(frames.data) != bytes(wanted.data):
                 fault("the media of a sample are not what the model renders of it; is it another sample's?")
-
-
-def _denoiser(context: EngineContext) -> WorldModel:
-    assert isinstance(context.model, WorldModel)
-    return context.model
 
 
 def _latents(generated: Generated) -> torch.Tensor:
