@@ -28,7 +28,7 @@ from cosmos_core.transport.sockets import Closing
 _PLACE: Final = struct.Struct("<qd")
 _ROOM: Final = 1 << 20
 _APPLICATION_ID: Final = 0x636F736D  # "cosm"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SCHEMA: Final = (
     "CREATE TABLE events (sequence INTEGER PRIMARY KEY, time REAL NOT NULL, event BLOB NOT NULL, sum INTEGER NOT NULL)"
 )

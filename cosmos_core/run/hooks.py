@@ -80,7 +80,7 @@ class _HookQueue:
 
     @property
     def returned(self) -> list[str]:
-        """Texts that the last call returned; none of a plugin that is off."""
+        """Texts that `cosmos_run_ended` returned; none of a plugin that is off."""
         return [] if self._is_off else [each for each in self._returned if isinstance(each, str)]
 
     def put(self, hook: str, arguments: dict[str, Any]) -> None:
@@ -106,7 +106,8 @@ class _HookQueue:
         while (call := self._queue.get()) is not None and not self._is_off:
             hook, arguments = call
             try:
-                self._returned = self._manager.subset_hook_caller(hook, self._others)(**arguments)
+                returned = self._manager.subset_hook_caller(hook, self._others)(**arguments)
+                self._returned = returned if hook == "cosmos_run_ended" else []
             except BaseException as error:  # noqa: BLE001 - SystemExit would end this thread without a word
                 _LOG.info("hook %s raised in %s", self._name, hook, exc_info=True)
                 said = str(error).strip().partition("\n")[0]

@@ -20,7 +20,7 @@ from cosmos_core.transport.directives import PolicyDirective, RolloutDirective
 from cosmos_core.types import Scalar
 from cosmos_core.types.bounds import Address, Count, Finite, Step, Text, Word
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 Role: TypeAlias = Literal["policy", "rollout"]
 

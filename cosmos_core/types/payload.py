@@ -50,6 +50,8 @@ class Array:
     def __attrs_post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
             raise ValueError(f"array dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
+        if isinstance(self.data, memoryview) and not self.data.c_contiguous:
+            raise ValueError(f"array of {self.dtype} {self.shape} has a view that skips bytes; give a contiguous copy")
         size = self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
         if size != self.nbytes:
             raise ValueError(f"array of {self.dtype} {self.shape} needs {self.nbytes} bytes, got {size}")

@@ -275,8 +275,8 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._open[task.ticket] = (job, index)
         try:
             encoded = frame(TO_WORKER.encode(task))
-        except (TypeError, ValueError, OverflowError, TransportError) as error:
-            detail = f"the row cannot be sent to a reward worker: {error}"
+        except (TypeError, ValueError, OverflowError, BufferError, TransportError) as error:
+            detail = f"the completion cannot be sent to a reward worker: {error}"
             self._close(task, Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail))
             return
         # What is sent is in the frame; a video need not lie here twice.

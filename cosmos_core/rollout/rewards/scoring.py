@@ -101,7 +101,7 @@ def _sample(
         index=index,
         status=status,
         reward=reward,
-        rewards=rewards,
+        rewards=dict(rewards),
         oldest_version=generated.oldest_version,
         newest_version=generated.newest_version,
         num_units=generated.num_units,

@@ -28,6 +28,7 @@ from cosmos_core.protocols import (
     RewardContext,
     Score,
 )
+from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.plugin import Make, fault, json_problem
 from cosmos_core.testing.conformance.worker import ENDLESS, GARBLED, METADATA, Answer, Ask, WorkerConformance, WorkerRun
@@ -284,10 +285,8 @@ def _judge(reward: Reward, completions: Sequence[Completion]) -> list[Any]:
     return asyncio.run(judge())
 
 
-def _contents(completion: Completion) -> Any:
-    payloads = [each for each in (completion.payload, completion.media) if each is not None]
-    arrays = [(name, each.dtype, each.shape, bytes(each.data)) for p in payloads for name, each in p.arrays.items()]
-    return copy.deepcopy((completion.prompt, completion.text, arrays))
+def _contents(completion: Completion) -> bytes:
+    return TO_WORKER.encode(Task(ticket=0, reward=0, completion=completion))
 
 
 def _scores(reward: Reward, completions: Sequence[Completion]) -> list[Any]:

@@ -28,7 +28,7 @@ FINE = {
     "test_its_preflight_says_nothing_against_what_it_does_here",
 }
 # A decision and an entry of the changelog may say what a thing was called before, as "(they were `Foresight`)".
-CALLED_BEFORE = re.compile(r"\(they were .*", re.DOTALL)
+CALLED_BEFORE = re.compile(r"\(they were [^)]*\)", re.DOTALL)
 
 
 def sources(*endings):

@@ -15,6 +15,10 @@ from cosmos_core.types.bounds import TEXT
 
 HELLO = Hello(wire=2, run_id="r", name="n", role="policy", incarnation="i", host="h", pid=1, step=-1, endpoints={})
 BEAT = Beat(name="n", incarnation="i", term=1, revision=0, gauges={})
+SAMPLE = Sample(
+    index=0, status=SampleStatus.OK, reward=1.0, rewards={"math": 1.0}, oldest_version=0, newest_version=0, num_units=1,
+    num_prompt_units=1,
+)  # fmt: skip
 DONE = StepDone(step=1, attempt=1, generation=1, skipped=False, metrics={"loss": math.nan})
 
 
@@ -49,18 +53,28 @@ def test_reports_are_bounded_too_and_a_loss_may_be_nan():
         REPORT.decode(REPORT.encode(Failed(reason="x" * (TEXT + 1))))
 
 
+def test_a_sample_is_what_a_sample_can_be(subtests):
+    report = GroupFinished(lease=1, samples=(SAMPLE,))
+    assert REPORT.decode(REPORT.encode(report)) == report
+    for changes, where in [
+        ({"reward": math.nan}, "reward"),
+        ({"rewards": {"math": math.inf}}, "rewards"),
+        ({"rewards": {"a\x00b": 1.0}}, "rewards"),
+        ({"rewards": {"x" * 300: 1.0}}, "rewards"),
+        ({"num_units": -1}, "num_units"),
+        ({"num_prompt_units": 2**60}, "num_prompt_units"),
+        ({"oldest_version": -2}, "oldest_version"),
+        ({"status": "excellent"}, "status"),
+        ({"index": 1.5}, "index"),
+        ({"detail": "d" * (TEXT + 1)}, "detail"),
+    ]:
+        sample = attrs.evolve(SAMPLE, **changes)
+        with subtests.test(changes=changes), pytest.raises(TransportError, match=where):
+            REPORT.decode(REPORT.encode(attrs.evolve(report, samples=(sample,))))
+
+
 def test_long_texts_are_cut_wherever_they_are():
-    sample = Sample(
-        index=0,
-        status=SampleStatus.REWARD_FAILED,
-        reward=None,
-        rewards={},
-        oldest_version=0,
-        newest_version=0,
-        num_units=1,
-        num_prompt_units=1,
-        detail="d" * 2 * TEXT,
-    )
+    sample = attrs.evolve(SAMPLE, status=SampleStatus.REWARD_FAILED, reward=None, rewards={}, detail="d" * 2 * TEXT)
     report = fitted(GroupFinished(lease=1, samples=(sample, attrs.evolve(sample, detail="short"))))
     assert [len(each.detail) for each in report.samples] == [TEXT, 5]
     assert report.samples[0].detail.endswith("d…")

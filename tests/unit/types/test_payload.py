@@ -12,6 +12,8 @@ def test_arrays_know_their_size_in_bytes() -> None:
 
 
 def test_an_array_whose_bytes_or_dtype_do_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"uint8 \(2,\) has a view that skips bytes; give a contiguous copy"):
+        Array(dtype="uint8", shape=(2,), data=memoryview(b"abcd")[::2])
     with pytest.raises(ValueError, match=r"float32 \(2, 3\) needs 24 bytes, got 23"):
         Array(dtype="float32", shape=(2, 3), data=bytes(23))
     with pytest.raises(ValueError, match="'complex64' is not one of bool, uint8"):

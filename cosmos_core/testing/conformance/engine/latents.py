@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import torch
 
 from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, DiffusionOptions
 from cosmos_core.protocols import EngineContext, FinishReason, Generated, Model, ModelContext, Preflight
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.engine.kit import EngineConformance
 from cosmos_core.testing.conformance.engine.subject import Subject, expect_array, flat
 from cosmos_core.testing.conformance.model.subject import tensor_of
@@ -140,7 +141,7 @@ class DenoisingEngineConformance(EngineConformance):
 
     def test_a_payload_of_latents_holds_what_its_kind_says(self, subject: Subject, context: EngineContext) -> None:
         """Samples are scored and imitated; a video goes on from the frames that its prompt gives."""
-        denoiser: Any = context.model
+        denoiser = cast("WorldModel", context.model)
         requests = [subject.request(index, index, max_units=6) for index in (1, 2)]
         for request, (generated,) in zip(requests, subject.start().generate(requests), strict=True):
             payload, latent_spec = generated.payload, denoiser.latent_spec(request.prompt)
@@ -203,7 +204,7 @@ class DenoisingEngineConformance(EngineConformance):
 
     def test_samples_are_rendered(self, subject: Subject, context: EngineContext) -> None:
         """Rewards and people look at frames."""
-        denoiser: Any = context.model
+        denoiser = cast("WorldModel", context.model)
         for generated in flat(subject.start().generate([subject.request("seen", 1, num_samples=2)])):
             if not subject.capabilities.renders:
                 if generated.media is not None:
