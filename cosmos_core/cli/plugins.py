@@ -81,7 +81,7 @@ def show_plugin(
 
 @app.command("new")
 def new_plugin(
-    kind: Annotated[str, typer.Argument(help="What it plugs in: model, algorithm, reward, dataset, engine or hook.")],
+    kind: Annotated[str, typer.Argument(help="model, algorithm, reward, dataset, engine, environment, launcher, hook")],
     name: Annotated[str, typer.Argument(help="What recipes will call it, such as brevity or short-answers.")],
     *,
     into: Annotated[
