@@ -144,8 +144,6 @@ def unpack(headers: Sequence[PayloadHeader], frames: Sequence[memoryview]) -> li
 def _flat(name: str, array: Array) -> Buffer:
     if isinstance(array.data, bytes):
         data: Buffer = array.data
-    elif not array.data.c_contiguous:
-        raise TransportError(f"array {name!r} of {array.dtype} {array.shape} is not contiguous; copy it first")
     else:
         data = array.data.cast("B") if array.nbytes else b""
     if len(data) > BULK.part_bytes:
