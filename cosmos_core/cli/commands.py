@@ -76,11 +76,17 @@ def _debug(
     pass
 
 
-def _with_debug(command: Any) -> Any:
-    """Give a command, and all below it, the option `--debug`: for this process and every one that it starts."""
+@lru_cache(1)
+def _debug_option() -> Any:
     application = typer.Typer(add_completion=False)
     application.command()(_debug)
-    command.params += typer.main.get_command(application).params
+    (option,) = typer.main.get_command(application).params
+    return option
+
+
+def _with_debug(command: Any) -> Any:
+    """Give a command, and all below it, the option `--debug`: for this process and every one that it starts."""
+    command.params.append(_debug_option())
     for each in getattr(command, "commands", {}).values():
         _with_debug(each)
     return command

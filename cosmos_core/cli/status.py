@@ -24,14 +24,14 @@ def status(
     """  # noqa: D301 - the escape keeps the lines after it apart
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run import status as found  # noqa: PLC0415
+    from cosmos_core.run import status as run_status  # noqa: PLC0415
 
     if not watch:
-        for text in found.look(run):
+        for text in run_status.look(run):
             typer.echo(text)
         return
     try:
-        found.watch(run, Console())
+        run_status.watch(run, Console())
     except KeyboardInterrupt:
         typer.echo(f"No longer watching; {run} goes on.", err=True)
 
