@@ -4,7 +4,7 @@
 
 Defects are drawn at random: a statement deleted, a comparison turned round, a number off by one, two arguments swapped.
 Each is planted in a copy of the checkout, and tests are run there until one fails: first those that bear the module's
-name, then all of its package, then what `--then` names, such as the nightly tests.
+name, then all of its package, then the types are checked, then what `--then` names, such as the nightly tests.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -124,17 +125,32 @@ def nearest(defect: Defect) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in sorted(folder.glob("test_*.py")) if stem in path.stem]
 
 
-def run(defect: Defect, tests: Sequence[str], copy: Path) -> str:
-    """Plant a defect in the copy and run tests there until one fails.
+@contextmanager
+def planted(defect: Defect, copy: Path) -> Iterator[None]:
+    """A copy of the checkout with a defect in it."""
+    path = copy / defect.path
+    good = path.read_bytes()
+    path.write_bytes(good[: defect.start] + defect.text.encode() + good[defect.end :])
+    try:
+        yield
+    finally:
+        path.write_bytes(good)
+
+
+def importable(copy: Path) -> str:
+    """The roots of all packages of the copy, as a path variable of Python."""
+    return os.pathsep.join(map(str, [copy, *(each.parent for each in copy.glob("plugins/*/*/pyproject.toml"))]))
+
+
+def run(tests: Sequence[str], copy: Path) -> str:
+    """Run tests in the copy until one fails.
 
     Returns:
         The first test that failed, or an empty text.
     """
-    path = copy / defect.path
-    good = path.read_bytes()
-    path.write_bytes(good[: defect.start] + defect.text.encode() + good[defect.end :])
-    roots = [copy, *(each.parent for each in copy.glob("plugins/*/*/pyproject.toml"))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTHONDONTWRITEBYTECODE": "1"}
+    if not tests:
+        return ""
+    environment = {**os.environ, "PYTHONPATH": importable(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", "-p", "no:cacheprovider"]
     command += ["--numprocesses", "2", "--dist", "worksteal", *tests]
     try:
@@ -143,12 +159,25 @@ def run(defect: Defect, tests: Sequence[str], copy: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         return "(they hang)"
-    finally:
-        path.write_bytes(good)
     if done.returncode in {0, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0].split(" - ")[0] if failed else f"(exit code {done.returncode})"
+
+
+def typed(defect: Defect, copy: Path) -> str:
+    """Check the types of the file that the defect is in.
+
+    Returns:
+        `types` where they are wrong, or an empty text.
+    """
+    parts = Path(defect.path).parts
+    what = [f"--package={parts[3]}"] if parts[0] == "plugins" else [defect.path]
+    environment = {**os.environ, "MYPYPATH": importable(copy)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *what], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    return "types" if done.returncode else ""
 
 
 def copied(folder: Path) -> Path:
@@ -177,8 +206,10 @@ def main() -> None:
             own = "plugins/algorithms" if name == "algorithms" else package.replace("cosmos_core", "tests/unit")
             chance = random.Random(f"{options.seed} {name}")
             for defect in drawn(package, options.each, chance):
-                attempts = [nearest(defect), [own], options.then]
-                found = next(filter(None, (run(defect, tests, copy) for tests in attempts if tests)), "")
+                with planted(defect, copy):
+                    found = (
+                        run(nearest(defect), copy) or run([own], copy) or typed(defect, copy) or run(options.then, copy)
+                    )
                 caught.append(found)
                 place = f"{defect.path.removeprefix('cosmos_core/')}:{defect.line}"
                 print(f"| {name} | `{place}` | {defect.kind} | {found or '**none**'} |", flush=True)
