@@ -186,6 +186,9 @@ def copied(folder: Path) -> Path:
     for name in listed.stdout.splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
+    # Tests ask git for the files of their checkout.
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    subprocess.run(["git", "add", "--all"], cwd=folder, check=True)
     return folder
 
 
@@ -199,6 +202,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder) / "copy")
+        if failed := run(options.then, copy):
+            sys.exit(f"without a defect, too, there is {failed}")
         print(f"Seed {options.seed}.\n\n| package | place | defect | caught by |\n|---|---|---|---|", flush=True)
         caught: list[str] = []
         for name in options.packages:
