@@ -96,3 +96,12 @@ def test_a_connections_file_may_be_of_another_by_now(context, monkeypatch):
     limiter._take(zmq.EVENT_ACCEPTED, 901)
     assert limiter.num_strangers == 1
     limiter.close()
+
+
+def test_who_is_cut_off_is_a_stranger_no_longer(context, monkeypatch):
+    monkeypatch.setattr(connection_limiter, "_address_of", lambda descriptor: ("10.0.0.1", descriptor))
+    limiter = ConnectionLimiter(router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS), most=1)
+    for descriptor in (900, 901, 902):
+        limiter._take(zmq.EVENT_ACCEPTED, descriptor)
+    assert (limiter.num_strangers, limiter.num_refused) == (1, 2)
+    limiter.close()

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from cosmos_core.errors import TransportError
-from cosmos_core.transport.frames import REPLIES, Found, pack, unpack
+from cosmos_core.transport.frames import MAX_FRAMES, REPLIES, Found, pack, unpack
 from cosmos_core.types import Array, Payload
 from cosmos_core.types.payload import ITEM_SIZES
 
@@ -88,6 +88,16 @@ def test_a_header_that_does_not_fit_is_refused(subtests):
             wrong = attrs.evolve(header, arrays=(attrs.evolve(header.arrays[0], **change),))
             with pytest.raises(TransportError, match=message):
                 unpack([wrong], [memoryview(frame) for frame in packed.frames])
+
+
+def test_more_large_arrays_than_frames_are_refused():
+    shared = bytes(LARGE)
+    arrays = {f"a{index}": Array(dtype="uint8", shape=(LARGE,), data=shared) for index in range(MAX_FRAMES)}
+    said = f"^{MAX_FRAMES} large arrays under one lease; at most {MAX_FRAMES - 1} can be sent$"
+    with pytest.raises(TransportError, match=said):
+        pack([payload(**arrays)])
+    arrays.popitem()
+    assert len(pack([payload(**arrays)]).frames) == MAX_FRAMES
 
 
 def test_negative_sizes_do_not_decode():

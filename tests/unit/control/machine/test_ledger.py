@@ -35,6 +35,12 @@ def test_samples_are_counted_where_they_end(make_sample):
     assert (ledger.consumed, ledger.dropped, ledger.num_live) == (1, {"stale": 1}, 1)
 
 
+def test_a_group_weighs_as_many_units_as_training_processes(make_sample):
+    sample = make_sample()
+    assert finished(0, [sample, sample]).num_units == 2 * (sample.num_units + sample.num_prompt_units)
+    assert finished(0).num_units == 1, "a demonstration, whose length nobody knows yet"
+
+
 def test_a_restored_ledger_queues_all_that_was_live(make_sample):
     ledger = Ledger()
     for lease in range(4):
