@@ -8,11 +8,13 @@ import pytest
 import zmq
 
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.addresses import is_own
 from cosmos_core.transport.sockets import BULK, CONTROL, address_of, dealer, offer, receive, receive_marked, router
 
 
-def test_a_router_and_a_dealer_exchange_messages(context):
-    server = router(context, "127.0.0.1", 0)
+@pytest.mark.parametrize("bind", ["127.0.0.1", *(["::1"] if is_own("::1") else [])])
+def test_a_router_and_a_dealer_exchange_messages(context, bind):
+    server = router(context, bind, 0)
     client = dealer(context, address_of(server), b"replica/1")
     assert client.poll(2000, zmq.POLLOUT)
     assert offer(client, [b"hello"])
