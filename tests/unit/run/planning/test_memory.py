@@ -191,3 +191,19 @@ def test_adapters_and_experts_count_for_themselves():
     assert rank.device["activations"] == 16 * 8 * (50 + 50 + 100 + 40)
     (alone,) = memory({"tp": 2}, facts=facts)
     assert alone.device["activations"] == 16 * 8 * (50 + 50 + 100 + 80)
+
+
+def test_what_is_exchanged_is_held_meanwhile():
+    def communication(mesh, **policy):
+        return [rank.device.get("communication", 0) for rank in memory(mesh, **policy)]
+
+    # The largest gradient, as it is and in float32: the embedding's.
+    assert communication({}) == [0]
+    assert communication({"dp_shard": 4}) == communication({"dp_replicate": 4}) == [(4 + 4) * 1600]
+    assert communication({"dp_shard": 4}, precision="bf16") == [(2 + 4) * 1600]
+    assert communication({"dp_shard": 4}, lora={"rank": 2}) == [0], "adapters are small"
+    # Rows of two neighbours on each axis that has any; context parallel splits the 16 rows, and shards.
+    assert communication({"tp": 2}) == [2 * 16 * 8 * 4]
+    assert communication({"pp": 2}) == 2 * [2 * 16 * 8 * 4]
+    assert communication({"cp": 2}) == [(4 + 4) * 1600 + 2 * 8 * 8 * 4]
+    assert communication({"tp": 2, "pp": 2}, precision="bf16") == 2 * [(2 + 2) * 16 * 8 * 2]
