@@ -12,7 +12,7 @@ def told(**changes):
     return said_before(**changes).problems
 
 
-def said_before(*, model=None, sampling=None, evaluation=None, temperatures=None, **options):
+def said_before(*, model=None, sampling=None, evaluation=None, temperatures=(), **options):
     samplings = {"rollout.sampling": Sampling(**{"max_units": 10, **(sampling or {})})}
     samplings |= {"evaluation": Sampling(temperature=0.0, max_units=10)} if evaluation is None else evaluation
     model = model or TinyDenoiser()
@@ -22,7 +22,7 @@ def said_before(*, model=None, sampling=None, evaluation=None, temperatures=None
         device="cpu",
         has_gpu=False,
         precision="float32",
-        temperatures={"rollout.sampling.temperature": samplings["rollout.sampling"].temperature, **(temperatures or {})},
+        temperatures={"rollout.sampling.temperature": samplings["rollout.sampling"].temperature, **dict(temperatures)},
         shows_media=False,
         samplings=samplings,
     )
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_named_once():
         ({"shared_prefix": True}, "rollout.engine.options.shared_prefix: samples branch where a window begins"),
         ({"sigma_max": 0.01}, "rollout.engine.options.sigma_min: 0.01 is not below sigma_max"),
         ({"sampling": {"temperature": 0.5}}, "rollout.sampling.temperature: 0.5; a denoised sample has no"),
-        ({"temperatures": {"policy.temperature": 0.5}}, "policy.temperature: 0.5; a denoised sample has no temperature"),
+        ({"temperatures": {"policy.temperature": 0.5}}, "policy.temperature: 0.5; a denoised sample has no"),
         ({"sampling": {"top_k": 3}}, "rollout.sampling.top_p, top_k: 1 and 3; noise is not cut"),
         ({"sampling": {"top_p": 0.9}}, "rollout.sampling.top_p, top_k: 0.9 and 0; noise is not cut"),
         ({"sampling": {"max_units": 1001}}, "rollout.sampling.max_units: 1001 denoising steps; give 1 to 1000"),
