@@ -144,7 +144,7 @@ class Listener(Closing):
     def close(self, *, linger_ms: int = 0) -> None:
         """Listen no more; what was said has so long to leave."""
         if self.limiter is not None:
-            self.limiter.close()
+            self.limiter.close(linger_ms=linger_ms)
         self.socket.close(linger=linger_ms)
         if self.authenticator is not None:
             self.authenticator.close()

@@ -13,6 +13,7 @@ import os
 import resource
 import socket as network
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -23,12 +24,11 @@ from cosmos_core.transport.sockets import Socket
 
 _LOG: Final = logging.getLogger(__name__)
 
-EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
+EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 """What the socket must monitor."""
 _FEWEST: Final = 256
 _FILES: Final = 65_536
 """That are asked for: each connection takes some 15 KB of memory besides."""
-_POLL_MS: Final = 100
 _PAUSE_S: Final = 0.1
 _KEPT: Final = 1024
 """Connections that were heard, which are remembered in case the monitor is late: as many as it queues."""
@@ -39,8 +39,8 @@ _Address: TypeAlias = tuple[object, ...]
 class ConnectionLimiter:
     """Follows who comes to a socket that listens, on a thread of its own, and cuts strangers off.
 
-    The socket is made with `EVENTS` (`sockets.router`), and closed after this. Without `most`, half of the files that
-    this process may have open (`raised_limit`) may be strangers.
+    The socket is made with `EVENTS` (`sockets.router`), and closed by this. Without `most`, half of the files that this
+    process may have open (`raised_limit`) may be strangers.
     """
 
     def __init__(self, socket: Socket, most: int | None = None) -> None:
@@ -51,7 +51,6 @@ class ConnectionLimiter:
         self._strangers: Final[dict[int, _Address]] = {}
         self._heard: Final[dict[int, str]] = {}
         self._lock: Final = threading.Lock()
-        self._stop: Final = threading.Event()
         self._num_refused = 0
         self._num_failed = 0
         self._thread: Final = threading.Thread(target=self._serve, name="connection-limiter", daemon=True)
@@ -83,25 +82,30 @@ class ConnectionLimiter:
             if len(self._heard) > _KEPT:
                 del self._heard[next(iter(self._heard))]
 
-    def close(self) -> None:
-        """Follow no more. Called by the socket's thread, before it closes the socket. Idempotent."""
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Close the socket, of which what was said has so long to leave. Called by the socket's thread. Idempotent.
+
+        In a flood libzmq waits until what it tells is read, so it is read to the end. To disable the monitor instead
+        would wait, too, and pyzmq keeps Python's lock meanwhile, which the reader needs.
+        """
         if self._monitor.closed:
             return
-        if not self._socket.closed:
-            self._socket.disable_monitor()  # else libzmq would wait for whoever reads what it tells
-        self._stop.set()
+        self._socket.close(linger=linger_ms)
         self._thread.join()
         self._monitor.close()
 
     def _serve(self) -> None:
-        while not self._stop.is_set():
+        while True:
             try:
-                if self._monitor.poll(_POLL_MS):
-                    news = recv_monitor_message(self._monitor)
-                    self._take(news["event"], news["value"])
+                news = recv_monitor_message(self._monitor)
+                if news["event"] == zmq.EVENT_MONITOR_STOPPED:
+                    return
+                self._take(news["event"], news["value"])
+            except zmq.ContextTerminated:
+                return
             except Exception:  # noqa: BLE001 - whatever it is, the others are still bounded
                 _LOG.exception("strangers are not bounded as they should be; going on")
-                self._stop.wait(_PAUSE_S)
+                time.sleep(_PAUSE_S)
 
     def _take(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

@@ -30,6 +30,7 @@ from cosmos_core.transport.sockets import (
     offer,
     receive_frames,
     refusal,
+    stop_monitor,
 )
 from cosmos_core.types import Payload
 
@@ -203,6 +204,5 @@ class _Peer:
 
     def close(self) -> None:
         """Disconnect."""
-        self.socket.disable_monitor()
-        self.monitor.close()
+        stop_monitor(self.socket)
         self.socket.close()

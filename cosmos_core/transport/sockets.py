@@ -241,6 +241,18 @@ def offer(socket: Socket, parts: Sequence[bytes | memoryview], *, copy: bool = T
     return True
 
 
+def stop_monitor(socket: Socket) -> None:
+    """Close the monitor of a socket that is not closed yet; what it told is read first.
+
+    Where thousands of its messages were not, libzmq waits for whoever reads them, and disabling it would for ever.
+    """
+    monitor = socket.get_monitor_socket()
+    while monitor.poll(0):
+        monitor.recv_multipart()
+    socket.disable_monitor()
+    monitor.close()
+
+
 def _configure(socket: Socket, limits: Limits) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.part_bytes)
@@ -255,9 +267,7 @@ def _configure(socket: Socket, limits: Limits) -> None:
 
 def _give_up(socket: Socket, events: int) -> None:
     if events:
-        monitor = socket.get_monitor_socket()
-        socket.disable_monitor()
-        monitor.close()
+        stop_monitor(socket)
     socket.close()
 
 
@@ -295,8 +305,7 @@ class Handshakes:
     def close(self) -> None:
         """Follow no more. Idempotent."""
         if not self.monitor.closed:
-            self._socket.disable_monitor()
-            self.monitor.close()
+            stop_monitor(self._socket)
 
     def _hung_up(self, now: float) -> None:
         if not self._num_failed:

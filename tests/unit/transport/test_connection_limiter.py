@@ -3,6 +3,9 @@
 import errno
 import resource
 import socket as network
+import subprocess
+import sys
+import textwrap
 
 import psutil
 import zmq
@@ -62,6 +65,38 @@ def test_closing_while_somebody_knocks_or_after_the_socket(context):
         limiter.close()
         limiter.close()
         assert not limiter._thread.is_alive()
+
+
+FLOODED = """
+    import socket, threading, zmq
+    from cosmos_core.transport.connection_limiter import EVENTS, ConnectionLimiter
+    from cosmos_core.transport.keys import KeyPair
+    from cosmos_core.transport.sockets import address_of, router, stop_monitor
+
+    def flood(listener):
+        address = "127.0.0.1", int(address_of(listener).rpartition(":")[2])
+        # With their ends twice as many events as libzmq queues, so that it waits.
+        for _ in range(2000):
+            socket.create_connection(address).close()
+
+    with zmq.Context() as context:
+        reads = threading.Event()
+        limiter = ConnectionLimiter(listener := router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS))
+        limiter._take = lambda event, descriptor: reads.wait()
+        flood(listener)
+        threading.Timer(0.2, reads.set).start()
+        limiter.close()
+        with router(context, "127.0.0.1", 0, own=KeyPair.new(), events=EVENTS) as listener:
+            flood(listener)
+            stop_monitor(listener)
+    print("closed")
+"""
+
+
+def test_a_flood_keeps_no_socket_from_being_closed():
+    # In a process of its own, since one that keeps Python's lock for ever could not be timed.
+    command = [sys.executable, "-c", textwrap.dedent(FLOODED)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout == "closed\n"
 
 
 def test_it_goes_on_after_a_failure(listener, knock, monkeypatch, caplog):
