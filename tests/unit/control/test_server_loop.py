@@ -349,6 +349,22 @@ def test_a_request_is_taken_once_from_this_run_only_and_only_if_it_is_one(make_o
     assert Commanded not in office.journal.kinds()
 
 
+def test_a_process_that_the_launcher_misses_is_lost_once(office):
+    office.say(HELLO)
+
+    def told(incarnation, ident):
+        lost = Lost(name="p0", incarnation=incarnation, reason="exit code 9")
+        return office.say(Command(run_id="run", ident=ident, request=REQUEST.encode(lost)))
+
+    assert told("another", "a") == [Answer(ident="a")]
+    assert ReplicaLost not in office.journal.kinds()
+    assert Answer(ident="b") in told("one", "b")
+    assert Answer(ident="c") in told("one", "c")
+    lost = [event for event in office.journal.events if isinstance(event, ReplicaLost)]
+    assert lost == [ReplicaLost(name="p0", incarnation="one", reason="exit code 9")]
+    assert Commanded not in office.journal.kinds()
+
+
 class Sockets:
     """Keeps what is said, each time with the number of events that were durable; those in `gone` are not there."""
 
