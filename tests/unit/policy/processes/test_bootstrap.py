@@ -6,11 +6,12 @@ import threading
 
 import attrs
 import pytest
+import torch
 
 from cosmos_core.config.schema import ControlConfig, MeshConfig
 from cosmos_core.errors import ReplicaError
 from cosmos_core.policy.processes.backend import GLOO, NCCL
-from cosmos_core.policy.processes.bootstrap import bond
+from cosmos_core.policy.processes.bootstrap import bond, form_world
 from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvous_file
 
@@ -86,6 +87,13 @@ def test_a_follower_says_that_its_leader_is_gone(args, tmp_path):
     )
     with pytest.raises(ReplicaError, match=r"its leader at 127\.0\.0\.1:1 cannot be reached"):
         bond(args(rank=1))
+
+
+def test_a_leader_says_who_is_missing(args):
+    alone = bond(args())
+    with pytest.raises(ReplicaError, match=r"policy-0: ranks \[1\] of 2 did not appear within 0\.2 s; see logs/"):
+        form_world(args(), alone, torch.device("cpu"))
+    alone.line.goodbye()
 
 
 def test_leader_and_follower_find_each_other(args, tmp_path):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from cosmos_core.protocols import Sampling
 from cosmos_core.rollout.embedded import sampler
-from cosmos_core.rollout.embedded.sampler import RowSampling, draw
+from cosmos_core.rollout.embedded.sampler import RowSampling, SamplingFeatures, SlotNumbers, draw
 from cosmos_core.rollout.serving.randomness import sample_key
 
 
@@ -97,3 +100,39 @@ def test_a_distribution_that_is_not_finite_shows_in_the_logprob():
     logits = torch.tensor([[0.0, float("nan"), 1.0], [0.0, 1.0, 2.0]])
     _, logprobs = draw(logits, row_sampling(2))
     assert torch.isfinite(logprobs).tolist() == [False, True]
+
+
+def test_a_sequence_that_moves_takes_along_how_it_is_drawn():
+    samplings = [
+        Sampling(max_units=9),
+        Sampling(max_units=9, temperature=0.0),
+        Sampling(max_units=9, temperature=0.5, top_k=3, top_p=0.75),
+    ]
+    sequences = [
+        SimpleNamespace(
+            parent=SimpleNamespace(request=SimpleNamespace(sampling=sampling), offset=100),
+            tokens=[7] * (index + 2),
+            num_generated=index,
+            key=40 + index,
+        )
+        for index, sampling in enumerate(samplings)
+    ]
+    every = SamplingFeatures.GREEDY | SamplingFeatures.SCALED | SamplingFeatures.RESTRICTED
+
+    def held(numbers, num):
+        how = numbers.row_sampling(num, every)
+        columns = (how.keys_R, how.units_R, how.temperature_R, how.greedy_R, how.top_k_R, how.top_p_R)
+        return list(zip(*(column.tolist() for column in (*numbers.feed(num), *columns)), strict=True))
+
+    numbers = SlotNumbers(4, 50, torch.device("cpu"))
+    numbers.place(0, sequences)
+    first, second, third = held(numbers, 3)
+    assert [first, second, third] == [
+        (7, 1, 101, 40, 0, 1.0, False, 50, 1.0),
+        (7, 2, 102, 41, 1, 1.0, True, 50, 1.0),
+        (7, 3, 103, 42, 2, 0.5, False, 3, 0.75),
+    ]
+    numbers.move([2, 1], [0, 3])
+    assert held(numbers, 4) == [third, second, third, second]
+    numbers.advance(torch.tensor([8]))
+    assert held(numbers, 2) == [(8, 4, 104, 42, 3, 0.5, False, 3, 0.75), second]
