@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Literal
 
 import attrs
 import pytest
@@ -26,6 +27,7 @@ class Options:
     bound: float | None = option(None, help="h", validator=check.optional(check.gt(1.0)), dynamic=True)
     number: int = option(3, help="h", validator=check.le(5), dynamic=True)
     way: str = option("a", help="h", validator=check.in_(("a", "b")), dynamic=True)
+    kind: Literal["x", "y"] | None = option(None, help="h", dynamic=True)
     whether: bool = option(True, help="h", dynamic=True)
     still: float = option(1.0, help="h")
     warm: float = option(1.0, help="h", validator=check.ge(0.0), dynamic=check.ge(0.5))
@@ -44,6 +46,7 @@ def test_a_class_says_which_of_its_keys_are_dynamic_and_what_they_may_become():
         "bound": "a number > 1, or none",
         "number": "an integer ≤ 5",
         "way": 'one of "a", "b"',
+        "kind": 'one of "x", "y", or none',
         "whether": "true or false",
         "warm": "a number ≥ 0.5",
         "hot": "a number ≥ 0.01 and ≤ 2",
