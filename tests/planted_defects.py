@@ -165,19 +165,27 @@ def run(tests: Sequence[str], copy: Path) -> str:
     return failed[0].split(" - ")[0] if failed else f"(exit code {done.returncode})"
 
 
-def typed(defect: Defect, copy: Path) -> str:
-    """Check the types of the file that the defect is in.
-
-    Returns:
-        `types` where they are wrong, or an empty text.
-    """
-    parts = Path(defect.path).parts
-    what = [f"--package={parts[3]}"] if parts[0] == "plugins" else [defect.path]
+def typed(copy: Path, what: Sequence[str] = ()) -> bool:
+    """Tell whether the types of the copy are right: of all of it, or of what is named."""
     environment = {**os.environ, "MYPYPATH": importable(copy)}
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *what], cwd=copy, env=environment, capture_output=True, text=True, check=False
-    )
-    return "types" if done.returncode else ""
+    command = [sys.executable, "-m", "mypy", *what]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        raise RuntimeError(f"mypy cannot check the copy: {done.stdout}{done.stderr}")
+    return not done.returncode
+
+
+def of_file(defect: Defect) -> list[str]:
+    """What mypy is to check of a defect: its file, or the package of its plugin."""
+    parts = Path(defect.path).parts
+    return [f"--package={parts[3]}"] if parts[0] == "plugins" else [defect.path]
+
+
+def found_by(defect: Defect, copy: Path, own: str, then: Sequence[str]) -> str:
+    """What catches a defect that is planted in the copy; an empty text if nothing does."""
+    if failed := run(nearest(defect), copy) or run([own], copy):
+        return failed
+    return run(then, copy) if typed(copy, of_file(defect)) else "types"
 
 
 def copied(folder: Path) -> Path:
@@ -204,6 +212,8 @@ def main() -> None:
         copy = copied(Path(folder) / "copy")
         if failed := run(options.then, copy):
             sys.exit(f"without a defect, too, there is {failed}")
+        if not typed(copy):
+            sys.exit("without a defect, too, types are wrong")
         print(f"Seed {options.seed}.\n\n| package | place | defect | caught by |\n|---|---|---|---|", flush=True)
         caught: list[str] = []
         for name in options.packages:
@@ -212,9 +222,7 @@ def main() -> None:
             chance = random.Random(f"{options.seed} {name}")
             for defect in drawn(package, options.each, chance):
                 with planted(defect, copy):
-                    found = (
-                        run(nearest(defect), copy) or run([own], copy) or typed(defect, copy) or run(options.then, copy)
-                    )
+                    found = found_by(defect, copy, own, options.then)
                 caught.append(found)
                 place = f"{defect.path.removeprefix('cosmos_core/')}:{defect.line}"
                 print(f"| {name} | `{place}` | {defect.kind} | {found or '**none**'} |", flush=True)

@@ -61,13 +61,13 @@ def listener(context, keys, monkeypatch):
 
 
 class Friend:
-    """Somebody who may speak."""
+    """Somebody who may speak; one that is `queued` loses nothing that came before the connection broke."""
 
-    def __init__(self, keys, listener):
+    def __init__(self, keys, listener, *, queued=False):
         self._context = zmq.Context()
         key = read_key(keys / "rollout.key")
         curve = Curve(own=key.pair, server=key.server)
-        self._socket = dealer(self._context, address_of(listener.socket), b"friend", curve=curve)
+        self._socket = dealer(self._context, address_of(listener.socket), b"friend", queued=queued, curve=curve)
         self._listener = listener
 
     def speak(self, timeout_s=5.0):
@@ -81,6 +81,10 @@ class Friend:
                 assert self._listener.who(first) is not None
                 return int(first.get(zmq.SRCFD))
         raise AssertionError("was not heard")
+
+    def hear(self, timeout_s):
+        """The next message; nothing if none comes in time."""
+        return self._socket.recv() if self._socket.poll(int(timeout_s * 1000)) else b""
 
     def close(self):
         self._socket.close()

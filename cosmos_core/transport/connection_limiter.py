@@ -13,7 +13,6 @@ import os
 import resource
 import socket as network
 import threading
-import time
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -30,7 +29,7 @@ _FEWEST: Final = 256
 _FILES: Final = 65_536
 """That are asked for: each connection takes some 15 KB of memory besides."""
 _PAUSE_S: Final = 0.1
-_KEPT: Final = 1024
+_KEPT: Final = 2000
 """Connections that were heard, which are remembered in case the monitor is late: as many as it queues."""
 _Address: TypeAlias = tuple[object, ...]
 """Host and port, as `socket.getpeername` tells them."""
@@ -51,6 +50,7 @@ class ConnectionLimiter:
         self._strangers: Final[dict[int, _Address]] = {}
         self._heard: Final[dict[int, str]] = {}
         self._lock: Final = threading.Lock()
+        self._is_closing: Final = threading.Event()
         self._num_refused = 0
         self._num_failed = 0
         self._thread: Final = threading.Thread(target=self._serve, name="connection-limiter", daemon=True)
@@ -90,6 +90,7 @@ class ConnectionLimiter:
         """
         if self._monitor.closed:
             return
+        self._is_closing.set()
         self._socket.close(linger=linger_ms)
         self._thread.join()
         self._monitor.close()
@@ -105,7 +106,7 @@ class ConnectionLimiter:
                 return
             except Exception:  # noqa: BLE001 - whatever it is, the others are still bounded
                 _LOG.exception("strangers are not bounded as they should be; going on")
-                time.sleep(_PAUSE_S)
+                self._is_closing.wait(_PAUSE_S)
 
     def _take(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

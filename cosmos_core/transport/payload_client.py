@@ -70,6 +70,9 @@ class PayloadClient(Closing):
             self._request += 1
             deadline = time.monotonic() + timeout_s
             found: dict[int, list[Payload]] = {}
+            for peer in self._peers.values():
+                # What nobody reads for half an hour stops the thread of all connections.
+                peer.on_events()
             try:
                 asked = [self._peer(endpoint) for endpoint, leases in requests.items() if leases]
                 for peer in asked:

@@ -242,9 +242,10 @@ def offer(socket: Socket, parts: Sequence[bytes | memoryview], *, copy: bool = T
 
 
 def stop_monitor(socket: Socket) -> None:
-    """Close the monitor of a socket that is not closed yet; what it told is read first.
+    """Close the monitor of a socket that connects, before the socket is closed; its messages are read first.
 
-    Where thousands of its messages were not, libzmq waits for whoever reads them, and disabling it would for ever.
+    After some two thousand that nobody read, libzmq's thread waits for a reader, and `disable_monitor` would wait for
+    that thread. A socket that listens may be told more meanwhile: `ConnectionLimiter.close` is for that.
     """
     monitor = socket.get_monitor_socket()
     while monitor.poll(0):

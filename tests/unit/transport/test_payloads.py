@@ -255,3 +255,17 @@ def test_an_endpoint_that_has_ended_is_forgotten_though_nothing_is_fetched_from_
         time.sleep(0.01)
         assert values(client.fetch({server.endpoint: [1]}, 5)) == {1: 1}
     assert list(client._peers) == [server.endpoint]
+
+
+def test_what_became_of_each_connection_is_read_before_any_is_asked(server, client, monkeypatch):
+    peer, order = payload_client._Peer, []
+    ask, on_events = peer.ask, peer.on_events
+    monkeypatch.setattr(peer, "ask", lambda *given: (order.append("ask"), ask(*given)))
+    monkeypatch.setattr(peer, "on_events", lambda self: (order.append(self.endpoint), on_events(self)))
+    server.put(1, tokens(1))
+    with PayloadServer("127.0.0.1") as other:
+        other.put(2, tokens(2))
+        client.fetch({server.endpoint: [1], other.endpoint: [2]}, 5)
+        order.clear()
+        client.fetch({server.endpoint: [1]}, 5)
+    assert {*order[: order.index("ask")]} == {server.endpoint, other.endpoint}
