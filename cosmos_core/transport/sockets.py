@@ -13,6 +13,7 @@ more parts than it may have, of which nothing is kept. Where there is none to re
 from __future__ import annotations
 
 import errno
+import itertools
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -37,6 +38,8 @@ _KEEPALIVE: Final = {
 }
 """Seconds, and questions without an answer: an idle connection to a machine that is gone is closed after 25 s."""
 _HANDSHAKE_MS: Final = 10_000
+
+_MONITORS: Final = itertools.count()
 
 _BIND_PROBLEMS: Final = {
     zmq.EADDRINUSE: "the port is in use; set control.port to another one, or to 0 for any free one",
@@ -135,7 +138,7 @@ def router(
     if ":" in bind:
         socket.setsockopt(zmq.IPV6, 1)
     if events:
-        socket.get_monitor_socket(events)
+        _monitor(socket, events)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -171,7 +174,7 @@ def dealer(
         _set_keys(socket, curve.own)
         socket.setsockopt_string(zmq.CURVE_SERVERKEY, curve.server)
     if events:
-        socket.get_monitor_socket(events)
+        _monitor(socket, events)
     if "[" in address:
         socket.setsockopt(zmq.IPV6, 1)
     try:
@@ -239,6 +242,11 @@ def offer(socket: Socket, parts: Sequence[bytes | memoryview], *, copy: bool = T
             return False
         raise
     return True
+
+
+def _monitor(socket: Socket, events: int) -> None:
+    # The name that pyzmq gives is the number of a file, which may be another socket's before libzmq forgets the name.
+    socket.get_monitor_socket(events, f"inproc://monitor-{next(_MONITORS)}")
 
 
 def stop_monitor(socket: Socket) -> None:
