@@ -120,13 +120,14 @@ class RestartPolicy:
         cause = cause_of(member.end)
         if cause == "left" and now - member.ended_at < _VERDICT_S:
             return None
-        if cause in {"failed", "refused"}:
-            return Decision(kind="failed" if cause == "failed" else "refused", words=words)
-        if member.has_joined and not member.given_up:
+        if cause == "failed":
+            return Decision(kind="failed", words=words)
+        if cause != "refused" and member.has_joined and not member.given_up:
             reason = last_words(member.end)
             self._requests.add(Lost(name=name, incarnation=member.incarnation, reason=reason))
-        if why := barred(self._job, role_of(member.specs[0]), name):
-            return Decision(kind="refused", words=f"{words}; {why}")
+        why = barred(self._job, role_of(member.specs[0]), name)
+        if cause == "refused" or why:
+            return Decision(kind="refused", words=f"{words}; {why}" if why else words)
         if not may_restart or not self._restarts.take(name, now):
             return Decision(kind="spent", words=words)
         self.fleet.start(member)

@@ -53,7 +53,7 @@ def test_who_is_shut_out_is_done_without(cosmos: CommandLine, arithmetic: Callab
     assert back.returncode == 0, told
     for name in ("rollout-0", "rollout-1"):
         # Who has ended before the controller's word was heard says so itself.
-        why = rf"{name}(?:: its key was revoked| ended: ).*; {name} is not started again"
+        why = rf"{name}(?:: its key was revoked| ended: .*); its key {name} was revoked .*; {name} is not started again"
         assert re.search(why, output)
         assert output.count(f"{name} is not started again, the run goes on without it") == 1
     assert output.count("no rollout replica is left: the run fails unless one joins within") == 1

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from cosmos_core.replica.lifetime import REFUSED
 from cosmos_core.run import replica as new
 from cosmos_core.run.address import address_file
 from cosmos_core.run.launch import Exit
@@ -140,14 +141,14 @@ def test_progress_is_not_told_while_the_controller_is_away(history, joined, anno
     assert max(told) < silent
 
 
-def dying(history, joined, *, times, interrupted=False):
-    """A line during which the replica is killed so often, one poll after the other, and which is lost then."""
+def dying(history, joined, *, times, code=-9, interrupted=False):
+    """A line during which the replica ends so often, one poll after the other, and which is lost then."""
     line = Line(history, heard=40)
 
     def on_poll():
         (launcher,) = joined.launchers
         if launcher.started and times >= len(launcher.started):
-            launcher.ended.append(Exit(name="rollout-x", code=-9, error=""))
+            launcher.ended.append(Exit(name="rollout-x", code=code, error=""))
             if interrupted:
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -171,10 +172,11 @@ def test_one_that_nobody_wants_any_more_is_not_started_again(history, joined):
     assert said[1:] == ["rollout-x: stopped before it had joined"]
 
 
-def test_one_whose_key_was_revoked_is_not_started_again(history, joined, job):
+@pytest.mark.parametrize("ended", [-9, REFUSED])
+def test_one_whose_key_was_revoked_is_not_started_again(history, joined, job, ended):
     key_folder.ensure(job.keys)
     key_folder.revoke(job.keys, "rollout")
-    code, said = joined(dying(history, joined, times=1))
+    code, said = joined(dying(history, joined, times=1, code=ended))
     assert code == 1
     assert "its key rollout was revoked" in said[1]
     assert said[1].endswith("; it is not started again")
