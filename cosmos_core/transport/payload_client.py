@@ -152,9 +152,8 @@ class _Peer:
         return is_absent or self._refusals >= _MOST_REFUSALS
 
     def ask(self, request: int, leases: Sequence[int]) -> None:
-        """Ask for leases."""
+        """Ask for leases; what became of the connection has been read (`on_events`)."""
         self.waiting.clear()
-        self.on_events()
         self._request = request
         self.waiting.update(leases)
         self._send()
