@@ -38,8 +38,8 @@ _Address: TypeAlias = tuple[object, ...]
 class ConnectionLimiter:
     """Follows who comes to a socket that listens, on a thread of its own, and cuts strangers off.
 
-    The socket is made with `EVENTS` (`sockets.router`), and closed by this. Without `most`, half of the files that this
-    process may have open (`raised_limit`) may be strangers.
+    The socket is made with `EVENTS` (`sockets.router`), and `close` closes it. Without `most`, half of the files that
+    this process may have open (`raised_limit`) may be strangers.
     """
 
     def __init__(self, socket: Socket, most: int | None = None) -> None:
@@ -83,10 +83,10 @@ class ConnectionLimiter:
                 del self._heard[next(iter(self._heard))]
 
     def close(self, *, linger_ms: int = 0) -> None:
-        """Close the socket, of which what was said has so long to leave. Called by the socket's thread. Idempotent.
+        """Close the socket; messages that it took have `linger_ms` to leave. Called by the socket's thread. Idempotent.
 
-        In a flood libzmq waits until what it tells is read, so it is read to the end. To disable the monitor instead
-        would wait, too, and pyzmq keeps Python's lock meanwhile, which the reader needs.
+        In a flood libzmq waits until its news of connections are read, so the reader goes on until the last. To disable
+        the monitor first would wait for libzmq with Python's lock held, which the reader needs.
         """
         if self._monitor.closed:
             return
