@@ -62,8 +62,14 @@ def kept_by(
             for compute in get_args(Compute):
                 _fill(module, torch.bfloat16 if compute == "bfloat16" else torch.float32)
                 precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
-                with precision:
-                    short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
+                try:
+                    with precision:
+                        short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
+                except RuntimeError:
+                    if compute == "float32":
+                        raise
+                    # Its numbers fit together: some operator of it takes one dtype only.
+                    return {}
                 for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
                     found.setdefault(place, {})[compute] = _slope(short, long, place)
     except _UNTRACEABLE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 from torch import nn
@@ -17,7 +17,7 @@ from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.parallel.forwards import own_parameters
 from cosmos_core.models.parallel.parallelize import shared_heads
-from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, plan_for, split_names
+from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, head_width, plan_for, split_names
 from cosmos_core.models.parallel.stages import Anatomy, layers_name, obstacle, widths
 from cosmos_core.models.tokenizer import TextEncoder
 from cosmos_core.models.weights.loading import first_line
@@ -25,6 +25,13 @@ from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import Compute, Extent, Kept, ModelPart
 from cosmos_core.protocols.layout import Axis
 
+Prepare: TypeAlias = Callable[[PreTrainedModel, int], Callable[[], object]]
+"""Makes a forward of a model over so many units."""
+
+_OF_PACKED_ROWS: Final[tuple[Axis, ...]] = ("tp", "cp", "pp")
+_ALONE: Final = (
+    "each document is a row of its own and runs as transformers has it, which is slow: they cannot be packed, since "
+)
 _NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
 """What a forward raises when the config's numbers do not fit together."""
 
@@ -34,13 +41,15 @@ def describe(
     overrides: Mapping[str, str],
     text: TextEncoder,
     absent: str,
-    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
+    prepare: Prepare,
+    *,
+    alone_because: str = "",
 ) -> ModelFacts:
     """The facts of a model on the meta device, which is of no use afterwards.
 
     `overrides` are the plugin's tensor parallel styles, `absent` says what is missing of a checkpoint, if anything is,
-    and `prepare` makes a forward of the shell over so many units. A ConfigError says that the model's numbers do not
-    fit together.
+    `prepare` makes a forward of the shell over so many units, and `alone_because` says why each document is a row of
+    its own, if it is. A ConfigError says that the model's numbers do not fit together.
     """
     config, tokenizer, plan = shell.config.get_text_config(), text.tokenizer, plan_for(shell, overrides)
     embedding, output = shell.get_input_embeddings().weight, shell.get_output_embeddings()
@@ -59,21 +68,24 @@ def describe(
         head_size=head_size(config),
         num_tied_parameters=embedding.numel() if is_tied else 0,
         extents=extents_of(shell, plan),
-        impossible=impossible_axes(shell),
+        impossible=impossible_axes(shell, alone_because),
+        attends_pluggably=not alone_because,
+        notices=(_ALONE + alone_because,) if alone_because else (),
         most_outputs=CHUNK_ELEMENTS,
         absent_weights=absent,
         linear_layers=frozenset(candidates(shell)),
         matrices=matrices_of(shell),
         column_split=column_split(shell, plan),
         # Last: the shell is of no use afterwards.
-        parts=_parts(shell, plan, prepare),
+        parts=_parts(shell, plan, None if alone_because else prepare),
     )
 
 
-def _parts(
-    module: PreTrainedModel, plan: ParallelPlan, prepare: Callable[[PreTrainedModel, int], Callable[[], object]]
-) -> tuple[ModelPart, ...]:
-    """The part before the layers, runs of alike layers, and the part behind, with what each keeps, if it is known."""
+def _parts(module: PreTrainedModel, plan: ParallelPlan, prepare: Prepare | None) -> tuple[ModelPart, ...]:
+    """The part before the layers, runs of alike layers, and the part behind, with what each keeps, if it is known.
+
+    `prepare` is None where rows are single documents: layers that go through them unit by unit take minutes to trace.
+    """
     anatomy = Anatomy.of(module)
     if anatomy is None:
         return ()
@@ -106,7 +118,7 @@ def _parts(
         found.append(part(name, own, count=count, is_layer=True, widths=widths(layer)))
         first += count
     found.append(part("head", [pair for pair in outside if id(pair[1]) in last]))
-    kept = _kept(module, anatomy, prepare, plan)
+    kept = {} if prepare is None else _kept(module, anatomy, prepare, plan)
     places = [BEFORE_LAYERS, *range(len(found) - 2), AFTER_LAYERS]
     return tuple(attrs.evolve(part, kept=kept.get(place, {})) for part, place in zip(found, places, strict=True))
 
@@ -123,7 +135,7 @@ def _last(module: PreTrainedModel, anatomy: Anatomy) -> set[int]:
 def _kept(
     module: PreTrainedModel,
     anatomy: Anatomy,
-    prepare: Callable[[PreTrainedModel, int], Callable[[], object]],
+    prepare: Prepare,
     plan: ParallelPlan,
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     layers = [layer for layer, _ in anatomy.kinds()]
@@ -175,15 +187,16 @@ def extents_of(module: PreTrainedModel, plan: ParallelPlan) -> tuple[Extent, ...
     return tuple(found)
 
 
-def impossible_axes(module: PreTrainedModel) -> Mapping[Axis, str]:
+def impossible_axes(module: PreTrainedModel, alone_because: str = "") -> Mapping[Axis, str]:
     """Axes that make no sense for the architecture, and why."""
     found: dict[Axis, str] = {}
-    kinds = getattr(module.config.get_text_config(), "layer_types", None) or ()
-    if any("linear" in str(kind) for kind in kinds):
-        found["cp"] = "its linear attention passes a state from unit to unit, and the gradient through it would be lost"
+    if alone_because:
+        found |= dict.fromkeys(_OF_PACKED_ROWS, f"its documents cannot be packed: {alone_because}")
     if not any(is_experts(child) for child in module.modules()):
         found["ep"] = "it has no experts"
-    if Anatomy.of(module) is None:
+    if alone_because:
+        pass
+    elif Anatomy.of(module) is None:
         found["pp"] = "it has no list of layers to cut"
     elif reason := obstacle(module):
         found["pp"] = reason
@@ -225,18 +238,14 @@ def _matrices_in(prefix: str, block: nn.Module) -> Iterator[str]:
 def cache_values(config: PretrainedConfig) -> int:
     """Values that generation caches for one unit: keys and values of every layer; 0 where the config does not say."""
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    if not isinstance(heads, int):
-        return 0
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = head_width(config) or 0
     keys = getattr(config, "qk_head_dim", None) or width
     values = getattr(config, "v_head_dim", None) or width
-    return int(config.num_hidden_layers * heads * (keys + values))
+    return config.num_hidden_layers * heads * (keys + values) if isinstance(heads, int) else 0
 
 
 def head_size(config: PretrainedConfig) -> int:
     """Values of one head of attention; 0 where keys and values differ, or the config does not say."""
-    heads = getattr(config, "num_attention_heads", None)
-    if not isinstance(heads, int) or getattr(config, "qk_head_dim", None) or getattr(config, "v_head_dim", None):
+    if getattr(config, "qk_head_dim", None) or getattr(config, "v_head_dim", None):
         return 0
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return width if isinstance(width, int) else 0
+    return head_width(config) or 0

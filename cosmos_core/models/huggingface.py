@@ -8,12 +8,15 @@ Shape legend: U units of this process's slice of a packed row, N decisions, D hi
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import attrs
+import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import (
@@ -27,10 +30,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models import facts, head
-from cosmos_core.models.building import Blueprint, build_part, build_whole, check_tiny_model, lay_out, verify_packing
+from cosmos_core.models.attention.packed import is_packed
+from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out, make_shell
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
+from cosmos_core.models.small import check_tiny_model, find_small, reason_not_to_pack, verify
 from cosmos_core.models.tokenizer import (
     FILE,
     GENERATION_FILE,
@@ -46,6 +51,7 @@ from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_ada
 from cosmos_core.models.weights.streaming import absent_weights, folder_of
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
+from cosmos_core.protocols.model import Rehearsal
 from cosmos_core.types import Payload, Prompt
 
 CONFIG_FILE: Final = "config.json"
@@ -147,7 +153,37 @@ class HuggingFaceModel:
     def _facts(self) -> ModelFacts:
         shell = self._shell()
         absent = absent_weights(self.context.path, shell)
-        return facts.describe(shell, self.tensor_plan, self.text, absent, self._forward_of_text)
+        return facts.describe(
+            shell, self.tensor_plan, self.text, absent, self._forward_of_text, alone_because=self.alone_because
+        )
+
+    @cached_property
+    def alone_because(self) -> str:
+        """The reason why each document is a row of its own, slow as that is; empty where documents are packed.
+
+        A family of models that a plugin is for packs. Of any other a small model of its make is tried.
+
+        Raises:
+            PluginIncompatibleError: It does not give what transformers' own forward gives either way.
+        """
+        if self.model_types is not None:
+            return ""
+        cpu = torch.device("cpu")
+        return reason_not_to_pack(self._draft(seed=0, dtype=torch.float32, device=cpu, is_packed=True), self.verify)
+
+    def rehearsal(self, *, num_layers: int) -> Rehearsal | None:
+        """Make a small model to be tried in layouts (see `protocols.model.RehearsedModel`).
+
+        None for a family that the plugin is for, and for an architecture whose code comes with its checkpoint.
+        """
+        if self.model_types is not None or self._trusts_model_code:
+            return None
+        draft = self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+        config = find_small(attrs.evolve(draft, path=None), self.verify, num_layers=num_layers)
+        if isinstance(config, str):
+            return None
+        payloads = _rehearsed_payloads(config.get_text_config().vocab_size)
+        return Rehearsal(make=functools.partial(_small_model, type(self), self.options, config), payloads=payloads)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
@@ -163,7 +199,7 @@ class HuggingFaceModel:
         if self.context.config is not None:
             self.resolved_config(self.context.config, made).save_pretrained(assets)
         self.text.forget()
-        for name in ("config", "_facts"):
+        for name in ("config", "_facts", "alone_because"):
             self.__dict__.pop(name, None)
 
     def resolved_config(self, config: Mapping[str, Any], made: PreTrainedTokenizerBase) -> PretrainedConfig:
@@ -199,8 +235,8 @@ class HuggingFaceModel:
         needs all of it in one place.
 
         Raises:
-            CosmosError: A checkpoint is missing, truncated or of another architecture, or the model cannot be packed,
-                or not be spread like this.
+            CosmosError: A checkpoint is missing, truncated or of another architecture, or the model gives something
+                else than transformers' own forward, or cannot be spread like this.
         """
         blueprint = self._blueprint(seed=seed, dtype=dtype, device=device)
         if layout is not None and layout.mesh.world_size > 1:
@@ -214,14 +250,15 @@ class HuggingFaceModel:
         return module
 
     def verify(self, module: PreTrainedModel) -> None:
-        """Compare packed documents with transformers' own forward of each."""
-        verify_packing(module, self._packed_logits)
+        """Compare documents, packed if they can be, with transformers' own forward of each."""
+        verify(module, self._packed_logits)
 
     def pack(
         self, payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False
     ) -> list[MicroBatch]:
         """Pack payloads into micro-batches of at most `budget` units, before padding (see `packing.pack`)."""
-        return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
+        is_alone = bool(self.alone_because)
+        return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform, is_alone=is_alone)
 
     def decide(
         self,
@@ -298,13 +335,12 @@ class HuggingFaceModel:
         `received` are those [U, D] of the stage before; None for a first stage.
         """
         entry = self.embed(module, row) if received is None else {"inputs_embeds": received[None]}
-        output = self.backbone(module)(
-            **entry,
-            **self.layer_keywords(row),
-            position_ids=row.positions_U.unsqueeze(-2),
-            use_cache=False,
-            packing=row.packing,
-        )
+        backbone, positions = self.backbone(module), row.positions_U.unsqueeze(-2)
+        keywords: dict[str, Any] = {"position_ids": positions, "packing": row.packing}
+        if not is_packed(module):
+            # Models that know no positions count them, if at all, themselves.
+            keywords = {"position_ids": positions} if _takes_positions(backbone) else {}
+        output = backbone(**entry, **self.layer_keywords(row), **keywords, use_cache=False)
         hidden_UD: torch.Tensor = output.last_hidden_state[0]
         return hidden_UD
 
@@ -322,7 +358,11 @@ class HuggingFaceModel:
     def backbone(self, module: torch.nn.Module) -> torch.nn.Module:
         """The part of the module that gives hidden states of text."""
         base: torch.nn.Module = module.base_model  # type: ignore[assignment]
-        return base
+        if base is not module:
+            return base
+        # Some text models of a family that sees do not know the name of their own base.
+        embedding = module.get_input_embeddings()  # type: ignore[operator]
+        return next(child for child in module.children() if any(each is embedding for each in child.modules()))
 
     def logits(self, module: torch.nn.Module, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden states, before the temperature."""
@@ -388,19 +428,40 @@ class HuggingFaceModel:
         return torch.cat([torch.arange(length) for length in lengths])
 
     def _blueprint(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> Blueprint:
+        return self._draft(seed=seed, dtype=dtype, device=device, is_packed=not self.alone_because)
+
+    def _draft(self, **how: Any) -> Blueprint:
         return Blueprint(
             config=self.config,
             path=self.context.path,
-            seed=seed,
-            dtype=dtype,
-            device=device,
             trust_remote_code=self._trusts_model_code,
             auto_class=self.auto_class,
             tensor_plan=self.tensor_plan,
+            **how,
         )
 
     def _shell(self) -> PreTrainedModel:
-        return loading.make_shell(self.config, self.auto_class, trust_remote_code=self._trusts_model_code)
+        return make_shell(self._blueprint(seed=0, dtype=torch.float32, device=torch.device("meta")))
 
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))
+
+
+def _takes_positions(backbone: torch.nn.Module) -> bool:
+    return "position_ids" in inspect.signature(backbone.forward).parameters
+
+
+def _small_model(
+    kind: type[HuggingFaceModel], options: HuggingFaceOptions, config: PretrainedConfig
+) -> HuggingFaceModel:
+    model = kind(options, ModelContext(path=None, config=None, assets=Path()))
+    # Some configs that were made smaller cannot be written down and read again.
+    model.__dict__["config"] = config
+    return model
+
+
+def _rehearsed_payloads(vocab_size: int) -> list[Payload]:
+    """Ragged sequences of a prompt and a completion."""
+    draw = np.random.default_rng(0)
+    sizes = ((5, 20), (9, 3), (2, 31), (14, 9))
+    return [tokens_payload(*(draw.integers(0, vocab_size, size).tolist() for size in each)) for each in sizes]

@@ -55,7 +55,14 @@ def fill_bins(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def pack(payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False) -> list[MicroBatch]:
+def pack(
+    payloads: Sequence[Payload],
+    *,
+    budget: int,
+    multiple: int = 1,
+    is_uniform: bool = False,
+    is_alone: bool = False,
+) -> list[MicroBatch]:
     """Pack token payloads into micro-batches of at most `budget` units, every payload exactly once.
 
     `inputs` of a micro-batch: `tokens` and `positions` int64 [U], `lengths` int64 [S] (one more where the row is
@@ -67,6 +74,7 @@ def pack(payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_unif
         budget: Most units of a micro-batch, before it is padded.
         multiple: Units of each micro-batch are padded to a multiple of it.
         is_uniform: Whether all are padded to one size, of a few that the budget allows.
+        is_alone: Whether each payload is a micro-batch of its own.
 
     Raises:
         DataError: A payload is no token payload, has an empty prompt, does not say of each unit whether it was
@@ -78,6 +86,8 @@ def pack(payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_unif
             raise DataError(f"payload {index} has an empty prompt: the first completion token has nothing to follow")
     lengths = [sequence.num_units for sequence in sequences]
     bins = fill_bins(lengths, budget)
+    if is_alone:
+        bins = [[index] for members in bins for index in members]
     sizes = padded_sizes([sum(lengths[i] for i in members) for members in bins], budget, multiple, is_uniform)
     return [_lay_out(members, sequences, size) for members, size in zip(bins, sizes, strict=True)]
 

@@ -111,6 +111,9 @@ class ModelFacts:
         rows_per_unit: Rows of `hidden_size` that a unit is in the residual stream: 1 of a token, and of a denoising
             step as many as its latents have tokens, which `cp` splits then.
         uncounted: What its processes hold besides what is counted here, in words; then no GPU is said to hold it all.
+        attends_pluggably: Whether all of its layers attend through transformers' attention interface, with which the
+            embedded engine decodes; False also where that is not known.
+        notices: What its users should know before a run.
         column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
 
@@ -139,3 +142,5 @@ class ModelFacts:
     num_regressions: int = 0
     rows_per_unit: int = 1
     uncounted: tuple[str, ...] = ()
+    attends_pluggably: bool = False
+    notices: tuple[str, ...] = ()

@@ -241,6 +241,33 @@ class PipelinedModel(Model, Protocol):
         """Run the last stage (see `decide`)."""
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Rehearsal:
+    """A small model of the same make, to be trained for a step in several layouts.
+
+    Attributes:
+        make: Makes it, in any process; can be pickled.
+        payloads: Some that it can be trained on, of at most 64 units each.
+    """
+
+    make: Callable[[], Model]
+    payloads: Sequence[Payload]
+
+
+@runtime_checkable
+class RehearsedModel(Protocol):
+    """A model whose plugin takes architectures that nobody has tried on every axis of the mesh.
+
+    Planning tries a small one on the axes that a recipe uses, and refuses an axis on which it trains otherwise.
+    """
+
+    def rehearsal(self, *, num_layers: int) -> Rehearsal | None:
+        """Make a small model with at least so many layers, if it has them.
+
+        None says that the plugin's own tests have tried the architecture, or that no small one can be made.
+        """
+
+
 @runtime_checkable
 class MultiTurnModel(Protocol):
     """A model whose completions may go on after words that are not its own: an environment's observations.

@@ -86,3 +86,8 @@ def attend_packed(module: PreTrainedModel) -> None:
     parts = {name: getattr(module.config, name, None) for name in names}
     kinds = {name: PACKED if part is text else "sdpa" for name, part in parts.items() if part is not None}
     module.set_attn_implementation({"": PACKED, **kinds} if kinds else PACKED)
+
+
+def is_packed(module: PreTrainedModel) -> bool:
+    """Tell whether the text of a model attends within packed documents."""
+    return module.config.get_text_config()._attn_implementation == PACKED  # type: ignore[no-any-return]  # noqa: SLF001 - no public way to read it

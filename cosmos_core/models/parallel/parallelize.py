@@ -41,7 +41,7 @@ from cosmos_core.models.parallel.expert import is_experts, spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
 from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, recompute_layer, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
-from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan
+from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, head_width
 from cosmos_core.models.parallel.stages import Anatomy
 from cosmos_core.models.parallel.tensor import (
     SPLIT_STYLES,
@@ -157,12 +157,13 @@ def shared_heads(module: PreTrainedModel, plan: ParallelPlan) -> Mapping[str, in
 
 def _head_sizes(layer: nn.Module, config: PretrainedConfig) -> dict[nn.Module, int]:
     """The number of rows that make a head, for each projection of keys or values."""
-    default = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    default = head_width(config)
     found: dict[nn.Module, int] = {}
     for attention in layer.modules():
         size = getattr(attention, "head_dim", None)
         held = [child for key, child in attention.named_children() if key in KEYS_AND_VALUES]
-        found |= dict.fromkeys(held, size if isinstance(size, int) else default)
+        if (width := size if isinstance(size, int) else default) is not None:
+            found |= dict.fromkeys(held, width)
     return found
 
 

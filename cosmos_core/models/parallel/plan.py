@@ -14,7 +14,7 @@ from typing import Final, cast, get_args
 
 import attrs
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import PluginIncompatibleError
@@ -219,10 +219,22 @@ def _between(named: Mapping[str, nn.Module], tensor: Mapping[str, Style]) -> dic
 
 def _is_wide(block: nn.Module, name: str, module: PreTrainedModel) -> bool:
     """Tell whether a norm in a block spans several heads at once, so that no process could compute it alone."""
-    config = module.config.get_text_config()
-    head_dim = getattr(block, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = getattr(block, "head_dim", None) or head_width(module.config.get_text_config()) or 0
     own = own_parameters(getattr(block, name)).values()
-    return any(value.dim() == 1 and value.numel() > head_dim for value in own)
+    return any(value.dim() == 1 and value.numel() > width for value in own)
+
+
+def head_width(config: PretrainedConfig) -> int | None:
+    """Values of one head of attention by the config of a text; None where it does not say, or layers differ in it."""
+    try:
+        width = getattr(config, "head_dim", None)
+    except RuntimeError:
+        # transformers' answer to whoever asks a config for something that each layer has of its own.
+        return None
+    heads = getattr(config, "num_attention_heads", None)
+    if isinstance(width, int):
+        return width
+    return config.hidden_size // heads if isinstance(heads, int) else None
 
 
 def split_names(plan: ParallelPlan, module: PreTrainedModel) -> frozenset[str]:

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.building import compare, own_logits, verify_tiny
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
+from cosmos_core.models.small import compare, own_logits, verify_tiny
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import PROBE, HuggingFaceOptions, TextEncoder
 from cosmos_core.models.tokens import tokens_payload

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.attention.packed import PACKED
+from cosmos_core.models.attention.packed import PACKED, attend_packed
 
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -219,19 +219,27 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
     return config
 
 
-def make_shell(config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool) -> PreTrainedModel:
+def make_shell(
+    config: PretrainedConfig, auto_class: Any, *, trust_remote_code: bool, is_packed: bool = True
+) -> PreTrainedModel:
     """The module on the meta device, in evaluation mode (no dropout): nothing is allocated."""
     with torch.device("meta"):
-        return make(config, auto_class, trust_remote_code=trust_remote_code).eval()
+        return make(config, auto_class, is_packed=is_packed, trust_remote_code=trust_remote_code).eval()
 
 
-def make(config: PretrainedConfig, auto_class: Any, **how: Any) -> PreTrainedModel:
-    """The module of a config, on the device of the context; a ConfigError says that it makes none."""
+def make(config: PretrainedConfig, auto_class: Any, *, is_packed: bool, **how: Any) -> PreTrainedModel:
+    """The module of a config, on the device of the context; a ConfigError says that it makes none.
+
+    Not packed, it attends with transformers' `eager`, the one of its functions that leaves nothing out.
+    """
+    attention = PACKED if is_packed else "eager"
     # A model owns its config (its attention is set there), so two models never share one.
     try:
-        module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), attn_implementation=PACKED, **how)
+        module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), attn_implementation=attention, **how)
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
+    if is_packed:
+        attend_packed(module)
     return module
 
 

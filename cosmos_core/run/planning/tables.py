@@ -73,8 +73,10 @@ def _parts(plan: Plan) -> Table:
 
 
 def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The models that algorithms ask, in words."""
+    """What users should know of the model, and the models that algorithms ask, in words."""
     recipe, parts = plan.job.recipe, plan.parts
+    for notice in parts.facts.notices:
+        yield "note", escape(notice)
     consulted = {role for asked in parts.consults.values() for role in asked}
     for role, config in recipe.frozen.items():
         where = config.path or "the weights that its stage starts from"

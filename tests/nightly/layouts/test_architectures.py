@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.models.building import verify_tiny
+from cosmos_core.models.small import verify_tiny
 from cosmos_core.protocols import ModelContext
 from tests.nightly.layouts.architectures import ARCHITECTURES, keys_of
 

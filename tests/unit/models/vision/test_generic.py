@@ -11,8 +11,8 @@ from transformers import AutoModelForImageTextToText
 
 from cosmos_core.errors import ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.models import HuggingFaceModel, values
-from cosmos_core.models.building import own_logits
 from cosmos_core.models.plugin import create
+from cosmos_core.models.small import own_logits
 from cosmos_core.models.tokens import array_of
 from cosmos_core.models.vision import generic as generic_model
 from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel

@@ -1,4 +1,4 @@
-"""A spread model is checked on a small one of the same make, and refused by all of its processes alike."""
+"""A model is tried on a small one of its make: whether its documents pack, and what it gives is its own."""
 
 import logging
 from pathlib import Path
@@ -9,11 +9,12 @@ from transformers import AutoConfig
 
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.models.building import verify_tiny
+from cosmos_core.models import PACKED, HuggingFaceModel, HuggingFaceOptions, values
+from cosmos_core.models.small import verify_tiny
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import run_world
+from tests.families import text_payloads
 
 
 class Scaled(HuggingFaceModel):
@@ -40,16 +41,43 @@ def refusal(make, config, sizes):
     return None
 
 
-def test_a_spread_model_is_refused_by_all_processes_alike(subtests, config):
-    for make, sizes in [(Scaled, {"dp_shard": 2}), (Mixing, {"pp": 2})]:
-        with subtests.test(make=make, sizes=sizes):
-            told = run_world(2, refusal, make, config, sizes)
-            assert told[0] == told[1]
-            assert "packed logits differ from its own forward" in told[0]
+def test_a_spread_model_is_refused_by_all_processes_alike_or_built(subtests, config):
+    for make, told in [(Scaled, "logits differ from its own forward"), (Mixing, None), (HuggingFaceModel, None)]:
+        with subtests.test(make=make):
+            first, second = run_world(2, refusal, make, config, {"dp_shard": 2})
+            assert first == second
+            assert first is None if told is None else told in first
 
 
-def test_a_spread_model_that_packs_is_built(config):
-    assert run_world(2, refusal, HuggingFaceModel, config, {"dp_shard": 2}) == [None, None]
+SMALL = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+RECURRENT = {**SMALL, "model_type": "mamba", "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
+OF_ITS_OWN = {**SMALL, "model_type": "gptj", "n_embd": 16, "n_head": 2, "n_layer": 2, "rotary_dim": 4}
+BOTH_WAYS = {"model_type": "xlm", "n_words": 64, "emb_dim": 16, "n_heads": 2, "n_layers": 2, "embed_init_std": 0.5}
+
+
+def test_a_model_that_cannot_pack_trains_one_document_a_row(subtests, tmp_path, config):
+    for given, reason in [(RECURRENT, "linear_attention layers"), (OF_ITS_OWN, PACKED), (config, "packed logits")]:
+        with subtests.test(model_type=given["model_type"]):
+            make = Mixing if given is config else HuggingFaceModel
+            model = make(HuggingFaceOptions(), ModelContext(path=None, config=given, assets=tmp_path))
+            assert reason in model.alone_because
+            module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+            payloads = text_payloads(vocabulary=64)
+            batches = model.pack(payloads, budget=200)
+            assert sorted(index for batch in batches for index in batch.sequences) == list(range(len(payloads)))
+            for batch in batches:
+                (payload,) = (payloads[index] for index in batch.sequences)
+                found = model.decide(module, batch, temperature=1.0).logprobs_N
+                prompt, completion = (torch.tensor(values(payload, name)) for name in ("prompt", "completion"))
+                whole, number = torch.cat([prompt, completion]), len(completion)
+                own = module(input_ids=whole[None]).logits[0, -number - 1 : -1].log_softmax(-1)
+                torch.testing.assert_close(found, own.gather(-1, whole[-number:, None])[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_that_sees_later_units_is_refused(tmp_path):
+    model = HuggingFaceModel(HuggingFaceOptions(), ModelContext(path=None, config=BOTH_WAYS, assets=tmp_path))
+    with pytest.raises(PluginIncompatibleError, match="XLMWithLMHeadModel is not causal"):
+        assert model.alone_because
 
 
 LARGE = {
@@ -92,7 +120,7 @@ def check_large(tmp_path, model_type):
     assert len({type(layer.mlp) for layer in small.model.layers}) == KINDS[model_type]
     listed = getattr(AutoConfig.for_model(**config), "layer_types", None) or ()
     assert set(getattr(small.config, "layer_types", None) or ()) == set(listed)
-    with pytest.raises(PluginIncompatibleError, match="packed logits differ"):
+    with pytest.raises(PluginIncompatibleError, match="logits differ"):
         tried(Scaled, config, tmp_path)
 
 
@@ -103,5 +131,5 @@ def test_a_model_of_which_no_small_one_can_be_tried_goes_unchecked_and_says_so(t
 
     with caplog.at_level(logging.WARNING):
         assert len(tried(Failing, config, tmp_path)) == 2
-    assert "Qwen3ForCausalLM is not compared with transformers' own forward: " in caplog.text
-    assert "(its numbers do not fit; its numbers do not fit)" in caplog.text
+    assert "qwen3 is not compared with transformers' own forward: " in caplog.text
+    assert "(its numbers do not fit)" in caplog.text
