@@ -45,7 +45,8 @@ from cosmos_core.types import Group, Payload
 
 _CPU: Final = torch.device("cpu")
 _PROCESSES: Final = 2
-_UNITS: Final = 64
+REHEARSED_UNITS: Final = 64
+"""The budget of a rehearsal's micro-batches."""
 _TIMEOUT_S: Final = 120.0
 _TOLERANCE: Final = 1e-4
 """Of the loss and of a gradient's norm, relative: float32 in another order gives 1e-6."""
@@ -91,17 +92,18 @@ def _small(policy: PolicyConfig, sizes: Mapping[str, int]) -> PolicyConfig:
     """A policy with a mesh of these sizes, in numbers that can be compared."""
     parallel = attrs.evolve(policy.parallel, compile="off", cpu_offload=False)
     mesh = attrs.evolve(MeshConfig(), **sizes)
-    return PolicyConfig(precision="fp32", micro_batch_units=_UNITS, mesh=mesh, parallel=parallel)
+    return PolicyConfig(precision="fp32", micro_batch_units=REHEARSED_UNITS, mesh=mesh, parallel=parallel)
 
 
 def _world(outcomes: Path, rehearsal: Rehearsal, policies: Mapping[Axis, PolicyConfig]) -> str:
     """Run the processes; the reason why they failed, empty if they did not."""
     deadline = time.monotonic() + _TIMEOUT_S
+    # A fork server may run already; the planner itself has threads, which no fork survives.
     context = start_processes(  # type: ignore[no-untyped-call]
-        _member, (outcomes, rehearsal, policies), nprocs=_PROCESSES, join=False, daemon=True, start_method="spawn"
+        _member, (outcomes, rehearsal, policies), nprocs=_PROCESSES, join=False, daemon=True, start_method="forkserver"
     )
     try:
-        while not context.join(timeout=max(0.0, deadline - time.monotonic())):
+        while not context.join(timeout=max(0.0, deadline - time.monotonic()), grace_period=0.0):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"they did not finish a step within {_TIMEOUT_S:.0f} s")
     except _FAILURES as error:

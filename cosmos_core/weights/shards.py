@@ -11,7 +11,11 @@ import attrs
 import msgspec
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # the one that knows every placement
+from torch.distributed.tensor._utils import (  # the ones that know every placement
+    _compute_local_shape_and_global_offset,
+    compute_local_shape_and_global_offset,
+)
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
@@ -129,6 +133,22 @@ def local_shard(tensor: torch.Tensor) -> LocalShard:
     local: torch.Tensor = tensor.to_local().detach()
     assert tuple(local.shape) == tuple(size), f"a shard of {tuple(local.shape)} in a place of {tuple(size)}"
     return LocalShard(tensor=local, start=tuple(start), shape=shape)
+
+
+def is_placeable(rows: int, tp: int, shards: int) -> bool:
+    """Tell whether `DTensor` knows where each process's rows of a tensor lie that `tp` splits and FSDP shards again.
+
+    Of uneven parts it does not always: it would save and publish some rows in the place of others.
+    """
+    placements = [_StridedShard(0, split_factor=tp), Shard(0)]
+    parts = torch.arange(rows).tensor_split([min(part * math.ceil(rows / tp), rows) for part in range(1, tp)])
+    for place, part in enumerate(parts):
+        held = [*part.chunk(shards), *[part[:0]] * shards]
+        for shard in range(shards):
+            size, start = _compute_local_shape_and_global_offset((rows,), (shards, tp), [shard, place], placements)
+            if held[shard].tolist() != list(range(start[0], start[0] + size[0])):
+                return False
+    return True
 
 
 def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalShard]:

@@ -19,6 +19,7 @@ from cosmos_core.protocols import Layout, ModelCapabilities, ModelFacts
 from cosmos_core.protocols.facts import Extent
 from cosmos_core.protocols.layout import Axis, Lora, Mesh
 from cosmos_core.protocols.quantization import Format
+from cosmos_core.weights.shards import is_placeable
 
 STAGES_PER_RANK: Final = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
@@ -139,12 +140,22 @@ def _stages(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
 
 
 def _vocabulary(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
-    """A vocabulary of which a process of `tp` would have no token."""
+    """A vocabulary of which a process of `tp` would have no token, or whose uneven parts cannot be sharded again."""
     tp, size = policy.mesh.tp, facts.vocab_size
     if 0 < size <= math.ceil(size / tp) * (tp - 1):
         yield (
             f"policy.mesh.tp: {tp} leaves processes without a token of a vocabulary of {size}, of which each takes "
             f"{math.ceil(size / tp)}; lower tp"
+        )
+        return
+    shards = policy.mesh.dp_shard * policy.mesh.cp
+    if size % tp and shards > 1 and not is_placeable(size, tp, shards):
+        fitting = [each for each in range(2, shards) if shards % each == 0 and is_placeable(size, tp, each)]
+        instead = f"dp_shard · cp can be {choices([1, *fitting])}" if fitting else "set dp_shard · cp = 1"
+        yield (
+            f"policy.mesh.dp_shard: the {size} tokens of the vocabulary are split unevenly over tp = {tp}, and their "
+            f"parts cannot be sharded again over dp_shard · cp = {shards}; {instead}, take a tp that divides {size}, "
+            f"or raise vocab_size in [model.config] to {math.ceil(size / tp) * tp}"
         )
 
 

@@ -41,7 +41,7 @@ class EmbeddedEngine(TokenEngine):
 
     def _build(self) -> None:
         context, options = self._context, self._options
-        for problem in problems(options, context.model, context.model.facts()):
+        for problem in problems(options, context.model):
             raise EngineError(problem)
         module = context.model.build(seed=context.seed, dtype=context.dtype, device=context.device)
         module.eval().requires_grad_(False)

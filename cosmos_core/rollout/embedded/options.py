@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 
 from cosmos_core.config.schema import POSITIVE, option
-from cosmos_core.protocols import Model, ModelFacts, PlannedRun, Preflight
+from cosmos_core.protocols import Model, PlannedRun, Preflight
 from cosmos_core.protocols.model import MoEModel
 
 
@@ -38,19 +38,20 @@ class EmbeddedOptions:
 
 def preflight(options: EmbeddedOptions, planned: PlannedRun) -> Preflight:
     """Say what the engine cannot do of a run."""
-    return Preflight(problems=tuple(problems(options, planned.model, planned.facts)))
+    if planned.facts.attends_pluggably:
+        return Preflight(problems=tuple(problems(options, planned.model)))
+    problem = (
+        "rollout.engine.plugin: 'embedded' decodes through transformers' attention interface, and not all layers of "
+        f"{planned.facts.architecture} are known to attend through it; take another engine, or train on demonstrations "
+        "(algorithm.plugin = 'sft', without rewards); a model plugin whose modules are transformers' own, with that "
+        "interface throughout, says so in ModelFacts.attends_pluggably"
+    )
+    return Preflight(problems=(problem,))
 
 
-def problems(options: EmbeddedOptions, model: Model, facts: ModelFacts) -> Iterator[str]:
-    """Yield what the engine, or its options, ask for that a model cannot give."""
-    if not facts.attends_pluggably:
-        yield (
-            f"rollout.engine.plugin: 'embedded' decodes through transformers' attention interface, and not all layers "
-            f"of {facts.architecture} are known to attend through it (ModelFacts.attends_pluggably); take another "
-            "engine, such as 'vllm', or train on demonstrations: algorithm.plugin = 'sft', without rewards; an author "
-            "whose module is a transformers one, with that interface throughout, sets the fact"
-        )
-    elif options.compile and isinstance(model, MoEModel) and model.records():
+def problems(options: EmbeddedOptions, model: Model) -> Iterator[str]:
+    """Yield what options ask for that a model cannot give."""
+    if options.compile and isinstance(model, MoEModel) and model.records():
         names = ", ".join(record.name for record in model.records())
         yield (
             f"rollout.engine.options.compile: true, and the model records its forwards ({names}), which compiled ones "

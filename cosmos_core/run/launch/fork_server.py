@@ -13,9 +13,11 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import select
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -25,17 +27,30 @@ from typing import Any, Final
 from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
 from cosmos_core.replica.lifetime import PARENT
-from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.launch.local import Process, by_command, visible_gpus
 
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose fork server has ended, which ends it, too."""
 
 _BEGIN_S: Final = 5.0
+_POLL_S: Final = 0.02
 _OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
 PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__")
 """What takes the time."""
+
+
+class _Descriptor:
+    """A file descriptor that is closed with its owner; that of a process can be read once the process has ended."""
+
+    def __init__(self, number: int) -> None:
+        self._number: Final = number
+        weakref.finalize(self, os.close, number)
+
+    def fileno(self) -> int:
+        """Its number."""
+        return self._number
 
 
 class Child:
@@ -45,16 +60,26 @@ class Child:
         self._process: Final = process
         assert process.pid is not None, "it was started"
         self.pid: Final = process.pid
+        self._life: Final = _Descriptor(os.pidfd_open(process.pid))
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         code = self._process.exitcode
-        return -signal.SIGKILL if code == _UNKNOWN else code
+        if code != _UNKNOWN:
+            return code
+        # Its fork server was killed. It would leave in a few seconds, and holds until then what its successor needs.
+        if not select.select([self._life], [], [], 0.0)[0]:
+            os.kill(self.pid, signal.SIGKILL)
+            return None
+        return -signal.SIGKILL
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for its end; its exit code, or None after `timeout` seconds."""
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
         self._process.join(timeout)
-        return self.poll()
+        while (code := self.poll()) is None and self._process.exitcode == _UNKNOWN and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        return code
 
     def send_signal(self, number: int) -> None:
         """Signal it, unless it has ended."""
@@ -89,8 +114,16 @@ def prepare(threads: int) -> bool:
     return True
 
 
-def start(spec: ProcessSpec, output: Path) -> Child:
-    """Start `python -P -m` as a fork, in a session of its own; a ReplicaError if it cannot be."""
+def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
+    """Start `python -P -m` as a fork, in a session of its own; a ReplicaError if it cannot be.
+
+    A server that was killed is begun again, with `threads` of numeric libraries. What it does not preload starts by a
+    command meanwhile.
+    """
+    if not _is_there():
+        prepare(threads)
+        if f"{spec.module}.__main__" not in PRELOADED:
+            return by_command()(spec, output)
     environment = {**os.environ, **spec.environment}
     process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
     try:
@@ -98,6 +131,12 @@ def start(spec: ProcessSpec, output: Path) -> Child:
     except (OSError, EOFError) as error:
         raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
     return Child(process)
+
+
+def _is_there() -> bool:
+    """Tell whether the fork server runs."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
+    return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def _context() -> multiprocessing.context.ForkServerContext:

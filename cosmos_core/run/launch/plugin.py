@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from cosmos_core.protocols import Launcher, LauncherContext, NoOptions, Provider, hookimpl
 from cosmos_core.run.launch import fork_server
 from cosmos_core.run.launch.local import LocalLauncher
 
 
 def _create(_options: NoOptions, context: LauncherContext) -> Launcher:
-    return LocalLauncher(context.logs, fork_server.start if fork_server.prepare(context.threads) else None)
+    forks = functools.partial(fork_server.start, threads=context.threads)
+    return LocalLauncher(context.logs, forks if fork_server.prepare(context.threads) else None)
 
 
 @hookimpl

@@ -13,6 +13,7 @@ import pytest
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.policy.mesh.layout import misfits
+from cosmos_core.policy.rehearsal import rehearse
 from cosmos_core.protocols import ModelCapabilities, ModelContext
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error
@@ -35,7 +36,8 @@ def policy(parallel=None, **mesh):
     )
 
 
-COLUMNS = ("fsdp", "tp", "cp", "pp", "ep")
+AXES = {"fsdp": "dp_shard", "tp": "tp", "cp": "cp", "pp": "pp", "ep": "ep"}
+COLUMNS = tuple(AXES)
 LAYOUTS = {
     "fsdp": policy(dp_shard=2),
     "tp": policy(tp=2),
@@ -60,6 +62,9 @@ def test_each_axis_gives_what_one_process_gives_or_is_refused(assets, name):
     make = PluginModel(plugin="hf", context=ModelContext(path=None, config=keys_of(name), assets=assets))
     facts = make().facts()
     refused = {label: found for label, each in LAYOUTS.items() if (found := misfits(each, ALL_AXES, facts))}
+    tried = rehearse(policy(), make(), {AXES[column] for column in COLUMNS if column not in refused})
+    refused |= {column: tried[AXES[column]] for column in COLUMNS if AXES[column] in tried}
+    print(tried)
     layouts = {label: each for label, each in LAYOUTS.items() if label not in refused}
     payloads = text_payloads(vocabulary=120)
     expected = step_alone(make, payloads, policy())
@@ -73,7 +78,9 @@ def test_each_axis_gives_what_one_process_gives_or_is_refused(assets, name):
 
 def row(name, facts, refused):
     """A line of the page's table; every axis divides all numbers here, so that only what makes no sense is refused."""
-    why = {column: facts.impossible[column] for column in COLUMNS if column in refused}
+    why = {column: facts.impossible.get(AXES[column], "tried, and refused") for column in COLUMNS if column in refused}
+    if not facts.attends_pluggably:
+        why |= dict.fromkeys(("tp", "cp", "pp"), "one document a row")
     cells = {column: "" if column in why else "yes" for column in COLUMNS}
     if cells["tp"]:
         cells["tp"] = f"{share_split(facts):.0%}"

@@ -10,9 +10,10 @@ import torch
 
 from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.models.tokens import KIND, tokens_payload, values
+from cosmos_core.policy.rehearsal import REHEARSED_UNITS
 from cosmos_core.policy.training.microbatch import Piece, pieces
 from cosmos_core.protocols import MicroBatch, Model
-from cosmos_core.protocols.model import MultiTurnModel
+from cosmos_core.protocols.model import MultiTurnModel, Rehearsal, RehearsedModel
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.model.subject import (
@@ -67,11 +68,13 @@ class RowTests:
 
     def test_another_process_encodes_packs_and_builds_the_same(self, subject: Subject) -> None:
         """Every replica is a process of its own, with hashes of its own."""
+        model = subject.model
+        rehearsal = model.rehearsal(num_layers=2) if isinstance(model, RehearsedModel) else None
         try:
-            (theirs,) = run_world(1, _described, subject.maker, subject.prompts)
+            (theirs,) = run_world(1, _described, subject.maker, subject.prompts, rehearsal)
         except WorldFailedError as error:
-            fault(f"the model cannot be made in another process:\n{error}")
-        mine = _described(subject.maker, subject.prompts)
+            fault(f"the model, or a small one of its make, cannot be made in another process:\n{error}")
+        mine = _described(subject.maker, subject.prompts, rehearsal)
         if theirs["hash"] == mine["hash"]:
             raise RuntimeError("the other process has the hash seed of this one: it shows nothing that hash() changes")
         different = [what for what in ("encodings", "packing") if mine[what] != theirs[what]]
@@ -253,14 +256,17 @@ def _multi_turn(subject: Subject) -> tuple[MultiTurnModel, int]:
     return multi_turn, min(subject.facts.stop_ids)
 
 
-def _described(make: PluginModel, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _described(make: PluginModel, prompts: Sequence[Prompt], rehearsal: Rehearsal | None) -> dict[str, Any]:
     """Rows, encoded and packed, and weights, as this process makes them."""
     model = make()
     shown = demonstrations(model, prompts)
+    packed = model.pack(shown, budget=ROOM)
+    if rehearsal is not None:
+        packed += rehearsal.make().pack(rehearsal.payloads, budget=REHEARSED_UNITS)
     return {
         "hash": hash(_OBSERVATION),
         "encodings": [contents(payload) for payload in [*map(model.encode, prompts), *shown]],
-        "packing": [_contents(batch) for batch in model.pack(shown, budget=ROOM)],
+        "packing": [_contents(batch) for batch in packed],
         "weights": copied(model.build(seed=SEED, dtype=torch.float32, device=CPU)),
     }
 

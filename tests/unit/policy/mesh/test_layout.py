@@ -138,6 +138,15 @@ def test_a_vocabulary_of_which_a_process_would_have_nothing_is_refused():
     assert found({"tp": 2}, facts=facts) == []
 
 
+def test_uneven_parts_of_a_vocabulary_that_cannot_be_sharded_again_are_refused():
+    facts = attrs.evolve(FACTS, vocab_size=301)
+    (problem,) = found({"tp": 2, "dp_shard": 3}, facts=facts)
+    assert "the 301 tokens of the vocabulary are split unevenly over tp = 2" in problem
+    assert "set dp_shard · cp = 1, take a tp that divides 301, or raise vocab_size in [model.config] to 302" in problem
+    assert found({"tp": 2, "dp_shard": 2}, facts=facts) == []
+    assert found({"tp": 2, "dp_shard": 3}, facts=attrs.evolve(FACTS, vocab_size=302)) == []
+
+
 def test_adapters_of_layers_that_are_not_there_are_refused():
     layer = ModelPart(name="layers", is_layer=True, num_parameters=9, widths={"q_proj": 8, "v_proj": 8})
     facts = attrs.evolve(FACTS, parts=(layer,))

@@ -103,6 +103,31 @@ child.send_signal(number)
 assert child.wait(20) == -number
 """
 
+KILLED = (
+    SIGNALLED[: SIGNALLED.index("psutil.Process")]
+    + """
+server = psutil.Process(child.pid).parent()
+child.send_signal(0)
+# It would not leave by itself.
+psutil.Process(child.pid).suspend()
+server.kill()
+assert child.wait(20) == -9
+assert not psutil.pid_exists(child.pid) or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+again = [start("http.server", "0", "--bind", "127.0.0.1") for _ in range(2)]
+assert psutil.Process(again[0].pid).ppid() == psutil.Process().pid
+assert psutil.Process(again[1].pid).parent().ppid() == psutil.Process().pid
+for each in again:
+    each.send_signal(9)
+    assert each.wait(20) == -9
+"""
+)
+
+
+def test_one_that_is_killed_is_begun_again_and_its_forks_are_gone_before_they_are_said_to_be(tmp_path):
+    command = [sys.executable, "-c", KILLED, tmp_path / "output", "9"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
 
 def test_what_is_sent_to_all_of_a_group_ends_neither_it_nor_its_forks(tmp_path):
     for number in [signal.SIGTERM, signal.SIGHUP]:
