@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.message import Message
@@ -47,6 +46,7 @@ from cosmos_core.plugins.distributions import (
     licence,
     recorded_files,
 )
+from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import JSON
 
 _IMPORT_BOUND_S: Final = 1.0
@@ -274,12 +274,12 @@ def run_kits(
     Raises:
         PluginError: pytest could not run, or took too long.
     """
-    with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
+    with scratch("check") as place:
         if project is None:
             classes = (_class(each, f"{each.distribution}:{each.name}", given) for each in records)
-            (Path(scratch) / "test_conformance.py").write_text("\n".join(["import pytest", *classes]))
+            (place / "test_conformance.py").write_text("\n".join(["import pytest", *classes]))
         return run_pytest(
-            project or Path(scratch),
+            project or place,
             timeout_s=_KIT_S,
             environment=subject.environment,
             modules=attrs.evolve(subject, records=records).packages,

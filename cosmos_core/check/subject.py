@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
@@ -23,6 +22,7 @@ from cosmos_core.plugins.choice import find, kind_of
 from cosmos_core.plugins.discovery import Entry, PluginRecord, discover, entries
 from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
+from cosmos_core.storage.scratch import scratch
 
 
 class _Project(msgspec.Struct, frozen=True, rename="kebab"):
@@ -125,9 +125,9 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
         ConfigError: It is none of these, not installed, or has no such plugin; the message says what to do.
         PluginError: No plugin has that name, or those of several distributions have.
     """
-    with tempfile.TemporaryDirectory(prefix="cosmos-check-") as scratch:
+    with scratch("check") as place:
         if target is not None and target.endswith(".whl"):
-            found = _of_wheel(Path(target), Path(scratch))
+            found = _of_wheel(Path(target), place)
         elif target is None or _is_folder(target):
             found = _project(Path(target or Path.cwd()), is_named=target is not None)
         else:

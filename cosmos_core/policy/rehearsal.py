@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import tempfile
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -41,6 +40,7 @@ from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Decisions, Loss, Model, PlainAlgorithm
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.model import Rehearsal, RehearsedModel
+from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Group, Payload
 
 _CPU: Final = torch.device("cpu")
@@ -70,7 +70,7 @@ def rehearse(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> dict
     remaining = [] if rehearsal is None else sorted(axes)
     while remaining and rehearsal is not None:
         policies = {axis: _small(policy, _sizes(axis)) for axis in remaining}
-        with tempfile.TemporaryDirectory(prefix="cosmos-rehearsal-") as folder:
+        with scratch("rehearsal") as folder:
             outcomes = Path(folder) / "outcomes.jsonl"
             outcomes.touch()
             failure = _world(outcomes, rehearsal, policies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +38,7 @@ from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_
 from cosmos_core.run.planning.tables import print_plan
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending, Start, Supervisor
+from cosmos_core.storage.scratch import scratch
 from cosmos_core.transport import sockets
 
 _HOOKS_TIMEOUT_S: Final = 30.0
@@ -59,8 +59,8 @@ class _Session:
 
 def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:
     """Validate everything and print the plan; nothing is left behind; raises CosmosError if the recipe cannot run."""
-    with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
-        print_plan(make_plan(recipe, recipe_path, Path(staging)), console)
+    with scratch("plan") as staging:
+        print_plan(make_plan(recipe, recipe_path, staging), console)
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
@@ -70,8 +70,8 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     folder.check_free(directory, overwrite=overwrite)
     prepare(recipe)
     require_idle(directory)
-    with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
-        plan = make_plan(recipe, recipe_path, Path(staging))
+    with scratch("plan") as staging:
+        plan = make_plan(recipe, recipe_path, staging)
         check_keys(plan.job)
         launcher = _launcher(plan.job, plan.plugins)
         check_present(plan.parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from cosmos_core.run.folder import aside, require_idle
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.preflight import check_present, exposure
+from cosmos_core.storage.scratch import scratch
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach
@@ -49,8 +49,8 @@ def launch_recipe(
         require_idle(directory)
     else:
         _check_elsewhere(recipe, overwrite=overwrite)
-    with tempfile.TemporaryDirectory(prefix="cosmos-plan-") as staging:
-        plan = make_plan(recipe, recipe_path, Path(staging))
+    with scratch("plan") as staging:
+        plan = make_plan(recipe, recipe_path, staging)
         launcher, submission = _rendered(plan.job, plugins)
         if render_only:
             console.file.write(submission.text)
@@ -58,8 +58,8 @@ def launch_recipe(
         launcher.ready()
         _say(console, exposure(plan.job))
         if not capable.shares_folder:
-            with tempfile.TemporaryDirectory(prefix="cosmos-launch-") as place:
-                _submit(launcher, submission, Path(place), console)
+            with scratch("launch") as place:
+                _submit(launcher, submission, place, console)
             return
         check_present(plan.parts)
         folder.check_free(directory, overwrite=overwrite)

@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import queue
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
 from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
+from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
 
 _Z: Final = 1.959963984540054
@@ -248,7 +248,7 @@ def evaluate_model(
     if not is_run:
         job = job if recipe_path is not None else _trusting(job, trust_remote_code)
         return _evaluate(source, job, num_prompts, by)
-    with tempfile.TemporaryDirectory(prefix="cosmos-eval-") as folder:
+    with scratch("eval") as folder:
         export_run(source, step=step, output=Path(folder) / "model")
         return _evaluate(Path(folder) / "model", job, num_prompts, by)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from cosmos_core.protocols import (
 from cosmos_core.rollout.media import write_media
 from cosmos_core.run.artifacts.export import export_run
 from cosmos_core.storage import MARKS
+from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Message, Payload, Prompt
 
 _MAX_IN_FLIGHT: Final = 64
@@ -186,7 +186,7 @@ def _exported(source: Path) -> Iterator[Path]:
     if not (source / "job.json").is_file():
         yield source
         return
-    with tempfile.TemporaryDirectory(prefix="cosmos-generate-") as folder:
+    with scratch("generate") as folder:
         yield cast("Path", export_run(source, step="latest", output=Path(folder) / "model")[1])
 
 

@@ -10,17 +10,20 @@ there are GPUs it is not used, since some import might touch one, and what has t
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import runpy
 import select
 import signal
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +31,14 @@ from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
 from cosmos_core.replica.lifetime import PARENT
 from cosmos_core.run.launch.local import Process, by_command, visible_gpus
+from cosmos_core.storage.scratch import scratch
 
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose fork server has ended, which ends it, too."""
 
 _BEGIN_S: Final = 5.0
 _POLL_S: Final = 0.02
+_LAST: Final = -200
 _OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
@@ -105,13 +110,24 @@ def prepare(threads: int) -> bool:
     _context()
     # It inherits what is ignored, from its first moment; for as long as that takes, this process ignores it, too.
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in _OF_GROUPS]
+    tempdir, tempfile.tempdir = tempfile.tempdir, str(_folder())
     try:
         with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
             forkserver.ensure_running()
     finally:
+        tempfile.tempdir = tempdir
         for number, handler in before:
             signal.signal(number, handler)
     return True
+
+
+@functools.cache
+def _folder() -> Path:
+    """The place of multiprocessing's sockets, which does not stay if this process is killed."""
+    stack = contextlib.ExitStack()
+    # After multiprocessing has removed what it put there.
+    Finalize(None, stack.close, exitpriority=_LAST)
+    return stack.enter_context(scratch("forks"))
 
 
 def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:

@@ -1,0 +1,57 @@
+"""Folders for temporary files; those that killed processes left behind are removed when the next one is made.
+
+A folder is locked (flock) for as long as its process needs it: one that nobody has locked is nobody's, however old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_PREFIX: Final = "cosmos-scratch-"
+
+
+@contextlib.contextmanager
+def scratch(label: str) -> Iterator[Path]:
+    """An empty folder in the one for temporary files, removed at the end; the label is for people who look there."""
+    sweep(Path(tempfile.gettempdir()))
+    folder, lock = _locked(label)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove the scratch folders of this user that belong to no process any more, and return them."""
+    swept = []
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(path)
+                    swept.append(path)
+            finally:
+                os.close(lock)
+    return swept
+
+
+def _locked(label: str) -> tuple[Path, int]:
+    """A new folder and the descriptor of its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-"))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Before it was locked, somebody may have taken it for a dead process's.
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
