@@ -51,7 +51,7 @@ from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_ada
 from cosmos_core.models.weights.streaming import absent_weights, folder_of
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
-from cosmos_core.protocols.model import Rehearsal
+from cosmos_core.protocols.model import Trial
 from cosmos_core.types import Payload, Prompt
 
 CONFIG_FILE: Final = "config.json"
@@ -171,8 +171,8 @@ class HuggingFaceModel:
         cpu = torch.device("cpu")
         return reason_not_to_pack(self._draft(seed=0, dtype=torch.float32, device=cpu, is_packed=True), self.verify)
 
-    def rehearsal(self, *, num_layers: int) -> Rehearsal | None:
-        """Make a small model to be tried in layouts (see `protocols.model.RehearsedModel`).
+    def trial(self, *, num_layers: int) -> Trial | None:
+        """Make a small model to be tried in layouts (see `protocols.model.TriedModel`).
 
         None for a family that the plugin is for, and for an architecture whose code comes with its checkpoint.
         """
@@ -182,8 +182,8 @@ class HuggingFaceModel:
         config = find_small(attrs.evolve(draft, path=None), self.verify, num_layers=num_layers)
         if isinstance(config, str):
             return None
-        payloads = _rehearsed_payloads(config.get_text_config().vocab_size)
-        return Rehearsal(make=functools.partial(_small_model, type(self), self.options, config), payloads=payloads)
+        payloads = _trial_payloads(config.get_text_config().vocab_size)
+        return Trial(make=functools.partial(_small_model, type(self), self.options, config), payloads=payloads)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer into `context.assets`, and write the resolved config beside it.
@@ -460,7 +460,7 @@ def _small_model(
     return model
 
 
-def _rehearsed_payloads(vocab_size: int) -> list[Payload]:
+def _trial_payloads(vocab_size: int) -> list[Payload]:
     """Ragged sequences of a prompt and a completion."""
     draw = np.random.default_rng(0)
     sizes = ((5, 20), (9, 3), (2, 31), (14, 9))

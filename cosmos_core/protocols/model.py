@@ -242,7 +242,7 @@ class PipelinedModel(Model, Protocol):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Rehearsal:
+class Trial:
     """A small model of the same make, to be trained for a step in several layouts.
 
     Attributes:
@@ -255,13 +255,13 @@ class Rehearsal:
 
 
 @runtime_checkable
-class RehearsedModel(Protocol):
+class TriedModel(Protocol):
     """A model whose plugin takes architectures that nobody has tried on every axis of the mesh.
 
     Planning tries a small one on the axes that a recipe uses, and refuses an axis on which it trains otherwise.
     """
 
-    def rehearsal(self, *, num_layers: int) -> Rehearsal | None:
+    def trial(self, *, num_layers: int) -> Trial | None:
         """Make a small model with at least so many layers, if it has them.
 
         None says that the plugin's own tests have tried the architecture, or that no small one can be made.

@@ -1,6 +1,6 @@
 """The same training step in any layout: its loss and its gradients, to be compared with one process.
 
-The step is the product's own (`policy.rehearsal`).
+The step is the product's own (`policy.trial`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World, single_world
-from cosmos_core.policy.rehearsal import (
+from cosmos_core.policy.trial import (
     Imitation,
     Stepped,
     make_trainer,

@@ -54,7 +54,7 @@ class _Descriptor:
         weakref.finalize(self, os.close, number)
 
     def fileno(self) -> int:
-        """Its number."""
+        """The number by which the system knows it."""
         return self._number
 
 

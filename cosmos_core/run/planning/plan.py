@@ -25,7 +25,7 @@ from cosmos_core.plugins.recipe import (
 )
 from cosmos_core.plugins.selection import PluginSet, describe
 from cosmos_core.policy.mesh.layout import misfits as layout_misfits
-from cosmos_core.policy.rehearsal import rehearse
+from cosmos_core.policy.trial import try_axes
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     Dataset,
@@ -222,7 +222,7 @@ def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model,
     return parts
 
 
-def _rehearsed(recipe: Recipe, model: Model, capabilities: ModelCapabilities) -> ModelFacts:
+def _tried(recipe: Recipe, model: Model, capabilities: ModelCapabilities) -> ModelFacts:
     """The facts of the model, with axes that it does not bear on a small one of its make."""
     facts, mesh = model.facts(), recipe.policy.mesh
     # Replicas of all of it are cut nowhere.
@@ -230,7 +230,7 @@ def _rehearsed(recipe: Recipe, model: Model, capabilities: ModelCapabilities) ->
     # A mesh that does not fit is refused as it is.
     if layout_misfits(recipe.policy, capabilities, facts):
         return facts
-    return attrs.evolve(facts, impossible={**facts.impossible, **rehearse(recipe.policy, model, used)})
+    return attrs.evolve(facts, impossible={**facts.impossible, **try_axes(recipe.policy, model, used)})
 
 
 def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
@@ -258,7 +258,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     environment = load_environment(job, plugins)
     uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
     learns = bool(imitates) or any(capable.source == "demonstrations" for _, capable in algorithms)
-    facts = _rehearsed(recipe, model, makes)
+    facts = _tried(recipe, model, makes)
     longest = min(facts.context_length, recipe.policy.micro_batch_units)
     longest -= recipe.rollout.sampling.max_units if is_scored else 1
     measured = look_at_rows(

@@ -73,7 +73,7 @@ def _parts(plan: Plan) -> Table:
 
 
 def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What users should know of the model, and the models that algorithms ask, in words."""
+    """Notices of the model, and the models that algorithms ask, in words."""
     recipe, parts = plan.job.recipe, plan.parts
     for notice in parts.facts.notices:
         yield "note", escape(notice)

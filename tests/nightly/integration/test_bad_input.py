@@ -26,16 +26,6 @@ def test_an_unknown_key_names_the_nearest(cosmos: CommandLine, arithmetic: Argum
     assert "did you mean steps" in refused(cosmos, arithmetic, "run.stepps=3")
 
 
-def test_an_unknown_option_of_a_plugin_names_its_path(cosmos: CommandLine, arithmetic: Arguments) -> None:
-    output = refused(cosmos, arithmetic, "algorithm.options.aggregatoin='token-mean'")
-    assert "algorithm.options.aggregatoin" in output
-    assert "aggregation" in output
-
-
-def test_an_unknown_plugin_names_the_nearest_and_how_to_install(cosmos: CommandLine, arithmetic: Arguments) -> None:
-    assert "grpo" in refused(cosmos, arithmetic, "algorithm.plugin='gpro'")
-
-
 def test_a_recipe_that_is_not_there(cosmos: CommandLine) -> None:
     output = cosmos("run", "nowhere.toml", code=2)
     assert "nowhere.toml" in output
@@ -47,16 +37,6 @@ def test_a_dataset_of_no_rows(cosmos: CommandLine, arithmetic: Arguments, tmp_pa
     options = f"dataset.options={{train='{tmp_path}/empty.jsonl', prompt='$question'}}"
     output = refused(cosmos, arithmetic, "dataset.plugin='jsonl'", options, "evaluation.prompts=0", code=1)
     assert "empty.jsonl: empty; give a source that has rows" in output
-
-
-def test_a_vocabulary_smaller_than_the_tokenizer(cosmos: CommandLine, arithmetic: Arguments) -> None:
-    output = refused(cosmos, arithmetic, "model.config.vocab_size=300")
-    assert "300" in output
-    assert "tokenizer" in output
-
-
-def test_completions_longer_than_the_context(cosmos: CommandLine, arithmetic: Arguments) -> None:
-    assert "context" in refused(cosmos, arithmetic, "rollout.sampling.max_units=256")
 
 
 def test_a_port_in_use(cosmos: CommandLine, arithmetic: Arguments, tmp_path: Path) -> None:

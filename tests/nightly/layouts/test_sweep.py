@@ -13,7 +13,7 @@ import pytest
 from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_core.policy.mesh.layout import misfits
-from cosmos_core.policy.rehearsal import rehearse
+from cosmos_core.policy.trial import try_axes
 from cosmos_core.protocols import ModelCapabilities, ModelContext
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.testing.layouts import PluginModel, step_alone, steps_in_layouts, worst_error
@@ -62,7 +62,7 @@ def test_each_axis_gives_what_one_process_gives_or_is_refused(assets, name):
     make = PluginModel(plugin="hf", context=ModelContext(path=None, config=keys_of(name), assets=assets))
     facts = make().facts()
     refused = {label: found for label, each in LAYOUTS.items() if (found := misfits(each, ALL_AXES, facts))}
-    tried = rehearse(policy(), make(), {AXES[column] for column in COLUMNS if column not in refused})
+    tried = try_axes(policy(), make(), {AXES[column] for column in COLUMNS if column not in refused})
     refused |= {column: tried[AXES[column]] for column in COLUMNS if AXES[column] in tried}
     print(tried)
     layouts = {label: each for label, each in LAYOUTS.items() if label not in refused}

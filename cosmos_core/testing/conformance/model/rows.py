@@ -10,10 +10,10 @@ import torch
 
 from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.models.tokens import KIND, tokens_payload, values
-from cosmos_core.policy.rehearsal import REHEARSED_UNITS
 from cosmos_core.policy.training.microbatch import Piece, pieces
+from cosmos_core.policy.trial import TRIAL_UNITS
 from cosmos_core.protocols import MicroBatch, Model
-from cosmos_core.protocols.model import MultiTurnModel, Rehearsal, RehearsedModel
+from cosmos_core.protocols.model import MultiTurnModel, Trial, TriedModel
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.model.subject import (
@@ -69,12 +69,12 @@ class RowTests:
     def test_another_process_encodes_packs_and_builds_the_same(self, subject: Subject) -> None:
         """Every replica is a process of its own, with hashes of its own."""
         model = subject.model
-        rehearsal = model.rehearsal(num_layers=2) if isinstance(model, RehearsedModel) else None
+        trial = model.trial(num_layers=2) if isinstance(model, TriedModel) else None
         try:
-            (theirs,) = run_world(1, _described, subject.maker, subject.prompts, rehearsal)
+            (theirs,) = run_world(1, _described, subject.maker, subject.prompts, trial)
         except WorldFailedError as error:
             fault(f"the model, or a small one of its make, cannot be made in another process:\n{error}")
-        mine = _described(subject.maker, subject.prompts, rehearsal)
+        mine = _described(subject.maker, subject.prompts, trial)
         if theirs["hash"] == mine["hash"]:
             raise RuntimeError("the other process has the hash seed of this one: it shows nothing that hash() changes")
         different = [what for what in ("encodings", "packing") if mine[what] != theirs[what]]
@@ -256,13 +256,13 @@ def _multi_turn(subject: Subject) -> tuple[MultiTurnModel, int]:
     return multi_turn, min(subject.facts.stop_ids)
 
 
-def _described(make: PluginModel, prompts: Sequence[Prompt], rehearsal: Rehearsal | None) -> dict[str, Any]:
+def _described(make: PluginModel, prompts: Sequence[Prompt], trial: Trial | None) -> dict[str, Any]:
     """Rows, encoded and packed, and weights, as this process makes them."""
     model = make()
     shown = demonstrations(model, prompts)
     packed = model.pack(shown, budget=ROOM)
-    if rehearsal is not None:
-        packed += rehearsal.make().pack(rehearsal.payloads, budget=REHEARSED_UNITS)
+    if trial is not None:
+        packed += trial.make().pack(trial.payloads, budget=TRIAL_UNITS)
     return {
         "hash": hash(_OBSERVATION),
         "encodings": [contents(payload) for payload in [*map(model.encode, prompts), *shown]],

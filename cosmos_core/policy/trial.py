@@ -1,4 +1,4 @@
-"""Rehearses a layout: a training step of a small model of a recipe's make, on two processes and on one.
+"""Tries a layout: a training step of a small model of a recipe's make, on two processes and on one.
 
 Plans of tensor parallelism, of pipeline stages and of experts are derived from what a module looks like. What it does
 beside that is found by trying: the loss and every gradient are those of one process, or the axis is refused.
@@ -39,14 +39,14 @@ from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Decisions, Loss, Model, PlainAlgorithm
 from cosmos_core.protocols.layout import Axis
-from cosmos_core.protocols.model import Rehearsal, RehearsedModel
+from cosmos_core.protocols.model import Trial, TriedModel
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Group, Payload
 
 _CPU: Final = torch.device("cpu")
 _PROCESSES: Final = 2
-REHEARSED_UNITS: Final = 64
-"""The budget of a rehearsal's micro-batches."""
+TRIAL_UNITS: Final = 64
+"""The budget of a trial's micro-batches."""
 _TIMEOUT_S: Final = 120.0
 _TOLERANCE: Final = 1e-4
 """Of the loss and of a gradient's norm, relative: float32 in another order gives 1e-6."""
@@ -57,23 +57,23 @@ _FAILURES: Final = (
 )
 
 
-def rehearse(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> dict[Axis, str]:
+def try_axes(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> dict[Axis, str]:
     """The axes, of some that the policy's mesh has, that this model does not bear, and why.
 
-    A model that is no `RehearsedModel`, or gives no small one, is not tried.
+    A model that is no `TriedModel`, or gives no small one, is not tried.
     """
-    if not axes or not isinstance(model, RehearsedModel):
+    if not axes or not isinstance(model, TriedModel):
         return {}
     stages = _PROCESSES * STAGES_PER_RANK[policy.parallel.schedule]
-    rehearsal = model.rehearsal(num_layers=stages if "pp" in axes else 1)
+    trial = model.trial(num_layers=stages if "pp" in axes else 1)
     found: dict[Axis, str] = {}
-    remaining = [] if rehearsal is None else sorted(axes)
-    while remaining and rehearsal is not None:
+    remaining = [] if trial is None else sorted(axes)
+    while remaining and trial is not None:
         policies = {axis: _small(policy, _sizes(axis)) for axis in remaining}
-        with scratch("rehearsal") as folder:
+        with scratch("trial") as folder:
             outcomes = Path(folder) / "outcomes.jsonl"
             outcomes.touch()
-            failure = _world(outcomes, rehearsal, policies)
+            failure = _world(outcomes, trial, policies)
             told = [json.loads(line) for line in outcomes.read_text().splitlines()]
         found |= {axis: reason for axis, reason in told if reason}
         remaining = remaining[len(told) :]
@@ -92,15 +92,15 @@ def _small(policy: PolicyConfig, sizes: Mapping[str, int]) -> PolicyConfig:
     """A policy with a mesh of these sizes, in numbers that can be compared."""
     parallel = attrs.evolve(policy.parallel, compile="off", cpu_offload=False)
     mesh = attrs.evolve(MeshConfig(), **sizes)
-    return PolicyConfig(precision="fp32", micro_batch_units=REHEARSED_UNITS, mesh=mesh, parallel=parallel)
+    return PolicyConfig(precision="fp32", micro_batch_units=TRIAL_UNITS, mesh=mesh, parallel=parallel)
 
 
-def _world(outcomes: Path, rehearsal: Rehearsal, policies: Mapping[Axis, PolicyConfig]) -> str:
+def _world(outcomes: Path, trial: Trial, policies: Mapping[Axis, PolicyConfig]) -> str:
     """Run the processes; the reason why they failed, empty if they did not."""
     deadline = time.monotonic() + _TIMEOUT_S
     # A fork server may run already; the planner itself has threads, which no fork survives.
     context = start_processes(  # type: ignore[no-untyped-call]
-        _member, (outcomes, rehearsal, policies), nprocs=_PROCESSES, join=False, daemon=True, start_method="forkserver"
+        _member, (outcomes, trial, policies), nprocs=_PROCESSES, join=False, daemon=True, start_method="forkserver"
     )
     try:
         while not context.join(timeout=max(0.0, deadline - time.monotonic()), grace_period=0.0):
@@ -116,7 +116,7 @@ def _world(outcomes: Path, rehearsal: Rehearsal, policies: Mapping[Axis, PolicyC
     return ""
 
 
-def _member(rank: int, outcomes: Path, rehearsal: Rehearsal, policies: Mapping[Axis, PolicyConfig]) -> None:
+def _member(rank: int, outcomes: Path, trial: Trial, policies: Mapping[Axis, PolicyConfig]) -> None:
     """One process; the first compares, and writes down what it finds of each axis."""
     warnings.simplefilter("ignore")
     logging.disable()
@@ -128,9 +128,9 @@ def _member(rank: int, outcomes: Path, rehearsal: Rehearsal, policies: Mapping[A
         world_size=_PROCESSES,
         timeout=timedelta(seconds=_TIMEOUT_S),
     )
-    expected = step_in(rehearsal.make(), rehearsal.payloads, _small(PolicyConfig(), {}), single_world())
+    expected = step_in(trial.make(), trial.payloads, _small(PolicyConfig(), {}), single_world())
     for axis, policy in policies.items():
-        found = step_in(rehearsal.make(), rehearsal.payloads, policy, World(form_mesh(policy.mesh, "cpu")))
+        found = step_in(trial.make(), trial.payloads, policy, World(form_mesh(policy.mesh, "cpu")))
         if rank == 0:
             with outcomes.open("a") as file:
                 file.write(json.dumps([axis, _difference(found, expected)]) + "\n")
