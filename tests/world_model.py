@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosmos_core.errors import DataError
+from cosmos_core.errors import CheckpointError, DataError
 from cosmos_core.protocols import Decided, MicroBatch, ModelCapabilities, ModelFacts, NoOptions, Provider, hookimpl
 from cosmos_core.protocols.frozen import Blend, Blended
 from cosmos_core.protocols.model import Span
@@ -249,10 +249,15 @@ class World:
         frames = ((latents.movedim(0, -1).mean(-1, keepdim=True) + 1) * 127.5).clamp(0, 255).expand(-1, -1, -1, 3)
         return Payload(kind="media", arrays={"frames": array(frames, "uint8"), "fps": array(8.0)})
 
-    def export(self, module, directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(module.state_dict(), directory / "model.safetensors")
+    def export(self, module, directory, *, dtype=None):
+        if dtype is None and self.context.path is not None:
+            dtype = next(iter(load_file(Path(self.context.path) / "model.safetensors").values())).dtype
+        tensors = {name: each.to(dtype or each.dtype) for name, each in module.state_dict().items()}
+        if any(torch.isinf(each).any() for each in tensors.values()):
+            raise CheckpointError(f"a tensor has values beyond {dtype}")
+        save_file(tensors, directory / "model.safetensors")
         (directory / "config.json").write_text(json.dumps({}))
+        return [next(iter(tensors.values())).dtype]
 
     def prepare(self, corpus, tokenizer):
         raise AssertionError("there is nothing to make")

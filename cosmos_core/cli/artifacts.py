@@ -43,6 +43,14 @@ def export(
             help="Write the moving average of the weights, or the weights; as `policy.average` says if absent.",
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="float32|bfloat16|float16",
+            help="Of the weights; that of the checkpoint which the run began with if absent.",
+        ),
+    ] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, for `AutoModelForCausalLM.from_pretrained` and anything else.
 
@@ -50,12 +58,12 @@ def export(
     Examples:
       cosmos export runs/arithmetic
       cosmos export runs/arithmetic --step best --output my-model
-      cosmos export runs/arithmetic --to s3://bucket/models/arithmetic
+      cosmos export runs/arithmetic --to s3://bucket/models/arithmetic --dtype bfloat16
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415
 
-    exported, where = export_run(run, step=step, output=output, average=average)
-    typer.echo(f"Exported step {exported} to {where}")
+    exported = export_run(run, step=step, output=output, average=average, dtype=dtype)
+    typer.echo(f"Exported step {exported.step} to {exported.place} in {' and '.join(exported.dtypes)}")
 
 
 def generate(

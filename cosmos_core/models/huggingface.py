@@ -47,8 +47,16 @@ from cosmos_core.models.tokenizer import (
 )
 from cosmos_core.models.tokens import tokens_payload, values
 from cosmos_core.models.weights import loading
-from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, export_parts, led, share_files
-from cosmos_core.models.weights.streaming import absent_weights, folder_of
+from cosmos_core.models.weights.exporting import (
+    ADAPTER,
+    channel_of,
+    export_adapters,
+    export_parts,
+    led,
+    same_dtype,
+    share_files,
+)
+from cosmos_core.models.weights.streaming import Streamed, absent_weights, folder_of
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
 from cosmos_core.protocols.model import Trial
@@ -368,15 +376,18 @@ class HuggingFaceModel:
         """Logits [N, V] of hidden states, before the temperature."""
         return head.plain_logits(module, hidden_ND)
 
-    def export(self, module: torch.nn.Module, directory: Path) -> None:
+    def export(
+        self, module: torch.nn.Module, directory: Path, *, dtype: torch.dtype | None = None
+    ) -> Sequence[torch.dtype]:
         """Write safetensors, config and tokenizer: `AutoModelForCausalLM.from_pretrained` reads them.
 
-        Adapters are added to the weights, and written beside them in peft's format, too.
+        Adapters are added to the weights, and written beside them in peft's format, too, in their own dtype if none is
+        given. What transformers keeps in float32, such as the balance of a router, stays so in any dtype.
 
         Every process that holds a part of the module calls it; what several hold is gathered tensor by tensor.
 
         Raises:
-            CheckpointError: It cannot be written; every process says so.
+            CheckpointError: It cannot be written, or has values beyond the dtype; every process says so.
         """
         shell, path, channel = self._shell(), self.context.path, channel_of(self.stages(module)[0])
 
@@ -385,14 +396,24 @@ class HuggingFaceModel:
                 shell.generation_config = GenerationConfig.from_pretrained(folder)
 
         led(channel, directory, take_generation_config)
-        export_parts(module, shell, directory, channel)
-        export_adapters(module, directory / ADAPTER, channel, below=path)
+        written = export_parts(module, shell, directory, channel, dtypes=self._exported_dtypes(shell, dtype))
+        export_adapters(module, directory / ADAPTER, channel, below=path, dtype=dtype)
         led(channel, directory, lambda: self.write_companions(directory))
+        return written
 
     def write_companions(self, directory: Path) -> None:
         """Write what goes with weights."""
         self.tokenizer.save_pretrained(directory)
         share_files(directory)
+
+    def _exported_dtypes(self, shell: PreTrainedModel, dtype: torch.dtype | None) -> Mapping[str, torch.dtype]:
+        """The dtypes of an export: the one asked for, else the checkpoint's, else the config's; empty: the module's."""
+        if dtype is None and self.context.path is not None:
+            return Streamed(self.context.path, shell).dtypes
+        dtype = dtype or self.config.dtype
+        if dtype is None:
+            return {}
+        return same_dtype(dtype, shell.state_dict(), shell._get_dtype_plan(dtype))  # noqa: SLF001 - as transformers
 
     def _packed_logits(self, module: torch.nn.Module, tokens_U: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         return self.logits(module, self.hidden(module, self._row(module, self._text_batch(tokens_U, lengths))))

@@ -202,8 +202,25 @@ class Model(Protocol):
             with_features: Whether `Decided.features_ND` is asked for; only of a model that has `features`.
         """
 
-    def export(self, module: torch.nn.Module, directory: Path) -> None:
-        """Write the weights, config and tokenizer in the family's public format (Hugging Face safetensors)."""
+    def export(
+        self, module: torch.nn.Module, directory: Path, *, dtype: torch.dtype | None = None
+    ) -> Sequence[torch.dtype]:
+        """Write the weights, config and tokenizer in the family's public format (Hugging Face safetensors).
+
+        Every process that holds a part of the module calls it.
+
+        Args:
+            module: The weights.
+            directory: A folder that the caller has made, and that is empty.
+            dtype: Of the floating-point tensors, but for those that the family keeps in float32 everywhere. None: that
+                of each in the checkpoint at `path`; of drawn weights the config's, else the module's.
+
+        Returns:
+            The floating-point dtypes that were written, that of most values first; a config names this one.
+
+        Raises:
+            CheckpointError: It cannot be written, or a tensor, which is named, has values beyond the dtype.
+        """
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
         """Train the tokenizer of `[model.tokenizer]` on `corpus` into `context.assets`, once before any replica starts.

@@ -7,17 +7,27 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.parallel.lora import with_merged
 from cosmos_core.models.weights import streaming
-from cosmos_core.models.weights.exporting import ADAPTER, channel_of, export_adapters, led, share_files, write_gathered
+from cosmos_core.models.weights.exporting import (
+    ADAPTER,
+    channel_of,
+    export_adapters,
+    floating_dtypes,
+    led,
+    same_dtype,
+    share_files,
+    write_gathered,
+)
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line, require_folder
 
 TRANSFORMER: Final = "transformer"
@@ -109,18 +119,33 @@ class StreamedTransformer(streaming.Streamed):
             )
 
 
-def export_transformer(module: nn.Module, config: Mapping[str, Any], directory: Path, source: Path | None) -> None:
-    """Write a transformer and its config, which names its class, into a folder of their own.
+def export_transformer(
+    module: nn.Module,
+    shell: nn.Module,
+    config: Mapping[str, Any],
+    directory: Path,
+    source: Path | None,
+    *,
+    dtype: torch.dtype | None,
+) -> Sequence[torch.dtype]:
+    """Write a transformer and its config, which names its class, into a folder of their own (see `Model.export`).
 
     Every process that holds a part of the module calls it, and the first one writes. The other parts come from the
     checkpoint at `source`, if there is one. A CheckpointError says that the first process failed, with whatever; all of
-    them say so.
+    them say so. The shell is the whole transformer, on meta.
     """
     channel = channel_of(module)
     folder = directory / TRANSFORMER
-    write_gathered(with_merged(module, module.state_dict()), folder, channel, stem=STEM)
-    export_adapters(module, folder / ADAPTER, channel, below=None if source is None else str(source))
+    state = with_merged(module, module.state_dict())
+    dtypes: Mapping[str, torch.dtype] = {}
+    if dtype is not None:
+        dtypes = same_dtype(dtype, shell.state_dict(), getattr(shell, "_keep_in_fp32_modules", None) or ())
+    elif source is not None:
+        dtypes = StreamedTransformer(str(source / TRANSFORMER), shell).dtypes
+    written = write_gathered(state, folder, channel, stem=STEM, dtypes=dtypes)
+    export_adapters(module, folder / ADAPTER, channel, below=None if source is None else str(source), dtype=dtype)
     led(channel, directory, lambda: _accompany(config, directory, source))
+    return floating_dtypes(written)
 
 
 def _accompany(config: Mapping[str, Any], directory: Path, source: Path | None) -> None:

@@ -195,17 +195,20 @@ class DiffusionModel(Family):
             velocity_N, with_entropy=with_entropy, prediction_for=prediction_for, kl_target=kl_target
         )
 
-    def export(self, module: torch.nn.Module, directory: Path) -> None:
+    def export(
+        self, module: torch.nn.Module, directory: Path, *, dtype: torch.dtype | None = None
+    ) -> Sequence[torch.dtype]:
         """Write the folder that `DiffusionPipeline.from_pretrained` loads, if the recipe's checkpoint is such a one.
 
-        Of a model from a config alone it has the transformer's folder, which its class loads, and an index of it.
+        Of a model from a config alone it has the transformer's folder, which its class loads, and an index of it. The
+        dtype is the transformer's, but for what diffusers keeps in float32.
 
         Raises:
-            CheckpointError: It cannot be written; every process says so.
+            CheckpointError: It cannot be written, or has values beyond the dtype; every process says so.
         """
         source = None if self.context.path is None else self.component(None)
         written = {"_class_name": self.transformer.__name__, "_diffusers_version": version("diffusers"), **self.config}
-        checkpoint.export_transformer(module, written, directory, source)
+        return checkpoint.export_transformer(module, building.make_shell(self), written, directory, source, dtype=dtype)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:  # noqa: ARG002 - of the protocol
         """Refuse: a world model has no tokenizer of its own."""

@@ -6,8 +6,10 @@ import json
 import logging
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import torch
@@ -17,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
+from transformers.core_model_loading import build_glob_alternation, dot_natural_key, revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 
 from cosmos_core.errors import CheckpointError
@@ -35,6 +37,9 @@ FILE_BYTES: Final = 2 << 30
 ADAPTER: Final = "adapter"
 """Subfolder for adapters: beside the model's own config, transformers would add them to it a second time."""
 
+_PEFT: Final = "base_model.model."
+"""Before the names of tensors in peft's files."""
+
 Convert: TypeAlias = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Makes tensors of a checkpoint of those of a model."""
 
@@ -48,20 +53,65 @@ def channel_of(module: nn.Module) -> Channel:
     return Channel() if layout is None or layout.mesh.world_size == 1 else open_channel()
 
 
+def same_dtype(
+    dtype: torch.dtype, tensors: Mapping[str, torch.Tensor], kept: Collection[str]
+) -> dict[str, torch.dtype]:
+    """One dtype for all floating-point tensors, but at least float32 for those that `kept` names, or parts of names."""
+    pattern = build_glob_alternation(list(kept))[0] if kept else None
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        name: wide if pattern is not None and pattern.search(name) else dtype
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
+
+
 def export_parts(
-    module: nn.Module, shell: PreTrainedModel, directory: Path, channel: Channel, *, file_bytes: int = FILE_BYTES
-) -> None:
+    module: nn.Module,
+    shell: PreTrainedModel,
+    directory: Path,
+    channel: Channel,
+    *,
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+    file_bytes: int = FILE_BYTES,
+) -> Sequence[torch.dtype]:
     """Write the weights and the config; every process of the mesh calls it, and the first one writes.
 
-    The shell is the whole model, on meta: it knows the checkpoint's names. A CheckpointError says that the first
-    process failed, with whatever; all of them say so.
+    Args:
+        module: The weights, or this process's part of them.
+        shell: The whole model, on meta: it knows the checkpoint's names.
+        directory: The folder.
+        channel: Between all processes.
+        dtypes: Of the tensors of the model; one that is not named keeps its own.
+        file_bytes: Largest file.
+
+    Returns:
+        The dtypes written, that of most values first.
+
+    Raises:
+        CheckpointError: The first process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
     state = {name: tensor for name, tensor in with_merged(module, module.state_dict()).items() if name not in tied}
-    write_gathered(
-        state, directory, channel, convert=lambda held: revert_weight_conversion(shell, held), file_bytes=file_bytes
+    written = write_gathered(
+        state,
+        directory,
+        channel,
+        dtypes=dtypes,
+        convert=lambda held: revert_weight_conversion(shell, held),
+        file_bytes=file_bytes,
     )
-    led(channel, directory, lambda: _write_config(directory, shell, next(iter(state.values())).dtype))
+    found = floating_dtypes(written)
+    led(channel, directory, lambda: _write_config(directory, shell, found[0]))
+    return found
+
+
+def floating_dtypes(tensors: Mapping[str, torch.Tensor]) -> Sequence[torch.dtype]:
+    """The floating-point dtypes of tensors, that of most values first."""
+    counts: Counter[torch.dtype] = Counter()
+    for tensor in tensors.values():
+        counts[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
+    return [dtype for dtype, count in counts.most_common() if count]
 
 
 def write_gathered(
@@ -70,29 +120,52 @@ def write_gathered(
     channel: Channel,
     *,
     stem: str = "model",
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
     convert: Convert = dict,
     file_bytes: int = FILE_BYTES,
-) -> Collection[str]:
-    """Write tensors, if there are any, into files called after `stem` (see `export_parts`); their names are returned.
+) -> dict[str, torch.Tensor]:
+    """Write tensors, if there are any, into files called after `stem` (see `export_parts`).
 
-    In the files they have the names that `convert` gives them.
+    In the files they have the names that `convert` gives them; what was written is returned, on meta.
     """
     shares = local_shards(state)
     places = shard_owners(shares, channel.exchange)
-    groups = group_tensors(convert, places)
-    pieces = ({name: _gathered(places[name], shares.get(name), channel) for name in names} for names, _ in groups)
+    facts = {name: next(iter(shards)).facts for name, shards in places.items()}
+    own = {name: torch_dtype(each.dtype) for name, each in facts.items()}
+    outlines = {
+        name: torch.empty(each.shape, dtype=dtypes.get(name, own[name]), device="meta") for name, each in facts.items()
+    }
+    groups = group_tensors(convert, outlines)
+    written = {name: each for _, made in groups for name, each in made.items()}
+    pieces = (
+        {name: _gathered(places[name], shares.get(name), channel, outlines[name].dtype) for name in names}
+        for names, _ in groups
+    )
 
     def write() -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        outlines = {name: each for _, made in groups for name, each in made.items()}
         split = split_torch_state_dict_into_shards(
-            outlines, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=file_bytes
+            written, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=file_bytes
         )
-        _write_files(directory, split, (made for piece in pieces for made in convert(piece).items()), stem)
+        # Looked through here, not as they are gathered: while the first process fails, the others still send.
+        held = (_within_range(piece, own) for piece in pieces)
+        _write_files(directory, split, (made for piece in held for made in convert(piece).items()), stem)
 
     if places:
         led(channel, directory, write, pieces)
-    return places.keys()
+    return written
+
+
+def _within_range(tensors: dict[str, torch.Tensor], own: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Tensors, refused if a value became infinite when it was cast from their own dtype."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != own[name] and bool(torch.isinf(tensor).any()):
+            dtype, largest = dtype_name(tensor.dtype), torch.finfo(tensor.dtype).max
+            raise CheckpointError(
+                f"{name} has values beyond {largest:g}, the largest of {dtype}; export in another dtype, such as "
+                f"{dtype_name(own[name])}"
+            )
+    return tensors
 
 
 def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: Iterable[object] = ()) -> None:
@@ -112,17 +185,24 @@ def led(channel: Channel, directory: Path, write: Callable[[], None], pieces: It
         raise CheckpointError(f"{directory} could not be written: {said}") from failure
 
 
-def export_adapters(module: nn.Module, directory: Path, channel: Channel, *, below: str | None) -> None:
-    """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none."""
+def export_adapters(
+    module: nn.Module, directory: Path, channel: Channel, *, below: str | None, dtype: torch.dtype | None = None
+) -> None:
+    """Write the adapters as peft does; every process of the mesh calls it, and nothing is written if there are none.
+
+    They keep their own dtype if none is given: in that of the model, small changes of it would be lost.
+    """
     state = {name: each for name, each in module.state_dict().items() if is_adapter(name)}
-    names = write_gathered(
+    written = write_gathered(
         state,
         directory,
         channel,
         stem="adapter_model",
-        convert=lambda held: {f"base_model.model.{name}": each for name, each in held.items()},
+        dtypes={} if dtype is None else same_dtype(dtype, state, ()),
+        convert=lambda held: {f"{_PEFT}{name}": each for name, each in held.items()},
         file_bytes=sys.maxsize,
     )
+    names = [name.removeprefix(_PEFT) for name in written]
     if names:
         led(channel, directory, lambda: _write_adapter_config(module, names, directory, below))
 
@@ -161,18 +241,18 @@ def _write_adapter_config(module: nn.Module, names: Collection[str], directory: 
 
 
 def _words(error: Exception) -> str:
-    """The words of an error: of a file system's as they are, of any other with its class."""
+    """The words of an error: our own and a file system's as they are, any other's with its class."""
     said = str(error).strip().partition("\n")[0]
-    return said if said and isinstance(error, (OSError, SafetensorError)) else f"{type(error).__name__}: {said}"
+    is_plain = said and isinstance(error, (OSError, SafetensorError, CheckpointError))
+    return said if is_plain else f"{type(error).__name__}: {said}"
 
 
-def group_tensors(convert: Convert, places: Mapping[str, Mapping[TensorShard, int]]) -> list[Group]:
-    """The smallest groups that turn into a checkpoint's tensors without one another: single ones, else layers."""
-    facts = {name: next(iter(shards)).facts for name, shards in places.items()}
-    outlines = {
-        name: torch.empty(each.shape, dtype=torch_dtype(each.dtype), device="meta") for name, each in facts.items()
-    }
-    expected = set(convert(outlines))
+def group_tensors(convert: Convert, outlines: Mapping[str, torch.Tensor]) -> list[Group]:
+    """The smallest groups that turn into a checkpoint's tensors without one another: single ones, else layers.
+
+    `outlines` are the tensors, on meta.
+    """
+    expected = set(convert(dict(outlines)))
     keys: tuple[Callable[[str], object], ...] = (lambda name: name, _layer_of, lambda _: None)
     for key in keys:
         together: dict[object, list[str]] = {}
@@ -192,13 +272,13 @@ def _layer_of(name: str) -> object:
     return tuple(parts[: number + 1])
 
 
-def _gathered(owners: Mapping[TensorShard, int], share: LocalShard | None, channel: Channel) -> torch.Tensor:
+def _gathered(
+    owners: Mapping[TensorShard, int], share: LocalShard | None, channel: Channel, dtype: torch.dtype
+) -> torch.Tensor:
     """The whole tensor on the leader; elsewhere an empty one."""
-    facts = next(iter(owners)).facts
-    dtype = torch_dtype(facts.dtype)
-    whole = torch.empty(facts.shape if channel.is_leader else (), dtype=dtype)
+    whole = torch.empty(next(iter(owners)).shape if channel.is_leader else (), dtype=dtype)
     for shard, rank in owners.items():
-        own = share.tensor.to("cpu").contiguous() if share is not None and rank == channel.rank else None
+        own = share.tensor.to(dtype).to("cpu").contiguous() if share is not None and rank == channel.rank else None
         if channel.is_leader:
             part = own if own is not None else torch.empty(shard.size, dtype=dtype)
             if own is None:
@@ -236,6 +316,9 @@ def _write_config(directory: Path, shell: PreTrainedModel, dtype: torch.dtype) -
     config = shell.config
     config.architectures = [type(shell).__name__]
     config.dtype = dtype_name(dtype)
+    for part in (getattr(config, name, None) for name in config.sub_configs):
+        if part is not None and part.dtype is not None:
+            part.dtype = config.dtype
     if shell._auto_class is not None:  # noqa: SLF001 - as transformers
         custom_object_save(shell, directory, config=config)
     config.save_pretrained(directory)

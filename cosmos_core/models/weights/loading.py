@@ -22,7 +22,8 @@ from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.attention.packed import PACKED, attend_packed
 
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The format's names of dtypes of weights."""
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
@@ -38,9 +39,9 @@ class Stored:
 
     def check_float(self, name: str) -> None:
         """Refuse what is no weight."""
-        if self.dtype not in _FLOATS:
+        if self.dtype not in FLOATS:
             raise CheckpointError(
-                f"{self.file}: {name} has dtype {self.dtype}, and weights are one of {', '.join(sorted(_FLOATS))}; "
+                f"{self.file}: {name} has dtype {self.dtype}, and weights are one of {', '.join(sorted(FLOATS))}; "
                 "convert the checkpoint"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 from collections import Counter
@@ -28,6 +29,7 @@ from transformers.core_model_loading import (
 
 from cosmos_core.errors import CheckpointError, PluginIncompatibleError
 from cosmos_core.models.weights.loading import (
+    FLOATS,
     LIBRARY_ERRORS,
     Stored,
     absence,
@@ -179,6 +181,16 @@ class Streamed:
         self._follow_tied(module)
         self._check_complete(path, module, list(wanted))
         self._refuse_strays(path, module)
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtype in which each floating-point tensor of the model is stored; the widest of what it is made of."""
+        found = {}
+        for name, tensor in self._module.state_dict().items():
+            if tensor.is_floating_point():
+                stored = (FLOATS[self._stored[source].dtype] for source, _ in self._recipes[name].sources)
+                found[name] = functools.reduce(torch.promote_types, stored)
+        return found
 
     def read(self, name: str, share: LocalShard) -> torch.Tensor:
         """Give a part, as `Weights` do."""

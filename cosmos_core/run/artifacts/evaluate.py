@@ -30,7 +30,7 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
-from cosmos_core.run.artifacts.export import export_run
+from cosmos_core.run.artifacts.export import TRAINED, export_run
 from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
@@ -249,8 +249,8 @@ def evaluate_model(
         job = job if recipe_path is not None else _trusting(job, trust_remote_code)
         return _evaluate(source, job, num_prompts, by)
     with scratch("eval") as folder:
-        export_run(source, step=step, output=Path(folder) / "model")
-        return _evaluate(Path(folder) / "model", job, num_prompts, by)
+        export_run(source, step=step, output=folder / "model", dtype=TRAINED)
+        return _evaluate(folder / "model", job, num_prompts, by)
 
 
 def _job(source: Path, recipe_path: Path | None) -> Job:

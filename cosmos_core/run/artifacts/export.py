@@ -6,15 +6,17 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import attrs
 import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
+from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.control.journal import replay
 from cosmos_core.control.machine.progress import best_checkpoint, generation_at
@@ -31,14 +33,34 @@ from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout
 from cosmos_core.storage import MARKS, check_place, file_system, is_url, move_folder, send_folder, told
-from cosmos_core.weights.shards import local_shard
+from cosmos_core.weights.shards import dtype_name, local_shard, torch_dtype
 
 _LOG: Final = logging.getLogger(__name__)
 
 
+TRAINED: Final = "float32"
+"""The dtype in which weights are trained, and kept in checkpoints."""
+_DTYPES: Final = (TRAINED, "bfloat16", "float16")
+
+
+@attrs.frozen(kw_only=True)
+class Exported:
+    """An export.
+
+    Attributes:
+        step: Of the checkpoint.
+        place: The path or URL of its folder.
+        dtypes: The floating-point dtypes of its weights, that of most values first.
+    """
+
+    step: int
+    place: Path | str
+    dtypes: Sequence[str]
+
+
 def export_run(
-    run: Path, *, step: str, output: Path | str | None, average: bool | None = None
-) -> tuple[int, Path | str]:
+    run: Path, *, step: str, output: Path | str | None, average: bool | None = None, dtype: str | None = None
+) -> Exported:
     """Export a checkpoint of a run.
 
     Args:
@@ -48,40 +70,44 @@ def export_run(
             folder if None. An export that is there is replaced, and files of others stay. What is cut off is no
             export: see `send_folder`.
         average: Whether the average of the weights (`policy.average`) is exported; None: as the recipe says.
-
-    Returns:
-        The step that was exported, and where it is.
+        dtype: Of the weights; None: that of the checkpoint which the run began with (see `protocols.Model.export`).
 
     Raises:
-        ConfigError: `step` or `output` is unusable.
-        CheckpointError: There is no such checkpoint, or it is damaged.
+        ConfigError: `step`, `output` or `dtype` is unusable.
+        CheckpointError: There is no such checkpoint, it is damaged, or it has values beyond the dtype.
         StorageError: There is something else at `output`, or it cannot be written.
     """
+    if dtype is not None and dtype not in _DTYPES:
+        raise ConfigError(f"--dtype: {dtype!r} is no dtype of exports; {suggestion(dtype, _DTYPES)}")
     job = load_job(run)
     chosen = choose_step(job, step)
     is_average = _is_average(job.recipe.policy, average)
-    if isinstance(output, str) and is_url(output):
-        _export_to_store(job, chosen, output, is_average=is_average)
-        return chosen, output
-    target = Path(output) if output is not None else run / "export"
-    check_place(target)
-    with _made(job, chosen, target, is_average=is_average) as partial:
-        move_folder(partial, target)
-    return chosen, target
+    url = output if isinstance(output, str) and is_url(output) else None
+    target = job.directory / "export-to-store" if url is not None else Path(output or run / "export")
+    if url is None:
+        check_place(target)
+    else:
+        _check_store(url)
+    with _made(job, chosen, target, is_average=is_average, dtype=dtype) as (partial, dtypes):
+        if url is None:
+            move_folder(partial, target)
+        else:
+            send_folder(partial, url)
+    return Exported(step=chosen, place=url or target, dtypes=dtypes)
 
 
-def _export_to_store(job: Job, step: int, url: str, *, is_average: bool) -> None:
+def _check_store(url: str) -> None:
+    """Refuse a store that does not answer, before minutes are spent on the model."""
     with told(url):
-        # Before minutes are spent on the model.
         store, root = file_system(url)
         store.exists(f"{root.rstrip('/')}/{MARKS[0]}")
-    with _made(job, step, job.directory / "export-to-store", is_average=is_average) as folder:
-        send_folder(folder, url)
 
 
 @contextmanager
-def _made(job: Job, step: int, target: Path, *, is_average: bool) -> Iterator[Path]:
-    """The model of a checkpoint, in a folder beside `target` that is removed if it is still there at the end."""
+def _made(
+    job: Job, step: int, target: Path, *, is_average: bool, dtype: str | None
+) -> Iterator[tuple[Path, Sequence[str]]]:
+    """The model of a checkpoint and its dtypes, in a folder beside `target` that is gone at the end."""
     # transformers reads it when it is imported: one file needs no progress bar.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     torch.set_num_threads(job.recipe.launch.threads)
@@ -93,11 +119,11 @@ def _made(job: Job, step: int, target: Path, *, is_average: bool) -> Iterator[Pa
     if layout is not None and (expected := read_place(path).below):
         found = frozen_digest(module, 0, lambda said: [said])
         check_below(path, expected=expected, found=found, name=job.recipe.model.path or DRAWN)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        model.export(module, partial)
-        yield partial
+        partial.mkdir(parents=True)
+        written = model.export(module, partial, dtype=None if dtype is None else torch_dtype(dtype))
+        yield partial, tuple(map(dtype_name, written))
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error}") from error
     finally:

@@ -27,7 +27,7 @@ from cosmos_core.protocols import (
     Sampling,
 )
 from cosmos_core.rollout.media import write_media
-from cosmos_core.run.artifacts.export import export_run
+from cosmos_core.run.artifacts.export import TRAINED, export_run
 from cosmos_core.storage import MARKS
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Message, Payload, Prompt
@@ -187,7 +187,8 @@ def _exported(source: Path) -> Iterator[Path]:
         yield source
         return
     with scratch("generate") as folder:
-        yield cast("Path", export_run(source, step="latest", output=Path(folder) / "model")[1])
+        export_run(source, step="latest", output=folder / "model", dtype=TRAINED)
+        yield folder / "model"
 
 
 def is_of_tokens(kind: Kind, name: str) -> bool:

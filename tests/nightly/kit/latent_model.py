@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosmos_core.errors import DataError
+from cosmos_core.errors import CheckpointError, DataError
 from cosmos_core.protocols import (
     Decided,
     MicroBatch,
@@ -133,10 +133,15 @@ class Denoiser:
             features_ND=means_ND if with_features else None,
         )
 
-    def export(self, module, directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(module.state_dict(), directory / "model.safetensors")
+    def export(self, module, directory, *, dtype=None):
+        if dtype is None and self.context.path is not None:
+            dtype = next(iter(load_file(Path(self.context.path) / "model.safetensors").values())).dtype
+        tensors = {name: each.to(dtype or each.dtype) for name, each in module.state_dict().items()}
+        if any(torch.isinf(each).any() for each in tensors.values()):
+            raise CheckpointError(f"a tensor has values beyond {dtype}")
+        save_file(tensors, directory / "model.safetensors")
         (directory / "config.json").write_text(json.dumps({"width": self.width}))
+        return [next(iter(tensors.values())).dtype]
 
     def prepare(self, corpus, tokenizer):
         raise AssertionError("there is nothing to make")

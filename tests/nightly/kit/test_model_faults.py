@@ -171,9 +171,9 @@ WEIGHTS = {
     "export-forgets": (
         family(
             """
-            def export(self, module, directory):
+            def export(self, module, directory, *, dtype=None):
                 from safetensors.torch import load_file, save_file
-                super().export(module, directory)
+                super().export(module, directory, dtype=dtype)
                 tensors = load_file(directory / "model.safetensors")
                 del tensors["model.norm.weight"]
                 save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -185,8 +185,9 @@ WEIGHTS = {
     "export-untrained": (
         family(
             """
-            def export(self, module, directory):
-                super().export(self.build(seed=0, dtype=torch.float32, device=torch.device("cpu")), directory)
+            def export(self, module, directory, *, dtype=None):
+                module = self.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+                return super().export(module, directory, dtype=dtype)
             """
         ),
         "test_the_exported_model_is_the_same_model",
@@ -195,13 +196,23 @@ WEIGHTS = {
     "export-pickles": (
         family(
             """
-            def export(self, module, directory):
-                super().export(module, directory)
+            def export(self, module, directory, *, dtype=None):
+                super().export(module, directory, dtype=dtype)
                 torch.save({}, directory / "extra.pt")
             """
         ),
         "test_the_exported_model_is_the_same_model",
         "export() wrote extra.pt",
+    ),
+    "export-in-its-own-dtype": (
+        family(
+            """
+            def export(self, module, directory, *, dtype=None):
+                return super().export(module, directory)
+            """
+        ),
+        "test_an_export_has_the_dtype_asked_for_or_the_checkpoints",
+        "export(dtype=torch.bfloat16) returns (torch.float32,); return the dtypes written",
     ),
     "path-rewritten": (
         build(OWN_BUILD, "if self.context.path: module.model.norm.weight.data.mul_(2)"),

@@ -4,6 +4,7 @@ import os
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from cosmos_core.errors import ConfigError, CosmosError, DataError
@@ -145,8 +146,6 @@ def test_a_bad_checkpoint_is_one_clear_error(subtests, prepared, tmp_path):
                     config = json.loads((folder / "config.json").read_text())
                     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
                 case "lacks one":
-                    from safetensors.torch import load_file, save_file
-
                     tensors = load_file(weights)
                     del tensors["model.layers.1.mlp.up_proj.weight"]
                     save_file(tensors, weights, metadata={"format": "pt"})
@@ -168,6 +167,30 @@ def test_a_bad_checkpoint_is_one_clear_error(subtests, prepared, tmp_path):
             assert "\n" not in message
             if damage == "lacks one":
                 assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+def test_an_export_has_the_dtypes_of_the_checkpoint(prepared, tmp_path):
+    # Of a model from a config, that of the config.
+    drawn = make(tmp_path, {**prepared.context.config, "dtype": "bfloat16"})
+    (tmp_path / "assets" / "config.json").unlink()
+    folder = tmp_path / "checkpoint"
+    assert drawn.export(build(drawn), folder) == [torch.bfloat16]
+    file = folder / "model.safetensors"
+    norm = "model.norm.weight"
+    stored = {name: each.float() if name == norm else each for name, each in load_file(file).items()}
+    save_file(stored, file, metadata={"format": "pt"})
+    # What a config says of its weights need not be so.
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float16"}))
+
+    model = HuggingFaceModel(HuggingFaceOptions(), ModelContext(path=str(folder), config=None, assets=tmp_path / "no"))
+    module = build(model)
+    assert model.export(module, tmp_path / "export") == [torch.bfloat16, torch.float32]
+    written = load_file(tmp_path / "export" / "model.safetensors")
+    assert {name: each.dtype for name, each in written.items()} == {name: each.dtype for name, each in stored.items()}
+    assert all(torch.equal(each, stored[name]) for name, each in written.items())
+    assert json.loads((tmp_path / "export" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_an_export_is_as_open_as_any_file_of_its_writer(prepared, tmp_path):

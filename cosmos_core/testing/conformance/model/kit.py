@@ -206,7 +206,7 @@ class ModelConformance(WeightTests, RowTests, PackingTests, DecisionTests, Denoi
                 f"no reference for payloads of kind {', '.join(sorted(foreign))}; override ModelConformance.reference"
             )
         with tempfile.TemporaryDirectory() as folder:
-            model.export(module, Path(folder))
+            model.export(module, Path(folder), dtype=torch.float32)
             theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         found = []
         for payload in payloads:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities, ModelFacts
+from cosmos_core.protocols import Decided, MicroBatch, Model, ModelCapabilities, ModelContext, ModelFacts
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import CPU, PluginModel
 from cosmos_core.types import Payload, Prompt
@@ -95,6 +96,19 @@ class Subject:
                 drawn = 0.5 * torch.rand(each.shape, generator=generator).clamp_min(0.01)
                 each.copy_(torch.where(each == 0, drawn, each * (1 + drawn)))
         return other
+
+    def export(self, module: torch.nn.Module, folder: Path, dtype: torch.dtype | None = None) -> Sequence[torch.dtype]:
+        """Let the model write into a folder that is made for it, as `cosmos export` does."""
+        folder.mkdir()
+        try:
+            return self.model.export(module, folder, dtype=dtype)
+        except OSError as error:
+            fault(f"export() fails in a folder that its caller has made, and that is empty: {error!r}; write into it")
+
+    def from_folder(self, folder: Path) -> Subject:
+        """The same with a model from an exported folder."""
+        context = ModelContext(path=str(folder), config=None, assets=folder / "nothing-made-locally")
+        return attrs.evolve(self, model=attrs.evolve(self.maker, context=context)())
 
     def optional(self, protocol: Any, why: str, uses: Callable[[Any], object] = lambda _: True) -> Any:
         """The model, as one that keeps an optional protocol, and uses it; else the test is skipped."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import attrs
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from cosmos_core.config.schema import PolicyConfig
+from cosmos_core.errors import CheckpointError
 from cosmos_core.models.tokens import KIND, values
 from cosmos_core.policy.processes.world import single_world
-from cosmos_core.protocols import ModelContext, ModelFacts
+from cosmos_core.protocols import ModelFacts
 from cosmos_core.testing.conformance.model.subject import ROOM, SEED, Subject, contents, copied, first_difference
 from cosmos_core.testing.conformance.plugin import fault
 from cosmos_core.testing.layouts import CPU, make_trainer, train_step
@@ -101,7 +101,7 @@ class WeightTests:
     def test_the_exported_model_is_the_same_model(self, subject: Subject, tmp_path: Path) -> None:
         """Another library finds what was trained, bit for bit, and a run goes on from it as from any checkpoint."""
         module, folder = subject.other_weights(), tmp_path / "exported"
-        subject.model.export(module, folder)
+        subject.export(module, folder, torch.float32)
         if unsafe := sorted(path.name for path in folder.rglob("*") if path.suffix in _CODE):
             fault(f"export() wrote {', '.join(unsafe)}, which may hold pickles; write safetensors")
         found = subject.kit.load_exported(folder)
@@ -110,8 +110,7 @@ class WeightTests:
                 fault(f"the exported folder has no tensor {name}, a canonical name, as its public library reads it")
             if not torch.equal(found[name], tensor):
                 fault(f"the exported {name} is not that of the module that export() was given, as trained; write that")
-        context = ModelContext(path=str(folder), config=None, assets=tmp_path / "nothing-made-locally")
-        again = attrs.evolve(subject, model=attrs.evolve(subject.maker, context=context)())
+        again = subject.from_folder(folder)
         if different := first_difference(copied(module), copied(again.module)):
             fault(f"a model from the exported folder has other weights: {different}")
         if not _say_the_same(subject, module, again, again.module):
@@ -121,6 +120,29 @@ class WeightTests:
                 fault(f"a model from the exported folder encodes {prompt.text!r} differently; export the tokenizer too")
         if again.facts != subject.facts:
             fault(f"a model from the exported folder has other facts: {again.facts}, not {subject.facts}")
+
+    def test_an_export_has_the_dtype_asked_for_or_the_checkpoints(self, subject: Subject, tmp_path: Path) -> None:
+        """Weights that came in 16 bits are not written in 32, and none becomes infinite in those that are asked for."""
+        module, folder, asked = subject.other_weights(), tmp_path / "halved", torch.bfloat16
+        said = tuple(subject.export(module, folder, asked))
+        if said[:1] != (asked,):
+            fault(f"export(dtype={asked}) returns {said}; return the dtypes written, that of most values first")
+        found = subject.kit.load_exported(folder)
+        for name, tensor in canonical_tensors(module).items():
+            # A library may read them into float32.
+            if not any(torch.equal(found[name].double(), tensor.to(dtype).double()) for dtype in said):
+                fault(f"export(dtype={asked}) wrote {name} other than rounded to one of {said}, which it returns")
+        again = subject.from_folder(folder)
+        if (kept := tuple(again.export(again.module, tmp_path / "again"))) != said:
+            fault(f"of a checkpoint in {said}, export() without a dtype writes {kept}; write what it came in")
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(2.0**30)
+        try:
+            subject.export(module, tmp_path / "infinite", torch.float16)
+        except CheckpointError:
+            return
+        fault("export(dtype=torch.float16) makes values beyond its range infinite; raise CheckpointError for them")
 
 
 def _facts_without_building(subject: Subject) -> ModelFacts:

@@ -123,10 +123,13 @@ class QwenVLModel(VisionLanguageModel):
         group = layout.mesh.group("tp") if layout is not None and is_split else None
         return features.enter(embeddings_UD, row.packing.bounds, group)
 
-    def export(self, module: torch.nn.Module, directory: Path) -> None:
+    def export(
+        self, module: torch.nn.Module, directory: Path, *, dtype: torch.dtype | None = None
+    ) -> Sequence[torch.dtype]:
         """Write safetensors, config, tokenizer and image processor: `AutoModelForImageTextToText` reads them."""
-        super().export(module, directory)
+        written = super().export(module, directory, dtype=dtype)
         self.vision.save(directory)
+        return written
 
     def find_config(self) -> PretrainedConfig:
         """The config, which says to others what transformers does unsaid."""

@@ -105,6 +105,12 @@ def test_an_export_of_a_config_alone_is_a_transformer(model, module, tmp_path):
     model.export(module, tmp_path / "exported")
     found = WanTransformer3DModel.from_pretrained(tmp_path / "exported" / "transformer").state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in canonical_tensors(module).items())
+    # What diffusers keeps in float32 stays so.
+    assert model.export(module, tmp_path / "halved", dtype=torch.bfloat16) == [torch.bfloat16, torch.float32]
+    halved = WanTransformer3DModel.from_pretrained(tmp_path / "halved" / "transformer", torch_dtype=torch.bfloat16)
+    assert {each.dtype for each in halved.parameters()} == {torch.bfloat16, torch.float32}
+    for name, tensor in halved.state_dict().items():
+        assert torch.equal(tensor, found[name].to(tensor.dtype)), name
 
 
 def test_an_export_of_a_config_alone_is_served(model, module, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import peft
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cosmos_core.config.schema import LoraConfig, PolicyConfig
@@ -105,6 +106,13 @@ def test_an_export_is_read_by_transformers_and_by_peft(subtests, tmp_path):
             adapted = peft.PeftModel.from_pretrained(plain, folder / "merged" / "adapter").eval()
             torch.testing.assert_close(logits(adapted), expected, atol=1e-5, rtol=1e-5)
             assert len(peft.get_peft_model_state_dict(adapted)) == 2 * len(list(adapters_of(module)))
+            # No checkpoint had the adapters: they keep their dtype unless told otherwise.
+            model.config.dtype = torch.bfloat16
+            for asked in (None, torch.float16):
+                written = model.export(module, folder / str(asked), dtype=asked)
+                adapters = load_file(folder / str(asked) / "adapter" / "adapter_model.safetensors").values()
+                assert written[0] == (asked or torch.bfloat16)
+                assert {each.dtype for each in adapters} == {asked or torch.float32}
 
 
 def test_what_peft_takes_for_experts_is_said(tmp_path, caplog):

@@ -240,7 +240,10 @@ def test_settings_of_images_are_the_processors(tmp_path):
 def test_an_export_is_a_checkpoint_that_encodes_and_evaluates_the_same(tmp_path):
     model = generic(checkpoint(tmp_path / "internvl", "internvl"))
     module = build(model)
+    model.config.text_config.dtype = torch.bfloat16
     model.export(module, tmp_path / "export")
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert config["dtype"] == config["text_config"]["dtype"] == "float32"
     again = generic(tmp_path / "export")
     for prompt in prompts():
         first, second = model.encode(prompt), again.encode(prompt)

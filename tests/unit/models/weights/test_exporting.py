@@ -15,13 +15,12 @@ from cosmos_core.errors import CheckpointError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.weights import exporting
-from cosmos_core.models.weights.exporting import export_adapters, export_parts, group_tensors
+from cosmos_core.models.weights.exporting import export_adapters, export_parts, group_tensors, same_dtype
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
 from cosmos_core.protocols.layout import Lora
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.weights.shards import local_shards, shard_owners
 
 torch.set_num_threads(1)
 
@@ -60,47 +59,59 @@ def shell_of(family, is_tied=False):
     return make_shell(config_of(family, is_tied), AutoModelForCausalLM, trust_remote_code=False)
 
 
-def export(folder, family, is_tied, sizes):
+def export(folder, family, is_tied, sizes, dtype=torch.float32):
     part = build_part(blueprint(family, is_tied), Layout(mesh=form_mesh(MeshConfig(**sizes), "cpu")))
-    export_parts(part, shell_of(family, is_tied), folder, open_channel(), file_bytes=6_000)
+    if dtype == torch.float16:
+        for parameter in part.parameters():
+            parameter.data.mul_(2.0**30)
+    shell = shell_of(family, is_tied)
+    dtypes = same_dtype(dtype, shell.state_dict(), ())
+    return export_parts(part, shell, folder, open_channel(), dtypes=dtypes, file_bytes=6_000)
 
 
 def test_an_export_is_that_of_one_process(subtests, tmp_path):
-    for number, (family, is_tied, sizes) in enumerate(
+    for number, (family, is_tied, sizes, dtype) in enumerate(
         [
-            ("qwen3", True, {"pp": 2, "tp": 2}),
-            ("qwen3_moe", False, {"dp_shard": 2, "tp": 2, "ep": 4}),
+            ("qwen3", True, {"pp": 2, "tp": 2}, torch.float32),
+            ("qwen3_moe", False, {"dp_shard": 2, "tp": 2, "ep": 4}, torch.bfloat16),
         ]
     ):
         with subtests.test(family=family, is_tied=is_tied, sizes=sizes):
             folder = tmp_path / str(number)
             folder.mkdir()
-            check_export(folder, family, is_tied, sizes)
+            check_export(folder, family, is_tied, sizes, dtype)
 
 
-def check_export(tmp_path, family, is_tied, sizes):
+def check_export(tmp_path, family, is_tied, sizes, dtype):
     size = torch.tensor([number for axis, number in sizes.items() if axis != "ep"]).prod().item()
-    run_world(size, export, tmp_path / "parts", family, is_tied, sizes)
-    whole = build_whole(blueprint(family, is_tied))
+    said = run_world(size, export, tmp_path / "parts", family, is_tied, sizes, dtype)
+    assert said == [[dtype]] * size
+    whole = build_whole(blueprint(family, is_tied)).to(dtype)
     whole.save_pretrained(tmp_path / "whole")
     files = sorted((tmp_path / "parts").glob("*.safetensors"))
     assert len(files) > 2
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     expected = load_file(tmp_path / "whole" / "model.safetensors")
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert all(torch.equal(found[name], tensor) and found[name].dtype == dtype for name, tensor in expected.items())
     for name in ("config.json", "generation_config.json"):
         assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    module, report = AutoModelForCausalLM.from_pretrained(tmp_path / "parts", output_loading_info=True)
+    module, report = AutoModelForCausalLM.from_pretrained(tmp_path / "parts", dtype="auto", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in whole.state_dict().items())
 
 
-def export_in_vain(folder, sizes):
+def export_in_vain(folder, sizes, dtype=torch.float32):
     with pytest.raises(CheckpointError) as caught:
-        export(folder, "qwen3", False, sizes)
+        export(folder, "qwen3", False, sizes, dtype)
     return str(caught.value)
+
+
+def test_values_beyond_the_dtype_end_the_export_on_every_process(tmp_path):
+    told = run_world(2, export_in_vain, tmp_path / "export", {"pp": 2}, torch.float16, timeout_s=30)
+    reason = "lm_head.weight has values beyond 65504, the largest of float16; export in another dtype, such as float32"
+    assert told == [f"{tmp_path / 'export'} could not be written: {reason}"] * 2
 
 
 def test_what_cannot_be_written_is_told_to_every_process(tmp_path):
@@ -168,9 +179,8 @@ def test_tensors_are_gathered_one_by_one(subtests):
     for family in FAMILIES:
         with subtests.test(family=family):
             module = build_whole(blueprint(family, False))
-            places = shard_owners(local_shards(module.state_dict()), lambda said: [said])
             shell = shell_of(family)
-            groups = group_tensors(lambda held, shell=shell: revert_weight_conversion(shell, held), places)
+            groups = group_tensors(lambda held, shell=shell: revert_weight_conversion(shell, held), shell.state_dict())
             assert all(len(names) == 1 for names, _ in groups)
             assert sum(each.nbytes for _, made in groups for each in made.values()) == sum(
                 tensor.nbytes for tensor in module.state_dict().values()

@@ -17,7 +17,7 @@ from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.run import folder
 from cosmos_core.run.artifacts import export
-from cosmos_core.run.artifacts.export import choose_step, export_run
+from cosmos_core.run.artifacts.export import Exported, choose_step, export_run
 
 
 @pytest.fixture
@@ -95,12 +95,12 @@ def made(monkeypatch, tmp_path):
     files = {"config.json": "{}", "model.safetensors": "weights"}
 
     @contextlib.contextmanager
-    def make(job, step, target, *, is_average):
+    def make(job, step, target, *, is_average, dtype):
         partial = target.with_name(".partial")
         partial.mkdir(parents=True)
         for name, content in files.items():
             (partial / name).write_text(content)
-        yield partial
+        yield partial, ["bfloat16"]
 
     monkeypatch.setattr(export, "_made", make)
     return files
@@ -108,7 +108,9 @@ def made(monkeypatch, tmp_path):
 
 def test_an_export_takes_the_place_of_the_one_before_and_of_nothing_else(rolled_back, made, tmp_path):
     target = tmp_path / "model"
-    assert export_run(rolled_back.directory, step="4", output=target) == (4, target)
+    assert export_run(rolled_back.directory, step="4", output=target) == Exported(
+        step=4, place=target, dtypes=["bfloat16"]
+    )
     (target / "notes.md").write_text("mine")
     (target / "tokenizer").mkdir()
     (target / "tokenizer" / "tokenizer.json").write_text("mine too")
@@ -125,6 +127,8 @@ def test_an_export_takes_the_place_of_the_one_before_and_of_nothing_else(rolled_
     for name, reason in (("photos", "exists and is no exported model"), ("photos/a.jpg", "exists and is no folder")):
         with pytest.raises(StorageError, match=reason):
             export_run(rolled_back.directory, step="4", output=tmp_path / name)
+    with pytest.raises(ConfigError, match=r"--dtype: 'bf16' is no dtype of exports; did you mean bfloat16\?"):
+        export_run(rolled_back.directory, step="4", output=target, dtype="bf16")
     assert not (tmp_path / ".partial").exists()
 
 
@@ -132,9 +136,10 @@ def test_adapters_are_exported_on_the_weights_that_they_were_trained_with_alone(
     layout = layout_of(PolicyConfig(), single_world().mesh, "cpu")
     module = torch.nn.Linear(3, 2).requires_grad_(requires_grad=False)
 
-    def write(_, place):
-        place.mkdir()
+    def write(_, place, *, dtype):
+        assert dtype is torch.float16
         (place / "config.json").write_text("{}")
+        return [dtype, torch.float32]
 
     model = SimpleNamespace(build=lambda **_: module, export=write)
     below = frozen_digest(module, 0, lambda said: [said])
@@ -142,7 +147,8 @@ def test_adapters_are_exported_on_the_weights_that_they_were_trained_with_alone(
     monkeypatch.setattr(export, "_adapted", lambda _: layout)
     monkeypatch.setattr(export, "load_weights", lambda *_, **__: None)
     monkeypatch.setattr(export, "read_place", lambda _: SimpleNamespace(below=below))
-    assert export_run(rolled_back.directory, step="4", output=tmp_path / "model")[0] == 4
+    made = export_run(rolled_back.directory, step="4", output=tmp_path / "model", dtype="float16")
+    assert made.dtypes == ("float16", "float32")
     module.weight[0, 0] += 1
     with pytest.raises(CheckpointError, match=rf"adapters for other weights than those of .*: their digest is {below}"):
         export_run(rolled_back.directory, step="4", output=tmp_path / "other")
