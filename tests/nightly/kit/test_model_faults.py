@@ -214,6 +214,17 @@ WEIGHTS = {
         "test_an_export_has_the_dtype_asked_for_or_the_checkpoints",
         "export(dtype=torch.bfloat16) returns (torch.float32,); return the dtypes written",
     ),
+    "export-makes-its-folder": (
+        family(
+            """
+            def export(self, module, directory, *, dtype=None):
+                directory.mkdir()
+                return super().export(module, directory, dtype=dtype)
+            """
+        ),
+        "test_the_exported_model_is_the_same_model",
+        "export() fails in a folder that its caller has made, and that is empty: FileExistsError",
+    ),
     "path-rewritten": (
         build(OWN_BUILD, "if self.context.path: module.model.norm.weight.data.mul_(2)"),
         "test_the_exported_model_is_the_same_model",
