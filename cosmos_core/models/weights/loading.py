@@ -24,6 +24,8 @@ from cosmos_core.models.attention.packed import PACKED, attend_packed
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The format's names of dtypes of weights."""
+TILE: Final = 128
+"""Rows and columns of a matrix in fp8 that share a scale."""
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
@@ -33,15 +35,16 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 class Stored:
     """A tensor in a file, with the format's name of its dtype, such as `BF16`."""
 
+    name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
 
-    def check_float(self, name: str) -> None:
+    def check_float(self) -> None:
         """Refuse what is no weight."""
         if self.dtype not in FLOATS:
             raise CheckpointError(
-                f"{self.file}: {name} has dtype {self.dtype}, and weights are one of {', '.join(sorted(FLOATS))}; "
+                f"{self.file}: {self.name} has dtype {self.dtype}, and weights are one of {', '.join(sorted(FLOATS))}; "
                 "convert the checkpoint"
             )
 
@@ -127,7 +130,7 @@ def _read_header(path: Path) -> dict[str, Stored]:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         found = {
-            name: Stored(file=path, shape=tuple(entry["shape"]), dtype=str(entry["dtype"]))
+            name: Stored(name=name, file=path, shape=tuple(entry["shape"]), dtype=str(entry["dtype"]))
             for name, entry in entries.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -203,21 +206,35 @@ def refuse_unknown(keys: Iterable[str], known: PretrainedConfig, where: str) -> 
 
 
 def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
-    """The config of a checkpoint; a ConfigError says that there is no usable config, or the weights are quantised."""
+    """The config of a checkpoint, with which a quantised one is read (see `quantised`) as any other.
+
+    Raises:
+        ConfigError: There is no usable config, or the weights are quantised in a way that is not read.
+    """
     require_folder(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LIBRARY_ERRORS as error:
         absent = "" if Path(path).exists() else f" (there is no folder {path}, so it was taken for a name on the hub)"
         raise ConfigError(f"model.path: no usable model config at {path!r}{absent}: {first_line(error)}") from error
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else quantised
-        raise ConfigError(
-            f"model.path: the weights of {path!r} are quantised ({method}), and training needs them in bfloat16 or "
-            "float32; convert the checkpoint, and remove quantization_config from its config.json"
-        )
+    if getattr(config, "quantization_config", None) is not None:
+        _check_readable(path, config.quantization_config)
+        # Read in bfloat16, it is a model like any other.
+        del config.quantization_config
     return config
+
+
+def _check_readable(path: str, quantised: Any) -> None:
+    stated: Mapping[str, Any] = quantised if isinstance(quantised, Mapping) else {}
+    method, block = stated.get("quant_method", "?"), stated.get("weight_block_size")
+    is_tiled = method == "fp8" and block == [TILE, TILE] and stated.get("fmt", "e4m3") == "e4m3"
+    if method != "mxfp4" and not is_tiled:
+        how = f"{method}, weight_block_size {block}" if method == "fp8" else method
+        raise ConfigError(
+            f"model.path: the weights of {path!r} are quantised ({how}), and the only such ones that are read are "
+            f"mxfp4, and fp8 in blocks of [{TILE}, {TILE}]; convert the checkpoint to bfloat16, and remove "
+            "quantization_config from its config.json"
+        )
 
 
 def make_shell(

@@ -38,6 +38,7 @@ from cosmos_core.models.weights.loading import (
     refuse_nonfinite,
     stored_tensors,
 )
+from cosmos_core.models.weights.quantised import Quantised, joined
 from cosmos_core.weights.shards import LocalShard, local_shard
 
 
@@ -142,6 +143,12 @@ class TensorFiles:
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         """A tensor, or a part of it; valid until the next call."""
         stored = self._stored[name]
+        if isinstance(stored, Quantised):
+            return stored.values(self._read, index or tuple(slice(0, size) for size in stored.shape))
+        return self._read(stored, index)
+
+    def _read(self, stored: Stored, index: tuple[slice, ...]) -> torch.Tensor:
+        name = stored.name
         try:
             file = self._file(stored.file, _num_values(stored.shape, index))
             part: torch.Tensor = file.get_slice(name)[index] if stored.shape and index else file.get_tensor(name)
@@ -169,7 +176,7 @@ class Streamed:
 
     def __init__(self, path: str, module: Any) -> None:
         self._module = module
-        self._stored = stored_tensors(folder_of(path), self.stem)
+        self._stored = joined(stored_tensors(folder_of(path), self.stem))
         self._recipes: dict[str, Recipe] = {}
         self._files: Final = TensorFiles(self._stored)
         wanted = module.state_dict()
@@ -217,7 +224,7 @@ class Streamed:
     def _check(self, name: str, found: tuple[int, ...], tensor: torch.Tensor, recipe: Recipe) -> None:
         wanted = tuple(tensor.shape)
         for source, _ in recipe.sources if tensor.is_floating_point() else ():
-            self._stored[source].check_float(source)
+            self._stored[source].check_float()
         if found != wanted:
             source = recipe.sources[0][0]
             raise CheckpointError(
@@ -283,12 +290,14 @@ def absent_weights(path: str | None, module: Any, kind: type[Streamed] = Streame
     return ""
 
 
-def folder_of(path: str, patterns: Sequence[str] = ("*.safetensors", "*.json"), revision: str | None = None) -> Path:
-    """The folder of a checkpoint; of one on the hub with these files, which are fetched."""
+def folder_of(path: str, patterns: Sequence[str] = (), revision: str | None = None) -> Path:
+    """The folder of a checkpoint; of one on the hub with these files, else weights and JSON at its top, are fetched."""
     if Path(path).is_dir():
         return Path(path)
     try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
+        # Below the top some have the same weights once more, in a format of their makers'.
+        wanted, ignored = (list(patterns), None) if patterns else (["*.safetensors", "*.json"], ["*/*"])
+        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=ignored))
     except LIBRARY_ERRORS as error:
         raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error
 

@@ -204,15 +204,6 @@ def test_an_export_is_as_open_as_any_file_of_its_writer(prepared, tmp_path):
     assert set(modes.values()) == {0o640}
 
 
-def test_a_quantised_checkpoint_is_refused(prepared, tmp_path):
-    prepared.export(build(prepared), tmp_path / "export")
-    file = tmp_path / "export" / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "fp8"}}))
-    context = ModelContext(path=str(file.parent), config=None, assets=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"export' are quantised \(fp8\)"):
-        HuggingFaceModel(HuggingFaceOptions(), context).facts()
-
-
 def test_a_bad_config_is_refused(subtests, tmp_path, config):
     for number, (change, message) in enumerate(
         [

@@ -210,7 +210,7 @@ def test_the_config_that_is_written_names_its_class(model, module, tmp_path):
 def test_of_a_checkpoint_on_the_hub_planning_fetches_no_weights(make, folder, tmp_path, monkeypatch):
     asked = []
 
-    def fetch(name, *, revision, allow_patterns):
+    def fetch(name, *, revision, allow_patterns, ignore_patterns):
         asked.append((name, revision))
         for path in Path(folder).rglob("*"):
             place = path.relative_to(folder)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -11,7 +12,7 @@ from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import CheckpointError, PluginIncompatibleError
 from cosmos_core.models.building import Blueprint, build_part, build_whole
 from cosmos_core.models.weights.loading import make_shell
-from cosmos_core.models.weights.streaming import Streamed, materialise
+from cosmos_core.models.weights.streaming import Streamed, folder_of, materialise
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout
 from cosmos_core.testing.worlds import run_world
@@ -114,6 +115,16 @@ def test_weights_in_another_format_are_refused_and_named(folder, name):
     (folder / "model.safetensors").rename(folder / name)
     with pytest.raises(CheckpointError, match=rf"has its weights in {re.escape(name)}, .* convert them to safetensors"):
         look_through(folder, config_of())
+
+
+def test_of_a_checkpoint_on_the_hub_only_its_top_is_fetched(monkeypatch):
+    files = ["config.json", "model-00001-of-00002.safetensors", "original/model.safetensors", "original/dtypes.json"]
+
+    def fetch(path, *, revision, **patterns):
+        return "-".join(filter_repo_objects(files, **patterns))
+
+    monkeypatch.setattr("cosmos_core.models.weights.streaming.snapshot_download", fetch)
+    assert str(folder_of("openai/gpt-oss-20b")) == "-".join(files[:2])
 
 
 def spoil(value):
