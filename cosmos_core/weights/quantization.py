@@ -90,20 +90,20 @@ def dequantised_rows(
         yield rows, dequantise(form, name, part, columns)
 
 
-def dequantise_tiles(
-    codes: torch.Tensor, scales: torch.Tensor, tile: int, first: tuple[int, int], dtype: torch.dtype
+def dequantise_blocks(
+    codes: torch.Tensor, scales: torch.Tensor, size: int, first: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The values of e4m3 codes [..., rows, columns] with a scale for each square tile of `tile` rows and columns.
+    """The values of e4m3 codes [..., rows, columns] with a scale for each block of `size` rows and columns.
 
-    `first` rows and columns of the first tile come before these. Products are float32, rounded to `dtype` once.
+    `first` rows and columns of the first block come before these. Products are float32, rounded to `dtype` once.
     """
     *_, num_rows, columns = codes.shape
-    tiles = (torch.arange(num_rows) + first[0]) // tile
-    scales_RK = scales.float().index_select(-2, tiles).reshape(-1, scales.shape[-1])
+    blocks = (torch.arange(num_rows) + first[0]) // size
+    scales_RK = scales.float().index_select(-2, blocks).reshape(-1, scales.shape[-1])
     codes_RC = codes.reshape(-1, columns)
     found_RC = torch.empty(codes_RC.shape, dtype=dtype)
     for rows in _steps(codes_RC):
-        found_RC[rows] = _by_block(torch.mul, _from_e4m3(codes_RC[rows]), scales_RK[rows], tile, first[1])
+        found_RC[rows] = _by_block(torch.mul, _from_e4m3(codes_RC[rows]), scales_RK[rows], size, first[1])
     return found_RC.view(codes.shape)
 
 

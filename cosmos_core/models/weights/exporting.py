@@ -56,7 +56,7 @@ def channel_of(module: nn.Module) -> Channel:
 def same_dtype(
     dtype: torch.dtype, tensors: Mapping[str, torch.Tensor], kept: Collection[str]
 ) -> dict[str, torch.dtype]:
-    """One dtype for all floating-point tensors, but at least float32 for those that `kept` names, or parts of names."""
+    """One dtype for all floating-point tensors, but at least float32 for names in which one of `kept` occurs."""
     pattern = build_glob_alternation(list(kept))[0] if kept else None
     wide = torch.promote_types(dtype, torch.float32)
     return {

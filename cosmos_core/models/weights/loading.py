@@ -24,7 +24,7 @@ from cosmos_core.models.attention.packed import PACKED, attend_packed
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The format's names of dtypes of weights."""
-TILE: Final = 128
+BLOCK: Final = 128
 """Rows and columns of a matrix in fp8 that share a scale."""
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -226,14 +226,14 @@ def config_from_checkpoint(path: str, *, trust_remote_code: bool) -> PretrainedC
 
 def _check_readable(path: str, quantised: Any) -> None:
     stated: Mapping[str, Any] = quantised if isinstance(quantised, Mapping) else {}
-    method, block = stated.get("quant_method", "?"), stated.get("weight_block_size")
-    is_tiled = method == "fp8" and block == [TILE, TILE] and stated.get("fmt", "e4m3") == "e4m3"
-    if method != "mxfp4" and not is_tiled:
-        how = f"{method}, weight_block_size {block}" if method == "fp8" else method
+    method, fmt, block = stated.get("quant_method", "?"), stated.get("fmt", "e4m3"), stated.get("weight_block_size")
+    is_read = block == [BLOCK, BLOCK] and fmt == "e4m3" if method == "fp8" else method == "mxfp4"
+    if not is_read:
+        how = f"{method}, {fmt}, weight_block_size {block}" if method == "fp8" else method
         raise ConfigError(
-            f"model.path: the weights of {path!r} are quantised ({how}), and the only such ones that are read are "
-            f"mxfp4, and fp8 in blocks of [{TILE}, {TILE}]; convert the checkpoint to bfloat16, and remove "
-            "quantization_config from its config.json"
+            f"model.path: the weights of {path!r} are quantised ({how}), which is not read; mxfp4 is, and fp8 as "
+            f"e4m3 in blocks of [{BLOCK}, {BLOCK}]. Convert the checkpoint to bfloat16, and remove quantization_config "
+            "from its config.json"
         )
 
 

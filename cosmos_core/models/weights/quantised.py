@@ -2,13 +2,13 @@
 
 | `quant_method` | matrix | codes | scales |
 |---|---|---|---|
-| `fp8` | `X` [..., rows, columns] | `X`, e4m3, as the matrix | `X_scale_inv`, float, one for each tile of 128 x 128 |
+| `fp8` | `X` [..., rows, columns] | `X`, e4m3, as the matrix | `X_scale_inv`, float, one for each block of 128 x 128 |
 | `mxfp4` | `X` [..., 32 G, rows] | `X_blocks` [..., rows, G, 16], two e2m1 a byte | `X_scales` [..., rows, G], e8m0 |
 
 Values are those of the checkpoint as converted to bfloat16, bit for bit. Each is the product of its code and
-its scale, so any part of a matrix is read alone, with the tiles or groups that it touches.
+its scale, so any part of a matrix is read alone, with the blocks or groups that it touches.
 
-Source: arXiv:2412.19437 section 3.3 (fp8 in tiles); OCP Microscaling Formats (MX) Specification v1.0 (MXFP4).
+Source: arXiv:2412.19437 section 3.3 (fp8 in blocks); OCP Microscaling Formats (MX) Specification v1.0 (MXFP4).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import attrs
 import torch
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.models.weights.loading import FLOATS, TILE, Stored
+from cosmos_core.models.weights.loading import BLOCK, FLOATS, Stored
 from cosmos_core.protocols.quantization import FORMATS, SCALE
-from cosmos_core.weights.quantization import dequantise_tiles, dequantised_rows
+from cosmos_core.weights.quantization import dequantise_blocks, dequantised_rows
 
 _READ_AS: Final = "BF16"
 _MXFP4: Final = FORMATS["mxfp4"]
 _GROUP: Final = 32
-_BLOCKS: Final = "_blocks"
+_PACKED: Final = "_blocks"
 
 Index: TypeAlias = tuple[slice, ...]
 Read: TypeAlias = Callable[[Stored, Index], torch.Tensor]
@@ -78,17 +78,17 @@ class Quantised(Stored, ABC):
 
 
 @attrs.frozen(kw_only=True)
-class _Tiled(Quantised):
+class _Blocked(Quantised):
     def values(self, read: Read, index: Index) -> torch.Tensor:
         *leading, rows, columns = index
-        tiles = (slice(each.start // TILE, math.ceil(each.stop / TILE)) for each in (rows, columns))
-        scales = self._scales(read, (*leading, *tiles))
-        first = rows.start % TILE, columns.start % TILE
-        return dequantise_tiles(read(self.codes, index), scales, TILE, first, FLOATS[_READ_AS])
+        blocks = (slice(each.start // BLOCK, math.ceil(each.stop / BLOCK)) for each in (rows, columns))
+        scales = self._scales(read, (*leading, *blocks))
+        first = rows.start % BLOCK, columns.start % BLOCK
+        return dequantise_blocks(read(self.codes, index), scales, BLOCK, first, FLOATS[_READ_AS])
 
     def _expected(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         *leading, rows, columns = self.shape
-        return (*leading, math.ceil(rows / TILE), math.ceil(columns / TILE)), tuple(FLOATS)
+        return (*leading, math.ceil(rows / BLOCK), math.ceil(columns / BLOCK)), tuple(FLOATS)
 
 
 @attrs.frozen(kw_only=True)
@@ -123,9 +123,9 @@ def _joined(codes: Stored, stored: Mapping[str, Stored]) -> Stored:
     name, shape = codes.name, codes.shape
     kind: type[Quantised]
     if codes.dtype == "F8_E4M3" and len(shape) > 1:
-        kind, scales = _Tiled, f"{name}_scale_inv"
-    elif codes.dtype == "U8" and name.endswith(_BLOCKS) and len(shape) > 2 and shape[-1] == _GROUP // _MXFP4.per_byte:
-        name = name.removesuffix(_BLOCKS)
+        kind, scales = _Blocked, f"{name}_scale_inv"
+    elif codes.dtype == "U8" and name.endswith(_PACKED) and len(shape) > 2 and shape[-1] == _GROUP // _MXFP4.per_byte:
+        name = name.removesuffix(_PACKED)
         *leading, rows, groups, _ = shape
         kind, scales, shape = _Grouped, f"{name}_scales", (*leading, groups * _GROUP, rows)
     else:

@@ -41,11 +41,14 @@ METHODS = {
 }
 
 
-def tiles_of(weight):
+def blocks_of(weight):
     """Codes and scales of a matrix, one for each 128 x 128 elements, as DeepSeek-V3 has them."""
     rows, columns = weight.shape
     scales = torch.stack(
-        [torch.stack([tile.abs().max() / 448 for tile in band.split(128, 1)]) for band in weight.float().split(128, 0)]
+        [
+            torch.stack([block.abs().max() / 448 for block in band.split(128, 1)])
+            for band in weight.float().split(128, 0)
+        ]
     )
     spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
     return (weight.float() / spread).to(torch.float8_e4m3fn), scales
@@ -60,7 +63,7 @@ def quantised(tensors, family):
             made[f"{name}_blocks"] = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
             made[f"{name}_scales"] = torch.randint(120, 128, shape, dtype=torch.uint8, generator=generator)
         elif family == "deepseek_v3" and "_proj" in name:
-            made[name], made[f"{name}_scale_inv"] = tiles_of(tensor)
+            made[name], made[f"{name}_scale_inv"] = blocks_of(tensor)
         else:
             made[name] = tensor
     return made
@@ -118,9 +121,9 @@ def test_processes_hold_parts_of_what_one_holds(subtests, folder):
 
 
 def matrices():
-    """A matrix of each format that fills no last tile, what holds it, and its values by other means."""
+    """A matrix of each format that fills no last block, what holds it, and its values by other means."""
     generator = torch.Generator().manual_seed(0)
-    codes, scales = tiles_of(torch.randn(200, 300, generator=generator))
+    codes, scales = blocks_of(torch.randn(200, 300, generator=generator))
     spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :300]
     yield {"X": codes, "X_scale_inv": scales}, (codes.float() * spread).bfloat16()
     blocks = torch.randint(256, (3, 40, 4, 16), dtype=torch.uint8, generator=generator)
@@ -136,7 +139,7 @@ def stored_of(tensors):
     }
 
 
-def test_a_part_is_read_with_the_tiles_or_groups_that_it_touches(subtests):
+def test_a_part_is_read_with_the_blocks_or_groups_that_it_touches(subtests):
     for tensors, values in matrices():
         matrix, sizes = joined(stored_of(tensors))["X"], []
 
@@ -158,7 +161,7 @@ def test_a_part_is_read_with_the_tiles_or_groups_that_it_touches(subtests):
         assert sizes == ([1, 16] if leading else [4, 1])
 
 
-def test_scales_that_lack_or_do_not_fit_are_refused_by_name(subtests, folder, tmp_path):
+def test_scales_that_are_missing_or_do_not_fit_are_refused_by_name(subtests, folder, tmp_path):
     kind = "deepseek_v3" if folder.name.startswith("deepseek") else "gpt_oss"
     name, scales, reason = {
         "deepseek_v3": ("mlp.gate_proj.weight", "_scale_inv", r"shape \(3, 2\) and dtype F64 or F32 or F16 or BF16"),
@@ -185,10 +188,10 @@ def test_other_methods_are_refused(subtests, folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     for changes, told in [
         ({"quant_method": "awq"}, r"\(awq\)"),
-        ({"quant_method": "fp8", "weight_block_size": None}, r"\(fp8, weight_block_size None\)"),
-        ({"quant_method": "fp8", "weight_block_size": [64, 128]}, r"\(fp8, weight_block_size \[64, 128\]\)"),
+        ({"quant_method": "fp8", "weight_block_size": None}, r"\(fp8, e4m3, weight_block_size None\)"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 128]}, r"\(fp8, e4m3, weight_block_size \[64, 128\]\)"),
     ]:
         with subtests.test(changes=changes):
             (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "quantization_config": changes}))
-            with pytest.raises(ConfigError, match=rf"are quantised {told}, and .* are mxfp4, and fp8 in blocks"):
+            with pytest.raises(ConfigError, match=rf"are quantised {told}, which is not read; mxfp4 is"):
                 model_of(tmp_path / "other").facts()
