@@ -1,5 +1,6 @@
 """The other parts of a checkpoint go beside an exported transformer without being copied."""
 
+import torch
 from torch import nn
 
 from cosmos_core.models.diffusion.checkpoint import export_transformer
@@ -20,10 +21,11 @@ def test_weights_of_other_parts_are_linked_also_from_the_cache_of_a_hub(subtests
                 weights.symlink_to(stored)
             (part / "config.json").write_text("{}")
             export_transformer(
-                nn.Linear(1, 1),
+                *[nn.Linear(1, 1)] * 2,
                 {"_class_name": "Linear", "_diffusers_version": "0"},
                 folder / "exported",
                 folder / "checkpoint",
+                dtype=torch.float32,
             )
             exported = folder / "exported" / "vae"
             assert (exported / weights.name).samefile(stored)
