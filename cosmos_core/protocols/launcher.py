@@ -49,6 +49,10 @@ class Pool:
         processes: Processes of each that the launcher starts.
         gpus: GPUs that each process uses where its machine has some; 0 if it is kept on the CPU.
         needs_gpus: Whether the recipe wants GPUs whatever the machine has.
+        device_bytes: Memory that the plan counts for each process where it computes: on its GPUs, or of the machine
+            where it uses none. 0 where nothing is planned: within the job, or where a run is submitted again.
+        host_bytes: Memory of the machine that it counts besides.
+        uncounted: What it does not count, in words.
     """
 
     role: Literal["policy", "rollout"]
@@ -56,6 +60,9 @@ class Pool:
     processes: int = 1
     gpus: int = 0
     needs_gpus: bool = False
+    device_bytes: int = 0
+    host_bytes: int = 0
+    uncounted: tuple[str, ...] = ()
 
     def nodes(self, room: int) -> int:
         """Fewest nodes, of `room` processes each, that hold one replica with equally many of its processes on each."""
@@ -142,11 +149,14 @@ class Submission:
         name: Of the file, such as `job.sh`.
         text: Its content.
         notes: Lines for people: what was derived from the plan.
+        variables: Names of the environment variables that it gives all processes; None where they have those of whoever
+            submits it, or others that are not known here.
     """
 
     name: str
     text: str
     notes: tuple[str, ...] = ()
+    variables: frozenset[str] | None = None
 
 
 @runtime_checkable

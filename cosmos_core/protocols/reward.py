@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -109,6 +109,12 @@ class RewardExtras(Protocol):
 
         Planning asks where the machine of the plan will score, before `load` is called anywhere: `cosmos plan` shows
         the answer, and no run starts with one. Asks nobody over a network, and reads no weights.
+        """
+
+    def unset_variables(self, given: Collection[str]) -> Sequence[str]:
+        """Name the environment variables that `load` needs and that are not among those given.
+
+        Where a launcher hands a run over, this is told of those that it gives the run's processes.
         """
 
     def load(self) -> None:

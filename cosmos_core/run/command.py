@@ -31,12 +31,13 @@ from cosmos_core.run.folder import require_idle
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.hooks import RunHooks
 from cosmos_core.run.launch import Launcher
-from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, prepare
+from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools, prepare
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.plan import check_changed, check_hooks, make_plan
 from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_keys, check_present
 from cosmos_core.run.planning.tables import print_plan
 from cosmos_core.run.report.summary import print_summary, summarise
+from cosmos_core.run.submit import submission_notes
 from cosmos_core.run.supervisor import Ending, Start, Supervisor
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.transport import sockets
@@ -60,7 +61,11 @@ class _Session:
 def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:
     """Validate everything and print the plan; nothing is left behind; raises CosmosError if the recipe cannot run."""
     with scratch("plan") as staging:
-        print_plan(make_plan(recipe, recipe_path, staging), console)
+        plan = make_plan(recipe, recipe_path, staging)
+        notes = submission_notes(plan) if capabilities_of(recipe, plan.plugins).submits else ()
+        print_plan(plan, console)
+        for note in notes:
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
@@ -156,7 +161,7 @@ def _launcher(job: Job, plugins: PluginSet) -> Launcher:
     """The launcher of the run's processes, once it is known that it can start them from here."""
     if not capabilities_of(job.recipe, plugins).submits:
         check_gpus(job.recipe)
-    launcher = make_launcher(job.recipe, job.directory, plugins, uses_rollouts=job.uses_rollouts)
+    launcher = make_launcher(job.recipe, job.directory, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
     launcher.check()
     return launcher
 

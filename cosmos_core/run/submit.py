@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +19,14 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Kind, LauncherCapabilities
+from cosmos_core.protocols import Kind, LauncherCapabilities, Pool
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.folder import aside, require_idle
-from cosmos_core.run.launch.launcher import capabilities_of, make_launcher
-from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.run.planning.preflight import check_present, exposure
+from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
+from cosmos_core.run.planning.footprint import planned_pools
+from cosmos_core.run.planning.plan import Plan, make_plan
+from cosmos_core.run.planning.preflight import check_present, exposure, unset_variables
 from cosmos_core.storage.scratch import scratch
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
@@ -51,12 +53,16 @@ def launch_recipe(
         _check_elsewhere(recipe, overwrite=overwrite)
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
-        launcher, submission = _rendered(plan.job, plugins)
+        launcher, submission = _rendered(plan.job, plugins, planned_pools(plan))
+        unset = _unset_there(plan, submission)
         if render_only:
             console.file.write(submission.text)
+            for each in unset:
+                _say(Console(stderr=True), each)
             return
         launcher.ready()
-        _say(console, exposure(plan.job))
+        for each in (exposure(plan.job), *unset):
+            _say(console, each)
         if not capable.shares_folder:
             with scratch("launch") as place:
                 _submit(launcher, submission, place, console)
@@ -89,7 +95,7 @@ def launch_again(
     plugins = PluginSet.load(selections(job.recipe, _ONLY))
     if not _capable(job.recipe, plugins).shares_folder:
         raise ConfigError(f"--resume: launcher {launcher!r} makes the run's folder itself; give it the recipe instead")
-    found, submission = _rendered(job, plugins)
+    found, submission = _rendered(job, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
     if render_only:
         console.file.write(submission.text)
         return
@@ -98,6 +104,24 @@ def launch_again(
     with folder.held(directory):
         folder.save(job)
     _submit(found, submission, directory, console)
+
+
+def submission_notes(plan: Plan) -> tuple[str, ...]:
+    """The words of a plan's launcher, one that submits; raises a ConfigError if the run does not fit its machines."""
+    _, submission = _rendered(plan.job, plan.plugins, planned_pools(plan))
+    return (*submission.notes, *_unset_there(plan, submission))
+
+
+def _unset_there(plan: Plan, submission: Submission) -> tuple[str, ...]:
+    """Variables that the run needs and a submission does not bring, in words; the machines may have them besides."""
+    if submission.variables is None:
+        return ()
+    launcher = plan.job.recipe.launch.launcher
+    return tuple(
+        f"{who}: {' and '.join(names)}: not among the variables that launcher {launcher!r} gives the run's processes; "
+        "set them in launch.options, unless they are there already"
+        for who, names in unset_variables(plan.job, plan.plugins, submission.variables).items()
+    )
 
 
 def reachable(recipe: Recipe) -> Recipe:
@@ -156,8 +180,8 @@ def _capable(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
     return capable
 
 
-def _rendered(job: Job, plugins: PluginSet) -> tuple[ClusterLauncher, Submission]:
-    launcher = make_launcher(job.recipe, job.directory, plugins, uses_rollouts=job.uses_rollouts)
+def _rendered(job: Job, plugins: PluginSet, found: Sequence[Pool]) -> tuple[ClusterLauncher, Submission]:
+    launcher = make_launcher(job.recipe, job.directory, plugins, found)
     if not isinstance(launcher, ClusterLauncher):
         raise ConfigError(
             f"launch.launcher: {job.recipe.launch.launcher!r} declares that it submits runs, and has no render, ready "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -48,12 +49,12 @@ def capabilities_of(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
     return cast("LauncherCapabilities", plugins.provider("launcher", recipe.launch.launcher).capabilities)
 
 
-def make_launcher(recipe: Recipe, directory: Path, plugins: PluginSet, *, uses_rollouts: bool) -> Launcher:
-    """The launcher that a recipe asks for."""
+def make_launcher(recipe: Recipe, directory: Path, plugins: PluginSet, found: Sequence[Pool]) -> Launcher:
+    """The launcher that a recipe asks for, for these replicas."""
     context = LauncherContext(
         name=recipe.run.name,
         directory=directory,
-        pools=pools(recipe, uses_rollouts=uses_rollouts),
+        pools=tuple(found),
         threads=recipe.launch.threads,
         recipe=dump_recipe(recipe),
     )

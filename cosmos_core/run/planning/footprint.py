@@ -7,11 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import attrs
+
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
 from cosmos_core.config.schema import Recipe
+from cosmos_core.protocols import Pool
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
+from cosmos_core.run.launch.launcher import pools
 from cosmos_core.run.planning.memory import RankMemory, policy_memory, rollout_memory
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
@@ -132,6 +136,30 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     return found
 
 
+def planned_pools(plan: Plan) -> tuple[Pool, ...]:
+    """The replicas that a launcher starts, and what each of their processes holds at most."""
+    counted, facts = memory_by_pool(plan), plan.parts.facts
+    found = []
+    for pool in pools(plan.job.recipe, uses_rollouts=plan.job.uses_rollouts):
+        ranks = counted[pool.role]
+        # A rollout replica's process starts those of its engine.
+        each = sum(rank.count for rank in ranks) // pool.processes
+        found.append(
+            attrs.evolve(
+                pool,
+                device_bytes=each * max(sum(rank.device.values()) for rank in ranks),
+                host_bytes=each * max(sum(rank.host.values()) for rank in ranks),
+                uncounted=_uncounted(ranks, facts.uncounted),
+            )
+        )
+    return tuple(found)
+
+
+def _uncounted(ranks: Sequence[RankMemory], besides: Sequence[str]) -> tuple[str, ...]:
+    # A process that seems to have less may be the largest if its activations are not known.
+    return (*(() if all(rank.is_whole for rank in ranks) else ("activations",)), *besides)
+
+
 def total_memory(plan: Plan) -> int:
     """Bytes of all processes of all replicas, if they are all on one machine and its GPUs are its memory."""
     recipe = plan.job.recipe
@@ -156,8 +184,7 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())
     where = f" ({largest.name})" if len(ranks) > 1 else ""
-    # A process that seems to have less may be the largest if its activations are not known.
-    lacking = [*([] if all(rank.is_whole for rank in ranks) else ["activations"]), *uncounted]
+    lacking = _uncounted(ranks, uncounted)
     fitting = [name for name, num_bytes in GPU_MEMORY.items() if needed <= USABLE * num_bytes]
     none = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
     if not lacking:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.config.job import Job
+from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure
+from cosmos_core.data.paths import VARIABLE
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
+from cosmos_core.plugins.recipe import load_rewards
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward, Sampling
 from cosmos_core.rollout.rewards.scoring import absent_here
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.parts import Parts
+from cosmos_core.storage.stores import KEY, SECRET
 from cosmos_core.transport.key_folder import check_folder
 
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
@@ -76,6 +80,20 @@ def _samplings(recipe: Recipe) -> dict[str, Sampling]:
 def absent_of_rewards(recipe: Recipe, plugins: PluginSet, rewards: Sequence[Reward]) -> tuple[str, ...]:
     """Ask the rewards; none where the launcher submits, since what those machines have is not known here."""
     return () if capabilities_of(recipe, plugins).submits else absent_here(recipe.reward, rewards)
+
+
+def unset_variables(job: Job, plugins: PluginSet, given: Collection[str]) -> dict[str, Sequence[str]]:
+    """Environment variables that a run needs and that are not among those given, by what reads them."""
+    found: dict[str, Sequence[str]] = {}
+    for config, reward in zip(job.recipe.reward, load_rewards(job, plugins), strict=True):
+        if hasattr(reward, "unset_variables"):
+            found[f"reward {config.label}"] = reward.unset_variables(given)
+    text = dump_recipe(job.recipe)
+    read = {match["name"] for match in VARIABLE.finditer(text) if match["default"] is None}
+    found["paths of the recipe"] = sorted(read.difference(given))
+    if "s3://" in text and not any(name.startswith("AWS_") for name in given):
+        found["s3://"] = [name for name in (KEY, SECRET) if name not in given]
+    return {who: names for who, names in found.items() if names}
 
 
 def check_keys(job: Job) -> None:

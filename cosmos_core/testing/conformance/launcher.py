@@ -112,7 +112,10 @@ class LauncherConformance(PluginConformance):
         return LauncherContext(
             name="conformance",
             directory=tmp_path / "runs" / "conformance",
-            pools=(Pool(role="policy", replicas=1), Pool(role="rollout", replicas=2)),
+            pools=tuple(
+                attrs.evolve(pool, device_bytes=1 << 30, host_bytes=1 << 30, uncounted=("activations",))
+                for pool in (Pool(role="policy", replicas=1), Pool(role="rollout", replicas=2))
+            ),
             recipe='[run]\nname = "conformance"\nsteps = 1\n',
         )
 
@@ -225,6 +228,16 @@ class LauncherConformance(PluginConformance):
                 fault(f"the run's folder {str(odd.directory)!r} is not quoted in the line {line!r}")
         if folder not in submission.text:
             fault(f"the submission does not mention the run's folder {folder}")
+
+    def test_a_submission_brings_the_variables_that_it_says(
+        self, make: Make, capabilities: LauncherCapabilities
+    ) -> None:
+        """People are told of others that the run needs."""
+        if not capabilities.submits:
+            pytest.skip("it hands nothing over")
+        submission = make().render()
+        if unnamed := sorted(each for each in submission.variables or () if each not in submission.text):
+            fault(f"the submission says that it gives {', '.join(unnamed)}, which its text does not name")
 
 
 def _stop(launcher: Launcher, grace_s: float) -> float:

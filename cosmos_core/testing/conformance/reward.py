@@ -218,6 +218,15 @@ class RewardConformance(WorkerConformance):
                 outcome = f"raised {type(error).__name__} ({error})"
             fault(f"`absent` says {told!r}, but `load` {outcome}; let it raise a ConfigError that says the same")
 
+    def test_it_names_the_variables_that_are_not_given(self, reward: Reward) -> None:
+        """People are told of them before a cluster's machines are taken."""
+        if not hasattr(reward, "unset_variables"):
+            pytest.skip("not there: `unset_variables`")
+        for given in ((), self.variables):
+            unset, wanted = reward.unset_variables(given), set(self.variables).difference(given)
+            if set(unset) != wanted:
+                fault(f"`unset_variables` of {given} says {unset!r:.100}; it should be {sorted(wanted)}")
+
 
 def _ordinary_completions() -> Iterator[Completion]:
     """Right, wrong, empty, truncated, garbled and endless answers to a question with a reference, and a dialogue."""

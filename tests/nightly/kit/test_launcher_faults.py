@@ -158,6 +158,11 @@ PLANTED = {
         "test_a_process_may_end_by_itself_when_it_is_asked_to",
         "stop() waited for the whole grace although the process had ended",
     ),
+    "gives-what-it-does-not-name": (
+        submitting(name="'job.sh', variables=frozenset(['TOKEN'])"),
+        "test_a_submission_brings_the_variables_that_it_says",
+        "the submission says that it gives TOKEN, which its text does not name",
+    ),
     "fails-to-check": (
         launcher(check="raise OSError('no cluster')"),
         "test_it_says_from_where_it_starts_or_submits",

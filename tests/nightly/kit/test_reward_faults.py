@@ -299,6 +299,13 @@ PLANTED = {
         "test_it_says_what_is_absent",
         "`absent` says '' without REWARD_KEY in the environment; name what to set",
     ),
+    "needs-nothing": (
+        reward("return value")
+        + REQUIRES.format(absent=KEYLESS, without=REFUSES)
+        + "Reward.unset_variables = lambda self, given: ()\n",
+        "test_it_names_the_variables_that_are_not_given",
+        "`unset_variables` of () says (); it should be ['REWARD_KEY']",
+    ),
     "loads-without": (
         reward("return value") + REQUIRES.format(absent=KEYLESS, without="pass"),
         "test_it_says_what_is_absent",
@@ -330,7 +337,10 @@ BODIES = {
     **dict.fromkeys(("random", "remembers", "hash", "tossed"), ""),
     **dict.fromkeys(("pictures", "paints", "sees-what-is-not-there", "sees-nothing-and-says-nothing"), ""),
     **dict.fromkeys(
-        ("requires", "lacks-what-is-there", "tells-no-text", "lacks-nothing", "loads-without", "stumbles-without"),
+        (
+            *("requires", "lacks-what-is-there", "tells-no-text", "lacks-nothing", "needs-nothing"),
+            *("loads-without", "stumbles-without"),
+        ),
         f"{TABLES}{KEY}",
     ),
     "latents": LATENTS,

@@ -187,6 +187,22 @@ def test_keys_are_looked_for_where_they_are(recipe, console, tmp_path):
         run_recipe(there, RECIPE, console, overwrite=False)
 
 
+def test_variables_that_pods_would_lack_are_told(recipe, console, tmp_path, capsys):
+    judge = '{{plugin="judge", name="{0}", options={{url="https://x", model="m", key_variable="{0}"}}}}'
+    lacking = [
+        f"reward=[{judge.format('HARSH')}, {judge.format('KIND')}]",
+        'policy.checkpoint.url="s3://bucket/run"',
+        'launch.options.env={KIND={secret="judge", key="key"}, PROD_S3_CHECKPOINT_ACCESS_KEY_ID="x"}',
+    ]
+    launch_recipe(recipe(*ELSEWHERE, *lacking, launcher="kubernetes"), RECIPE, console, render_only=True)
+    told = [
+        line.partition(": not among the variables that launcher")[0] for line in capsys.readouterr().err.splitlines()
+    ]
+    assert told == ["reward HARSH: HARSH", "s3://: PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY"]
+    # A pod of tiny replicas has what a process needs besides, and a GiB for what the plan counts.
+    assert shown(console, tmp_path).count("memory: 5Gi") == 4
+
+
 def test_what_cannot_be_submitted_is_refused(recipe, slurm, console, tmp_path):
     # What no node has is refused.
     slurm()

@@ -50,6 +50,7 @@ class KubernetesLauncher:
             name="jobset.yaml",
             text=manifest(self._context, self._options, self._pods),
             notes=tuple(part.words for part in self._pods),
+            variables=None if self._options.env_from else frozenset(self._options.env),
         )
 
     def ready(self) -> None:

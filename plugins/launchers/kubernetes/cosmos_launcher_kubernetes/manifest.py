@@ -7,6 +7,7 @@ goes on; one that says that the run has failed, or cannot run, fails it. A repli
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -17,7 +18,7 @@ import yaml
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherContext, Pool
-from cosmos_launcher_kubernetes.options import KubernetesOptions
+from cosmos_launcher_kubernetes.options import ATTEMPT, POD, REPLICA, UID, Entry, KubernetesOptions, Source
 from cosmos_launcher_kubernetes.orders import SESSION
 
 Plain: TypeAlias = "Mapping[str, Plain] | Sequence[Plain] | str | int | bool"
@@ -34,6 +35,11 @@ _RECIPES: Final = "/etc/cosmos"
 _LABEL: Final = "metadata.labels['jobset.sigs.k8s.io/{}']"
 _COMPLETION: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _PLAIN: Final = re.compile(r"[\w./-]+", re.ASCII)
+_GIB: Final = 1 << 30
+_BESIDE_GIB: Final = 4
+"""Of each process, or each GPU of one, besides what a plan counts: Python, libraries, CUDA's own memory, rows."""
+_USABLE: Final = 0.9
+"""Of the rest: an estimate that is exceeded ends the process."""
 _LONGEST_NAME: Final = 40  # of a JobSet: its pods' names, with role and indices, have at most 63 letters
 
 
@@ -62,6 +68,8 @@ class Pods:
         pods: Pods of each replica.
         processes: Processes in each pod.
         gpus: GPUs of each process.
+        memory: Of each pod.
+        uncounted: What the plan does not count, where `memory` is the plan's.
     """
 
     role: Literal["policy", "rollout"]
@@ -69,12 +77,18 @@ class Pods:
     pods: int
     processes: int
     gpus: int
+    memory: str
+    uncounted: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """For people."""
         gpus = f", {self.gpus} GPUs each" if self.gpus else ""
-        return f"{self.role}: {self.replicas} replicas of {self.pods} pods with {self.processes} processes{gpus}"
+        lacking = f" (the plan does not count {', '.join(self.uncounted)})" if self.uncounted else ""
+        return (
+            f"{self.role}: {self.replicas} replicas of {self.pods} pods with {self.processes} processes{gpus}; "
+            f"{self.memory} of memory a pod{lacking}"
+        )
 
 
 def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ...]:
@@ -99,14 +113,33 @@ def _pods(pool: Pool, options: KubernetesOptions) -> Pods:
             "has, with --gpus-per-node"
         )
     if not pool.gpus or not available:
-        return Pods(role=pool.role, replicas=pool.replicas, pods=1, processes=pool.processes, gpus=0)
+        return _of(pool, options, count=1, gpus=0)
     if pool.gpus > available:
         raise ConfigError(
             f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "
             f"has {available} (launch.options.gpus_per_node); use a smaller mesh"
         )
     count = pool.nodes(available // pool.gpus)
-    return Pods(role=pool.role, replicas=pool.replicas, pods=count, processes=pool.processes // count, gpus=pool.gpus)
+    return _of(pool, options, count=count, gpus=pool.gpus)
+
+
+def _of(pool: Pool, options: KubernetesOptions, *, count: int, gpus: int) -> Pods:
+    processes, uncounted = pool.processes // count, pool.uncounted
+    if options.memory_per_process is not None:
+        memory, uncounted = _times(options.memory_per_process, processes), ()
+    else:
+        # What lies on GPUs where there are some is in the machine's memory where there are none.
+        planned = pool.host_bytes + (0 if gpus else pool.device_bytes)
+        memory = f"{processes * (math.ceil(planned / _USABLE / _GIB) + _BESIDE_GIB * max(1, gpus))}Gi"
+    return Pods(
+        role=pool.role,
+        replicas=pool.replicas,
+        pods=count,
+        processes=processes,
+        gpus=gpus,
+        memory=memory,
+        uncounted=uncounted,
+    )
 
 
 def manifest(context: LauncherContext, options: KubernetesOptions, pools: Sequence[Pods]) -> str:
@@ -179,14 +212,15 @@ def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) 
         *(f"--processes={part.processes}", f"--gpus={part.gpus}"),
     ]
     cpus = (options.cpus_per_process or context.threads) * part.processes
-    resources = {"cpu": str(cpus), "memory": _times(options.memory_per_process, part.processes)}
+    resources = {"cpu": str(cpus), "memory": part.memory}
     if part.gpus:
         resources[options.gpu_resource] = str(part.gpus * part.processes)
     mounts: list[Plain] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - where the system has it
-    volumes: list[Plain] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}]
+    shared = options.shared_memory or part.memory
+    volumes: list[Plain] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}}]
     places: list[Plain] = [
-        {"name": "COSMOS_REPLICA", "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format("job-index")}}},
-        {"name": "COSMOS_POD", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION}}},
+        {"name": REPLICA, "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format("job-index")}}},
+        {"name": POD, "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION}}},
     ]
     session = [*_session(), *places]
     spec = _pod(
@@ -205,12 +239,12 @@ def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) 
 
 def _session() -> list[Plain]:
     """The identity of one start of the JobSet, in every pod: its uid, and how often it was restarted."""
-    labels = {"COSMOS_JOBSET_UID": "jobset-uid", "COSMOS_JOBSET_ATTEMPT": "restart-attempt"}
+    labels = {UID: "jobset-uid", ATTEMPT: "restart-attempt"}
     found: list[Plain] = [
         {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format(label)}}}
         for variable, label in labels.items()
     ]
-    return [*found, {"name": SESSION, "value": "$(COSMOS_JOBSET_UID)-$(COSMOS_JOBSET_ATTEMPT)"}]
+    return [*found, {"name": SESSION, "value": f"$({UID})-$({ATTEMPT})"}]
 
 
 def _job(num_pods: int, retries: int, pod: Plain, policy: Mapping[str, Plain] | None = None) -> Plain:
@@ -237,22 +271,42 @@ def _pod(
     session: list[Plain],
     selector: Mapping[str, str],
 ) -> Plain:
+    given = [_variable(name, value) for name, value in options.env.items()]
     container: dict[str, Plain] = {
         "name": _CONTAINER,
         "image": options.image,
         "command": command,
-        "env": [*session, {"name": "OMP_NUM_THREADS", "value": "1"}],
+        "env": [*session, {"name": "OMP_NUM_THREADS", "value": "1"}, *given],
+        **({"envFrom": [_whole(source) for source in options.env_from]} if options.env_from else {}),
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": [{"name": "runs", "mountPath": options.mount}, *mounts],
     }
-    chosen = {"nodeSelector": dict(selector)} if selector else {}
+    tolerations = [attrs.asdict(each, filter=lambda _, value: value is not None) for each in options.tolerations]
+    chosen: dict[str, Plain] = {
+        "nodeSelector": dict(selector),
+        "tolerations": tolerations,
+        "serviceAccountName": options.service_account or "",
+        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+    }
     return {
         "restartPolicy": restart,
         "terminationGracePeriodSeconds": options.grace_s,
-        **chosen,
+        **{key: value for key, value in chosen.items() if value},
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": options.pvc}}, *volumes],
     }
+
+
+def _variable(name: str, value: str | Entry) -> Plain:
+    if isinstance(value, str):
+        # A double $ is one that Kubernetes leaves alone: $(NAME) would be another variable.
+        return {"name": name, "value": value.replace("$", "$$")}
+    kind = "secretKeyRef" if value.secret else "configMapKeyRef"
+    return {"name": name, "valueFrom": {kind: {"name": value.secret or value.config_map or "", "key": value.key}}}
+
+
+def _whole(source: Source) -> Plain:
+    return {"secretRef" if source.secret else "configMapRef": {"name": source.secret or source.config_map or ""}}
 
 
 def _times(quantity: str, count: int) -> str:

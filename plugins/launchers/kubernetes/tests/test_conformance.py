@@ -10,4 +10,5 @@ class TestKubernetes(LauncherConformance):
 
     @pytest.fixture
     def options(self, tmp_path):
-        return {"image": "registry/cosmos:1", "pvc": "shared", "mount": str(tmp_path)}
+        variables = {"HOME": "/runs", "TOKEN": {"secret": "reward", "key": "token"}}
+        return {"image": "registry/cosmos:1", "pvc": "shared", "mount": str(tmp_path), "env": variables}

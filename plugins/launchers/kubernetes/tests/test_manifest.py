@@ -1,4 +1,5 @@
 import json
+import re
 import tomllib
 from pathlib import Path, PurePosixPath
 
@@ -20,11 +21,35 @@ RECIPE = 'x = "a\\tb # \\u00e9"\n\n[table]\ny = [1]\n'
 CONTEXT = LauncherContext(
     name="Big.Run_7",
     directory=PurePosixPath("/runs/team/Big.Run_7"),
-    pools=(Pool(role="policy", replicas=2, processes=16, gpus=1), Pool(role="rollout", replicas=3, gpus=4)),
+    pools=(
+        Pool(role="policy", replicas=2, processes=16, gpus=1, device_bytes=30 << 30, host_bytes=9 << 30),
+        Pool(role="rollout", replicas=3, gpus=4, uncounted=("activations",)),
+    ),
     threads=2,
     recipe=RECIPE,
 )
 OPTIONS = KubernetesOptions(image="reg/cosmos:1", pvc="shared", gpus_per_node=8, namespace="train")
+
+FULL = structure(
+    {
+        "image": "x",
+        "pvc": "p",
+        "service_account": "trainer",
+        "image_pull_secrets": ["registry"],
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "team", "operator": "Equal", "value": "a"},
+        ],
+        "env": {
+            "HF_HOME": "/runs/$(USER)",
+            "WFM_REWARD_TOKEN": {"secret": "reward-service", "key": "token"},
+            "BUCKET": {"config_map": "s3.common", "key": "bucket"},
+        },
+        "env_from": [{"secret": "s3"}, {"config_map": "common"}],
+    },
+    KubernetesOptions,
+    "launch.options",
+)
 
 
 def rendered(context=CONTEXT, options=OPTIONS):
@@ -45,6 +70,7 @@ def test_the_manifest_is_valid(subtests):
         OPTIONS,
         KubernetesOptions(image="x", pvc="p"),
         attrs.evolve(OPTIONS, node_selector={"pool": "h100"}, mount="/r"),
+        FULL,
     ]:
         with subtests.test(options=options):
             context = attrs.evolve(CONTEXT, directory=PurePosixPath(options.mount) / "a")
@@ -81,8 +107,10 @@ def test_pods_and_resources_follow_from_the_plan():
     assert [job["replicas"] for job in jobs.values()] == [1, 2, 3]
     assert [job["template"]["spec"]["completions"] for job in jobs.values()] == [1, 2, 1]
     policy, rollout = pod_of(jobs["policy"])["containers"][0], pod_of(jobs["rollout"])["containers"][0]
-    assert policy["resources"]["limits"] == {"cpu": "16", "memory": "32Gi", "nvidia.com/gpu": "8"}
-    assert rollout["resources"]["limits"] == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "4"}
+    # 9 GiB of the machine's memory, a tenth of it free, and 4 GiB besides, for each of 8 processes.
+    assert policy["resources"]["limits"] == {"cpu": "16", "memory": "112Gi", "nvidia.com/gpu": "8"}
+    assert rollout["resources"]["limits"] == {"cpu": "2", "memory": "16Gi", "nvidia.com/gpu": "4"}
+    assert pod_of(jobs["policy"])["volumes"][1]["emptyDir"]["sizeLimit"] == "112Gi"
     assert policy["command"][-4:] == ["/runs/team/Big.Run_7", "policy", "--processes=8", "--gpus=1"]
     assert rollout["command"][-2:] == ["--processes=1", "--gpus=4"]
     assert job_set["metadata"]["namespace"] == config_map["metadata"]["namespace"] == "train"
@@ -123,7 +151,46 @@ def test_without_gpus_a_replica_is_one_pod():
     jobs = jobs_of(job_set)
     assert jobs["policy"]["template"]["spec"]["completions"] == 1
     assert pod_of(jobs["policy"])["containers"][0]["command"][-2:] == ["--processes=16", "--gpus=0"]
-    assert "nvidia.com/gpu" not in pod_of(jobs["policy"])["containers"][0]["resources"]["limits"]
+    # On a CPU, the machine's memory holds what GPUs would.
+    assert pod_of(jobs["policy"])["containers"][0]["resources"]["limits"] == {"cpu": "32", "memory": "768Gi"}
+
+
+def test_memory_that_is_given_counts_and_what_the_plan_does_not_count_is_told():
+    given = attrs.evolve(OPTIONS, memory_per_process="1.5Gi")
+    notes = [
+        [note.partition("; ")[2] for note in KubernetesLauncher(options, CONTEXT).render().notes]
+        for options in (OPTIONS, given)
+    ]
+    uncounted = " (the plan does not count activations)"
+    assert notes == [
+        ["112Gi of memory a pod", f"16Gi of memory a pod{uncounted}"],
+        ["12Gi of memory a pod", "1.5Gi of memory a pod"],
+    ]
+
+
+def test_all_pods_have_the_environment_and_nothing_secret_is_written():
+    _, job_set = rendered(options=FULL)
+    for job in job_set["spec"]["replicatedJobs"]:
+        pod = pod_of(job)
+        (container,) = pod["containers"]
+        assert [each for each in container["env"] if each["name"] in FULL.env] == [
+            # $$ is one $ to Kubernetes, which would put a variable in for $(USER).
+            {"name": "HF_HOME", "value": "/runs/$$(USER)"},
+            {
+                "name": "WFM_REWARD_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": "reward-service", "key": "token"}},
+            },
+            {"name": "BUCKET", "valueFrom": {"configMapKeyRef": {"name": "s3.common", "key": "bucket"}}},
+        ]
+        assert container["envFrom"] == [{"secretRef": {"name": "s3"}}, {"configMapRef": {"name": "common"}}]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["serviceAccountName"] == "trainer"
+        assert pod["tolerations"] == [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "team", "operator": "Equal", "value": "a"},
+        ]
+    assert KubernetesLauncher(FULL, CONTEXT).render().variables is None
+    assert KubernetesLauncher(attrs.evolve(FULL, env_from=()), CONTEXT).render().variables == frozenset(FULL.env)
 
 
 def test_what_does_not_fit_is_refused(subtests):
@@ -151,9 +218,35 @@ def test_options_that_the_cluster_would_refuse_are_refused(subtests):
         ("mount", "runs", "expected an absolute path, got 'runs'"),
         ("memory_per_process", "4 GB", "expected a quantity such as 4Gi, got '4 GB'"),
         ("gpu_resource", "gpu", "expected the name of a resource, such as nvidia.com/gpu, got 'gpu'"),
+        ("env", {"A-B": "x"}, "expected names of letters, digits and underscores, got 'A-B'"),
+        ("env", {"OMP_NUM_THREADS": "8"}, "got 'OMP_NUM_THREADS', which the launcher sets itself"),
+        (
+            "env.A.secret",
+            {"secret": "S", "key": "k"},
+            "expected a name of small letters, digits, dashes and dots, got 'S'",
+        ),
+        ("env.A.key", {"secret": "s"}, "required, but not given"),
+        (
+            "env.A.config_map",
+            {"secret": "s", "config_map": "c", "key": "k"},
+            "expected one of secret and config_map, got both",
+        ),
+        ("env_from.0.config_map", {}, "expected one of secret and config_map, got neither"),
+        ("env_from.0.key", {"secret": "s", "key": "k"}, "unknown option"),
+        ("image_pull_secrets", ["A"], "expected a name of small letters"),
+        ("service_account", "A B", "expected a name of small letters"),
+        ("tolerations.0.key", {"operator": "Exists"}, "required, but not given"),
+        ("tolerations.0.operator", {"key": "gpu"}, "required, but not given"),
+        (
+            "tolerations.0.value",
+            {"key": "gpu", "operator": "Equal"},
+            "expected a value for 'Equal' and none for 'Exists'",
+        ),
     ]:
+        option, _, place = name.partition(".")
+        given = {"A": {"A": value}, "0": [value]}.get(place[:1], value)
         with (
             subtests.test(name=name, value=value, words=words),
-            pytest.raises(ConfigError, match=rf"launch\.options\.{name}: {words}"),
+            pytest.raises(ConfigError, match=re.escape(f"launch.options.{name}: {words}")),
         ):
-            structure({"image": "x", "pvc": "p", name: value}, KubernetesOptions, "launch.options")
+            structure({"image": "x", "pvc": "p", option: given}, KubernetesOptions, "launch.options")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import attrs
@@ -28,6 +28,13 @@ class Access:
     token: str = attrs.field(repr=False)
 
 
+def variables(given: Collection[str]) -> tuple[str, str, str]:
+    """The variables of addresses and token: those whose addresses are given, the first ones if there are none."""
+    addressed = (each for each in PREFIXES if {f"{each}_ENQUEUE_URL", f"{each}_FETCH_URL"}.intersection(given))
+    prefix = next(addressed, PREFIXES[0])
+    return f"{prefix}_ENQUEUE_URL", f"{prefix}_FETCH_URL", f"{prefix}_TOKEN"
+
+
 def access(environment: Mapping[str, str], *, allow_http: bool) -> Access | None:
     """The service that an environment names; None if it names none.
 
@@ -41,24 +48,22 @@ def access(environment: Mapping[str, str], *, allow_http: bool) -> Access | None
     Raises:
         ConfigError: An address is none, is not encrypted, or is without the other one or the token.
     """
-    for prefix in PREFIXES:
-        names = [f"{prefix}_{each}" for each in ("ENQUEUE_URL", "FETCH_URL", "TOKEN")]
-        enqueue_url, fetch_url, token = (environment.get(name, "").strip() for name in names)
-        if not enqueue_url and not fetch_url:
-            continue
-        missing = [name for name in names if not environment.get(name, "").strip()]
-        if missing:
-            known = [name for name in names if name not in missing]
-            are, them = "are" if len(known) > 1 else "is", "them" if len(missing) > 1 else "it"
+    given = {name: value.strip() for name, value in environment.items() if value.strip()}
+    names = variables(given)
+    enqueue_url, fetch_url, token = (given.get(name, "") for name in names)
+    if not enqueue_url and not fetch_url:
+        return None
+    if missing := [name for name in names if name not in given]:
+        known = [name for name in names if name in given]
+        are, them = "are" if len(known) > 1 else "is", "them" if len(missing) > 1 else "it"
+        raise ConfigError(
+            f"{' and '.join(missing)}: not set, but {' and '.join(known)} {are}; a service is asked with all "
+            f"three, so set {them} where this runs"
+        )
+    for name, url in zip(names, (enqueue_url, fetch_url), strict=False):
+        if is_in_the_clear(address(name, url)) and not allow_http:
             raise ConfigError(
-                f"{' and '.join(missing)}: not set, but {' and '.join(known)} {are}; a service is asked with all "
-                f"three, so set {them} where this runs"
+                f"{name}: {url!r} would send the token in the clear; use https, or set allow_http = true if nobody "
+                "else is on that network"
             )
-        for name, url in zip(names, (enqueue_url, fetch_url), strict=False):
-            if is_in_the_clear(address(name, url)) and not allow_http:
-                raise ConfigError(
-                    f"{name}: {url!r} would send the token in the clear; use https, or set allow_http = true if nobody "
-                    "else is on that network"
-                )
-        return Access(enqueue_url=enqueue_url, fetch_url=fetch_url, token=token)
-    return None
+    return Access(enqueue_url=enqueue_url, fetch_url=fetch_url, token=token)

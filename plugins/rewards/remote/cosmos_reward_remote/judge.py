@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import attrs
@@ -81,6 +82,10 @@ class Judge:
     def absent(self) -> str:
         """The key, where the environment has none."""
         return self._poster.absent()
+
+    def unset_variables(self, given: Collection[str]) -> Sequence[str]:
+        """The variable of the key, unless it is given or there is none."""
+        return self._poster.unset_variables(given)
 
     def load(self) -> None:
         """Take the key from the environment.

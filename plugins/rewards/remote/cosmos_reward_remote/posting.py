@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import attrs
@@ -70,10 +71,13 @@ class Poster:
 
     def absent(self) -> str:
         """The variable that the environment lacks; empty if it is there."""
+        unset = self.unset_variables([name for name, value in os.environ.items() if value.strip()])
+        return f"key_variable: {unset[0]} is not set in this environment; set it to the key" if unset else ""
+
+    def unset_variables(self, given: Collection[str]) -> Sequence[str]:
+        """The variable of the key, unless it is given or there is none."""
         variable = self._options.key_variable
-        if variable is None or os.environ.get(variable, "").strip():
-            return ""
-        return f"key_variable: {variable} is not set in this environment; set it to the key"
+        return () if variable is None or variable in given else (variable,)
 
     def read_key(self) -> None:
         """Take the key from the environment.

@@ -7,7 +7,7 @@ import concurrent.futures
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import attrs
@@ -17,7 +17,7 @@ from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
 from cosmos_core.rollout.rewards.batching import Batcher
-from cosmos_reward_remote.access import PREFIXES, Access, access
+from cosmos_reward_remote.access import Access, access, variables
 from cosmos_reward_remote.exchange import Exchange, Patience, RefusedError
 from cosmos_reward_remote.grouping import groups_of
 from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, Wire, seen_of
@@ -105,13 +105,16 @@ class Queued:
         if access(os.environ, allow_http=self._options.allow_http) is not None:
             return ""
         places = ("https://HOST/v1/enqueue", "https://HOST/v1/fetch", "what lets one in")
-        wanted = zip(("ENQUEUE_URL", "FETCH_URL", "TOKEN"), places, strict=True)
-        named = {f"{PREFIXES[0]}_{name}": place for name, place in wanted}
+        named = dict(zip(variables(()), places, strict=True))
         lacking = {name: place for name, place in named.items() if not os.environ.get(name, "").strip()}
         return (
             f"{' and '.join(lacking)}: not set in this environment; set them to where the service is: "
             f"{' and '.join(lacking.values())}"
         )
+
+    def unset_variables(self, given: Collection[str]) -> Sequence[str]:
+        """Those of the addresses and the token that are not given."""
+        return [name for name in variables(given) if name not in given]
 
     def load(self) -> None:
         """Take the addresses and the token from the environment, and ask the service whether it would score.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import attrs
@@ -43,6 +43,10 @@ class Service:
     def absent(self) -> str:
         """The key, where the environment has none."""
         return self._poster.absent()
+
+    def unset_variables(self, given: Collection[str]) -> Sequence[str]:
+        """The variable of the key, unless it is given or there is none."""
+        return self._poster.unset_variables(given)
 
     def load(self) -> None:
         """Take the key from the environment.
