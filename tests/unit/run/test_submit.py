@@ -10,8 +10,8 @@ from rich.console import Console
 from cosmos_core.config.loading import dump_recipe, load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
-from cosmos_core.run import folder, submit
-from cosmos_core.run.command import run_recipe
+from cosmos_core.run import command, folder, submit
+from cosmos_core.run.command import run_recipe, show_plan
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides, reachable
 from cosmos_core.transport.addresses import host_id
@@ -37,7 +37,8 @@ def plans(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _planned_once(plans, monkeypatch):
-    monkeypatch.setattr(submit, "make_plan", plans)
+    for module in (submit, command):
+        monkeypatch.setattr(module, "make_plan", plans)
 
 
 @pytest.fixture
@@ -194,13 +195,19 @@ def test_variables_that_pods_would_lack_are_told(recipe, console, tmp_path, caps
         'policy.checkpoint.url="s3://bucket/run"',
         'launch.options.env={KIND={secret="judge", key="key"}, PROD_S3_CHECKPOINT_ACCESS_KEY_ID="x"}',
     ]
-    launch_recipe(recipe(*ELSEWHERE, *lacking, launcher="kubernetes"), RECIPE, console, render_only=True)
+    there = recipe(*ELSEWHERE, *lacking, launcher="kubernetes")
+    launch_recipe(there, RECIPE, console, render_only=True)
     told = [
         line.partition(": not among the variables that launcher")[0] for line in capsys.readouterr().err.splitlines()
     ]
     assert told == ["reward HARSH: HARSH", "s3://: PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY"]
     # A pod of tiny replicas has what a process needs besides, and a GiB for what the plan counts.
     assert shown(console, tmp_path).count("memory: 5Gi") == 4
+
+    # A plan tells the same.
+    show_plan(there, RECIPE, console)
+    assert "rollout: 1 replicas of 1 pods with 1 processes; 5Gi of memory a pod" in shown(console, tmp_path)
+    assert "reward HARSH: HARSH: not among" in shown(console, tmp_path)
 
 
 def test_what_cannot_be_submitted_is_refused(recipe, slurm, console, tmp_path):
