@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from cosmos_core.protocols.layout import Axis
+from cosmos_core.protocols.layout import Axis, ContextMethod
 
 Compute: TypeAlias = Literal["float32", "bfloat16", "autocast"]
 """Dtype of a forward: of its weights, or bfloat16 over float32 weights (`autocast`)."""
@@ -100,6 +100,7 @@ class ModelFacts:
         num_tied_parameters: Of the first part, those that the last part uses too: in a pipeline both hold them.
         num_leading_layers: Layers that the first stage of a pipeline must hold: the embedding's process adds to them.
         extents: What the axes must divide.
+        context_methods: Ways of computing its attention over `cp`, one of which is its `auto`.
         impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
         most_outputs: Most values of the output layer held at once (0: those of a whole micro-batch).
         absent_weights: Where weights of its checkpoint are not there: what is missing and what to do before it can run.
@@ -132,6 +133,7 @@ class ModelFacts:
     num_tied_parameters: int = 0
     num_leading_layers: int = 0
     extents: tuple[Extent, ...] = ()
+    context_methods: frozenset[ContextMethod] = frozenset({"ulysses", "gather", "ring"})
     impossible: Mapping[Axis, str] = attrs.field(factory=dict)
     most_outputs: int = 0
     absent_weights: str = ""

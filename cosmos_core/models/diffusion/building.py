@@ -150,6 +150,7 @@ def facts_of(
             Extent(axis="cp", name="attention heads", size=heads),
             Extent(axis="cp", name="tokens of a video", size=family.num_tokens),
         ),
+        context_methods=frozenset({"ulysses"}),
         absent_weights=absent,
         latent_size=math.prod(family.shape),
         num_regressions=family.options.regressions,

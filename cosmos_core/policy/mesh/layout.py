@@ -60,6 +60,7 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
         mesh_problems(mesh),
         _stages(policy, facts),
         _extents(policy, facts),
+        _context(policy, facts),
         _vocabulary(policy, facts),
         _units(policy, facts),
     )
@@ -163,27 +164,35 @@ def _extents(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
     """Numbers of the model that an axis does not divide."""
     for extent in facts.extents:
         size = getattr(policy.mesh, extent.axis)
-        if size == 1 or (extent.axis == "cp" and policy.parallel.context != "ulysses"):
-            continue
-        if extent.axis == "cp":
-            yield from _exchanged_heads(policy, extent)
-        elif not _fits(extent, size):
+        if size > 1 and extent.axis != "cp" and not _fits(extent, size):
             yield (
                 f"policy.mesh.{extent.axis}: {size} does not divide {extent.size} {extent.name}; "
                 f"{extent.axis} can be {choices(_fitting(facts, extent.axis))}"
             )
 
 
-def _exchanged_heads(policy: PolicyConfig, extent: Extent) -> Iterator[str]:
-    """Each process of `tp` has its part of the heads, and `cp` divides those again."""
-    cp, tp = policy.mesh.cp, policy.mesh.tp
-    if extent.size % (cp * tp) and extent.size % tp == 0:
-        each = extent.size // tp
+def _context(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
+    """Attention over `cp` in a way that the model has not, or of numbers that an exchange of heads does not divide."""
+    cp, tp, method, known = policy.mesh.cp, policy.mesh.tp, policy.parallel.context, facts.context_methods
+    if cp == 1:
+        return
+    if method not in {"auto", *known}:
         yield (
-            f"policy.mesh.cp: {cp} does not divide the {each} {extent.name} of each process "
-            f"({extent.size} / tp = {tp}), which policy.parallel.context = 'ulysses' exchanges; cp can be "
-            f"{choices(divisors(each))}, or take context = 'gather'"
+            f"policy.parallel.context: {method!r}, but {facts.architecture} has attention over cp by "
+            f"{choices(sorted(known))} only; take one of these, or 'auto'"
         )
+    elif method == "ulysses" or known == {"ulysses"}:
+        # Each process of `tp` has its part of the heads, and `cp` divides those again.
+        divided = {each.name: each.size // tp for each in facts.extents if each.axis == "cp" and each.size % tp == 0}
+        fitting = choices(divisors(math.gcd(*divided.values())))
+        instead = ", or take context = 'gather'" if "gather" in known else ""
+        for name, count in divided.items():
+            if count % cp:
+                of_each = f" of each process ({count * tp} / tp = {tp})" if tp > 1 else ""
+                yield (
+                    f"policy.mesh.cp: {cp} does not divide the {count} {name}{of_each}, which 'ulysses' "
+                    f"(policy.parallel.context) needs; cp can be {fitting}{instead}"
+                )
 
 
 def _fits(extent: Extent, size: int) -> bool:

@@ -78,6 +78,23 @@ def test_each_refusal_names_the_number_and_what_would_work():
         assert any(re.search(message, problem) for problem in problems), problems
 
 
+def test_a_model_that_only_exchanges_heads_is_spread_over_no_more():
+    heads, tokens = Extent(axis="cp", name="attention heads", size=8), Extent(axis="cp", name="tokens", size=12)
+    facts = attrs.evolve(FACTS, vocab_size=0, context_methods=frozenset({"ulysses"}), extents=(heads, tokens))
+    for context, cp in itertools.product(["auto", "ulysses"], range(1, 13)):
+        problems = found({"cp": cp}, facts=facts, parallel={"context": context})
+        assert bool(problems) == (cp not in {1, 2, 4})
+    (problem,) = problems
+    assert problem.startswith("policy.mesh.cp: 12 does not divide the 8 attention heads, which 'ulysses' ")
+    assert problem.endswith("needs; cp can be 1, 2 or 4")
+    for context in ["gather", "ring"]:
+        (problem,) = found({"cp": 2}, facts=facts, parallel={"context": context})
+        assert problem.startswith(
+            f"policy.parallel.context: '{context}', but Tiny has attention over cp by ulysses only"
+        )
+        assert found({}, facts=facts, parallel={"context": context}) == []
+
+
 def test_an_axis_that_is_not_declared_is_refused_first():
     (problem,) = found({"tp": 3}, axes=frozenset({"dp_shard"}))
     assert re.search(r"policy.mesh.tp: 3, but the model's plugin does not declare.*can use dp_shard", problem)
