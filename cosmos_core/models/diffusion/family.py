@@ -121,12 +121,14 @@ class Family(ABC):
         transformer_class: Name of the transformer's class in diffusers.
         autoencoder_class: Likewise of the autoencoder's.
         layers: Name of the list of blocks in the transformer.
+        published: Revisions of repositories of the hub whose main branch has no checkpoint of diffusers, by name.
         device: Where rows are encoded: where the newest module was built, the CPU before any is.
     """
 
     transformer_class: ClassVar[str]
     autoencoder_class: ClassVar[str]
     layers: ClassVar[str]
+    published: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
         self.options = options
@@ -220,6 +222,7 @@ class Family(ABC):
         if self.context.config is not None:
             raw, key = self.context.config, "model.config"
         else:
+            self._check_folder()
             raw, key = checkpoint.read_config(self.folder / checkpoint.TRANSFORMER), "model.path"
         config = checkpoint.complete_config(raw, self.transformer, key=key)
         self.check(config)
@@ -230,7 +233,22 @@ class Family(ABC):
         """The checkpoint's folder, with configs and tokenizers; weights on the hub may not be there yet."""
         if self.context.path is None:
             raise ConfigError("model.path: the recipe names no checkpoint, so there are none of its other parts")
-        return checkpoint.folder_of(self.context.path, self.options.revision)
+        return checkpoint.folder_of(self.context.path, self._revision)
+
+    @property
+    def _revision(self) -> str | None:
+        """The revision of a checkpoint on the hub: that of the options, or where the repository has it."""
+        return self.options.revision or self.published.get(self.context.path or "")
+
+    def _check_folder(self) -> None:
+        """Refuse a revision of the hub that has no transformer, such as one with weights in another format."""
+        path = self.context.path
+        if path is not None and not Path(path).is_dir() and not (self.folder / checkpoint.TRANSFORMER).is_dir():
+            where = f"revision {self._revision!r}" if self._revision else "the main branch"
+            raise ConfigError(
+                f"model.path: {where} of {path!r} on the hub has no {checkpoint.TRANSFORMER}/, as checkpoints of "
+                "diffusers have; set model.options.revision to a branch or tag that has one"
+            )
 
     def has(self, name: str) -> bool:
         """Tell whether the recipe names a checkpoint that has this part."""
@@ -239,7 +257,7 @@ class Family(ABC):
     def component(self, name: str | None) -> Path:
         """Folder of a part of the checkpoint with its weights; of all parts for None."""
         assert self.context.path is not None
-        return checkpoint.fetched(self.context.path, self.options.revision, name)
+        return checkpoint.fetched(self.context.path, self._revision, name)
 
     def encoder(self, name: str, made: Any) -> Part:
         """An encoder of the checkpoint, where `model.options.encoders` says."""

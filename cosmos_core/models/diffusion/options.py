@@ -14,7 +14,11 @@ from cosmos_core.config import option
 class DiffusionOptions:
     """Options of rows, which become conditionings, and of demonstrations."""
 
-    revision: str | None = option(None, help="Branch, tag or folder of the hub's repository, if model.path is one.")
+    revision: str | None = option(
+        None,
+        help="Branch, tag or commit of the hub's repository, if model.path is one; left out: where it has a checkpoint "
+        "of diffusers as far as the plugin knows, else its main branch.",
+    )
     height: int = option(480, help="Pixels from top to bottom of what is generated.", validator=check.ge(1))
     width: int = option(832, help="Pixels from left to right.", validator=check.ge(1))
     num_frames: int = option(81, help="Frames of a video; 1 for images.", validator=check.ge(1))

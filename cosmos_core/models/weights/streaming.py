@@ -299,7 +299,8 @@ def folder_of(path: str, patterns: Sequence[str] = (), revision: str | None = No
         wanted, ignored = (list(patterns), None) if patterns else (["*.safetensors", "*.json"], ["*/*"])
         return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=ignored))
     except LIBRARY_ERRORS as error:
-        raise CheckpointError(f"model.path: cannot fetch {path!r}: {first_line(error)}") from error
+        where = "" if revision is None else f" at revision {revision!r}"
+        raise CheckpointError(f"model.path: cannot fetch {path!r}{where}: {first_line(error)}") from error
 
 
 def materialise(

@@ -39,6 +39,9 @@ class CosmosPredictModel(DiffusionModel):
     transformer_class: ClassVar[str] = "CosmosTransformer3DModel"
     autoencoder_class: ClassVar[str] = "AutoencoderKLWan"
     layers: ClassVar[str] = "transformer_blocks"
+    published: ClassVar[Mapping[str, str]] = {
+        f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")
+    }
 
     options: CosmosPredictOptions
 

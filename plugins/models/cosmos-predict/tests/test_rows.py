@@ -164,3 +164,24 @@ def test_captions_are_encoded_where_the_module_is(make, checkpoint):
     # What is computed there cannot be brought back.
     with pytest.raises(NotImplementedError, match="meta tensor"):
         beside.encode(Prompt(text="red"))
+
+
+def test_a_checkpoint_is_fetched_from_the_branch_that_has_it(make, checkpoint, tmp_path, monkeypatch):
+    folder, asked = checkpoint(tiny.pipeline()), []
+
+    def fetch(name, *, revision, allow_patterns):
+        asked.append(revision)
+        return folder if revision == "diffusers/base/post-trained" else str(tmp_path)
+
+    monkeypatch.setattr("cosmos_core.models.weights.streaming.snapshot_download", fetch)
+    size = {"height": 16, "width": 16, "num_frames": 9}
+    for name in ("2B", "14B"):
+        assert make(path=f"nvidia/Cosmos-Predict2.5-{name}", **size).facts().num_layers == 2
+    assert set(asked) == {"diffusers/base/post-trained"}
+    for path, revision, where in [
+        ("nvidia/Cosmos-Predict2.5-2B", "main", "revision 'main'"),
+        ("other/Cosmos-Predict2.5-2B", None, "the main branch"),
+    ]:
+        told = f"model.path: {where} of '{path}' on the hub has no transformer/.*; set model.options.revision"
+        with pytest.raises(ConfigError, match=told):
+            make(path=path, revision=revision, **size).facts()
