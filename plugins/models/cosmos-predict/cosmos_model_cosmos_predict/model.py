@@ -31,6 +31,7 @@ TEXT_ENCODER: Final = "text_encoder"
 TOKENIZER: Final = "tokenizer"
 _FOREIGN: Final = ("img_context_dim_in", "controlnet_block_every_n")
 _PADDING: Final = "concat_padding_mask"
+_PLACES_STD: Final = 0.02
 
 
 class CosmosPredictModel(DiffusionModel):
@@ -83,9 +84,16 @@ class CosmosPredictModel(DiffusionModel):
             )
 
     def make(self, config: Mapping[str, Any]) -> nn.Module:
-        """The transformer, which is handed its padding mask as a channel like any other."""
+        """The transformer, which is handed its padding mask as a channel like any other.
+
+        Places that are learned are drawn: at diffusers' zeros, divided by their norm, they have gradients 1e5 times
+        those of anything else.
+        """
         module: Any = super().make(config)
         module.register_to_config(**{_PADDING: False})
+        if config["extra_pos_embed_type"]:
+            for parameter in module.learnable_pos_embed.parameters():
+                nn.init.normal_(parameter, std=_PLACES_STD)
         made: nn.Module = module
         return made
 

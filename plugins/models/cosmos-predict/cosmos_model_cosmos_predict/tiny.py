@@ -24,7 +24,7 @@ CONFIG: Final[dict[str, Any]] = {
     "patch_size": [1, 2, 2],
     "rope_scale": [1.0, 1.0, 1.0],
     "concat_padding_mask": False,
-    # No learnable one: it starts at zero, where its normalisation makes gradients a hundred thousand times too large.
+    # None, as in Predict2.5; the class's own default is learned.
     "extra_pos_embed_type": "",
 }
 OPTIONS: Final[dict[str, Any]] = {

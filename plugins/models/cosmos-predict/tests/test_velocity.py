@@ -124,3 +124,15 @@ def test_given_frames(make, checkpoint, tmp_path, subtests):
                 2 - (number - 1) // 4
             )
             compare(model, steps, payload, 5.0)
+
+
+def test_learned_places_begin_with_gradients_like_others(make):
+    model = make(config=tiny.CONFIG | {"extra_pos_embed_type": "learnable"})
+    module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
+    payload = model.encode(Prompt(text="red"))
+    latents = torch.randn(1, *model.shape, generator=torch.Generator().manual_seed(0))
+    model.velocity(module, latents, torch.ones(1), [payload], guidance=0.0).square().sum().backward()
+    norms = {name: float(each.grad.norm()) for name, each in module.named_parameters() if each.grad is not None}
+    places = [norm for name, norm in norms.items() if name.startswith("learnable_pos_embed")]
+    assert len(places) == 3
+    assert 0 < max(places) < 100 * max(norm for name, norm in norms.items() if "pos_embed" not in name)
