@@ -88,6 +88,26 @@ def generate(
     output: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")
     ] = Path("generated"),
+    media: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--image",
+            "--video",
+            metavar="FILE",
+            exists=True,
+            readable=True,
+            help="An image or a video that each prompt shows, or that a world model goes on from; repeatable.",
+        ),
+    ] = None,
+    given_frames: Annotated[
+        int | None,
+        typer.Option(
+            "--given-frames",
+            metavar="N",
+            min=1,
+            help="How many last frames of the video a world model goes on from; as in its run, else 1.",
+        ),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's turn of a chat.")] = False,
     escapes: Annotated[
         bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")
@@ -102,6 +122,7 @@ def generate(
       cosmos generate my-model --chat "Who are you?"
       cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
       cosmos generate runs/wan-tiny-sft red --output videos
+      cosmos generate runs/my-world "The arm lifts the cup." --video clip.mp4 --given-frames 5
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_core.run.artifacts.generate import complete_prompts  # noqa: PLC0415
 
@@ -116,6 +137,8 @@ def generate(
         num_samples=num_samples,
         seed=seed,
         output=output,
+        media=[str(path) for path in media or ()],
+        given_frames=given_frames,
         as_chat=chat,
         trust_remote_code=trust_remote_code,
     )

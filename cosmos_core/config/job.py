@@ -55,6 +55,7 @@ class Job:
         stages: Facts of each stage, in order: the warm-up's first, if the recipe has one.
         fixed: Keys of the recipe that declare themselves dynamic and cannot change in this run, and why.
         unit: What samples are made of, by the kind of payload that the model takes.
+        given_frames: Fewest frames of images or videos that a row gives a world model (0: some give none).
         omitted: Rows that the dataset leaves out of each split, by reason.
     """
 
@@ -70,6 +71,7 @@ class Job:
     num_measured_prompts: int = attrs.field()
     fixed: Mapping[str, str] = attrs.field(factory=dict)
     unit: Unit = "token"
+    given_frames: int = 0
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
 
     @num_measured_prompts.default

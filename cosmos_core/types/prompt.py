@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -23,6 +23,10 @@ class Message:
 
     role: str
     content: str
+
+
+GIVEN_FRAMES: Final = "num_given_frames"
+"""The key of metadata that says how many frames of its media a row gives a world model; 1 if it does not say."""
 
 
 @attrs.frozen(kw_only=True)

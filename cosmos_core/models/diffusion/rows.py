@@ -34,6 +34,7 @@ from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.packing import generator_of
 from cosmos_core.models.vision.images import inline_bytes, local_file, local_path, open_image, shown
 from cosmos_core.types import Prompt
+from cosmos_core.types.prompt import GIVEN_FRAMES
 
 
 def pixels_of(frames: torch.Tensor) -> torch.Tensor:
@@ -261,7 +262,6 @@ def file_embedding(location: str, length: int, width: int) -> torch.Tensor:
 GIVEN: Final = "given"
 IS_GIVEN: Final = "is_given"
 TEXT: Final = "text"
-_NUM_GIVEN: Final = "num_given_frames"
 _GIVEN_FROM: Final = "given_from"
 
 
@@ -303,19 +303,19 @@ class RowReader:
         if not number:
             return None
         if prompt.demonstration is None:
-            raise DataError(f"metadata.{_NUM_GIVEN} is {number}, and the row has neither media nor a demonstration")
+            raise DataError(f"metadata.{GIVEN_FRAMES} is {number}, and the row has neither media nor a demonstration")
         return self.read_pixels(prompt.demonstration, number)
 
     def num_given(self, prompt: Prompt) -> int:
         """The number of frames that a row gives by its metadata; 0 if it does not say."""
-        number, most = prompt.metadata.get(_NUM_GIVEN, 0), self._family.options.num_frames
+        number, most = prompt.metadata.get(GIVEN_FRAMES, 0), self._family.options.num_frames
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < most:
             raise DataError(
-                f"metadata.{_NUM_GIVEN} is {number!r}; it is a number of frames below the {most} of a video"
+                f"metadata.{GIVEN_FRAMES} is {number!r}; it is a number of frames below the {most} of a video"
             )
         temporal = self._family.codec.temporal
         if number and (number - 1) % temporal:
-            raise DataError(f"metadata.{_NUM_GIVEN} is {number}; the autoencoder takes 1 + a multiple of {temporal}")
+            raise DataError(f"metadata.{GIVEN_FRAMES} is {number}; the autoencoder takes 1 + a multiple of {temporal}")
         return number
 
     def embedding(self, prompt: Prompt) -> torch.Tensor:

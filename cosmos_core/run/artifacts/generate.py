@@ -26,11 +26,14 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.protocols.vision import VisionModel
+from cosmos_core.protocols.world import WorldModel
 from cosmos_core.rollout.media import write_media
 from cosmos_core.run.artifacts.export import TRAINED, export_run
 from cosmos_core.storage import MARKS
 from cosmos_core.storage.scratch import scratch
-from cosmos_core.types import Message, Payload, Prompt
+from cosmos_core.types import JSON, Message, Payload, Prompt
+from cosmos_core.types.prompt import GIVEN_FRAMES
 
 _MAX_IN_FLIGHT: Final = 64
 _DEFAULT_UNITS: Final = 256
@@ -129,6 +132,8 @@ def complete_prompts(
     num_samples: int,
     seed: int,
     output: Path,
+    media: Sequence[str] = (),
+    given_frames: int | None = None,
     as_chat: bool = False,
     trust_remote_code: bool = False,
 ) -> list[list[str]]:
@@ -143,13 +148,16 @@ def complete_prompts(
         num_samples: Completions of each prompt.
         seed: Of the draws for the first prompt; each other one, and each other denoised sample, has the next one.
         output: Folder for images and videos: `prompt-K-sample-N.*`. Those that are there are replaced.
+        media: Locations of images and videos that each prompt shows, in order.
+        given_frames: How many last frames of a video a world model goes on from; as in the run if None.
         as_chat: Whether each prompt is a user's turn, to be put through the chat template.
         trust_remote_code: Whether code inside the model's folder may run. That a run found beside the model allowed it
             does not count: whoever made the folder may have made the run, too.
 
     Raises:
-        ConfigError: Greedy with several samples, the folder holds no model, or `output` cannot be written to.
-        DataError: A prompt cannot be encoded.
+        ConfigError: Greedy with several samples, the folder holds no model, it takes no media or wants some, or
+            `output` cannot be written to.
+        DataError: A prompt cannot be encoded, or media cannot be read.
         EngineError: The engine failed.
     """
     job = run_of(source)
@@ -160,14 +168,26 @@ def complete_prompts(
     is_text = is_of_tokens("model", config.plugin)
     if is_text and temperature == 0.0 and num_samples > 1:
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
+    of_run = 0 if is_text or job is None else job.given_frames
+    if of_run and not media:
+        raise ConfigError(
+            f"{source}: each row that its run learned from gives {of_run} frames to go on from; give some with "
+            "--image FILE or --video FILE"
+        )
+    if given_frames is not None and (is_text or not media):
+        raise ConfigError("--given-frames: it is of a video that a world model is given with --video FILE")
+    metadata: dict[str, JSON] = {GIVEN_FRAMES: given_frames or of_run or 1} if media and not is_text else {}
     max_units = _max_units(job, is_text=is_text) if max_units is None else max_units
     engine = EngineConfig() if is_text else _denoiser(job)
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.
     together = num_samples if is_text else 1
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=together)
     with _exported(source) as directory, serve(directory, config, engine) as served:
+        if media and not isinstance(served.model, (VisionModel, WorldModel)):
+            raise ConfigError(f"--image, --video: models of plugin {config.plugin!r} are not shown any; leave them out")
         texts = [(Message(role="user", content=text),) if as_chat else text for text in prompts]
-        encoded = [served.model.encode(Prompt(text=text)) for text in texts]
+        rows = [Prompt(text=text, media=tuple(media), metadata=metadata) for text in texts]
+        encoded = [served.model.encode(row) for row in rows]
         payloads = [payload for payload in encoded for _ in range(num_samples // together)]
         completed = served.complete(payloads, sampling, range(seed, seed + len(payloads)))
         made = [each for samples in completed for each in samples]

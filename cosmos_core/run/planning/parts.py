@@ -29,7 +29,8 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Record
-from cosmos_core.types import Prompt
+from cosmos_core.types import Payload, Prompt
+from cosmos_core.types.prompt import GIVEN_FRAMES
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +44,7 @@ class Measured:
         num_unusable: Of the rows looked at, those that the dataset or the model refuses.
         fault: Why the first of these is refused.
         num_too_long: Those whose prompt does not fit with a completion, or a demonstration; their lengths do count.
+        given_frames: Fewest frames that one of them gives a world model.
         num_vetted: Demonstrations that the model was asked about (`vet`) and would take.
         num_unfit: Those that `dataset.min_prompt_units` and `max_prompt_units` leave out; their lengths do not count.
     """
@@ -53,6 +55,7 @@ class Measured:
     num_demonstrations: int = 0
     num_preferences: int = 0
     num_with_media: int = 0
+    given_frames: int = 0
     num_heldout: int = 0
     num_heldout_demonstrations: int = 0
     num_unusable: int = 0
@@ -142,6 +145,7 @@ def look_at_rows(
     num_heldout = min(recipe.evaluation.prompts, sizes["heldout"], _MEASURED_PROMPTS)
     counted: Counter[str] = Counter()
     lengths: list[int] = []
+    given: list[int] = []
     fault = ""
     for index in range(count):
         try:
@@ -162,6 +166,7 @@ def look_at_rows(
         counted["num_demonstrations"] += is_shown
         counted["num_preferences"] += is_shown and prompt.rejected is not None
         counted["num_with_media"] += bool(prompt.media)
+        given.append(_given_frames(prompt, payload))
         if "prompt" in payload.arrays:
             num_units = payload.arrays["prompt"].shape[0]
             if recipe.dataset.unfit(num_units)[0]:
@@ -177,8 +182,15 @@ def look_at_rows(
         num_heldout=num_heldout,
         num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
         fault=fault,
+        given_frames=min(given, default=0),
         **counted,
     )
+
+
+def _given_frames(prompt: Prompt, payload: Payload) -> int:
+    """Frames that a row gives a world model, as the model has read it."""
+    number = prompt.metadata.get(GIVEN_FRAMES, int(bool(prompt.media)))
+    return number if payload.kind == "latents" and isinstance(number, int) else 0
 
 
 def _has_demonstration(dataset: Dataset, index: int) -> bool:

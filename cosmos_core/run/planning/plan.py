@@ -132,6 +132,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         num_measured_prompts=num_evaluated if measures else 0,
         fixed=_fixed(recipe, parts),
         unit="token" if parts.has_tokens else "denoising step",
+        given_frames=parts.measured.given_frames,
         omitted=parts.omitted,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)

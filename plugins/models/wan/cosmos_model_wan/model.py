@@ -121,7 +121,10 @@ class WanModel(DiffusionModel):
             return super().condition(prompt)
         pixels = self.rows.given_pixels(prompt)
         if pixels is None:
-            raise DataError("an image to video model needs an image: the row has neither media nor num_given_frames")
+            raise DataError(
+                "an image to video model needs an image: the row has neither media nor num_given_frames; give it media "
+                "(cosmos generate --image FILE)"
+            )
         found = {CONDITION: self._condition(pixels)}
         if self.config["image_dim"] is not None:
             found[IMAGE] = self.encode_image(pixels[:, 0])

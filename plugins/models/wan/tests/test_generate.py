@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import EngineConfig, ModelConfig, RolloutConfig
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.run.artifacts import generate
 
 
-def complete(folder, output, *, num_samples=1, temperature=0.0, prompts=("red", "blue")):
+def complete(folder, output, *, num_samples=1, temperature=0.0, prompts=("red", "blue"), media=()):
     return generate.complete_prompts(
         folder,
         prompts,
@@ -20,6 +20,7 @@ def complete(folder, output, *, num_samples=1, temperature=0.0, prompts=("red", 
         num_samples=num_samples,
         seed=0,
         output=output,
+        media=media,
     )
 
 
@@ -31,7 +32,9 @@ def exported(make, tmp_path, monkeypatch):
     folder = tmp_path / "export"
     model.export(model.build(seed=0, dtype=torch.float32, device=torch.device("cpu")), folder)
     recipe = SimpleNamespace(model=ModelConfig(plugin="wan", options=options), rollout=RolloutConfig())
-    monkeypatch.setattr(generate, "run_of", lambda _: SimpleNamespace(recipe=recipe, uses_rollouts=False))
+    monkeypatch.setattr(
+        generate, "run_of", lambda _: SimpleNamespace(recipe=recipe, uses_rollouts=False, given_frames=0)
+    )
     return folder
 
 
@@ -57,6 +60,11 @@ def test_a_sample_is_that_of_the_next_seed(exported, tmp_path, monkeypatch):
     complete(exported, tmp_path, prompts=["red", "red"])
     assert shown[:2] == shown[2:]
     assert shown[0] != shown[1]
+
+
+def test_a_model_of_captions_alone_takes_no_media(exported, tmp_path):
+    with pytest.raises(DataError, match="the model takes no images or videos"):
+        complete(exported, tmp_path, media=[str(tmp_path)])
 
 
 def test_a_place_that_cannot_be_written_to_is_named(exported, tmp_path):

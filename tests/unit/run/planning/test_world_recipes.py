@@ -101,6 +101,13 @@ def test_demonstrations_are_counted_alone_and_beside_rollouts(tmp_path):
     assert both["latents of a step"] == without["latents of a step"] + beside
 
 
+def test_frames_that_rows_give_are_known_to_the_run(tmp_path):
+    path = FOLDER / "cosmos-tiny-grpo-fast.toml"
+    for number in (0, 2):
+        recipe = load_recipe(path, overrides=[f"dataset.options.given_frames={number}"])
+        assert make_plan(recipe, path, tmp_path / str(number)).job.given_frames == number
+
+
 def test_there_is_one_of_each_algorithm_for_each_purpose():
     def algorithms(names):
         return {load_recipe(FOLDER / f"{name}.toml").algorithm.plugin for name in names}
