@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import math
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +115,9 @@ class Autoencoder(Codec):
         return pixels.to(latents.device)
 
 
+_SIZES: Final = ("num_frames", "height", "width")
+
+
 class Family(ABC):
     """A family says how its transformer is called, how guidance combines velocities, and which classes it is made of.
 
@@ -204,6 +208,10 @@ class Family(ABC):
             PluginIncompatibleError: The family does not say how.
         """
         raise PluginIncompatibleError(f"{type(self).__name__} has no `spread` for its tokens: set policy.mesh.cp = 1")
+
+    def most_patches(self, config: Mapping[str, Any]) -> tuple[int, int, int]:  # noqa: ARG002 - for families with places
+        """Most patches of frames, rows and columns that the transformer has places for."""
+        return sys.maxsize, sys.maxsize, sys.maxsize
 
     def check(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - most families take every config
         """Refuse configs of the transformer's class that the family has no use for.
@@ -324,7 +332,15 @@ class Family(ABC):
                 raise ConfigError(
                     f"model.options.{name}: {size} is no multiple of {codec.spatial * part}, the pixels of a patch"
                 )
-        return codec.channels, frames, options.height // codec.spatial, options.width // codec.spatial
+        sizes = frames, options.height // codec.spatial, options.width // codec.spatial
+        numbers = [size // int(part) for size, part in zip(sizes, patch, strict=True)]
+        for name, number, most in zip(_SIZES, numbers, self.most_patches(self.config), strict=True):
+            if number > most:
+                raise ConfigError(
+                    f"model.options.{name}: {getattr(options, name)} makes {number} patches, and the transformer has "
+                    f"places for {most} of them; lower it, or take a model that has more"
+                )
+        return codec.channels, *sizes
 
     @property
     def num_tokens(self) -> int:

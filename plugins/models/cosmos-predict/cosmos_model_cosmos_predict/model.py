@@ -83,6 +83,16 @@ class CosmosPredictModel(DiffusionModel):
                 "generated, and one that says which frames are given"
             )
 
+    def most_patches(self, config: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Those of `max_size`; rotary places alone have as many of each as the largest."""
+        frames, rows, columns = (
+            size // part for size, part in zip(config["max_size"], config["patch_size"], strict=True)
+        )
+        if config["extra_pos_embed_type"]:
+            return frames, rows, columns
+        most = max(frames, rows, columns)
+        return most, most, most
+
     def make(self, config: Mapping[str, Any]) -> nn.Module:
         """The transformer, which is handed its padding mask as a channel like any other.
 

@@ -166,6 +166,17 @@ def test_captions_are_encoded_where_the_module_is(make, checkpoint):
         beside.encode(Prompt(text="red"))
 
 
+def test_a_size_beyond_the_places_of_the_transformer_is_refused(make, subtests):
+    # Of learned places there are [8, 16, 16], of rotary ones alone 16 of each.
+    for places, size, told in [
+        ("", {"height": 34}, "height: 34 makes 17 patches, and the transformer has places for 16 of them"),
+        ("learnable", {"num_frames": 9}, "num_frames: 9 makes 9 patches, and the transformer has places for 8 of them"),
+    ]:
+        with subtests.test(places=places, size=size), pytest.raises(ConfigError, match=f"model.options.{told}"):
+            make(config=tiny.CONFIG | {"extra_pos_embed_type": places}, **size).facts()
+    assert make(num_frames=9).facts().latent_size == 3 * 9 * 8 * 8
+
+
 def test_a_checkpoint_is_fetched_from_the_branch_that_has_it(make, checkpoint, tmp_path, monkeypatch):
     folder, asked = checkpoint(tiny.pipeline()), []
 

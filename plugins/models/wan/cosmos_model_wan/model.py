@@ -107,6 +107,11 @@ class WanModel(DiffusionModel):
         rope = WanRotaryPosEmbed(config["attention_head_dim"], config["patch_size"], config["rope_max_seq_len"])
         return {f"rope.{name}": buffer for name, buffer in rope.named_buffers()}
 
+    def most_patches(self, config: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Those of `rope_max_seq_len`, of each."""
+        most = int(config["rope_max_seq_len"])
+        return most, most, most
+
     def spread(self, module: nn.Module, slices: TokenSlices) -> None:
         """Spread tokens over `cp`."""
         spread(module, slices)

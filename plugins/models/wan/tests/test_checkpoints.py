@@ -179,6 +179,8 @@ def test_options_that_do_not_fit_are_refused(make, subtests):
 
 
 def test_frames_of_the_autoencoder_are_told(make, folder):
+    with pytest.raises(ConfigError, match="num_frames: 4 makes 4 patches, and the transformer has places for 2"):
+        make(config=tiny.CONFIG | {"rope_max_seq_len": 2}).facts()
     with pytest.raises(ConfigError, match=r"num_frames: 6 is not 1 \+ a multiple of 4"):
         make(path=folder, **{**SIZE, "num_frames": 6}).facts()
 
