@@ -23,7 +23,7 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
     ("algorithm", "cosmos-algorithm-flow-grpo"): "flow-grpo",
     ("algorithm", "cosmos-algorithm-ddrl"): "ddrl",
     ("algorithm", "cosmos-algorithm-diffusion-nft"): "diffusion-nft",
-    ("reward", "cosmos-reward-vision"): "brightness clip-similarity colour jpeg-compressibility "
+    ("reward", "cosmos-reward-vision"): "brightness clip-similarity colour decoded jpeg-compressibility "
     "latent-temporal-consistency ocr sharpness temporal-consistency",
     ("reward", "cosmos-reward-code"): "code",
     ("reward", "cosmos-reward-text"): "exact format json-schema length regex",

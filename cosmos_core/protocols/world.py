@@ -85,11 +85,11 @@ class WorldModel(Protocol):
         """The guidance at which the velocity is that of the prompt alone."""
 
     def render(self, latents: torch.Tensor, prompt: Payload) -> Payload:
-        """Decode latents into frames.
+        """Decode latents into frames, where the latents are.
 
         Args:
             latents: float32 [C, T, H, W], at t = 0.
-            prompt: What they were denoised for.
+            prompt: What they were denoised for; of kind `latents`, without arrays where that is not known.
 
         Returns:
             A payload of kind `media`: `frames` uint8 [F, height, width, 3] (RGB; an image is one) and `fps` float32 [].

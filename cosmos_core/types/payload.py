@@ -81,7 +81,8 @@ class Payload:
       after each, and ``steps`` float32 [N, 3]: the coefficients of x_t and of the velocity in the mean of x', and the
       standard deviation; ``offsets`` float32 [N, C, T, H, W] where the mean has one. Of regressions ``noise_seed``
       int64 []. ``sample`` float32 [C, T, H, W] is x_0: of demonstrations, and of what was generated where regressions
-      are learned; ``guidance`` float32 [] that of the velocities. A model adds arrays of its own for its conditioning.
+      are learned; ``guidance`` float32 [] that of the velocities, ``fps`` float32 [] that of the video, where it is
+      known. A model adds arrays of its own for its conditioning.
     - ``media``: ``frames`` uint8 [F, height, width, 3] (RGB; an image is one frame), ``fps`` float32 [].
     """
 

@@ -40,8 +40,10 @@ class Part:
         self._module: nn.Module | None = None
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[tuple[Any, torch.device]]:
+    def used(self, place: torch.device | None = None) -> Iterator[tuple[Any, torch.device]]:
         """The module and where it is, for one thread at a time: some keep what they know of earlier inputs.
+
+        It is where it works, or at `place`.
 
         Raises:
             CheckpointError: It cannot be loaded.
@@ -50,7 +52,7 @@ class Part:
         with self._lock:
             if self._module is None:
                 self._module = self._load()
-            device = self._device()
+            device = self._device() if place is None else place
             try:
                 module = self._module.to(device)
             except torch.OutOfMemoryError as error:
@@ -86,8 +88,8 @@ class Codec:
 class Autoencoder(Codec):
     """A causal video autoencoder of diffusers, in float32.
 
-    Its latents are normalised by the mean and the standard deviation that its config states, channel by channel. What
-    is elsewhere is taken to it, and what it becomes back.
+    Its latents are normalised by the mean and the standard deviation that its config states, channel by channel. Pixels
+    that are elsewhere are taken to it, and latents back; these are decoded where they are.
     """
 
     def __init__(self, config: Any, part: Part) -> None:
@@ -110,9 +112,9 @@ class Autoencoder(Codec):
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """The pixels that latents stand for."""
         raw = latents * self._std.to(latents.device) + self._mean.to(latents.device)
-        with self._part.used() as (module, device):
-            pixels: torch.Tensor = module.decode(raw[None].to(device), return_dict=False)[0][0].float()
-        return pixels.to(latents.device)
+        with self._part.used(latents.device) as (module, _):
+            pixels: torch.Tensor = module.decode(raw[None], return_dict=False)[0][0].float()
+        return pixels
 
 
 _SIZES: Final = ("num_frames", "height", "width")

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from cosmos_core.testing.conformance.reward import shown_as
+from cosmos_model_wan import tiny
 
 torch.set_num_threads(1)
 
@@ -27,6 +28,20 @@ def completion(frames, **prompt):
 def kit():
     """What this file defines, for tests: it is not importable by name."""
     return sys.modules[__name__]
+
+
+@pytest.fixture(scope="session")
+def wan_pipeline():
+    """A tiny random Wan, whose autoencoder has 4 channels."""
+    return tiny.pipeline()
+
+
+@pytest.fixture(scope="session")
+def wan(wan_pipeline, tmp_path_factory):
+    """The folder of its checkpoint."""
+    folder = tmp_path_factory.mktemp("wan")
+    wan_pipeline.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

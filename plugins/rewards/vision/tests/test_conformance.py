@@ -81,6 +81,24 @@ class TestLatentSteadiness(RewardConformance):
         return [of_latents(draw.normal(size=(number, 6))) for number in (2, 3, 9)]
 
 
+class TestDecoded(RewardConformance):
+    plugin = "decoded"
+    timeout_s = 30.0
+    unscorable = (of_latents([[1, 2]]),)
+
+    @pytest.fixture
+    def options(self, wan):
+        size = {"height": 16, "width": 16, "num_frames": 9}
+        return {"reward": "brightness", "model": "wan", "path": str(wan), "model_options": size}
+
+    @pytest.fixture
+    def completions(self):
+        latents = np.random.default_rng(0).normal(size=(4, 3, 2, 2)).astype(np.float32)
+        array = Array(dtype="float32", shape=latents.shape, data=memoryview(bytearray(latents.tobytes())))
+        payload = Payload(kind="latents", arrays={"sample": array})
+        return [of(WHITE), Completion(prompt=Prompt(text="?"), text="", payload=payload)]
+
+
 class TestClip(RewardConformance):
     plugin = "clip-similarity"
     timeout_s = 30.0

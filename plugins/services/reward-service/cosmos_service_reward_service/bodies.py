@@ -143,15 +143,12 @@ def media_of(frames: Array, fps: float | None) -> Payload:
         )
     if fps is None and shape[0] > 1:
         raise ValueError(f"fps: required for a video, and this one has {shape[0]} frames")
-    try:
-        rate = Array(dtype="float32", shape=(), data=struct.pack("<f", 1.0 if fps is None else fps))
-    except OverflowError:
-        raise ValueError(f"fps: {fps!r} is more than a float32 holds") from None
+    rate = _rate(1.0 if fps is None else fps)
     return Payload(kind="media", arrays={"frames": Array(dtype="uint8", shape=shape, data=frames.data), "fps": rate})
 
 
-def latents_of(sample: Array, _: float | None = None) -> Payload:
-    """A payload of latents [C, T, H, W], as float32.
+def latents_of(sample: Array, fps: float | None) -> Payload:
+    """A payload of latents [C, T, H, W], as float32; its `fps` is there if it is known.
 
     Raises:
         ValueError: They are none.
@@ -161,7 +158,15 @@ def latents_of(sample: Array, _: float | None = None) -> Payload:
             f"the array is {sample.dtype} {sample.shape}; latents are float16, bfloat16 or float32 "
             "[channels, frames, height, width]"
         )
-    return Payload(kind="latents", arrays={"sample": as_float32(sample)})
+    rate = {} if fps is None else {"fps": _rate(fps)}
+    return Payload(kind="latents", arrays={"sample": as_float32(sample), **rate})
+
+
+def _rate(fps: float) -> Array:
+    try:
+        return Array(dtype="float32", shape=(), data=struct.pack("<f", fps))
+    except OverflowError:
+        raise ValueError(f"fps: {fps!r} is more than a float32 holds") from None
 
 
 def _arrays(data: memoryview, number: int) -> list[Array]:

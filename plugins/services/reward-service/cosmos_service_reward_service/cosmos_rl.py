@@ -116,11 +116,11 @@ def _typed(array: Array, line: ForeignLine) -> Array:
 def _payloads(rows: Sequence[Array], line: ForeignLine) -> list[Payload]:
     if line.media_type == "image":
         return [media_of(row, None) for row in rows]
-    # Its trainer has sent latents as `video`.
-    if line.media_type == "latent" or rows[0].dtype != "uint8":
-        return [latents_of(row) for row in rows]
     if line.video_infos and len(line.video_infos) != len(rows):
         raise ValueError(f"video_infos: {len(line.video_infos)} for {len(rows)} videos")
+    # Its trainer has sent latents as `video`.
+    if line.media_type == "latent" or rows[0].dtype != "uint8":
+        return [latents_of(row, _fps(line, index)) for index, row in enumerate(rows)]
     return [_video(row, _fps(line, index)) for index, row in enumerate(rows)]
 
 

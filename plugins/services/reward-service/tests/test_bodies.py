@@ -209,8 +209,10 @@ def test_images_videos_and_latents_of_cosmos_rl():
         latents = read_foreign(foreign(npy(as_bytes), **named), most=2)
         assert np.allclose(values(latents.completions[1].payload.arrays["sample"]), LATENTS[1], rtol=2**-7, atol=1e-6)
         assert (latents.about["dtype"], latents.about["max"]) == ("torch.bfloat16", "3.000")
-    noted = read_foreign(foreign(npy(LATENTS), media_type="latent", video_infos=[{"note": "x"}] * 9), most=2)
+    noted = read_foreign(foreign(npy(LATENTS), media_type="latent", video_infos=[{"video_fps": 8.0}, {}]), most=2)
     assert "video_infos" not in noted.about
+    # For scorers that decode them.
+    assert [float(values(each.payload.arrays["fps"])) for each in noted.completions] == [8.0, 16.0]
 
 
 def test_other_keys_of_cosmos_rl_are_metadata():
@@ -235,6 +237,7 @@ def test_what_cannot_be_read_of_cosmos_rl_is_named(subtests):
             foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), media_type="video", video_infos=[{}]),
             "video_infos: 1 for 2 videos",
         ),
+        (foreign(npy(LATENTS), media_type="latent", video_infos=[{}] * 9), "video_infos: 9 for 2 videos"),
         (
             foreign(npy(FRAMES.transpose(0, 4, 1, 2, 3)), media_type="video", video_infos=[{"video_fps": "fast"}, {}]),
             "video_infos.0.video_fps: expected a number above 0, got 'fast'",
