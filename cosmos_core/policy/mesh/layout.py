@@ -179,15 +179,15 @@ def _context(policy: PolicyConfig, facts: ModelFacts) -> Iterator[str]:
     if method not in {"auto", *known}:
         yield (
             f"policy.parallel.context: {method!r}, but {facts.architecture} has attention over cp by "
-            f"{choices(sorted(known))} only; take one of these, or 'auto'"
+            f"{' or '.join(sorted(known))} only; take one of these, or 'auto'"
         )
     elif method == "ulysses" or known == {"ulysses"}:
         # Each process of `tp` has its part of the heads, and `cp` divides those again.
         divided = {each.name: each.size // tp for each in facts.extents if each.axis == "cp" and each.size % tp == 0}
-        fitting = choices(divisors(math.gcd(*divided.values())))
         instead = ", or take context = 'gather'" if "gather" in known else ""
         for name, count in divided.items():
             if count % cp:
+                fitting = choices(divisors(math.gcd(*divided.values())))
                 of_each = f" of each process ({count * tp} / tp = {tp})" if tp > 1 else ""
                 yield (
                     f"policy.mesh.cp: {cp} does not divide the {count} {name}{of_each}, which 'ulysses' "
