@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.config.structure import structure
 from cosmos_core.data.paths import VARIABLE
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
@@ -88,7 +90,7 @@ def unset_variables(job: Job, plugins: PluginSet, given: Collection[str]) -> dic
     for config, reward in zip(job.recipe.reward, load_rewards(job, plugins), strict=True):
         if hasattr(reward, "unset_variables"):
             found[f"reward {config.label}"] = reward.unset_variables(given)
-    text = dump_recipe(job.recipe)
+    text = dump_recipe(attrs.evolve(job.recipe, launch=LaunchConfig()))
     read = {match["name"] for match in VARIABLE.finditer(text) if match["default"] is None}
     found["paths of the recipe"] = sorted(read.difference(given))
     if "s3://" in text and not any(name.startswith("AWS_") for name in given):

@@ -193,7 +193,7 @@ def test_variables_that_pods_would_lack_are_told(recipe, console, tmp_path, caps
     lacking = [
         f"reward=[{judge.format('HARSH')}, {judge.format('KIND')}]",
         'policy.checkpoint.url="s3://bucket/run"',
-        'launch.options.env={KIND={secret="judge", key="key"}, PROD_S3_CHECKPOINT_ACCESS_KEY_ID="x"}',
+        'launch.options.env={KIND={secret="judge", key="key"}, PROD_S3_CHECKPOINT_ACCESS_KEY_ID="${X}"}',
     ]
     there = recipe(*ELSEWHERE, *lacking, launcher="kubernetes")
     launch_recipe(there, RECIPE, console, render_only=True)
