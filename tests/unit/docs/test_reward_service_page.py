@@ -20,9 +20,9 @@ BLOCKS = [tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```$", 
 
 
 def test_a_file_is_served_and_a_recipe_makes_its_rewards():
+    served = [kinds_of(structure(block, ServiceSettings)) for block in BLOCKS if "scorer" in block]
+    assert served == [{"colour": {"media"}, "fits": {"media"}}, {"colour": {"media", "latents"}}]
     for block in BLOCKS:
-        if "scorer" in block:
-            assert kinds_of(structure(block, ServiceSettings)) == {"colour": {"media"}, "fits": {"media"}}
         for table in block.get("reward", ()):
             reward = structure(table, RewardConfig, "reward")
             plugins = PluginSet.load([("reward", reward.plugin)])
