@@ -121,7 +121,7 @@ class Model(Protocol):
     """A model family. One instance a process; it holds the tokenizer or processor, never weights."""
 
     def facts(self) -> ModelFacts:
-        """Describe the model without building weights."""
+        """Describe the model without building its weights; a `TriedModel` may have tried a small one."""
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None

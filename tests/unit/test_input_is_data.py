@@ -36,9 +36,9 @@ ALLOWED = {
     ): "makes stand-ins, and calls nothing",
     ("cosmos_core/testing/worlds.py", "torch.load without weights_only=True"): "results of a test's own children",
     (
-        "cosmos_core/testing/layouts.py",
+        "cosmos_core/policy/trial.py",
         "torch.distributed.all_gather_object, which pickles",
-    ): "ranks of a test",
+    ): "ranks of a trial, forked from the planner",
     (
         "plugins/datasets/world/cosmos_dataset_world/clips/pickles.py",
         "import pickle",
