@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models import facts, head
 from cosmos_core.models.attention.packed import is_packed
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out, make_shell
@@ -77,6 +77,7 @@ class HuggingFaceModel:
         tensor_plan: Overrides of how `tp` splits modules (see `parallel.plan.plan_for`).
         turn_end: The token that ends a turn of a chat; None, or not in the vocabulary: the end-of-text token does.
         stop_tokens: Tokens that end a completion besides the tokenizer's and the checkpoint's own.
+        takes_rows_of_one: Whether documents that cannot be packed may be rows of their own.
         turn_template: The Jinja chat template of a tokenizer that has none: one made locally, or that knows `turn_end`.
         text: Encodes prompts, demonstrations and observations.
     """
@@ -88,6 +89,7 @@ class HuggingFaceModel:
     turn_end: ClassVar[str | None] = None
     stop_tokens: ClassVar[tuple[str, ...]] = ()
     turn_template: ClassVar[str | None] = None
+    takes_rows_of_one: ClassVar[bool] = True
 
     def __init__(self, options: HuggingFaceOptions, context: ModelContext) -> None:
         self.options = options
@@ -176,8 +178,11 @@ class HuggingFaceModel:
         """
         if self.model_types is not None:
             return ""
-        cpu = torch.device("cpu")
-        return reason_not_to_pack(self._draft(seed=0, dtype=torch.float32, device=cpu, is_packed=True), self.verify)
+        draft = self._draft(seed=0, dtype=torch.float32, device=torch.device("cpu"), is_packed=True)
+        reason = reason_not_to_pack(draft, self.verify)
+        if reason and not self.takes_rows_of_one:
+            raise PluginIncompatibleError(f"{self.config.model_type}: its documents cannot be packed: {reason}")
+        return reason
 
     def trial(self, *, num_layers: int) -> Trial | None:
         """Make a small model to be tried in layouts (see `protocols.model.TriedModel`).

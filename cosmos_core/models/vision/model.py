@@ -144,6 +144,7 @@ class VisionLanguageModel(HuggingFaceModel):
     """
 
     auto_class: ClassVar[Any] = AutoModelForImageTextToText
+    takes_rows_of_one: ClassVar[bool] = False
 
     @property
     def shown(self) -> Callable[[Payload], Sequence[Shown]] | None:

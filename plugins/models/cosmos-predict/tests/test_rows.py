@@ -180,7 +180,7 @@ def test_a_size_beyond_the_places_of_the_transformer_is_refused(make, subtests):
 def test_a_checkpoint_is_fetched_from_the_branch_that_has_it(make, checkpoint, tmp_path, monkeypatch):
     folder, asked = checkpoint(tiny.pipeline()), []
 
-    def fetch(name, *, revision, allow_patterns):
+    def fetch(name, *, revision, **_):
         asked.append(revision)
         return folder if revision == "diffusers/base/post-trained" else str(tmp_path)
 
