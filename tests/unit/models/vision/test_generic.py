@@ -153,7 +153,7 @@ def test_a_model_whose_images_are_refused_is_still_one_of_text(tmp_path):
 
 
 def test_a_head_of_its_own_is_refused_when_it_is_built(tmp_path):
-    with pytest.raises(PluginIncompatibleError, match="AyaVisionForConditionalGeneration: .*logits differ"):
+    with pytest.raises(PluginIncompatibleError, match=r"AyaVisionForConditionalGeneration: .*logits differ"):
         build(generic(checkpoint(tmp_path / "aya_vision", "aya_vision")))
 
 
