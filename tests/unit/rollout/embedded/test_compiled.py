@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -98,6 +99,9 @@ def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
         shows_media=False,
     )
     compiles = EmbeddedOptions(compile=True)
+    (problem,) = preflight(compiles, planned).problems
+    assert "not all layers of Qwen3Config are known to attend through it" in problem
+    planned = attrs.evolve(planned, facts=attrs.evolve(planned.facts, attends_pluggably=True))
     assert preflight(compiles, planned).problems == ()
     model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
     model.record = lambda module: dict
