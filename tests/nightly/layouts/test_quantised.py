@@ -13,10 +13,11 @@ from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
-from cosmos_core.policy.processes.world import World
+from cosmos_core.policy.mesh.mesh import form_mesh
+from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.policy.publication import Publications
 from cosmos_core.protocols.quantization import FORMATS
-from cosmos_core.testing.layouts import form_mesh, make_trainer, single_world
+from cosmos_core.testing.layouts import make_trainer
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shards import local_shard

@@ -15,7 +15,7 @@ from tests.unit.models.parallel.test_parallelize import (
     outcomes,
 )
 from tests.unit.models.test_building import check_loaded, check_memory
-from tests.unit.models.test_tiny_model import check_large
+from tests.unit.models.test_small import check_large
 from tests.unit.models.weights.test_exporting import check_export, check_failing_conversion
 
 
