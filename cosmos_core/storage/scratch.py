@@ -21,12 +21,15 @@ _PREFIX: Final = "cosmos-scratch-"
 def scratch(label: str) -> Iterator[Path]:
     """An empty folder in the one for temporary files, removed at the end; the label is for people who look there."""
     sweep(Path(tempfile.gettempdir()))
+    owner = os.getpid()
     folder, lock = _locked(label)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        # A fork that drops what it inherits comes here too, and the folder is not its own.
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def sweep(parent: Path) -> list[Path]:

@@ -7,10 +7,14 @@ import tempfile
 from cosmos_core.storage.scratch import scratch, sweep
 
 KILLED = """
-import os, signal
+import os, signal, sys
 from cosmos_core.storage.scratch import scratch
 with scratch("of the killed") as folder:
     (folder / "inside").mkdir()
+    if not (fork := os.fork()):
+        sys.exit()
+    os.waitpid(fork, 0)
+    assert (folder / "inside").exists()
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
