@@ -71,6 +71,10 @@ class CheckpointError(CosmosError):
     """A checkpoint could not be written, read, or does not fit the run."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """The content of a checkpoint is not what was written, or not all of it is there."""
+
+
 class EngineError(CosmosError):
     """A rollout engine refused a request or failed."""
 

@@ -78,6 +78,14 @@ def run(
             help="Go on with the run in this folder; --set may change its length, layout, tracking and launch.",
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="step-N|previous",
+            help="With --resume: the checkpoint to go on from, if not the newest; what came after it is undone.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan, like `cosmos plan`.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
 ) -> None:
@@ -92,13 +100,16 @@ def run(
       cosmos run --model qwen --algorithm grpo --dataset jsonl --reward math --set model.path=Qwen/Qwen3-0.6B ...
       cosmos run --resume runs/arithmetic
       cosmos run --resume runs/arithmetic --set run.steps=400
+      cosmos run --resume runs/arithmetic --from previous
     """  # noqa: D301 - the escape keeps the lines after it apart
     if resume is not None:
         if any([recipe, model, algorithm, dataset, reward, environment, name, dry_run, overwrite]):
-            raise ConfigError("--resume goes on with the run's own recipe; it takes no other argument but --set")
+            raise ConfigError("--resume goes on with the run's own recipe; it takes no others but --set and --from")
         from cosmos_core.run.command import resume_run  # noqa: PLC0415
 
-        raise typer.Exit(_EXIT_CODES[resume_run(resume, _console(), overrides=overrides or ())])
+        raise typer.Exit(_EXIT_CODES[resume_run(resume, _console(), overrides=overrides or (), start=start)])
+    if start is not None:
+        raise ConfigError(f"--from {start}: says where a run goes on, and no run is given; add --resume RUN")
     chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
     from cosmos_core.run.command import run_recipe, show_plan  # noqa: PLC0415
 

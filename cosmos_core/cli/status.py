@@ -89,4 +89,6 @@ def recover(
     typer.echo(done.damage.partition("; cosmos recover")[0])
     if done.aside is not None:
         typer.echo(f"Kept aside as {done.aside}")
+    for problem in done.passed_over:
+        typer.echo(f"Passed over: {problem}")
     typer.echo(f"The run can go on from step {done.step} ({done.checkpoint}): cosmos run --resume {run}")

@@ -7,8 +7,10 @@ reported at once, each with the full path of its key.
 from __future__ import annotations
 
 import enum
+import json
 import math
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -18,6 +20,7 @@ import attrs
 import cattrs
 
 from cosmos_core.config.problems import Key, Problem, RefusedError, nearest, show, suggestion
+from cosmos_core.errors import ConfigError
 
 Hook: TypeAlias = Callable[[Any, Any], Any]
 
@@ -351,3 +354,22 @@ def _make_converter() -> cattrs.Converter:
 
 
 _CONVERTER: Final = _make_converter()
+
+
+_CHECKSUM: Final = "checksum"
+
+
+def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data and the CRC-32 of its JSON, by which `without_checksum` finds what was changed in a file."""
+    return {**data, _CHECKSUM: zlib.crc32(json.dumps(data).encode())}
+
+
+def without_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data that was read, without its checksum, if it has one; a ConfigError if that is of other data."""
+    own = {key: value for key, value in data.items() if key != _CHECKSUM}
+    if _CHECKSUM in data and data != with_checksum(own):
+        raise ConfigError(
+            f'it is not what was written: its "{_CHECKSUM}" is of other content; restore the file, or remove that '
+            "entry if the change was made on purpose"
+        )
+    return own

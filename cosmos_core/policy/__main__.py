@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from cosmos_core.config.job import Job, stages
+from cosmos_core.errors import DamagedCheckpointError
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.checkpoints.checkpoint import completed, instead
 from cosmos_core.policy.checkpoints.frozen_digest import DRAWN
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
@@ -61,7 +63,11 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     settings.begin_stage(0)
 
     def go_on_from(checkpoint: str) -> None:
-        restore(trainer, checkpoint, settings.begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
+        try:
+            restore(trainer, checkpoint, settings.begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
+        except DamagedCheckpointError as error:
+            earlier = [step for step in completed(job.checkpoints) if step < int(checkpoint.rpartition("-")[2])]
+            raise DamagedCheckpointError(f"{error}; {instead(job.directory, [0, *earlier])}") from error
 
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)

@@ -16,14 +16,22 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.progress import generation_at
+from cosmos_core.control.machine.state import State
 from cosmos_core.control.recovery_snapshots import require_known
-from cosmos_core.errors import ConfigError, CosmosError, JournalError, TransportError
+from cosmos_core.errors import ConfigError, CosmosError, DamagedCheckpointError, TransportError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed, genuine, path_of
+from cosmos_core.policy.checkpoints.checkpoint import (
+    check_writable,
+    completed,
+    instead,
+    path_of,
+    read_place,
+    require_whole,
+)
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.address import require_gone
@@ -89,28 +97,37 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
         return _supervise(session, console, began)
 
 
-def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = ()) -> str:
+def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = (), start: str | None = None) -> str:
     """Go on with a run from its newest complete checkpoint, or from its start if there is none.
 
-    `overrides` are `KEY=VALUE`, of what may change (see `cosmos_core.run.planning.changes`).
+    Args:
+        directory: The run's folder.
+        console: Told where the run goes on, and what is undone.
+        overrides: `KEY=VALUE`, of what may change (see `cosmos_core.run.planning.changes`).
+        start: An earlier checkpoint to go on from, `step-N` or `previous`; what came after it is undone.
 
     Returns:
-        Its outcome; a run that has finished stays as it is, unless it gets more steps.
+        Its outcome; a run that has finished stays as it is, unless it gets more steps or goes back.
     """
     began = time.monotonic()
     with folder.held(directory):
-        session = _resumed(directory, console, overrides)
+        session = _resumed(directory, console, overrides, start)
         return "finished" if session is None else _supervise(session, console, began)
 
 
-def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Session | None:
+def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted: str | None) -> _Session | None:
     """The next session of a run, noted in its folder once nothing is left to refuse; None if it has finished."""
     job = load_job(directory)
     require_gone(job)
     recipe, changes = changed(job.recipe, overrides)
     summary = folder.read_summary(directory)
     # Not by the recipe's length before: that may have been changed by a session that did not get far.
-    if summary is not None and summary.outcome == "finished" and summary.steps >= stages(recipe)[-1].last_step:
+    if (
+        wanted is None
+        and summary is not None
+        and summary.outcome == "finished"
+        and summary.steps >= stages(recipe)[-1].last_step
+    ):
         console.print(
             f"{directory} has finished: {summary.steps} steps. Nothing to resume; --set run.steps adds some.",
             highlight=False,
@@ -128,17 +145,11 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str]) -> _Se
     check_hooks(recipe, plugins)
     dataset = load_dataset(job, plugins)
     follower = Follower()
-    start, passed_over = _newest_start(job, follower)
+    start, words = _find_start(job, follower, wanted)
     _check_length(job, start)
     _check_port(recipe)
-    if passed_over:
-        console.print(
-            f"Passed over: the checkpoint(s) of step {', '.join(map(str, passed_over))} in {job.checkpoints}, which "
-            "the journal does not know, or whose steps were undone since; what they hold is trained again",
-            highlight=False,
-            markup=False,
-        )
-    console.print(_resume_words(start), highlight=False)
+    for each in words:
+        console.print(each, highlight=False, markup=False)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
     if changes:
@@ -176,29 +187,80 @@ def _check_own(url: str) -> None:
         )
 
 
-def _newest_start(job: Job, follower: Follower) -> tuple[Start, list[int]]:
-    """Find where a run goes on by its journal, which the follower reads; and steps of newer checkpoints, passed over.
+def _find_start(job: Job, follower: Follower, wanted: str | None) -> tuple[Start, list[str]]:
+    """Find where a run goes on by its journal, which the follower reads; and words on that, and on what it undoes.
 
-    That is at the newest complete checkpoint that the journal knows. Others may be there: of steps that a recovered
-    journal has lost, or that were undone before they were on record. A JournalError if none that it knows is there.
+    That is at the newest checkpoint that the run came to, or at the one that is wanted (see `resume_run`). Others may
+    be there: of steps that a recovered journal has lost, or that were undone before they were on record.
     """
     if job.journal.exists():
         follower.fold(entries(job.journal))
     state = follower.state
     require_known(job.recovery_snapshots, state)
-    if not job.journal.exists():
-        return Start(), []
-    known = {} if state is None else {step: generation_at(state.steps, step) for step in state.marks}
-    steps = genuine(job.checkpoints, known)
-    newest = max(steps, default=0)
+    if state is None:
+        if wanted is not None:
+            raise ConfigError(f"--from {wanted}: {job.directory} has not begun, and has no checkpoint; leave it out")
+        return Start(), ["The run had not begun: starting it."]
     complete = completed(job.checkpoints)
-    if newest == 0 and state is not None and 0 not in known:
-        raise JournalError(
-            f"{job.checkpoints}: the journal knows the checkpoint(s) of step {', '.join(map(str, sorted(known)))}, "
-            f"and complete are {', '.join(map(str, complete)) or 'none'}; put one that it knows back"
+    steps = _resumable(job, state, complete)
+    step = _chosen(steps, wanted)
+    start = Start(step=step, checkpoint=path_of(job.checkpoints, step) if step or step in complete else None)
+    if start.checkpoint is not None:
+        try:
+            require_whole(start.checkpoint)
+        except DamagedCheckpointError as error:
+            earlier = [each for each in steps if each < step]
+            remedy = instead(job.directory, earlier, is_newest=step == steps[-1])
+            raise DamagedCheckpointError(f"{error}; {remedy}") from error
+    return start, _start_words(job, state, start, complete)
+
+
+def _resumable(job: Job, state: State, complete: Sequence[int]) -> list[int]:
+    """Steps that a run can go on from, oldest first: 0 is its beginning; of the others there are checkpoints.
+
+    Damaged ones are among them, and the newest on record even if it is gone: who takes one is told.
+    """
+    known = {step: generation_at(state.steps, step) for step in state.marks}
+    found = []
+    for step in sorted({0, *complete, max(state.checkpoints.saved, default=0)} & known.keys()):
+        try:
+            is_genuine = not step or read_place(path_of(job.checkpoints, step)).is_genuine(known[step])
+        except DamagedCheckpointError:
+            is_genuine = True
+        if is_genuine:
+            found.append(step)
+    return found
+
+
+def _chosen(steps: Sequence[int], wanted: str | None) -> int:
+    """The step of `--from`, of those that a run can go on from; the newest if nothing is wanted."""
+    if wanted is None:
+        return steps[-1]
+    earlier = [step for step in steps[:-1] if step]
+    if wanted == "previous" and earlier:
+        return earlier[-1]
+    named = next((step for step in steps if wanted == f"step-{step}"), None)
+    if named is None:
+        there = [f"step-{step}" if step else "step-0 (its beginning)" for step in steps]
+        there += [f"previous (step-{earlier[-1]})"] if earlier else []
+        raise ConfigError(f"--from {wanted}: there is no such checkpoint; the run can go on from {', '.join(there)}")
+    return named
+
+
+def _start_words(job: Job, state: State, start: Start, complete: Sequence[int]) -> list[str]:
+    assert start.step is not None, "the run has begun"
+    words = [f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."]
+    if state.step > start.step:
+        evaluated = sorted({done.version for done in state.evaluations if done.version > start.step})
+        besides = f", and the evaluation(s) of step {', '.join(map(str, evaluated))}" if evaluated else ""
+        undone = f"{start.step + 1} to {state.step}" if state.step > start.step + 1 else f"{state.step}"
+        words.append(f"Undone, and done again: step(s) {undone}{besides}")
+    if later := [step for step in complete if step > start.step]:
+        words.append(
+            f"Passed over: the checkpoint(s) of step {', '.join(map(str, later))} in {job.checkpoints}, whose steps "
+            "are undone, or which the journal does not know; they are removed when training goes on"
         )
-    start = Start(step=newest, checkpoint=path_of(job.checkpoints, newest) if newest in steps else None)
-    return start, [step for step in complete if step > newest]
+    return words
 
 
 def _check_length(job: Job, start: Start) -> None:
@@ -208,12 +270,6 @@ def _check_length(job: Job, start: Start) -> None:
             f"run.steps: {job.recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
             "a run cannot be made shorter than it is"
         )
-
-
-def _resume_words(start: Start) -> str:
-    if start.step is None:
-        return "The run had not begun: starting it."
-    return f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
 
 
 def _check_port(recipe: Recipe) -> None:

@@ -18,8 +18,8 @@ from cosmos_core.control.machine.events import Recovered
 from cosmos_core.control.machine.progress import generation_at
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot
 from cosmos_core.control.machine.state import State
-from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
-from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of
+from cosmos_core.errors import ConfigError, DamagedCheckpointError, DamagedJournalError, JournalError
+from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, require_whole
 from cosmos_core.run import folder
 from cosmos_core.run.address import require_gone
 
@@ -34,12 +34,14 @@ class Recovery:
     Attributes:
         damage: What was wrong with the journal.
         aside: Where it is kept now; None if there was none.
+        passed_over: Why later checkpoints could not be gone on from.
     """
 
     damage: str
     aside: Path | None
     step: int
     checkpoint: str
+    passed_over: tuple[str, ...]
 
 
 def damage(job: Job) -> str:
@@ -68,17 +70,17 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
         found = damage(job)
         if not found:
             raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")
-        snapshot = _snapshot(job, step)
+        snapshot, passed_over = _snapshot(job, step)
         checkpoint = path_of(job.checkpoints, snapshot.step)
         aside = _set_aside(job.journal)
         with Journal(job.journal) as journal:
             journal.append(Recovered(snapshot=RECOVERY_SNAPSHOT.encode(snapshot), checkpoint=checkpoint))
             journal.commit()
-    return Recovery(damage=found, aside=aside, step=snapshot.step, checkpoint=checkpoint)
+    return Recovery(damage=found, aside=aside, step=snapshot.step, checkpoint=checkpoint, passed_over=passed_over)
 
 
-def _snapshot(job: Job, wanted: int | None) -> RecoverySnapshot:
-    """The snapshot of the newest checkpoint, or of the one that is wanted."""
+def _snapshot(job: Job, wanted: int | None) -> tuple[RecoverySnapshot, tuple[str, ...]]:
+    """The snapshot of the newest checkpoint, or of the one that is wanted; and why later ones are of no use."""
     steps = set(completed(job.checkpoints)) & set(recovery_snapshots.kept(job.recovery_snapshots))
     if not steps:
         raise JournalError(
@@ -93,15 +95,16 @@ def _snapshot(job: Job, wanted: int | None) -> RecoverySnapshot:
     for step in [wanted] if wanted is not None else sorted(steps, reverse=True):
         try:
             snapshot = recovery_snapshots.read(job.recovery_snapshots, step)
-        except JournalError as error:
+            place = require_whole(path_of(job.checkpoints, step))
+        except (JournalError, DamagedCheckpointError) as error:
             problems.append(str(error))
             continue
         if snapshot.settings.run_id != job.run_id:
             problems.append(f"{job.recovery_snapshots}/step-{step} is of run {snapshot.settings.run_id}")
-        elif not genuine(job.checkpoints, {step: generation_at(snapshot.steps, step)}):
+        elif not place.is_genuine(generation_at(snapshot.steps, step)):
             problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
         else:
-            return _beyond(snapshot, job)
+            return _beyond(snapshot, job), tuple(problems)
     raise JournalError("; ".join(problems))
 
 

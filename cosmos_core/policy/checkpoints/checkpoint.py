@@ -1,32 +1,50 @@
 """The folder of a run's checkpoints: which are complete, which is the newest, which to keep. Imports no torch.
 
 A checkpoint is the folder `step-N` with a file `complete.json`, which is written last; anything without it is as good
-as absent. The folder may be a path or any fsspec URL.
+as absent. It says how long each of the other files is, and the checksum of `.metadata`, which has those of all tensors.
+The folder may be a path or any fsspec URL.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
 
 from cosmos_core.config.problems import show
 from cosmos_core.config.schema import NOT_NEGATIVE
-from cosmos_core.config.structure import structure
-from cosmos_core.errors import CheckpointError, ConfigError, StorageError
-from cosmos_core.storage import failures, file_system, reason_of
+from cosmos_core.config.structure import structure, with_checksum, without_checksum
+from cosmos_core.errors import CheckpointError, ConfigError, DamagedCheckpointError, StorageError
+from cosmos_core.storage import failures, file_system, is_out_of_reach, reason_of
 
 T = TypeVar("T")
 
 COMPLETE: Final = "complete.json"
+METADATA: Final = ".metadata"
 BEST: Final = "best.json"
 FORMAT: Final = 1
 
 _STEP: Final = re.compile(r"step-(\d+)")
+
+
+@attrs.frozen(kw_only=True)
+class Contents:
+    """The files of a checkpoint beside `complete.json`.
+
+    Attributes:
+        sizes: Bytes of each, by name.
+        metadata: CRC-32 of `.metadata`.
+    """
+
+    sizes: Mapping[str, int]
+    metadata: int
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +61,7 @@ class Place:
         unimitated_steps: Steps in a row before it that lacked every demonstration to imitate beside rollouts; 0 in
             one of a release that did not note it.
         generation: Of the gradient group that made it; later ones are of what the run went on to.
+        contents: Its files; None in one of a release that did not note them, of which nothing can be verified.
     """
 
     run_id: str
@@ -52,6 +71,15 @@ class Place:
     below: str = ""
     unimitated_steps: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     generation: int = attrs.field(default=0, validator=NOT_NEGATIVE)
+    contents: Contents | None = None
+
+    def is_genuine(self, generation: int) -> bool:
+        """True if it is of what the run came to, where that gradient group did the step.
+
+        A step that was undone comes again with other weights, and what an earlier group saved of it may still be there.
+        A checkpoint that does not say which group made it is believed.
+        """
+        return not self.generation or self.generation >= generation
 
 
 @attrs.frozen(kw_only=True)
@@ -80,49 +108,80 @@ def completed(url: str) -> list[int]:
         return sorted(step for step in steps if files.exists(f"{root}/step-{step}/{COMPLETE}"))
 
 
-def genuine(url: str, generations: Mapping[int, int]) -> list[int]:
-    """Steps of the complete checkpoints that are of what the run came to, oldest first.
-
-    A step that was undone comes again with other weights, and what was saved of it before may still be there.
-
-    Args:
-        url: The folder.
-        generations: The steps that the run knows, and the gradient group that did each: a checkpoint that an earlier
-            group made is of the step before it was undone. One that does not say which group made it is believed.
-
-    Raises:
-        CheckpointError: The folder cannot be read, or one of these checkpoints is damaged.
-    """
-    found = [step for step in completed(url) if step in generations]
-    made = {step: read_place(path_of(url, step)).generation for step in found}
-    return [step for step in found if not made[step] or made[step] >= generations[step]]
-
-
 def read_place(path: str) -> Place:
     """Read a checkpoint's place in the run.
 
     Raises:
-        CheckpointError: It is absent, incomplete, of another format, or says what cannot be: the file, the field and
-            its value are named.
+        CheckpointError: It is of another format, or cannot be reached.
+        DamagedCheckpointError: It is absent, incomplete, or says what cannot be: the file, the field and its value are
+            named.
     """
     with _access(path) as (files, root):
         try:
             said = _decoded(files.cat_file(f"{root}/{COMPLETE}"), f"{path}/{COMPLETE}")
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is no complete checkpoint: it has no {COMPLETE}") from None
+            raise DamagedCheckpointError(f"{path} is no complete checkpoint: it has no {COMPLETE}") from None
     form = said.pop("format", None)
     if form != FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {form!r}, this release reads {FORMAT}")
     place = _structured(said, Place, f"{path}/{COMPLETE}")
     folder = _STEP.fullmatch(path.rstrip("/").rpartition("/")[2])
     if folder is not None and int(folder[1]) != place.step:
-        raise CheckpointError(f"{path}/{COMPLETE}.step: {place.step}, in a folder of step {folder[1]}; restore either")
+        raise DamagedCheckpointError(
+            f"{path}/{COMPLETE}.step: {place.step}, in a folder of step {folder[1]}; restore either"
+        )
     return place
 
 
 def marker(place: Place) -> bytes:
     """The content of `complete.json`."""
-    return json.dumps({"format": FORMAT, **attrs.asdict(place)}).encode()
+    return json.dumps(with_checksum({"format": FORMAT, **attrs.asdict(place)})).encode()
+
+
+def contents_of(path: str) -> Contents:
+    """The files of a checkpoint that has been written, all but `complete.json`.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    with _access(path) as (files, root):
+        return Contents(sizes=_sizes(files, root), metadata=zlib.crc32(files.cat_file(f"{root}/{METADATA}")))
+
+
+def require_whole(path: str) -> Place:
+    """Check that the files of a checkpoint are there, each as long as it was written; its place in the run.
+
+    Raises:
+        CheckpointError: As of `read_place`.
+        DamagedCheckpointError: As of `read_place`; or a file is missing, or has another length.
+    """
+    place = read_place(path)
+    with _access(path) as (files, root):
+        found = _sizes(files, root)
+    for name, size in place.contents.sizes.items() if place.contents is not None else ():
+        if name not in found:
+            raise DamagedCheckpointError(f"{path} is damaged: {name}, of {size:,} bytes, is missing")
+        if found[name] != size:
+            raise DamagedCheckpointError(
+                f"{path} is damaged: {name} has {found[name]:,} bytes, and {size:,} were written"
+            )
+    return place
+
+
+def instead(run: Path, earlier: Sequence[int], *, is_newest: bool = True) -> str:
+    """The way to go on without a damaged checkpoint, in words.
+
+    Args:
+        run: The run's folder.
+        earlier: Steps of the checkpoints before it, oldest first; 0 is the run's beginning.
+        is_newest: Whether the run has none after it.
+    """
+    if not earlier:
+        return f"there is none before it: restore its files, or make a new run in place of {run}"
+    step = earlier[-1]
+    start = "previous" if is_newest and step else f"step-{step}"
+    where = f"step {step}" if step else "the run's beginning"
+    return f"cosmos run --resume {run} --from {start} goes on from {where}"
 
 
 def mark_best(url: str, step: int) -> None:
@@ -191,10 +250,18 @@ def drop_undone(url: str, step: int, generation: int) -> list[int]:
         The steps removed.
 
     Raises:
-        CheckpointError: The folder cannot be read or written, or a checkpoint after the step is damaged.
+        CheckpointError: The folder cannot be read or written.
     """
     later = [found for found in completed(url) if found > step]
-    return _removed(url, [found for found in later if read_place(path_of(url, found)).generation < generation])
+    return _removed(url, [found for found in later if _is_of_before(path_of(url, found), generation)])
+
+
+def _is_of_before(path: str, generation: int) -> bool:
+    try:
+        return read_place(path).generation < generation
+    except DamagedCheckpointError:
+        # Nobody can go on from it, whoever made it.
+        return True
 
 
 def _removed(url: str, steps: list[int]) -> list[int]:
@@ -210,17 +277,27 @@ def _decoded(content: bytes, file: str) -> dict[str, Any]:
     try:
         said = json.loads(content)
     except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
+        raise DamagedCheckpointError(f"{file} is damaged: {error}") from error
     if not isinstance(said, dict):
-        raise CheckpointError(f"{file} is damaged: it holds {show(said)} instead of an object")
-    return said
+        raise DamagedCheckpointError(f"{file} is damaged: it holds {show(said)} instead of an object")
+    try:
+        return without_checksum(said)
+    except ConfigError as error:
+        raise DamagedCheckpointError(f"{file} is damaged: {error}") from error
 
 
 def _structured(said: Mapping[str, Any], cls: type[T], file: str) -> T:
     try:
         return structure(said, cls, file)
     except ConfigError as error:
-        raise CheckpointError(str(error)) from error
+        raise DamagedCheckpointError(str(error)) from error
+
+
+def _sizes(files: Any, root: str) -> dict[str, int]:
+    """Bytes of each file of a checkpoint but `complete.json`, by name."""
+    listed = [each for each in files.ls(root, detail=True) if each["type"] == "file"]
+    found = {posixpath.basename(each["name"]): each["size"] for each in listed}
+    return {name: size for name, size in sorted(found.items()) if name != COMPLETE}
 
 
 @contextmanager
@@ -230,4 +307,5 @@ def _access(url: str) -> Iterator[tuple[Any, str]]:
         files.invalidate_cache()
         yield files, root.rstrip("/")
     except failures(StorageError) as error:
-        raise CheckpointError(f"checkpoints at {url}: {reason_of(error)}") from error
+        where = f"{url} is out of reach" if is_out_of_reach(error) else f"checkpoints at {url}"
+        raise CheckpointError(f"{where}: {reason_of(error)}") from error

@@ -1,35 +1,45 @@
-"""Reads checkpoints as data.
+"""Reads checkpoints as data, and verifies what it reads.
 
 torch describes a checkpoint (`.metadata`) in a pickle. A pickle may call whatever it names, set attributes of it, and
 declare parts of the checkpoint to be pickles, too. Here it is given stand-ins, which only keep what is said of them;
 the description is then made of that, type by type. A checkpoint from a stranger can be wrong, but cannot run anything.
+
+Each part of a tensor that was saved has a checksum there, and the description has one in `complete.json`. A part is
+read as a whole, whatever the layout needs of it, and once; its checksum is computed before it is copied.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import pickle
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.futures import Future
 
-from cosmos_core.errors import CheckpointError
-from cosmos_core.policy.checkpoints.checkpoint import read_place
+from cosmos_core.errors import CheckpointError, DamagedCheckpointError
+from cosmos_core.policy.checkpoints.checkpoint import METADATA, Contents, read_place, require_whole
 from cosmos_core.policy.checkpoints.frozen_digest import check_below
-from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, chunk_of, reason_of
+from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, checksum, chunk_of, reason_of
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.storage import failures, is_out_of_reach, storage_options
 from cosmos_core.weights.shards import LocalShard, local_shard, local_shards
+
+_LOG: Final = logging.getLogger(__name__)
 
 READ_ERRORS: Final = (*WRITE_ERRORS, pickle.UnpicklingError)
 """Errors of file systems, torch's reader and this one."""
@@ -50,6 +60,10 @@ _DAMAGE: Final = (
 
 class UnlikeError(ValueError):
     """The checkpoint is of another model."""
+
+
+class DamageError(ValueError):
+    """Some of the checkpoint is not what was written."""
 
 
 class SharesToLoad(DefaultLoadPlanner):
@@ -95,26 +109,85 @@ class SharesToLoad(DefaultLoadPlanner):
 
 
 class CheckpointReader(FsspecReader):
-    """Reads the tensors of a checkpoint at a path or fsspec URL."""
+    """Reads the tensors of a checkpoint.
+
+    Args:
+        path: Path or fsspec URL.
+        contents: The checkpoint's files, as `complete.json` says; None if what is read is not to be verified.
+        **options: Of fsspec.
+    """
+
+    def __init__(self, path: str, contents: Contents | None = None, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._contents = contents
+        self._description: Metadata | None = None
+        self._checksums: Mapping[MetadataIndex, int] = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The description of what the checkpoint holds.
+        """The description of what the checkpoint holds, read once.
 
         Raises:
             OSError: It cannot be read.
+            DamageError: It is not what was written.
             pickle.UnpicklingError: It is damaged, or names what no description of tensors needs.
         """
+        if self._description is not None:
+            return self._description
         with self.fs.create_stream(self._get_metadata_path(), "rb") as file:
-            try:
-                said = _Description(file).load()
-                return Metadata(
-                    state_dict_metadata=_made(said["state_dict_metadata"], dict[str, TensorStorageMetadata]),
-                    storage_data=_made(said["storage_data"], dict[MetadataIndex, _StorageInfo]),
-                    storage_meta=StorageMeta(load_id=self.load_id),
-                )
-            except _DAMAGE as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
+            content = file.read()
+        if self._contents is not None and zlib.crc32(content) != self._contents.metadata:
+            raise DamageError(f"{METADATA} is not what was written (its checksum differs)")
+        try:
+            said = _Description(io.BytesIO(content)).load()
+            if self._contents is not None:
+                self._checksums = _made(said["planner_data"], dict[MetadataIndex, int])
+            self._description = Metadata(
+                state_dict_metadata=_made(said["state_dict_metadata"], dict[str, TensorStorageMetadata]),
+                storage_data=_made(said["storage_data"], dict[MetadataIndex, _StorageInfo]),
+                storage_meta=StorageMeta(load_id=self.load_id),
+            )
+        except _DAMAGE as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise pickle.UnpicklingError(f"its description cannot be read ({reason})") from error
+        return self._description
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read and verify each part that a plan needs some of.
+
+        Raises:
+            OSError: A file cannot be opened.
+            DamageError: A part is not what was written, or cannot be read.
+        """
+        in_file: dict[str, list[ReadItem]] = {}
+        for item in sorted(plan.items, key=lambda item: self._place(item).offset):
+            in_file.setdefault(self._place(item).relative_path, []).append(item)
+        for name, items in in_file.items():
+            with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as file:
+                for item in items:
+                    part = self._part(file, item)
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(narrow_tensor_by_index(part, item.storage_offsets, item.lengths))
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _place(self, item: ReadItem) -> _StorageInfo:
+        place: _StorageInfo = self.storage_data[item.storage_index]
+        return place
+
+    def _part(self, file: Any, item: ReadItem) -> torch.Tensor:
+        place, index = self._place(item), item.storage_index
+        try:
+            part: torch.Tensor = torch.load(self._slice_file(file, place), map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, *_DAMAGE) as error:
+            if is_out_of_reach(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise DamageError(f"{place.relative_path}: {index.fqn} cannot be read ({reason})") from error
+        if self._contents is not None and checksum(part) != self._checksums.get(index):
+            raise DamageError(f"{place.relative_path}: {index.fqn} is not what was written (its checksum differs)")
+        return part
 
 
 def load_shares(
@@ -128,10 +201,14 @@ def load_shares(
         shapes: Of all tensors that the checkpoint should have, whoever holds them; None if it may have any others.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or of another model.
+        CheckpointError: The checkpoint is of another model, or out of reach.
+        DamagedCheckpointError: It is not what was written, or not all of it is there.
     """
+    contents = require_whole(path).contents
+    if contents is None:
+        _LOG.warning("%s is of a release that noted no checksums: what is read of it is not verified", path)
     try:
-        reader = CheckpointReader(path, **storage_options(path))
+        reader = CheckpointReader(path, contents, **storage_options(path))
         difference = next(_differences(reader.read_metadata(), targets, shapes), None)
         if difference is not None:
             raise CheckpointError(f"{path} is of another model: {difference}")
@@ -145,10 +222,13 @@ def load_shares(
             )
     except failures(*READ_ERRORS) as error:
         wrapped = error.failures.values() if isinstance(error, CheckpointException) else ()
-        is_unlike = any(isinstance(failure, UnlikeError) for failure, _ in wrapped)
         first = next((failure for failure, _ in wrapped), error)
-        fault = "of another model" if is_unlike else "out of reach" if is_out_of_reach(first) else "damaged"
-        raise CheckpointError(f"{path} is {fault}: {reason_of(error)}") from error
+        if isinstance(first, UnlikeError):
+            raise CheckpointError(f"{path} is of another model: {first}") from error
+        if is_out_of_reach(first):
+            raise CheckpointError(f"{path} is out of reach: {reason_of(error)}") from error
+        reason = first if isinstance(first, DamageError) else reason_of(error)
+        raise DamagedCheckpointError(f"{path} is damaged: {reason}") from error
 
 
 def _differences(
@@ -245,7 +325,8 @@ def restore(
         name: Of the model that is trained, for people.
 
     Raises:
-        CheckpointError: The checkpoint is incomplete, damaged, of another run, or of another model.
+        CheckpointError: The checkpoint is of another run, of another model, or out of reach.
+        DamagedCheckpointError: It is not what was written, or not all of it is there.
     """
     place = read_place(path)
     if run_id and place.run_id != run_id:

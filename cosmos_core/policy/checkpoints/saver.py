@@ -5,12 +5,14 @@ Each process of a replica writes what it holds; the leader names the folder, mar
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
 import platform
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,13 +26,28 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # its documented home
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, StorageMeta, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.models.parallel.channel import Channel
-from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
+from cosmos_core.policy.checkpoints.checkpoint import (
+    COMPLETE,
+    Place,
+    contents_of,
+    drop_undone,
+    marker,
+    path_of,
+    prune,
+    read_place,
+)
 from cosmos_core.storage import failures, file_system, storage_options
 from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
@@ -100,7 +117,7 @@ def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -
 
 
 class SharesToSave(DefaultSavePlanner):
-    """Plans to write shares of tensors.
+    """Plans to write shares of tensors, and puts the checksum of each into the checkpoint's description.
 
     Args:
         shares: What this process holds, by name; empty shares are left out.
@@ -122,8 +139,16 @@ class SharesToSave(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """One item a share."""
-        self.plan = SavePlan([_item(name, share) for name, share in self._shares.items() if share.tensor.numel()])
+        items = [_item(name, share) for name, share in self._shares.items() if share.tensor.numel()]
+        checksums = {item.index: checksum(self._shares[item.index.fqn].tensor) for item in items}
+        self.plan = SavePlan(items, planner_data=checksums)
         return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Each item once, with the checksum of the process that writes it."""
+        plans, metadata = super().create_global_plan(all_plans)
+        checksums = {item.index: plan.planner_data[item.index] for plan in plans for item in plan.items}
+        return plans, dataclasses.replace(metadata, planner_data=checksums)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """The bytes of an item."""
@@ -216,7 +241,7 @@ def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
         folder = _from_leader(channel, lambda: _prepare(partial))
         _write_tensors(folder, copied, channel)
         if channel.is_leader:
-            (partial / COMPLETE).write_bytes(marker(copied.place))
+            (partial / COMPLETE).write_bytes(marker(attrs.evolve(copied.place, contents=contents_of(str(partial)))))
             _sync(partial / COMPLETE)
             _sync(partial)
             _give_way(str(final), copied.place)
@@ -249,7 +274,7 @@ def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Cha
     _from_leader(channel, lambda: _clear(files, root, path, copied.place))
     _write_tensors(path, copied, channel)
     if channel.is_leader:
-        files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place))
+        files.pipe_file(f"{root}/{COMPLETE}", marker(attrs.evolve(copied.place, contents=contents_of(path))))
 
 
 def _clear(files: Any, root: str, path: str, place: Place) -> str:
@@ -325,6 +350,23 @@ def reason_of(error: BaseException) -> str:
     while not isinstance(root, OSError) and (inner := root.__cause__ or root.__context__) is not None:
         root = inner
     return words_of(root if isinstance(root, OSError) else error)
+
+
+_SECTOR_WORDS: Final = 64
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """A checksum of a tensor's dtype, shape and values; the tensor is on the CPU.
+
+    It is the CRC-32 of the sums (mod 2^64) of each 512 bytes, as 64 words, and of the bytes after the last of these.
+    Any changed word changes it; sectors that are lost, swapped or of other content escape with a probability of 2^-32,
+    words that change places within one sector do. zlib's CRC-32 of all bytes would take eight times as long.
+    """
+    values = tensor.detach().contiguous().flatten().view(torch.uint8)
+    end = len(values) // (8 * _SECTOR_WORDS) * (8 * _SECTOR_WORDS)
+    sums = values[:end].view(torch.int64).view(-1, _SECTOR_WORDS).sum(1)
+    found = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    return zlib.crc32(values[end:].numpy(), zlib.crc32(sums.numpy(), found))
 
 
 def chunk_of(share: LocalShard) -> ChunkStorageMetadata:

@@ -25,7 +25,7 @@ from cosmos_core.errors import CheckpointError, ConfigError, JournalError
 from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.plugins.recipe import load_model
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import completed, genuine, path_of, read_place
+from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, read_place
 from cosmos_core.policy.checkpoints.frozen_digest import DRAWN, check_below, frozen_digest
 from cosmos_core.policy.checkpoints.reader import load_shares
 from cosmos_core.policy.mesh.layout import layout_of
@@ -211,8 +211,7 @@ def _known(state: State, steps: list[int]) -> dict[int, int]:
 
 
 def _is_genuine(job: Job, step: int, known: Mapping[int, int]) -> bool:
-    """True if the checkpoint is of what the run came to, and not of the step before it was undone."""
-    return bool(genuine(job.checkpoints, {step: known[step]}))
+    return read_place(path_of(job.checkpoints, step)).is_genuine(known[step])
 
 
 def _best(job: Job, steps: list[int]) -> int:

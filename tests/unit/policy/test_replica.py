@@ -427,8 +427,7 @@ def test_a_checkpoint_says_how_many_steps_in_a_row_had_nothing_to_learn_from(kit
 
 def test_a_checkpoint_that_cannot_be_removed_is_told(kit, model, work, tmp_path, caplog):
     _, held = work
-    (tmp_path / "checkpoints" / "step-6").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-6" / "complete.json").write_bytes(b"damaged")
+    (tmp_path / "checkpoints" / "step-6" / "complete.json").mkdir(parents=True)
     script = Script((when(), directive(generation(1))), (when(GenerationFormed), STOP))
     run(kit, model, script, held, tmp_path)
     assert "checkpoints of steps after 0, which were undone, may not all be removed" in caplog.text

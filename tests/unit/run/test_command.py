@@ -16,8 +16,8 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
-from cosmos_core.errors import ConfigError, JournalError
-from cosmos_core.policy.checkpoints.checkpoint import path_of
+from cosmos_core.errors import ConfigError, DamagedCheckpointError, JournalError
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker, path_of, read_place
 from cosmos_core.run import command, folder
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
@@ -183,12 +183,12 @@ def rolled_back(job, tmp_path, open_history, put_checkpoint):
     return job
 
 
-def resumed(job):
+def resumed(job, start=None):
     """Resume it as the controller would, from where the command says; what the command said."""
     console, sessions = Console(file=io.StringIO(), width=400), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "_supervise", lambda session, *_: sessions.append(session) or "stopped")
-        resume_run(job.directory, console)
+        resume_run(job.directory, console, start=start)
     (session,) = sessions
     state = replay(job.journal)
     assert session.follower.state.step == state.step
@@ -214,8 +214,49 @@ def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
     interrupted.journal.unlink()
     recovering.recover(interrupted.directory, step=4)
     shutil.rmtree(path_of(interrupted.checkpoints, 4))
-    with pytest.raises(JournalError, match=r"the journal knows the checkpoint\(s\) of step 4, and complete are 8, 9"):
+    with pytest.raises(DamagedCheckpointError, match=r"step-4 is no complete checkpoint: .*; there is none before it"):
         resumed(interrupted)
+
+
+def test_a_run_goes_back_to_the_checkpoint_that_is_asked_for_and_says_what_is_undone(interrupted):
+    there = r"the run can go on from step-0 \(its beginning\), step-4, step-8, step-9, previous \(step-8\)$"
+    for wanted in ("step-7", "4", "step-04", "last"):
+        with pytest.raises(ConfigError, match=f"^--from {wanted}: there is no such checkpoint; {there}"):
+            resumed(interrupted, start=wanted)
+    for start, step in [("previous", 8), ("step-8", 8), ("step-4", 4), (None, 9)]:
+        found, said = resumed(interrupted, start)
+        assert found == step
+        undone = {8: "9, and the evaluation(s) of step 9", 4: "5 to 9, and the evaluation(s) of step 9"}
+        assert (f"Undone, and done again: step(s) {undone.get(step)}\n" in said) == (step < 9)
+        assert ("are removed when training goes on" in said) == (step < 9)
+
+
+def test_a_damaged_newest_checkpoint_is_refused_with_the_way_to_go_on(interrupted):
+    newest = Path(path_of(interrupted.checkpoints, 9))
+    remedy = f"cosmos run --resume {interrupted.directory} --from previous goes on from step 8$"
+    (newest / COMPLETE).write_bytes(b"{")
+    with pytest.raises(DamagedCheckpointError, match=rf"step-9/complete\.json is damaged: .*; {remedy}"):
+        resumed(interrupted)
+    assert resumed(interrupted, start="previous")[0] == 8
+    shutil.rmtree(newest)
+    with pytest.raises(DamagedCheckpointError, match=f"step-9 is no complete checkpoint: .*; {remedy}"):
+        resumed(interrupted)
+    contents = Contents(sizes={"__0_0.distcp": 9}, metadata=0)
+    place = read_place(path_of(interrupted.checkpoints, 8))
+    Path(path_of(interrupted.checkpoints, 8), COMPLETE).write_bytes(marker(attrs.evolve(place, contents=contents)))
+    with pytest.raises(
+        DamagedCheckpointError, match=r"step-8 is damaged: __0_0\.distcp, .* --from step-4 goes on from"
+    ):
+        resumed(interrupted, start="previous")
+    shutil.rmtree(path_of(interrupted.checkpoints, 8))
+    shutil.rmtree(path_of(interrupted.checkpoints, 4))
+    with pytest.raises(DamagedCheckpointError, match="--from step-0 goes on from the run's beginning"):
+        resumed(interrupted)
+    with pytest.raises(ConfigError, match=r"--from previous: .* go on from step-0 \(its beginning\), step-9$"):
+        resumed(interrupted, start="previous")
+    begun = replay(interrupted.journal)
+    core.step(begun, Resumed(step=0, settings=settings_of(interrupted)))
+    assert (begun.step, begun.ledgers[0].consumed) == (0, 0)
 
 
 def test_a_recovered_run_without_its_newest_snapshot_goes_on_from_the_one_before(interrupted):
@@ -240,9 +281,8 @@ def test_a_checkpoint_of_a_step_that_was_undone_and_came_again_is_passed_over(ro
 
 
 def test_a_checkpoint_that_was_never_on_record_is_passed_over(interrupted, put_checkpoint):
-    for step in (8, 9):
-        shutil.rmtree(path_of(interrupted.checkpoints, step))
+    shutil.rmtree(path_of(interrupted.checkpoints, 8))
     put_checkpoint(interrupted, 7, generation=1)
-    step, said = resumed(interrupted)
+    step, said = resumed(interrupted, start="previous")
     assert step == 4
-    assert "of step 7 in " in said
+    assert "of step 7, 9 in " in said

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -142,7 +143,14 @@ def test_a_damaged_snapshot_is_passed_over_and_named_if_it_is_the_last(job, run)
         recovering.recover(job.directory, step=kept[-1])
     with pytest.raises(ConfigError, match="--step 3: no such checkpoint; can be recovered: "):
         recovering.recover(job.directory, step=3)
-    assert recovering.recover(job.directory).step == kept[-2]
+    marker = Path(recovering.path_of(job.checkpoints, kept[-2])) / "complete.json"
+    flip(marker)
+    with pytest.raises(JournalError, match=r"step-9: is damaged.*; .*step-8/complete\.json is damaged"):
+        recovering.recover(job.directory)
+    flip(marker)
+    done = recovering.recover(job.directory)
+    assert done.step == kept[-2]
+    assert [f"step-{kept[-1]}: is damaged" in problem for problem in done.passed_over] == [True]
 
 
 @pytest.fixture

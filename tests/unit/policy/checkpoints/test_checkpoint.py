@@ -1,10 +1,11 @@
 import json
 
+import attrs
 import pytest
 
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, DamagedCheckpointError
 from cosmos_core.policy.checkpoints import checkpoint
-from cosmos_core.policy.checkpoints.checkpoint import Place, check_writable
+from cosmos_core.policy.checkpoints.checkpoint import Contents, Place, check_writable
 
 
 def place(step, generation=0):
@@ -22,7 +23,7 @@ def url(request, tmp_path):
         yield str(tmp_path / "checkpoints")
 
 
-def write(url, *steps, complete=True, generation=0):
+def write(url, *steps, complete=True, generation=0, marker=None):
     from fsspec.core import url_to_fs
 
     files, root = url_to_fs(url)
@@ -30,7 +31,8 @@ def write(url, *steps, complete=True, generation=0):
         files.makedirs(f"{root}/step-{step}", exist_ok=True)
         files.pipe_file(f"{root}/step-{step}/data", b"x")
         if complete:
-            files.pipe_file(f"{root}/step-{step}/complete.json", checkpoint.marker(place(step, generation)))
+            said = checkpoint.marker(place(step, generation)) if marker is None else marker
+            files.pipe_file(f"{root}/step-{step}/complete.json", said)
 
 
 def test_nothing_is_there_at_first(url):
@@ -70,6 +72,9 @@ def test_those_of_steps_that_were_undone_are_dropped_unless_a_later_group_made_t
     assert checkpoint.completed(url) == [2, 4, 8]
     assert checkpoint.drop_undone(url, 0, 6) == [2, 4, 8]
     assert checkpoint.drop_undone(url, 0, 6) == []
+    # A damaged one, of whatever group, is of no use to anyone.
+    write(url, 7, marker=b"{")
+    assert checkpoint.drop_undone(url, 0, 1) == [7]
 
 
 def test_those_that_an_earlier_group_made_of_a_step_than_did_it_are_not_genuine(url):
@@ -77,9 +82,9 @@ def test_those_that_an_earlier_group_made_of_a_step_than_did_it_are_not_genuine(
     write(url, 4, generation=3)
     write(url, 6, generation=2)
     write(url, 8)
-    write(url, 9, generation=9, complete=False)
-    assert checkpoint.genuine(url, {2: 1, 4: 2, 6: 3, 8: 3, 9: 3, 10: 3}) == [2, 4, 8]
-    assert checkpoint.genuine(url, {4: 3}) == [4]
+    generations = {2: 1, 4: 2, 6: 3, 8: 3}
+    places = {step: checkpoint.read_place(f"{url}/step-{step}") for step in generations}
+    assert [step for step, made in places.items() if made.is_genuine(generations[step])] == [2, 4, 8]
 
 
 def test_an_incomplete_one_is_refused(url):
@@ -115,11 +120,22 @@ def test_a_marker_that_was_changed_by_hand_is_refused_with_its_file_field_and_va
             checkpoint.read_place(str(tmp_path / "step-7"))
 
 
+def test_each_flipped_bit_of_a_marker_is_found(tmp_path):
+    marker = checkpoint.marker(attrs.evolve(place(7), contents=Contents(sizes={"data": 1}, metadata=5)))
+    (tmp_path / "step-7").mkdir()
+    for bit in range(8 * len(marker)):
+        changed = bytearray(marker)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "step-7" / "complete.json").write_bytes(changed)
+        with pytest.raises(DamagedCheckpointError, match=r"complete\.json"):
+            checkpoint.read_place(str(tmp_path / "step-7"))
+
+
 def test_what_an_earlier_release_did_not_note_is_nothing(tmp_path):
     write(str(tmp_path), 7)
     (tmp_path / "step-7" / "complete.json").write_text(json.dumps(GOOD))
     found = checkpoint.read_place(str(tmp_path / "step-7"))
-    assert (found.below, found.unimitated_steps, found.generation) == ("", 0, 0)
+    assert (found.below, found.unimitated_steps, found.generation, found.contents) == ("", 0, 0, None)
 
 
 def test_a_marker_without_a_field_is_refused(tmp_path):

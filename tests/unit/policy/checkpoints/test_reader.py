@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from cosmos_core.errors import CheckpointError
-from cosmos_core.policy.checkpoints.checkpoint import Place
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker
 from cosmos_core.policy.checkpoints.reader import CheckpointReader
 from cosmos_core.policy.checkpoints.saver import Copied, write_checkpoint
 from cosmos_core.run.artifacts.export import load_weights
@@ -44,11 +44,14 @@ class Call:
 
 @pytest.fixture
 def checkpoint(tmp_path):
+    """One that says nothing of its files, so that what it is made of is all that is checked."""
     tensors = {
         f"model.{name}": torch.arange(6).reshape(2, 3).to(dtype)
         for name, dtype in (("weight", torch.float32), ("half", torch.bfloat16), ("count", torch.int64))
     }
-    return write_checkpoint(str(tmp_path / "checkpoints"), Copied(place=PLACE, shares=local_shards(tensors)))
+    path = write_checkpoint(str(tmp_path / "checkpoints"), Copied(place=PLACE, shares=local_shards(tensors)))
+    Path(path, COMPLETE).write_bytes(marker(PLACE))
+    return path
 
 
 @pytest.fixture

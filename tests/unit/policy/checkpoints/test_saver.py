@@ -5,18 +5,19 @@ import platform
 import resource
 import signal
 import time
+from pathlib import Path
 
 import attrs
 import pytest
 import torch
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, DamagedCheckpointError
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints import checkpoint
 from cosmos_core.policy.checkpoints.checkpoint import Place
-from cosmos_core.policy.checkpoints.reader import restore
-from cosmos_core.policy.checkpoints.saver import CheckpointSaver, Copied, copy_state, write_checkpoint
+from cosmos_core.policy.checkpoints.reader import load_shares, restore
+from cosmos_core.policy.checkpoints.saver import CheckpointSaver, Copied, checksum, copy_state, write_checkpoint
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.testing.worlds import PRELOADED
@@ -154,21 +155,84 @@ def test_a_checkpoint_of_another_model_is_refused(model, kit, tmp_path_factory):
             restore(kit.make_trainer(other), path, no_stage)
 
 
-def test_a_damaged_checkpoint_is_refused(model, kit, tmp_path_factory):
-    for damage in ["truncated", "gone", "no metadata"]:
-        tmp_path = tmp_path_factory.mktemp("case")
-        path = write_checkpoint(str(tmp_path), copy_state(kit.make_trainer(model).state(), place(1)))
-        data = tmp_path / "step-1" / "__0_0.distcp"
-        match damage:
-            case "truncated":
-                data.write_bytes(data.read_bytes()[:3000])
-            case "gone":
-                data.unlink()
-            case "no metadata":
-                (tmp_path / "step-1" / ".metadata").unlink()
-        with pytest.raises(CheckpointError, match="step-1 is damaged") as caught:
-            restore(kit.make_trainer(model), path, no_stage)
-        assert "CheckpointException" not in str(caught.value)
+def flip(at):
+    """Flips the lowest bit of a byte."""
+
+    def damage(content):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        return bytes(changed)
+
+    return damage
+
+
+def cut(content):
+    return content[:-9]
+
+
+def gone(content):
+    return None
+
+
+def test_each_damage_of_each_file_is_refused_by_name(tmp_path, subtests):
+    state = {f"{kind}.weight": torch.randn(40, 30) for kind in ("model", "optimizer.exp_avg")}
+    path = write_checkpoint(str(tmp_path), copy_state(state, place(1)))
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    contents = {entry.name: entry.read_bytes() for entry in (tmp_path / "step-1").iterdir()}
+    shard = contents["__0_0.distcp"]
+    begin = shard.index(state["optimizer.exp_avg.weight"].numpy().tobytes())
+    moment = r"is damaged: __0_0\.distcp: optimizer\.exp_avg\.weight"
+    sizes = rf"has {len(shard) - 9:,} bytes, and {len(shard):,} were written"
+    later = write_checkpoint(str(tmp_path), copy_state({name: tensor + 1 for name, tensor in state.items()}, place(2)))
+    foreign = Path(later, "__0_0.distcp").read_bytes()
+    for file, damage, message in [
+        ("__0_0.distcp", flip(begin + 77), f"{moment} is not what was written"),
+        ("__0_0.distcp", flip(shard.rindex(b"PK", 0, begin)), f"{moment} cannot be read"),
+        ("__0_0.distcp", lambda _: foreign, r"is damaged: __0_0\.distcp: \S+ is not what was written"),
+        ("__0_0.distcp", cut, rf"is damaged: __0_0\.distcp {sizes}"),
+        ("__0_0.distcp", gone, rf"is damaged: __0_0\.distcp, of {len(shard):,} bytes, is missing"),
+        (".metadata", flip(300), r"is damaged: \.metadata is not what was written"),
+        (".metadata", cut, r"is damaged: \.metadata has [0-9,]+ bytes, and [0-9,]+ were written"),
+        (".metadata", gone, r"is damaged: \.metadata, of [0-9,]+ bytes, is missing"),
+        ("complete.json", flip(30), r"complete\.json is damaged"),
+        ("complete.json", cut, r"complete\.json is damaged"),
+        ("complete.json", gone, r"is no complete checkpoint: it has no complete\.json"),
+    ]:
+        with subtests.test(file=file, message=message):
+            target, content = tmp_path / "step-1" / file, damage(contents[file])
+            target.unlink()
+            if content is not None:
+                target.write_bytes(content)
+            with pytest.raises(DamagedCheckpointError, match=f"step-1.*{message}"):
+                load_shares(path, local_shards(state))
+            target.write_bytes(contents[file])
+    load_shares(path, local_shards(state))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+
+
+def test_a_checkpoint_that_notes_no_checksums_is_loaded_and_said_to_be_unverified(tmp_path, caplog):
+    state = {"model.weight": torch.zeros(3)}
+    path = write_checkpoint(str(tmp_path), copy_state({"model.weight": torch.ones(3)}, place(1)))
+    (tmp_path / "step-1" / "complete.json").write_bytes(checkpoint.marker(place(1)))
+    load_shares(path, local_shards(state))
+    assert state["model.weight"].tolist() == [1, 1, 1]
+    assert "step-1 is of a release that noted no checksums: what is read of it is not verified" in caplog.text
+
+
+def test_each_changed_bit_and_each_swapped_sector_changes_the_checksum():
+    for tensor in (torch.randn(301), torch.randn(9, 130).to(torch.bfloat16), torch.tensor(2.5)):
+        known = checksum(tensor)
+        assert checksum(tensor.clone()) == known
+        assert checksum(tensor.unsqueeze(0)) != known
+        assert checksum(tensor.view(torch.float16 if tensor.element_size() == 2 else torch.int32)) != known
+        raw = tensor.reshape(-1).view(torch.uint8)
+        for byte in range(0, len(raw), 5):
+            raw[byte] ^= 1 << byte % 8
+            assert checksum(tensor) != known, byte
+            raw[byte] ^= 1 << byte % 8
+        if len(raw) > 1024:
+            raw[:1024] = raw[:1024].roll(512)
+            assert checksum(tensor) != known
 
 
 def test_an_unwritable_folder_is_reported_and_training_goes_on(model, kit, tmp_path):
