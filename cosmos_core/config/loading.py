@@ -20,7 +20,7 @@ from cosmos_core.config.overrides import apply_override, apply_selections
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.structure import structure, unstructure
+from cosmos_core.config.structure import structure, unstructure, with_checksum, without_checksum
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Scalar
 
@@ -97,7 +97,7 @@ def save_job(job: Job) -> Path:
     try:
         job.directory.mkdir(parents=True, exist_ok=True)
         with partial.open("w", encoding="utf-8") as file:
-            json.dump(unstructure(job), file, indent=1)
+            json.dump(with_checksum(unstructure(job)), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -118,7 +118,7 @@ def load_job(run_dir: Path) -> Job:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: damaged: {error}") from error
-    return attrs.evolve(structure(data, Job, path=str(path)), directory=Path(run_dir))
+    return attrs.evolve(structure(without_checksum(data, str(path)), Job, path=str(path)), directory=Path(run_dir))
 
 
 def _name_run(data: MutableMapping[str, Any]) -> None:

@@ -364,12 +364,14 @@ def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, _CHECKSUM: zlib.crc32(json.dumps(data).encode())}
 
 
-def without_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data that was read, without its checksum, if it has one; a ConfigError if that is of other data."""
+def without_checksum(data: Any, file: str) -> Any:
+    """Data that was read from a file, without its checksum, if it has one; a ConfigError if that is of other data."""
+    if not isinstance(data, Mapping) or _CHECKSUM not in data:
+        return data
     own = {key: value for key, value in data.items() if key != _CHECKSUM}
-    if _CHECKSUM in data and data != with_checksum(own):
+    if data != with_checksum(own):
         raise ConfigError(
-            f'it is not what was written: its "{_CHECKSUM}" is of other content; restore the file, or remove that '
-            "entry if the change was made on purpose"
+            f"{file} is damaged: its content does not have its checksum; restore it, or remove its entry "
+            f'"{_CHECKSUM}" if it was changed on purpose'
         )
     return own

@@ -91,7 +91,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
         _check_port(recipe)
         if recipe.policy.checkpoint.url is not None:
             _check_own(recipe.policy.checkpoint.url)
-        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=overwrite)
+        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
     with folder.held(directory):
         session = _Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, launcher=launcher, start=Start())
         return _supervise(session, console, began)
@@ -148,10 +148,10 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     start, words = _find_start(job, follower, wanted)
     _check_length(job, start)
     _check_port(recipe)
-    for each in words:
-        console.print(each, highlight=False, markup=False)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
+    for each in words:
+        console.print(each, highlight=False, markup=False)
     if changes:
         folder.save(job)
     for difference in differences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
@@ -21,9 +22,10 @@ from cosmos_core.run.folder import write_json
 FILE: Final = "manifest.json"
 
 
-def made_with(plugins: Iterable[PluginRecord]) -> dict[str, Any]:
-    """The manifest of a session: its plugins, and facts about this machine."""
-    return {"plugins": manifest(plugins), **_machine()}
+def made_with(plugins: Iterable[PluginRecord], assets: Path | None = None) -> dict[str, Any]:
+    """The manifest of a session: its plugins, and facts about this machine; of a run's first also the assets."""
+    made = {"plugins": manifest(plugins), **_machine()}
+    return made if assets is None else {**made, "assets": _digests(assets)}
 
 
 def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequence[str] = ()) -> list[str]:
@@ -48,9 +50,22 @@ def _compared(directory: Path, session: Mapping[str, Any]) -> tuple[dict[str, An
     path = directory / FILE
     try:
         recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return recorded, list(_differences([recorded, *recorded.get("resumed", [])][-1], session))
+        differences = list(_differences([recorded, *recorded.get("resumed", [])][-1], session))
+        assets = dict(recorded.get("assets", {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: missing or damaged ({type(error).__name__}: {error}); a run needs it") from error
+    found = _digests(directory / "assets")
+    for name, digest in assets.items():
+        if found.get(name) != digest:
+            fault = "is not what the run was made with (SHA-256)" if name in found else "is missing"
+            raise ConfigError(f"{directory / 'assets' / name} {fault}; restore it")
+    return recorded, differences
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file in a folder, by its path there; nothing if there is no folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

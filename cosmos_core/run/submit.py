@@ -72,7 +72,7 @@ def launch_recipe(
         with aside(directory) as kept:
             if kept is not None:
                 _say(console, f"The earlier run is kept in {kept} until this one is submitted")
-            folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=False)
+            folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=False)
             try:
                 _submit(launcher, submission, directory, console)
             except UnknownSubmissionError:

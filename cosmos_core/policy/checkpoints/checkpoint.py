@@ -281,9 +281,10 @@ def _decoded(content: bytes, file: str) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise DamagedCheckpointError(f"{file} is damaged: it holds {show(said)} instead of an object")
     try:
-        return without_checksum(said)
+        own: dict[str, Any] = without_checksum(said, file)
     except ConfigError as error:
-        raise DamagedCheckpointError(f"{file} is damaged: {error}") from error
+        raise DamagedCheckpointError(str(error)) from error
+    return own
 
 
 def _structured(said: Mapping[str, Any], cls: type[T], file: str) -> T:

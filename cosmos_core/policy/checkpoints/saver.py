@@ -366,7 +366,7 @@ def checksum(tensor: torch.Tensor) -> int:
     end = len(values) // (8 * _SECTOR_WORDS) * (8 * _SECTOR_WORDS)
     sums = values[:end].view(torch.int64).view(-1, _SECTOR_WORDS).sum(1)
     found = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    return zlib.crc32(values[end:].numpy(), zlib.crc32(sums.numpy(), found))
+    return zlib.crc32(values[end:].numpy().data, zlib.crc32(sums.numpy().data, found))
 
 
 def chunk_of(share: LocalShard) -> ChunkStorageMetadata:

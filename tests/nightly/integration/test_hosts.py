@@ -83,7 +83,7 @@ class Run:
         (place / "staging").mkdir()
         recipe = load_recipe(place / "recipe.toml", overrides=[*SETTINGS, f"run.output_dir='{place}/runs'"])
         plan = make_plan(recipe, place / "recipe.toml", place / "staging")
-        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins), overwrite=False)
+        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=False)
         self.job: Job = plan.job
         self._place, self._hosts = place, hosts
         self._follower = Follower()

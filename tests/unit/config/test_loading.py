@@ -58,7 +58,7 @@ def test_a_job_of_an_earlier_release_measures_what_it_did(tmp_path):
         save_job(attrs.evolve(make_job(tmp_path), uses_rollouts=uses_rollouts, num_measured_prompts=1))
         assert load_job(tmp_path).num_measured_prompts == 1
         data = json.loads((tmp_path / "job.json").read_text())
-        del data["num_measured_prompts"]
+        del data["num_measured_prompts"], data["checksum"]
         (tmp_path / "job.json").write_text(json.dumps(data))
         assert load_job(tmp_path).num_measured_prompts == expected
 
@@ -182,8 +182,14 @@ def test_a_folder_without_a_job_is_no_run(tmp_path):
 
 def test_a_damaged_job_is_named(tmp_path):
     path = save_job(make_job(tmp_path))
-    path.write_text(path.read_text()[:-20])
+    whole = path.read_text()
+    path.write_text(whole[:-20])
     with pytest.raises(ConfigError, match="damaged"):
+        load_job(tmp_path)
+    path.write_text(whole.replace('"num_train_rows": ', '"num_train_rows": 1'))
+    with pytest.raises(
+        ConfigError, match=r'job\.json is damaged: its content .* entry "checksum" if it was changed'
+    ):
         load_job(tmp_path)
     path.write_text(json.dumps({"run_id": 3}))
     with pytest.raises(ConfigError, match=r"job\.json\.run_id: expected a string, got 3"):

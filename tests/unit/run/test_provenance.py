@@ -47,6 +47,19 @@ def test_the_same_code_is_no_difference_and_other_code_is_told_once(run, plugin)
     assert {"cosmos_core", "python", "host", "git_commit", "created"} <= made.keys()
 
 
+def test_assets_that_changed_since_the_run_was_made_are_refused(run):
+    (run / "assets").mkdir()
+    (run / "assets" / "tokenizer.json").write_text("{}")
+    (run / "manifest.json").write_text(json.dumps(provenance.made_with(records(), run / "assets")))
+    assert provenance.resumed_with(run, records()) == []
+    (run / "assets" / "tokenizer.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"assets/tokenizer\.json is not what the run was made with"):
+        provenance.resumed_with(run, records())
+    (run / "assets" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"assets/tokenizer\.json is missing; restore it"):
+        provenance.joined_with(run, records())
+
+
 def test_differences_are_told_and_damage_refused(run):
     # Versions comings and goings are told.
     path = run / "manifest.json"
