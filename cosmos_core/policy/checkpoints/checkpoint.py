@@ -133,19 +133,17 @@ def read_place(path: str) -> Place:
     return place
 
 
-def marker(place: Place) -> bytes:
-    """The content of `complete.json`."""
-    return json.dumps(with_checksum({"format": FORMAT, **attrs.asdict(place)})).encode()
-
-
-def contents_of(path: str) -> Contents:
-    """The files of a checkpoint that has been written, all but `complete.json`.
+def marker(place: Place, path: str | None = None) -> bytes:
+    """The content of `complete.json`, with the files that have been written of the checkpoint at a path.
 
     Raises:
-        CheckpointError: The folder cannot be read.
+        CheckpointError: The path cannot be read.
     """
-    with _access(path) as (files, root):
-        return Contents(sizes=_sizes(files, root), metadata=zlib.crc32(files.cat_file(f"{root}/{METADATA}")))
+    if path is not None:
+        with _access(path) as (files, root):
+            metadata = zlib.crc32(files.cat_file(f"{root}/{METADATA}"))
+            place = attrs.evolve(place, contents=Contents(sizes=_sizes(files, root), metadata=metadata))
+    return json.dumps(with_checksum({"format": FORMAT, **attrs.asdict(place)})).encode()
 
 
 def require_whole(path: str) -> Place:

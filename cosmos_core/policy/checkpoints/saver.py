@@ -6,14 +6,13 @@ Each process of a replica writes what it holds; the leader names the folder, mar
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 import os
 import platform
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -38,16 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.models.parallel.channel import Channel
-from cosmos_core.policy.checkpoints.checkpoint import (
-    COMPLETE,
-    Place,
-    contents_of,
-    drop_undone,
-    marker,
-    path_of,
-    prune,
-    read_place,
-)
+from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
 from cosmos_core.storage import failures, file_system, storage_options
 from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
@@ -140,7 +130,10 @@ class SharesToSave(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """One item a share."""
         items = [_item(name, share) for name, share in self._shares.items() if share.tensor.numel()]
-        checksums = {item.index: checksum(self._shares[item.index.fqn].tensor) for item in items}
+        checksums = {}
+        for item in items:
+            tensor = self.resolve_data(item)
+            checksums[item.index] = checksum(tensor.flatten().view(torch.uint8), tensor.dtype, tensor.shape)
         self.plan = SavePlan(items, planner_data=checksums)
         return self.plan
 
@@ -150,9 +143,9 @@ class SharesToSave(DefaultSavePlanner):
         checksums = {item.index: plan.planner_data[item.index] for plan in plans for item in plan.items}
         return plans, dataclasses.replace(metadata, planner_data=checksums)
 
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The bytes of an item."""
-        return self._shares[write_item.index.fqn].tensor
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        """The values of an item, in the order in which they are read."""
+        return self._shares[write_item.index.fqn].tensor.contiguous()
 
 
 class CheckpointSaver:
@@ -241,7 +234,7 @@ def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
         folder = _from_leader(channel, lambda: _prepare(partial))
         _write_tensors(folder, copied, channel)
         if channel.is_leader:
-            (partial / COMPLETE).write_bytes(marker(attrs.evolve(copied.place, contents=contents_of(str(partial)))))
+            (partial / COMPLETE).write_bytes(marker(copied.place, str(partial)))
             _sync(partial / COMPLETE)
             _sync(partial)
             _give_way(str(final), copied.place)
@@ -274,7 +267,7 @@ def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Cha
     _from_leader(channel, lambda: _clear(files, root, path, copied.place))
     _write_tensors(path, copied, channel)
     if channel.is_leader:
-        files.pipe_file(f"{root}/{COMPLETE}", marker(attrs.evolve(copied.place, contents=contents_of(path))))
+        files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place, path))
 
 
 def _clear(files: Any, root: str, path: str, place: Place) -> str:
@@ -352,21 +345,33 @@ def reason_of(error: BaseException) -> str:
     return words_of(root if isinstance(root, OSError) else error)
 
 
-_SECTOR_WORDS: Final = 64
+_SECTOR_BYTES: Final = 512
+_BLOCK_BYTES: Final = 1 << 22
+"""Whole sectors, few enough to be in the processor's cache still when they are summed."""
 
 
-def checksum(tensor: torch.Tensor) -> int:
-    """A checksum of a tensor's dtype, shape and values; the tensor is on the CPU.
+def checksum(
+    values: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], fill: Callable[[torch.Tensor], object] | None = None
+) -> int:
+    """The CRC-32 of a tensor's dtype, shape, sums (mod 2^64) of each 512 bytes as 64 words, and last bytes.
 
-    It is the CRC-32 of the sums (mod 2^64) of each 512 bytes, as 64 words, and of the bytes after the last of these.
-    Any changed word changes it; sectors that are lost, swapped or of other content escape with a probability of 2^-32,
-    words that change places within one sector do. zlib's CRC-32 of all bytes would take eight times as long.
+    A changed word always changes it. Sectors that are lost, swapped or foreign escape with a probability of 2^-32;
+    words that change places within one sector do. zlib's CRC-32 of all bytes takes several times as long.
+
+    Args:
+        values: The tensor's bytes, on the CPU.
+        dtype: Of the tensor.
+        shape: Of the tensor.
+        fill: Puts the bytes of each block there before it is looked at.
     """
-    values = tensor.detach().contiguous().flatten().view(torch.uint8)
-    end = len(values) // (8 * _SECTOR_WORDS) * (8 * _SECTOR_WORDS)
-    sums = values[:end].view(torch.int64).view(-1, _SECTOR_WORDS).sum(1)
-    found = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    return zlib.crc32(values[end:].numpy().data, zlib.crc32(sums.numpy().data, found))
+    found = zlib.crc32(f"{dtype} {tuple(shape)}".encode())
+    for block in (values[begin : begin + _BLOCK_BYTES] for begin in range(0, len(values), _BLOCK_BYTES)):
+        if fill is not None:
+            fill(block)
+        end = len(block) // _SECTOR_BYTES * _SECTOR_BYTES
+        sums = block[:end].view(torch.int64).view(-1, _SECTOR_BYTES // 8).sum(1)
+        found = zlib.crc32(block[end:].numpy().data, zlib.crc32(sums.numpy().data, found))
+    return found
 
 
 def chunk_of(share: LocalShard) -> ChunkStorageMetadata:

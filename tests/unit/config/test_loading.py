@@ -187,9 +187,7 @@ def test_a_damaged_job_is_named(tmp_path):
     with pytest.raises(ConfigError, match="damaged"):
         load_job(tmp_path)
     path.write_text(whole.replace('"num_train_rows": ', '"num_train_rows": 1'))
-    with pytest.raises(
-        ConfigError, match=r'job\.json is damaged: its content .* entry "checksum" if it was changed'
-    ):
+    with pytest.raises(ConfigError, match=r'job\.json is damaged: its content .* entry "checksum" if it was changed'):
         load_job(tmp_path)
     path.write_text(json.dumps({"run_id": 3}))
     with pytest.raises(ConfigError, match=r"job\.json\.run_id: expected a string, got 3"):
