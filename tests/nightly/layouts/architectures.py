@@ -31,21 +31,6 @@ WINDOWS: Final = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
 
-LINEAR: Final = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-}
-"""Layers that carry a state from unit to unit."""
-OLD_NAMES: Final = dict.fromkeys(
-    ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"), NO_SUCH_KEY
-)
-NO_HEADS: Final = dict.fromkeys(
-    ("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "intermediate_size"), NO_SUCH_KEY
-)
-
 ARCHITECTURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama": {},
     "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
@@ -122,9 +107,7 @@ ARCHITECTURES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "nanochat": {},
     "vaultgemma": {"head_dim": 8},
-    "diffllama": {},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
-    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3n_text": {
         "head_dim": 8,
         "vocab_size_per_layer_input": 128,
@@ -141,45 +124,6 @@ ARCHITECTURES: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 1,
     },
-    "jetmoe": {
-        "num_attention_heads": NO_SUCH_KEY,
-        "kv_channels": 8,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "qwen3_next": {**EXPERTS, **LINEAR, "head_dim": 8, "shared_expert_intermediate_size": 16},
-    "jamba": {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "mamba_d_state": 8,
-        "mamba_dt_rank": 4,
-    },
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
-    "mamba": {**NO_HEADS, "state_size": 8, "time_step_rank": 4},
-    "falcon": dict.fromkeys(("num_key_value_heads", "intermediate_size", "max_position_embeddings"), NO_SUCH_KEY),
-    "gptj": {
-        **OLD_NAMES,
-        "n_embd": 32,
-        "n_head": 4,
-        "n_layer": 4,
-        "n_positions": 128,
-        "rotary_dim": 4,
-        "n_inner": 64,
-        "max_position_embeddings": NO_SUCH_KEY,
-    },
-    "mpt": {
-        **OLD_NAMES,
-        "d_model": 32,
-        "n_heads": 4,
-        "n_layers": 4,
-        "max_seq_len": 128,
-        "max_position_embeddings": NO_SUCH_KEY,
-    },
-    "stablelm": {},
 }
 """By name, which is the `model_type` where no other is given: what its config has besides, or instead of, `BASE`."""
 
