@@ -77,18 +77,21 @@ def recover(
 ) -> None:
     """Put a new journal in the place of one that is damaged or gone; the run then goes on from a checkpoint.
 
-    The damaged journal is kept beside it. What came after the checkpoint is given up.
+    The damaged journal is kept beside it. What came after the checkpoint is given up. With --step, a run whose journal
+    is sound goes back to that checkpoint, too, whoever resumes it then.
 
     \b
-    Example:
+    Examples:
       cosmos recover runs/arithmetic && cosmos run --resume runs/arithmetic
+      cosmos recover runs/arithmetic --step 80 && cosmos launch slurm --resume runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_core.run.recovery import recover as recover_run  # noqa: PLC0415
 
     done = recover_run(run, step=step)
-    typer.echo(done.damage.partition("; cosmos recover")[0])
+    if done.damage:
+        typer.echo(done.damage.partition("; cosmos recover")[0])
     if done.aside is not None:
         typer.echo(f"Kept aside as {done.aside}")
-    for problem in done.passed_over:
-        typer.echo(f"Passed over: {problem}")
+    for note in done.notes:
+        typer.echo(note)
     typer.echo(f"The run can go on from step {done.step} ({done.checkpoint}): cosmos run --resume {run}")

@@ -14,24 +14,13 @@ from rich.console import Console
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
-from cosmos_core.control.journal import entries
-from cosmos_core.control.machine.progress import generation_at
-from cosmos_core.control.machine.state import State
-from cosmos_core.control.recovery_snapshots import require_known
-from cosmos_core.errors import ConfigError, CosmosError, DamagedCheckpointError, TransportError
+from cosmos_core.errors import ConfigError, CosmosError, TransportError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import (
-    check_writable,
-    completed,
-    instead,
-    path_of,
-    read_place,
-    require_whole,
-)
+from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.address import require_gone
@@ -44,9 +33,10 @@ from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.plan import check_changed, check_hooks, make_plan
 from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_keys, check_present
 from cosmos_core.run.planning.tables import print_plan
+from cosmos_core.run.recovery import Start, find_start
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.submit import submission_notes
-from cosmos_core.run.supervisor import Ending, Start, Supervisor
+from cosmos_core.run.supervisor import Ending, Supervisor
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.transport import sockets
 
@@ -145,13 +135,13 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     check_hooks(recipe, plugins)
     dataset = load_dataset(job, plugins)
     follower = Follower()
-    start, words = _find_start(job, follower, wanted)
+    start, undone = find_start(job, follower, wanted)
     _check_length(job, start)
     _check_port(recipe)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
-    for each in words:
-        console.print(each, highlight=False, markup=False)
+    for words in (_resume_words(start), *undone):
+        console.print(words, highlight=False, markup=False)
     if changes:
         folder.save(job)
     for difference in differences:
@@ -187,82 +177,6 @@ def _check_own(url: str) -> None:
         )
 
 
-def _find_start(job: Job, follower: Follower, wanted: str | None) -> tuple[Start, list[str]]:
-    """Find where a run goes on by its journal, which the follower reads; and words on that, and on what it undoes.
-
-    That is at the newest checkpoint that the run came to, or at the one that is wanted (see `resume_run`). Others may
-    be there: of steps that a recovered journal has lost, or that were undone before they were on record.
-    """
-    if job.journal.exists():
-        follower.fold(entries(job.journal))
-    state = follower.state
-    require_known(job.recovery_snapshots, state)
-    if state is None:
-        if wanted is not None:
-            raise ConfigError(f"--from {wanted}: {job.directory} has not begun, and has no checkpoint; leave it out")
-        return Start(), ["The run had not begun: starting it."]
-    complete = completed(job.checkpoints)
-    steps = _resumable(job, state, complete)
-    step = _chosen(steps, wanted)
-    start = Start(step=step, checkpoint=path_of(job.checkpoints, step) if step or step in complete else None)
-    if start.checkpoint is not None:
-        try:
-            require_whole(start.checkpoint)
-        except DamagedCheckpointError as error:
-            earlier = [each for each in steps if each < step]
-            remedy = instead(job.directory, earlier, is_newest=step == steps[-1])
-            raise DamagedCheckpointError(f"{error}; {remedy}") from error
-    return start, _start_words(job, state, start, complete)
-
-
-def _resumable(job: Job, state: State, complete: Sequence[int]) -> list[int]:
-    """Steps that a run can go on from, oldest first: 0 is its beginning; of the others there are checkpoints.
-
-    Damaged ones are among them, and the newest on record even if it is gone: who takes one is told.
-    """
-    known = {step: generation_at(state.steps, step) for step in state.marks}
-    found = []
-    for step in sorted({0, *complete, max(state.checkpoints.saved, default=0)} & known.keys()):
-        try:
-            is_genuine = not step or read_place(path_of(job.checkpoints, step)).is_genuine(known[step])
-        except DamagedCheckpointError:
-            is_genuine = True
-        if is_genuine:
-            found.append(step)
-    return found
-
-
-def _chosen(steps: Sequence[int], wanted: str | None) -> int:
-    """The step of `--from`, of those that a run can go on from; the newest if nothing is wanted."""
-    if wanted is None:
-        return steps[-1]
-    earlier = [step for step in steps[:-1] if step]
-    if wanted == "previous" and earlier:
-        return earlier[-1]
-    named = next((step for step in steps if wanted == f"step-{step}"), None)
-    if named is None:
-        there = [f"step-{step}" if step else "step-0 (its beginning)" for step in steps]
-        there += [f"previous (step-{earlier[-1]})"] if earlier else []
-        raise ConfigError(f"--from {wanted}: there is no such checkpoint; the run can go on from {', '.join(there)}")
-    return named
-
-
-def _start_words(job: Job, state: State, start: Start, complete: Sequence[int]) -> list[str]:
-    assert start.step is not None, "the run has begun"
-    words = [f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."]
-    if state.step > start.step:
-        evaluated = sorted({done.version for done in state.evaluations if done.version > start.step})
-        besides = f", and the evaluation(s) of step {', '.join(map(str, evaluated))}" if evaluated else ""
-        undone = f"{start.step + 1} to {state.step}" if state.step > start.step + 1 else f"{state.step}"
-        words.append(f"Undone, and done again: step(s) {undone}{besides}")
-    if later := [step for step in complete if step > start.step]:
-        words.append(
-            f"Passed over: the checkpoint(s) of step {', '.join(map(str, later))} in {job.checkpoints}, whose steps "
-            "are undone, or which the journal does not know; they are removed when training goes on"
-        )
-    return words
-
-
 def _check_length(job: Job, start: Start) -> None:
     last = stages(job.recipe)[-1]
     if start.step is not None and last.last_step < start.step:
@@ -270,6 +184,12 @@ def _check_length(job: Job, start: Start) -> None:
             f"run.steps: {job.recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
             "a run cannot be made shorter than it is"
         )
+
+
+def _resume_words(start: Start) -> str:
+    if start.step is None:
+        return "The run had not begun: starting it."
+    return f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
 
 
 def _check_port(recipe: Recipe) -> None:

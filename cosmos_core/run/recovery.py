@@ -1,9 +1,13 @@
-"""Replaces a journal that cannot be read, which is kept aside: the run goes on from its newest checkpoint."""
+"""Finds the checkpoint that a run goes on from: the newest, one that is asked for, or that of a lost journal.
+
+A journal that cannot be read is replaced, and kept aside.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,14 +18,16 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.control import recovery_snapshots
 from cosmos_core.control.journal import Journal, entries
 from cosmos_core.control.machine import core
-from cosmos_core.control.machine.events import Recovered
+from cosmos_core.control.machine.events import Recovered, Resumed
 from cosmos_core.control.machine.progress import generation_at
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot
+from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError, DamagedCheckpointError, DamagedJournalError, JournalError
-from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, require_whole
+from cosmos_core.policy.checkpoints.checkpoint import completed, instead, path_of, read_place, require_whole
 from cosmos_core.run import folder
 from cosmos_core.run.address import require_gone
+from cosmos_core.run.follower import Follower
 
 _PARTS: Final = ("", "-wal", "-shm")
 """What SQLite keeps a database in."""
@@ -32,16 +38,16 @@ class Recovery:
     """The result of a recovery.
 
     Attributes:
-        damage: What was wrong with the journal.
+        damage: What was wrong with the journal; empty if nothing was.
         aside: Where it is kept now; None if there was none.
-        passed_over: Why later checkpoints could not be gone on from.
+        notes: Why later checkpoints could not be gone on from, or what is undone.
     """
 
     damage: str
     aside: Path | None
     step: int
     checkpoint: str
-    passed_over: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def damage(job: Job) -> str:
@@ -62,12 +68,15 @@ def damage(job: Job) -> str:
 def recover(directory: Path, *, step: int | None = None) -> Recovery:
     """Put a new journal in the place of a damaged one, which goes on from a checkpoint.
 
-    The checkpoint is that of `step`; if None the newest that is complete and has a snapshot.
+    The checkpoint is that of `step`; if None the newest that is complete and has a snapshot. A sound journal stays, and
+    goes on from the checkpoint of `step`.
     """
     with folder.held(directory):
         job = load_job(directory)
         require_gone(job)
         found = damage(job)
+        if not found and step is not None:
+            return _take_back(job, step)
         if not found:
             raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")
         snapshot, passed_over = _snapshot(job, step)
@@ -76,7 +85,18 @@ def recover(directory: Path, *, step: int | None = None) -> Recovery:
         with Journal(job.journal) as journal:
             journal.append(Recovered(snapshot=RECOVERY_SNAPSHOT.encode(snapshot), checkpoint=checkpoint))
             journal.commit()
-    return Recovery(damage=found, aside=aside, step=snapshot.step, checkpoint=checkpoint, passed_over=passed_over)
+    return Recovery(damage=found, aside=aside, step=snapshot.step, checkpoint=checkpoint, notes=passed_over)
+
+
+def _take_back(job: Job, step: int) -> Recovery:
+    """Note in a sound journal that the run goes on from a checkpoint; whoever resumes it does."""
+    start, words = find_start(job, Follower(), f"step-{step}")
+    with Journal(job.journal) as journal:
+        journal.append(Resumed(step=step, settings=settings_of(job)))
+        journal.commit()
+    # It may say that the run has finished.
+    (job.directory / folder.SUMMARY).unlink(missing_ok=True)
+    return Recovery(damage="", aside=None, step=step, checkpoint=start.checkpoint or "none", notes=tuple(words))
 
 
 def _snapshot(job: Job, wanted: int | None) -> tuple[RecoverySnapshot, tuple[str, ...]]:
@@ -104,7 +124,7 @@ def _snapshot(job: Job, wanted: int | None) -> tuple[RecoverySnapshot, tuple[str
         elif not place.is_genuine(generation_at(snapshot.steps, step)):
             problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
         else:
-            return _beyond(snapshot, job), tuple(problems)
+            return _beyond(snapshot, job), tuple(f"Passed over: {problem}" for problem in problems)
     raise JournalError("; ".join(problems))
 
 
@@ -136,3 +156,86 @@ def _set_aside(journal: Path) -> Path | None:
         if path.exists():
             path.rename(aside.with_name(aside.name + part))
     return aside
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """The start of a run: `step` and the checkpoint's path; both None for a new run, path None for step 0."""
+
+    step: int | None = None
+    checkpoint: str | None = None
+
+
+def find_start(job: Job, follower: Follower, wanted: str | None) -> tuple[Start, list[str]]:
+    """Find where a run goes on by its journal, which the follower reads; and words on what that undoes.
+
+    That is at the newest checkpoint that the run came to, or at the one that is wanted, `step-N` or `previous`. Others
+    may be there: of steps that a recovered journal has lost, or that were undone before they were on record.
+    """
+    if job.journal.exists():
+        follower.fold(entries(job.journal))
+    state = follower.state
+    recovery_snapshots.require_known(job.recovery_snapshots, state)
+    if state is None:
+        if wanted is not None:
+            raise ConfigError(f"{wanted}: {job.directory} has not begun, and has no checkpoint")
+        return Start(), []
+    complete = completed(job.checkpoints)
+    steps = _resumable(job, state, complete)
+    step = _chosen(steps, wanted)
+    start = Start(step=step, checkpoint=path_of(job.checkpoints, step) if step or step in complete else None)
+    if start.checkpoint is not None:
+        try:
+            require_whole(start.checkpoint)
+        except DamagedCheckpointError as error:
+            earlier = [each for each in steps if each < step]
+            remedy = instead(job.directory, earlier, is_newest=step == steps[-1])
+            raise DamagedCheckpointError(f"{error}; {remedy}") from error
+    return start, _undone(job, state, step, complete)
+
+
+def _resumable(job: Job, state: State, complete: Sequence[int]) -> list[int]:
+    """Steps that a run can go on from, oldest first: 0 is its beginning; of the others there are checkpoints.
+
+    Damaged ones are among them, and the newest on record even if it is gone: who takes one is told.
+    """
+    known = {step: generation_at(state.steps, step) for step in state.marks}
+    found = []
+    for step in sorted({0, *complete, max(state.checkpoints.saved, default=0)} & known.keys()):
+        try:
+            is_genuine = not step or read_place(path_of(job.checkpoints, step)).is_genuine(known[step])
+        except DamagedCheckpointError:
+            is_genuine = True
+        if is_genuine:
+            found.append(step)
+    return found
+
+
+def _chosen(steps: Sequence[int], wanted: str | None) -> int:
+    """The step that is wanted, of those that a run can go on from; the newest if none is."""
+    if wanted is None:
+        return steps[-1]
+    earlier = [step for step in steps[:-1] if step]
+    if wanted == "previous" and earlier:
+        return earlier[-1]
+    named = next((step for step in steps if wanted == f"step-{step}"), None)
+    if named is None:
+        there = [f"step-{step}" if step else "step-0 (its beginning)" for step in steps]
+        there += [f"previous (step-{earlier[-1]})"] if earlier else []
+        raise ConfigError(f"{wanted}: there is no such checkpoint; the run can go on from {', '.join(there)}")
+    return named
+
+
+def _undone(job: Job, state: State, start: int, complete: Sequence[int]) -> list[str]:
+    words = []
+    if state.step > start:
+        evaluated = sorted({done.version for done in state.evaluations if done.version > start})
+        besides = f", and the evaluation(s) of step {', '.join(map(str, evaluated))}" if evaluated else ""
+        undone = f"{start + 1} to {state.step}" if state.step > start + 1 else f"{state.step}"
+        words.append(f"Undone, and done again: step(s) {undone}{besides}")
+    if later := [step for step in complete if step > start]:
+        words.append(
+            f"Passed over: the checkpoint(s) of step {', '.join(map(str, later))} in {job.checkpoints}, whose steps "
+            "are undone, or which the journal does not know; they are removed when training goes on"
+        )
+    return words

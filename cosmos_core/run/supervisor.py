@@ -25,6 +25,7 @@ from cosmos_core.run.fleet import CONTROLLER, Fleet, Interrupts, Member, control
 from cosmos_core.run.follower import Follower, Notify, progress_of, starting, waiting, waits_for
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
+from cosmos_core.run.recovery import Start
 from cosmos_core.run.requests import PendingRequests
 from cosmos_core.run.restart_policy import Decision, RestartPolicy, Restarts, cause_of, last_words
 from cosmos_core.transport.keys import person_key
@@ -147,14 +148,6 @@ _VERDICT_S: Final = 3.0  # how long the controller may take to see a failure tha
 _SILENCE_S: Final = 3.0  # after which figures are of before; a controller that is there answers within a second
 _END_S: Final = 5.0  # how long processes may take to end after the run has; all that matters is saved by then
 _GRACE_S: Final = 3.0  # between TERM and KILL
-
-
-@attrs.frozen(kw_only=True)
-class Start:
-    """The start of a run: `step` and the checkpoint's path; both None for a new run, path None for step 0."""
-
-    step: int | None = None
-    checkpoint: str | None = None
 
 
 class Supervisor:

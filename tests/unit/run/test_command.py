@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, load_recipe
-from cosmos_core.control.journal import Journal, replay
+from cosmos_core.control.audit import audit
+from cosmos_core.control.journal import Journal, entries, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.settings import settings_of
@@ -221,7 +222,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
 def test_a_run_goes_back_to_the_checkpoint_that_is_asked_for_and_says_what_is_undone(interrupted):
     there = r"the run can go on from step-0 \(its beginning\), step-4, step-8, step-9, previous \(step-8\)$"
     for wanted in ("step-7", "4", "step-04", "last"):
-        with pytest.raises(ConfigError, match=f"^--from {wanted}: there is no such checkpoint; {there}"):
+        with pytest.raises(ConfigError, match=f"^{wanted}: there is no such checkpoint; {there}"):
             resumed(interrupted, start=wanted)
     for start, step in [("previous", 8), ("step-8", 8), ("step-4", 4), (None, 9)]:
         found, said = resumed(interrupted, start)
@@ -229,6 +230,16 @@ def test_a_run_goes_back_to_the_checkpoint_that_is_asked_for_and_says_what_is_un
         undone = {8: "9, and the evaluation(s) of step 9", 4: "5 to 9, and the evaluation(s) of step 9"}
         assert (f"Undone, and done again: step(s) {undone.get(step)}\n" in said) == (step < 9)
         assert ("are removed when training goes on" in said) == (step < 9)
+
+
+def test_a_run_with_a_sound_journal_is_taken_back_for_whoever_resumes_it(interrupted):
+    with pytest.raises(ConfigError, match=r"^step-7: there is no such checkpoint; the run can go on from step-0"):
+        recovering.recover(interrupted.directory, step=7)
+    done = recovering.recover(interrupted.directory, step=4)
+    assert (done.damage, done.aside, done.checkpoint) == ("", None, path_of(interrupted.checkpoints, 4))
+    assert "step(s) 5 to 9" in done.notes[0]
+    assert audit(entries(interrupted.journal)).problems == ()
+    assert resumed(interrupted)[0] == 4
 
 
 def test_a_damaged_newest_checkpoint_is_refused_with_the_way_to_go_on(interrupted):
@@ -252,7 +263,7 @@ def test_a_damaged_newest_checkpoint_is_refused_with_the_way_to_go_on(interrupte
     shutil.rmtree(path_of(interrupted.checkpoints, 4))
     with pytest.raises(DamagedCheckpointError, match="--from step-0 goes on from the run's beginning"):
         resumed(interrupted)
-    with pytest.raises(ConfigError, match=r"--from previous: .* go on from step-0 \(its beginning\), step-9$"):
+    with pytest.raises(ConfigError, match=r"^previous: .* go on from step-0 \(its beginning\), step-9$"):
         resumed(interrupted, start="previous")
     begun = replay(interrupted.journal)
     core.step(begun, Resumed(step=0, settings=settings_of(interrupted)))

@@ -150,7 +150,7 @@ def test_a_damaged_snapshot_is_passed_over_and_named_if_it_is_the_last(job, run)
     flip(marker)
     done = recovering.recover(job.directory)
     assert done.step == kept[-2]
-    assert [f"step-{kept[-1]}: is damaged" in problem for problem in done.passed_over] == [True]
+    assert [f"step-{kept[-1]}: is damaged" in note for note in done.notes] == [True]
 
 
 @pytest.fixture
