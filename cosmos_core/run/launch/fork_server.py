@@ -65,7 +65,10 @@ class Child:
         self._process: Final = process
         assert process.pid is not None, "it was started"
         self.pid: Final = process.pid
-        self._life: Final = _Descriptor(os.pidfd_open(process.pid))
+        self._life: _Descriptor | None = None
+        # It may have ended already, and its fork server have seen to it.
+        with contextlib.suppress(ProcessLookupError):
+            self._life = _Descriptor(os.pidfd_open(process.pid))
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -73,8 +76,9 @@ class Child:
         if code != _UNKNOWN:
             return code
         # Its fork server was killed. It would leave in a few seconds, and holds until then what its successor needs.
-        if not select.select([self._life], [], [], 0.0)[0]:
-            os.kill(self.pid, signal.SIGKILL)
+        if self._life is not None and not select.select([self._life], [], [], 0.0)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
             return None
         return -signal.SIGKILL
 
