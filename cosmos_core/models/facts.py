@@ -195,8 +195,8 @@ def impossible_axes(module: PreTrainedModel, alone_because: str = "") -> Mapping
     if not any(is_experts(child) for child in module.modules()):
         found["ep"] = "it has no experts"
     if alone_because:
-        pass
-    elif Anatomy.of(module) is None:
+        return found
+    if Anatomy.of(module) is None:
         found["pp"] = "it has no list of layers to cut"
     elif reason := obstacle(module):
         found["pp"] = reason

@@ -50,11 +50,7 @@ TRIAL_UNITS: Final = 64
 _TIMEOUT_S: Final = 120.0
 _TOLERANCE: Final = 1e-4
 """Of the loss and of a gradient's norm, relative: float32 in another order gives 1e-6."""
-_FAILURES: Final = (
-    ProcessRaisedException,
-    ProcessExitedException,
-    TimeoutError,
-)
+_FAILURES: Final = (ProcessRaisedException, ProcessExitedException, TimeoutError)
 
 
 def try_axes(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> dict[Axis, str]:
@@ -66,12 +62,14 @@ def try_axes(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> dict
         return {}
     stages = _PROCESSES * STAGES_PER_RANK[policy.parallel.schedule]
     trial = model.trial(num_layers=stages if "pp" in axes else 1)
+    if trial is None:
+        return {}
     found: dict[Axis, str] = {}
-    remaining = [] if trial is None else sorted(axes)
-    while remaining and trial is not None:
+    remaining = sorted(axes)
+    while remaining:
         policies = {axis: _small(policy, _sizes(axis)) for axis in remaining}
         with scratch("trial") as folder:
-            outcomes = Path(folder) / "outcomes.jsonl"
+            outcomes = folder / "outcomes.jsonl"
             outcomes.touch()
             failure = _world(outcomes, trial, policies)
             told = [json.loads(line) for line in outcomes.read_text().splitlines()]

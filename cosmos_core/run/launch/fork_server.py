@@ -46,18 +46,6 @@ PRELOADED: Final = ("cosmos_core.policy.__main__", "cosmos_core.rollout.__main__
 """What takes the time."""
 
 
-class _Descriptor:
-    """A file descriptor that is closed with its owner; that of a process can be read once the process has ended."""
-
-    def __init__(self, number: int) -> None:
-        self._number: Final = number
-        weakref.finalize(self, os.close, number)
-
-    def fileno(self) -> int:
-        """The number by which the system knows it."""
-        return self._number
-
-
 class Child:
     """A process of the fork server, used like a `subprocess.Popen`; it leads the session of its `pid`."""
 
@@ -65,10 +53,12 @@ class Child:
         self._process: Final = process
         assert process.pid is not None, "it was started"
         self.pid: Final = process.pid
-        self._life: _Descriptor | None = None
+        # A descriptor that can be read once the process has ended.
+        self._life: int | None = None
         # It may have ended already, and its fork server have seen to it.
         with contextlib.suppress(ProcessLookupError):
-            self._life = _Descriptor(os.pidfd_open(process.pid))
+            self._life = os.pidfd_open(process.pid)
+            weakref.finalize(self, os.close, self._life)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
