@@ -94,7 +94,7 @@ _METRICS: Final = (
     ("behaviour", "behaviour_kl"),
     ("entropy", "entropy"),
 )
-"""Curves, and the metrics of a step that they show."""
+"""Curves, and the metrics of a step that they show; those of a warm-up are curves of their own."""
 
 
 @attrs.frozen(kw_only=True)
@@ -178,7 +178,7 @@ class EventFeed:
         if seen is None:
             seen = self._begin(state)
         for record in state.steps[seen.num_steps :]:
-            self._on_step(record, time)
+            self._on_step(record, state, time)
         for evaluation in state.evaluations[seen.num_evaluations :]:
             self._on_evaluation(evaluation, time)
         now = _Seen.of(state)
@@ -204,13 +204,13 @@ class EventFeed:
             trace.clear()
         self._ages.clear()
         for record in state.steps:
-            self._plot(record)
+            self._plot(record, state)
         for evaluation in state.evaluations:
             self._plot_evaluation(evaluation)
         return _Seen.of(state)
 
-    def _on_step(self, record: StepRecord, time: float) -> None:
-        self._plot(record)
+    def _on_step(self, record: StepRecord, state: State, time: float) -> None:
+        self._plot(record, state)
         if record.skipped:
             self._say(
                 time, "skipped", f"step {record.step}: its gradient was not finite, the weights stay as they were"
@@ -218,12 +218,13 @@ class EventFeed:
         if record.attempt > 1:
             self._say(time, "repeated", f"step {record.step} was applied at attempt {record.attempt}")
 
-    def _plot(self, record: StepRecord) -> None:
+    def _plot(self, record: StepRecord, state: State) -> None:
+        stage = "" if state.settings.stages[record.stage] is state.settings.main else "warm-up "
         if record.ages:
             self._ages.append(record.ages)
         self._trace("reward", record.step, record.reward)
         for name, metric in _METRICS:
-            self._trace(name, record.step, record.metrics.get(metric))
+            self._trace(stage + name, record.step, record.metrics.get(metric))
         if record.reward is not None:
             self._trace("staleness", record.step, record.staleness_mean)
 

@@ -150,10 +150,17 @@ def _judged(score: Any) -> Outcome:
 
 
 def _shown(details: Mapping[str, JSON]) -> str:
-    text = ", ".join(
-        f"{name}: {json.dumps(value, ensure_ascii=False, default=repr)}" for name, value in details.items()
-    )
-    return shown(text)
+    return shown(", ".join(f"{name}: {_rounded(value)}" for name, value in details.items()))
+
+
+def _rounded(value: JSON) -> str:
+    """JSON as people read it: floats have four digits, large ones one behind the point."""
+
+    def short(digits: str) -> float:
+        number = float(digits)
+        return float(f"{number:.4g}") if abs(number) < 1000.0 else round(number, 1)
+
+    return json.dumps(json.loads(json.dumps(value, default=repr), parse_float=short), ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import jinja2
 
-from cosmos_core.config.job import Job, Unit, score_name, stages
+from cosmos_core.config.job import Job, Stage, Unit, score_name, stages
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
@@ -117,7 +117,6 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     all_stages = stages(job.recipe)
-    boundary = float(all_stages[-1].first_step) if len(all_stages) > 1 and follower.steps else None
     steps = follower.steps
     # A change shows at the step before the first one that it holds at.
     changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
@@ -135,17 +134,29 @@ def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
     staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
     yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps", changes=changes)
     yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
-    heldout = Series(label="held-out loss", points=_heldout(follower, "loss"), marked=True)
-    loss = [Series(label="loss", points=_points(steps, "metrics", "loss")), heldout]
-    yield "Loss", plot("loss", loss, x_label="step", y_label="loss", boundary=boundary, changes=changes)
+    for stage in all_stages:
+        yield from _stage_plots(stage, follower, changes)
     first = all_stages[-1].first_step
     for name, points in own_measures([timed for timed in steps if timed.record.step > first]).items():
         drawn = plot(f"own-{name}", [Series(label=name, points=points)], x_label="step", y_label=name, changes=changes)
         yield name.replace("_", " ").capitalize(), drawn
+
+
+def _stage_plots(stage: Stage, follower: Follower, changes: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Loss and gradient norm of a stage: those of two algorithms are not the same quantity."""
+    steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
+    is_main = stage.key == "algorithm"
+    lines = [
+        Series(label="loss", points=_points(steps, "metrics", "loss")),
+        Series(label="held-out loss", points=_heldout(follower, "loss") if is_main else (), marked=True),
+    ]
     norms = [(step, norm) for step, norm in _points(steps, "metrics", "grad_norm") if norm > 0]
+    whose = "" if is_main else " of the warm-up"
+    own = [change for change in changes if stage.first_step <= change <= stage.last_step]
+    yield f"Loss{whose}", plot(f"loss-{stage.key}", lines, x_label="step", y_label="loss", changes=own)
     norm = [Series(label="gradient norm", points=norms)]
-    drawn = plot("norm", norm, x_label="step", y_label="norm", boundary=boundary, changes=changes, logarithmic=True)
-    yield "Gradient norm", drawn
+    drawn = plot(f"norm-{stage.key}", norm, x_label="step", y_label="norm", changes=own, logarithmic=True)
+    yield f"Gradient norm{whose}", drawn
 
 
 def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:

@@ -72,14 +72,13 @@ def plot(
     *,
     x_label: str,
     y_label: str,
-    boundary: float | None = None,
     changes: Sequence[float] = (),
     logarithmic: bool = False,
 ) -> str:
     """Draw lines into one SVG element, whose ids derive from `name`, unique within the page; empty without any points.
 
-    The axis labels have units. `boundary` (the end of the warm-up) is where a vertical line is drawn, `changes` (of
-    settings) where fainter ones are. All values must be positive if the vertical axis is `logarithmic`.
+    The axis labels have units. Faint vertical lines show `changes` of settings. All values must be positive if the
+    vertical axis is `logarithmic`.
     """
     drawn = [line for line in series if line.points]
     if not drawn:
@@ -89,8 +88,6 @@ def plot(
             xs, ys = zip(*thin(line.points), strict=True)
             marker = {"marker": "o", "markersize": 4.5, "linewidth": 1.8} if line.marked else {"linewidth": 1.2}
             axes.plot(xs, ys, label=line.label, color=colour, **marker)
-        if boundary is not None:
-            axes.axvline(boundary, color=_INK, linewidth=0.8, linestyle=":", alpha=0.6)
         for change in changes:
             axes.axvline(change, color=_COLOURS[1], linewidth=0.8, linestyle="--", alpha=0.5)
         if logarithmic:

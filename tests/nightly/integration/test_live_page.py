@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import attrs
 import pytest
 
 from cosmos_core.control.journal import entries
@@ -118,9 +119,10 @@ def test_curves_grow_and_the_end_is_shown(page, browser):
     browser.until(f"{points} === 2")
     for step in range(3, 9):
         curve = Curve(name="reward", points=tuple((float(x), x / 10) for x in range(1, step + 1)))
-        page.board.offer(snapshot(step=step, curves=(curve,)))
+        page.board.offer(snapshot(step=step, curves=(curve, attrs.evolve(curve, name="warm-up loss"))))
         browser.until(f"{points} === {step}")
         assert browser.text("#steps").startswith(f"step {step} of 9, ")
+    assert browser.text("[data-curve='warm-up loss'] figcaption").startswith("Loss of the warm-up")
     page.board.offer(snapshot(step=9, outcome="finished", phase="finished"))
     page.board.end()
     browser.until("document.querySelector('#connection').innerText === 'the run has ended'")

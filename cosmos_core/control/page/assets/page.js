@@ -4,8 +4,8 @@ import { bars, lineChart, short } from "/charts.js";
 import { follow } from "/stream.js";
 
 const KEY = "cosmos-token";
-const TITLES = { reward: "Reward", loss: "Loss", mismatch: "Train-inference mismatch (KL)", behaviour: "Off-policy KL", entropy: "Entropy", staleness: "Mean staleness (steps)", "held-out accuracy": "Held-out accuracy", "held-out reward": "Held-out reward", "held-out loss": "Held-out loss" };
-const ORDER = ["reward", "held-out accuracy", "held-out reward", "loss", "held-out loss", "mismatch", "behaviour", "staleness", "entropy"];
+const TITLES = { reward: "Reward", "held-out accuracy": "Held-out accuracy", "held-out reward": "Held-out reward", loss: "Loss", "held-out loss": "Held-out loss", mismatch: "Train-inference mismatch (KL)", behaviour: "Off-policy KL", staleness: "Mean staleness (steps)", entropy: "Entropy" };
+for (const [name, title] of Object.entries(TITLES)) TITLES[`warm-up ${name}`] = `${title} of the warm-up`;
 const PLACES = [["queued", "queued"], ["in_flight", "in flight"], ["finished", "finished"], ["batched", "batched"]];
 
 let unit = "token"; // what samples are made of
@@ -105,7 +105,7 @@ const show = {
   },
   curves(curves) {
     const known = new Map(curves.map((curve) => [curve.name, curve.points]));
-    at("curves").replaceChildren(...ORDER.filter((name) => known.has(name)).map((name) => {
+    at("curves").replaceChildren(...Object.keys(TITLES).filter((name) => known.has(name)).map((name) => {
       const points = known.get(name);
       const caption = tag("figcaption", TITLES[name]);
       caption.append(tag("span", short(points[points.length - 1][1])));

@@ -209,7 +209,7 @@ class Queued:
                 return f"{name}: {value}"
             total += weight * value
             detail = results.details[name][index] if name in results.details else ""
-            told[name] = f"{value:g}, {detail}" if detail else value
+            told[name] = f"{value:.4g}, {detail}" if detail else value
         return Score(value=total, details=told)
 
 

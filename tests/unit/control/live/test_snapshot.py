@@ -41,7 +41,8 @@ class Watched:
             prompts_per_step=2,
             optimizer=OptimizerConfig(),
         )
-        return take(self.run.state, self.feed, self.timeline, (stage,), gauges or {}, name="demo", now=self.now)
+        stages = (stage,) * len(self.run.state.settings.stages)
+        return take(self.run.state, self.feed, self.timeline, stages, gauges or {}, name="demo", now=self.now)
 
     def news(self, kind):
         return [news.text for news in self.look().news if news.kind == kind]
@@ -99,6 +100,13 @@ def test_a_run_to_its_end_has_curves_staleness_rewards_and_news(watched):
     kinds = {news.kind for news in found.news}
     assert {"joined", "generation", "checkpoint", "ended"} <= kinds
     assert len({news.time for news in found.news}) > 1
+
+    # The loss of a warm-up is another quantity.
+    it = watched(warmup=1)
+    it.run.start()
+    it.run.settle()
+    curves = {curve.name: curve.points for curve in it.look().curves}
+    assert (curves["warm-up loss"], curves["loss"][0]) == (((1, 1.0),), (2, 0.5))
 
     it = watched()
     it.run.start()

@@ -36,7 +36,7 @@ class Obedient:
         if kind == "number":
             return float(rest) * self.scale
         if kind == "score":
-            return Score(value=float(rest), details={"a": 1})
+            return Score(value=float(rest), details={"a": 1, "b": [1 / 3, {"c": -12345.678}, 2e-7 / 3]})
         if kind == "torch":
             return float("torch" in sys.modules)
         if kind == "pid":

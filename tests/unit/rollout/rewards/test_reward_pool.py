@@ -22,7 +22,7 @@ def test_scores_come_back_in_order_without_torch(shared):
     values = [outcome.value for outcome in pool.score(*(f"number {n}" for n in range(100)))]
     assert values == [float(n) for n in range(100)]
     (scored,) = pool.score("score 2.5")
-    assert (scored.value, scored.detail) == (2.5, "a: 1")
+    assert (scored.value, scored.detail) == (2.5, 'a: 1, b: [0.3333, {"c": -12345.7}, 6.667e-08]')
     assert pool.score("surrogate")[0].detail == 'a: "?"'
     assert pool.value("torch") == 0.0
     assert pool.pool.scoring_s > 0

@@ -42,7 +42,8 @@ def test_the_report_is_one_page_with_curves_and_completions(write, finished):
     assert "&lt;script&gt;alert(0)&lt;/script&gt;" in page
 
     # The report has curves and completions.
-    for title in ("Learning", "Staleness", "Throughput", "Loss"):
+    # That of the warm-up is another quantity.
+    for title in ("Learning", "Staleness", "Throughput", "Loss of the warm-up", "Loss"):
         assert f"<h3>{title}</h3>" in page
     assert page.count("<svg") >= 4
     assert "held-out accuracy before" in page
