@@ -314,6 +314,8 @@ class Generation:
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.recipes.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
         media = self._kept(lease, played[0].generated)
+        told = scoring.report(lease.lease, samples, texts[0], drop=drop, media=media)
+        busy_s, scoring_s = self._parts.engine.stats().busy_s, self._parts.pool.scoring_s
         with self._lock:
             if self._active.pop(lease.lease, None) is None:
                 return
@@ -321,7 +323,7 @@ class Generation:
             self._reported.add(lease.lease)
             if is_train and not drop:
                 self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
-            self._parts.report(scoring.report(lease.lease, samples, texts[0], drop=drop, media=media))
+            self._parts.report(attrs.evolve(told, busy_s=busy_s, scoring_s=scoring_s))
 
     def _kept(self, lease: Lease, generated: Generated) -> str:
         """Keep the media of a held-out sample; returns their place, empty without media or if they are not kept."""

@@ -146,7 +146,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
         folder.save(job)
     for difference in differences:
         console.print(f"Changed since the run's last session: {difference}", highlight=False, markup=False)
-    earlier_s = 0.0 if summary is None else summary.wall_s
+    earlier_s = follower.timeline.elapsed_s(None) if summary is None else summary.wall_s
     return _Session(
         job=job,
         plugins=plugins,
@@ -218,7 +218,7 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     finally:
         view.close()
     wall_s = session.earlier_s + time.monotonic() - began
-    summary = summarise(job, follower, ending, supervisor.gauges, wall_s=wall_s)
+    summary = summarise(job, follower, ending, wall_s=wall_s)
     hooks.notify("cosmos_run_ended", outcome=ending.outcome, summary=summary)
     try:
         folder.write_json(job.directory / folder.SUMMARY, summary)

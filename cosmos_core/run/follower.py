@@ -12,6 +12,7 @@ import attrs
 
 from cosmos_core.config.job import Stage, Unit
 from cosmos_core.control.live.figures import Gauges, TimedStep, Timeline, figures, trained_units
+from cosmos_core.control.live.time_spent import TimeSpent
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import (
     ControllerStarted,
@@ -63,6 +64,7 @@ class Follower:
         evaluations: Finished evaluations of the effective timeline, in order.
         marks: Cumulative units about once a second.
         loads: Weight loads of rollout replicas.
+        spent: Seconds by activity.
         last_sequence: Sequence number of the newest entry; 0 before any.
     """
 
@@ -72,6 +74,7 @@ class Follower:
         self.evaluations: list[TimedEvaluation] = []
         self.marks: list[Mark] = []
         self.loads: list[WeightsLoaded] = []
+        self.spent: Final = TimeSpent()
         self.has_ended = False
         self.num_resumed = 0
         self.last_sequence = 0
@@ -112,6 +115,7 @@ class Follower:
                 f"the journal's entry {sequence} is {type(event).__name__}, but no run was opened before"
             )
         left = state.replicas.get(event.name) if isinstance(event, ReplicaLost | Reported) else None
+        self.spent.take(time, event, state)
         core.step(state, event)
         num_steps = (
             min(len(self.steps), len(state.steps)) if isinstance(event, Resumed | RolledBack) else len(self.steps)
@@ -141,6 +145,7 @@ class Follower:
             return
         self._received[event.incarnation] = event.sequence
         report = REPORT.decode(event.report)
+        self.spent.take_report(event.incarnation, report)
         if isinstance(report, GroupFinished):
             self._generated += sum(sample.num_units for sample in report.samples)
             self._mark(time)
@@ -166,6 +171,7 @@ class Follower:
     def _records(self, time: float, state: State, num_steps: int, notify: Notify) -> None:
         for step in state.steps[num_steps:]:
             self._trained += trained_units(step)
+            self.spent.take_step(step.metrics)
             self._mark(time)
             notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
         for evaluation in state.evaluations[len(self.evaluations) :]:

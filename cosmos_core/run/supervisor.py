@@ -177,11 +177,6 @@ class Supervisor:
         self._failure: Exit | None = None
         self._failed_at = 0.0
 
-    @property
-    def gauges(self) -> dict[str, dict[str, float]]:
-        """The newest gauges of each process, those that have ended included."""
-        return self._gauges
-
     def run(self, start: Start) -> Ending:
         """Run to the end. Whatever happens, no process of the run is left when this returns or raises."""
         self._resumed = self._follower.num_resumed + (start.step is not None)

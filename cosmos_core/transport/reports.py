@@ -25,6 +25,10 @@ class GroupFinished:
     """The first sample's completion, cut to 2,000 characters."""
     media: Word = ""
     """Where the first sample's image or video is, from the run's folder: only of evaluations, where there is one."""
+    busy_s: Finite = 0.0
+    """Seconds for which the replica has generated since it began."""
+    scoring_s: Finite = 0.0
+    """Seconds that requests for scores have taken since then, summed over those at the same time."""
 
 
 @attrs.frozen(kw_only=True)

@@ -226,7 +226,7 @@ class FakePolicy:
             attempt=order.attempt,
             generation=generation.generation,
             skipped=False,
-            metrics={} if rank else {"loss": 1.0 / order.step},
+            metrics={} if rank else {"loss": 1.0 / order.step, "wait_s": 0.5},
             heldout=self._world.measured(order),
         )
         return [done, self._publish()] if order.publish else [done]
@@ -328,8 +328,8 @@ class FakeRollout:
         return WeightsLoaded(
             version=version,
             digest=digest,
-            transfer_s=0.0,
-            paused_s=0.0,
+            transfer_s=0.25,
+            paused_s=0.125,
             nbytes=1,
             relayed=int(source.startswith("copies/")),
             endpoint=endpoint,
@@ -353,7 +353,10 @@ class FakeRollout:
             self._payloads.add(lease.lease)
         samples = tuple(self._sample(lease, index, began) for index in range(number))
         dropped = "equal_rewards" if every and lease.position % every == 0 else ""
-        return GroupFinished(lease=lease.lease, samples=samples, drop=dropped, text=f"row {lease.row}")
+        text, number = f"row {lease.row}", len(self._done)
+        return GroupFinished(
+            lease=lease.lease, samples=samples, drop=dropped, text=text, busy_s=number / 2, scoring_s=number
+        )
 
     def _sample(self, lease: Lease, index: int, began: int) -> Sample:
         draw = random.Random(f"{lease.purpose}/{lease.row}/{index}").random()

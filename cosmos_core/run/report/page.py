@@ -21,7 +21,7 @@ from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.plots import Album, Picture, Series, contact_sheet, plot
-from cosmos_core.run.report.summary import heldout_names, own_measures, rates_key, unused
+from cosmos_core.run.report.summary import heldout_names, own_measures, rates_key, unused, where_title
 from cosmos_core.types import JSON, Prompt
 
 _TEMPLATE: Final = "report.html.j2"
@@ -61,6 +61,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         tiles=list(_tiles(summary)),
         plots=[(title, svg) for title, svg in _plots(job, follower) if svg],
         planes=list(_planes(summary["planes"])),
+        where=where_title(summary),
         settings=summary["settings"],
         unused=list(_unused(summary)),
         comparisons=_comparisons(scored, dataset, album),

@@ -24,63 +24,6 @@ from cosmos_core.run.folder import REPORT, SUMMARY
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.supervisor import Ending
 
-Planes = dict[str, dict[str, float]]
-"""{pool: {activity: seconds}}."""
-
-_POLICY: Final[Mapping[str, tuple[str, ...]]] = {
-    "training": ("pack_s", "forward_backward_s", "optimizer_s"),
-    "sample fetch": ("fetch_s",),
-    "gradient exchange": ("reduce_s",),
-    "weight publish": ("publish_s",),
-    "held-out loss": ("heldout_s",),
-    "waiting for samples": ("wait_s",),
-}
-"""Activity to the step metrics that it is the sum of; of several replicas, a metric is the slowest one's."""
-
-_ROLLOUT: Final[Mapping[str, str]] = {
-    "generation": "busy_s",
-    "scoring (summed over concurrent requests)": "scoring_s",
-    "weight load": "transfer_s",
-    "paused for weights": "paused_s",
-}
-"""Activity to the gauge that counts it."""
-
-
-def planes_of(follower: Follower, gauges: Mapping[str, Mapping[str, float]]) -> Planes:
-    """Seconds by activity of each pool in this session (since the run was started or resumed last).
-
-    The policy's are summed over steps, the rollout's are the mean of its replicas, the warm-up's waiting included.
-    """
-    found: Planes = {}
-    rollouts = [(name, numbers) for name, numbers in gauges.items() if name.startswith("rollout-")]
-    if rollouts:
-        found["rollout"] = _rollout(rollouts, follower)
-    begin = follower.sessions[-1][0] if follower.sessions else 0.0
-    steps = [timed for timed in follower.steps if timed.time >= begin and "wait_s" in timed.record.metrics]
-    if steps:
-        found["policy"] = _policy(steps)
-    return {pool: {name: round(value, 3) for name, value in parts.items()} for pool, parts in found.items()}
-
-
-def _policy(steps: Sequence[TimedStep]) -> dict[str, float]:
-    return {
-        activity: sum(timed.record.metrics.get(name, 0.0) for timed in steps for name in names)
-        for activity, names in _POLICY.items()
-    }
-
-
-def _rollout(replicas: Sequence[tuple[str, Mapping[str, float]]], follower: Follower) -> dict[str, float]:
-    count = len(replicas)
-    parts = {
-        activity: sum(numbers.get(gauge, 0.0) for _, numbers in replicas) / count
-        for activity, gauge in _ROLLOUT.items()
-    }
-    end = follower.sessions[-1][1] if follower.sessions else 0.0
-    present = sum(max(0.0, end - follower.timeline.joined.get(name, end)) for name, _ in replicas) / count
-    parts["waiting for prompts"] = max(0.0, present - parts["generation"] - parts["paused for weights"])
-    return parts
-
-
 _PART = 0.1
 """Of the steps, the first and the last that are averaged."""
 
@@ -159,13 +102,12 @@ def summarise(
     job: Job,
     follower: Follower,
     ending: Ending,
-    gauges: Mapping[str, Mapping[str, float]],
     *,
     wall_s: float,
 ) -> dict[str, Any]:
     """The summary of a run, as plain data.
 
-    `wall_s` counts from the command to the end, sessions before a resume included.
+    `wall_s` counts from the command to the end, sessions before a resume included, as `planes` does.
     """
     state = follower.state
     evaluations = [timed.record for timed in follower.evaluations]
@@ -194,7 +136,7 @@ def summarise(
         "weights": _weights(follower),
         "restarts": {name: number for name, number in sorted(follower.timeline.restarts.items()) if number},
         "settings": _settings(state),
-        "planes": planes_of(follower, gauges),
+        "planes": follower.spent.planes(),
         "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
         "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
         if state
@@ -354,7 +296,7 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
         console.print(Text(str(summary["reason"]), style=colour))
     console.print(_figures(summary))
     if summary["planes"]:
-        console.print(_planes_table(summary["planes"]))
+        console.print(_planes_table(summary))
     console.print(_files(job, str(summary["outcome"])))
 
 
@@ -427,11 +369,16 @@ def _of_what(evaluation: Mapping[str, Any], unit: Unit) -> str:
     return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} {unit}s{unusable}"
 
 
-def _planes_table(pools: Mapping[str, Mapping[str, float]]) -> Table:
-    table = _grid("\nWhere the time went (s)")
+def where_title(summary: Mapping[str, Any]) -> str:
+    """The heading of the seconds by activity: nothing is known of those before a recovery."""
+    return "Where the time went" + (" since the recovery" if summary["running_s"] is None else "")
+
+
+def _planes_table(summary: Mapping[str, Any]) -> Table:
+    table = _grid(f"\n{where_title(summary)} (s)")
     table.add_column()
     table.add_column(justify="right")
-    for pool, activities in pools.items():
+    for pool, activities in summary["planes"].items():
         for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
             table.add_row(pool, activity, f"{seconds:.1f}")
     return table

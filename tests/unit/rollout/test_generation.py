@@ -68,8 +68,13 @@ class Engine:
     def abort(self, names):
         self.aborted += names
 
+    def stats(self):
+        return SimpleNamespace(busy_s=2.0)
+
 
 class Pool:
+    scoring_s = 3.0
+
     def __init__(self):
         self.value = 1.0
 
@@ -172,7 +177,7 @@ def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
     assert isinstance(report, GroupFinished)
     assert report.drop == ""
     assert [sample.reward for sample in report.samples] == [1.0] * 3
-    assert report.text == "answer"
+    assert (report.text, report.busy_s, report.scoring_s) == ("answer", 2.0, 3.0)
     assert rig.payloads.order == [("put", 7), ("report", 7)]
     assert len(rig.payloads.store[7]) == 3
 

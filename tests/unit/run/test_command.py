@@ -193,6 +193,8 @@ def resumed(job, start=None):
     (session,) = sessions
     state = replay(job.journal)
     assert session.follower.state.step == state.step
+    assert session.earlier_s == session.follower.timeline.elapsed_s(None), "no session has left a summary"
+    assert session.earlier_s > 0.0 or session.follower.timeline.is_recovered
     core.step(state, Resumed(step=session.start.step, settings=settings_of(job)))
     assert state.step == session.start.step
     assert session.start.checkpoint.endswith(f"/step-{state.step}")

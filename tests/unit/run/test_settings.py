@@ -194,7 +194,7 @@ def test_hooks_summary_report_and_status_are_told(steered, job):
     # Summary report and status show them.
     follower = Follower()
     follower.fold(steered.entries)
-    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    summary = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)
     assert summary["settings"][0] == {"step": 7, "key": LR, "before": 1e-6, "after": 0.5}
     console = Console(file=io.StringIO(), width=200)
     print_summary(summary, job, console)

@@ -53,7 +53,7 @@ def test_a_step_record_tells_what_was_trained_on(run, make_sample):
     assert record.truncated == pytest.approx(1 / 6)
     assert record.failed == {"reward_failed": 1, "reward_timeout": 1}
     assert (record.num_groups, record.num_samples, record.num_units) == (2, 6, 11)
-    assert record.metrics == {"loss": 1.0}
+    assert record.metrics == {"loss": 1.0, "wait_s": 0.5}
     samples = it.state.ledger.samples
     assert (samples.generated, samples.consumed) == (8, 6)
     assert samples.dropped == {"reward_failed": 1, "reward_timeout": 1}

@@ -43,7 +43,7 @@ def test_a_step_is_ordered_and_done_when_all_members_say_so(run):
     assert it.state.step == 0
     it.follow("p1")
     assert it.state.step == 1
-    assert it.state.steps[0].metrics == {"loss": 1.0}
+    assert it.state.steps[0].metrics == {"loss": 1.0, "wait_s": 0.5}
 
 
 def test_a_lost_member_makes_the_rest_repeat_the_step_unless_one_has_applied_it(run):

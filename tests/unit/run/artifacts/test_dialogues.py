@@ -114,6 +114,9 @@ class Engine:
     def health(self):
         pass
 
+    def stats(self):
+        return SimpleNamespace(busy_s=0.0)
+
 
 def row(index):
     return Prompt(text=f"row {index}: ")
@@ -125,7 +128,8 @@ def beginnings_in_a_run():
     version_lock.confirm(1)
     pool = EnvironmentPool(DEALER, seed=RUN_SEED)
     rewards = SimpleNamespace(
-        submit=lambda completions, done: done([[Outcome(value=1.0, status=SampleStatus.OK)] for _ in completions])
+        submit=lambda completions, done: done([[Outcome(value=1.0, status=SampleStatus.OK)] for _ in completions]),
+        scoring_s=0.0,
     )
     recipe = SimpleNamespace(
         run=RunConfig(name="r", steps=1, seed=RUN_SEED),

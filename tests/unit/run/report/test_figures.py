@@ -33,7 +33,7 @@ def told(job, follower):
     job.directory.mkdir()
     save_job(attrs.evolve(job, omitted={"train": (SHORT,), "heldout": ()}))
     read = load_job(job.directory)
-    return read, summarise(read, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    return read, summarise(read, follower, Ending(outcome="finished"), wall_s=1.0)
 
 
 def test_the_summary_has_them_by_reason(told):
@@ -48,9 +48,9 @@ def test_the_summary_has_them_by_reason(told):
 
     # A run that used all of them says nothing.
     job, _ = told
-    plain = summarise(job, Follower(), Ending(outcome="finished"), {}, wall_s=1.0)
+    plain = summarise(job, Follower(), Ending(outcome="finished"), wall_s=1.0)
     assert [label for label, _ in unused(plain)] == ["train rows left out"]
-    whole = summarise(attrs.evolve(job, omitted={}), Follower(), Ending(outcome="finished"), {}, wall_s=1.0)
+    whole = summarise(attrs.evolve(job, omitted={}), Follower(), Ending(outcome="finished"), wall_s=1.0)
     assert list(unused(whole)) == []
 
     # Of evaluations the last one counts.

@@ -25,7 +25,7 @@ def write(job):
     def write(history, **ending):
         follower = Follower()
         follower.fold(history.entries if history else ())
-        summary = summarise(job, follower, Ending(**ending), {}, wall_s=60.0)
+        summary = summarise(job, follower, Ending(**ending), wall_s=60.0)
         job.directory.mkdir()
         return write_report(job, follower, summary, Numbers()).read_text()
 

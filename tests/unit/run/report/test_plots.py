@@ -51,7 +51,7 @@ def test_frames_before_and_after_stand_side_by_side(job, finished):
             attrs.evolve(each, media=strip(job.directory, version, each.row)) for each in timed.record.completions
         )
         object.__setattr__(timed.record, "completions", kept)
-    page = write_report(job, follower, summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0), Rows())
+    page = write_report(job, follower, summarise(job, follower, Ending(outcome="finished"), wall_s=1.0), Rows())
     text = page.read_text()
     first, last = evaluations[0].record.version, evaluations[-1].record.version
     before = text.index(f'<a href="media/step-{first}/row-0.mp4"><img class="strip" alt="frames" src="data:image/webp;')

@@ -7,19 +7,14 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.job import StageFacts
-from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered
+from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered, Reported
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, snapshot_of
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.page import write_report
-from cosmos_core.run.report.summary import UNUSED, planes_of, print_summary, summarise
+from cosmos_core.run.report.summary import UNUSED, print_summary, summarise
 from cosmos_core.run.supervisor import Ending
 from cosmos_core.transport.messages import REQUEST, Set
-
-GAUGES = {
-    "controller": {"queue": 1.0},
-    "rollout-0": {"busy_s": 2.0, "paused_s": 0.5, "scoring_s": 1.0, "transfer_s": 0.25, "units_per_s": 9.0},
-    "rollout-1": {"busy_s": 4.0, "paused_s": 0.5, "scoring_s": 3.0, "transfer_s": 0.25},
-}
+from cosmos_core.transport.reports import REPORT, GroupFinished, WeightsLoaded
 
 
 @pytest.fixture
@@ -31,7 +26,7 @@ def follower(finished):
 
 @pytest.fixture
 def summary(job, follower):
-    return summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=12.5)
+    return summarise(job, follower, Ending(outcome="finished"), wall_s=12.5)
 
 
 def test_what_happened_is_told(summary, finished):
@@ -54,38 +49,51 @@ def test_what_happened_is_told(summary, finished):
     assert samples["dropped"]["reward_failed"] > 0
     assert samples["dropped"].get(UNUSED, 0) >= 0
 
-    # Planes are the mean over replicas.
-    rollout = summary["planes"]["rollout"]
-    assert rollout["generation"] == 3.0
-    assert rollout["scoring (summed over concurrent requests)"] == 2.0
-    assert rollout["weight load"] == 0.25
-    assert rollout["waiting for prompts"] >= 0.0
-
 
 def test_sessions_and_loads_are_counted(job, follower):
     # What replicas loaded from one another is counted.
     nothing, rest = {"spared_bytes": 0, "delta_loads": 0}, {"relayed_bytes": 50, "spared_bytes": 60, "delta_loads": 1}
-    alone = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    alone = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)["weights"]
     assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0, **nothing}
     follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50, spared=60))
-    more = summarise(job, follower, Ending(outcome="finished"), GAUGES, wall_s=1.0)["weights"]
+    more = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)["weights"]
     assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, **rest}
 
-    # Planes are of the session that ended.
-    begin = follower.sessions[-1][0]
-    for timed in follower.steps:
-        timed.record.metrics["wait_s"] = 1.0
-    whole = planes_of(follower, {})["policy"]["waiting for samples"]
-    later = follower.steps[4].time
-    follower.sessions[-1:] = [(begin, later - 0.5), (later, follower.sessions[-1][1])]
-    assert whole == len(follower.steps)
-    assert planes_of(follower, {})["policy"]["waiting for samples"] == len(follower.steps) - 4
+
+def test_where_the_time_went_is_told_of_all_sessions_and_processes(job, history):
+    history.join()
+    history.work(until=5)
+    history.lose("rollout-0", "killed")
+    history.fakes["rollout-0"].end()
+    history.join(roles=("rollout",))
+    history.work(until=6)
+    num_first = len(history.entries)
+    history.resume(4)
+    history.join(step=4)
+    history.work()
+    history.end()
+    away_s = 3600.0
+    follower = Follower()
+    follower.fold((number, time + away_s * (number > num_first), event) for number, time, event in history.entries)
+    found = summarise(job, follower, Ending(outcome="finished"), wall_s=9.0)["planes"]
+
+    told = [event for _, _, event in history.entries if isinstance(event, Reported)]
+    reports = [(event.incarnation, REPORT.decode(event.report)) for event in told]
+    busy = {by: report.busy_s for by, report in reports if isinstance(report, GroupFinished)}
+    loads = [report for _, report in reports if isinstance(report, WeightsLoaded)]
+    assert len(busy) == 3
+    rollout = found["rollout"]
+    assert rollout["generation"] == sum(busy.values())
+    assert rollout["scoring (summed over concurrent requests)"] == 2 * rollout["generation"]
+    assert (rollout["weight load"], rollout["paused for weights"]) == (0.25 * len(loads), 0.125 * len(loads))
+    assert 0.0 < rollout["waiting for prompts"] < len(history.entries), "an entry a second, and none while it was away"
+    assert found["policy"]["waiting for samples"] == 0.5 * (6 + 5), "steps 5 and 6 were undone, and took their time"
 
 
 def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
     # A run that never began has a summary as well.
     ending = Ending(outcome="failed", reason="the controller could not start")
-    summary = summarise(job, Follower(), ending, {}, wall_s=1.0)
+    summary = summarise(job, Follower(), ending, wall_s=1.0)
     assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
     assert summary["samples"] == {"generated": 0, "consumed": 0, "dropped": {}}
     assert print_(summary, job).count("the controller could not start") == 1
@@ -93,9 +101,11 @@ def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
     snapshot = RECOVERY_SNAPSHOT.encode(snapshot_of(finished.state, max(finished.state.marks)))
     follower = Follower()
     follower.fold([(1, 2000.0, Recovered(snapshot=snapshot, checkpoint="c")), (2, 2001.0, ControllerStarted(term=9))])
-    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1000.0)
+    summary = summarise(job, follower, Ending(outcome="stopped"), wall_s=1000.0)
     assert summary["running_s"] is None
-    assert "steps in 16:40\n" in print_(summary, job)
+    shown = print_({**summary, "planes": {"policy": {"training": 1.0}}}, job)
+    assert "steps in 16:40\n" in shown
+    assert "Where the time went since the recovery (s)" in " ".join(shown.split())
 
 
 def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
@@ -122,7 +132,7 @@ def test_a_setting_is_told_with_the_first_step_that_goes_by_it(job, history):
     history.append(Commanded(ident="one", request=REQUEST.encode(asked)))
     follower = Follower()
     follower.fold(history.entries)
-    summary = summarise(job, follower, Ending(outcome="stopped"), {}, wall_s=1.0)
+    summary = summarise(job, follower, Ending(outcome="stopped"), wall_s=1.0)
     assert [change["step"] for change in summary["settings"]] == [4]
     assert "→ 0.25 from step 4 on" in print_(summary, job)
 
@@ -151,7 +161,7 @@ def imitated(job, open_history):
 
 def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
     job, follower, hooks = imitated
-    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    summary = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)
     assert [each["step"] for each in summary["evaluations"]] == [0, 3, 6]
     assert summary["evaluations"][0] == {
         "step": 0,
@@ -185,7 +195,7 @@ def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
     job, follower, _ = imitated
     worst = follower.evaluations[-1]
     follower.evaluations[-1] = attrs.evolve(worst, record=attrs.evolve(worst.record, loss=math.nan))
-    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    summary = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)
     assert summary["heldout_loss_after"] is None
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert "1.0000 before → not finite after" in print_(summary, job)
@@ -203,7 +213,7 @@ def test_a_run_stopped_before_its_second_evaluation_measured_nothing_after(job, 
     history.end()
     follower = Follower()
     follower.fold(history.entries)
-    summary = summarise(alone, follower, Ending(outcome="stopped"), {}, wall_s=1.0)
+    summary = summarise(alone, follower, Ending(outcome="stopped"), wall_s=1.0)
     assert [each["step"] for each in summary["evaluations"]] == [0]
     assert summary["heldout_loss_before"] == 1.0
     assert summary["heldout_loss_after"] is summary["heldout_perplexity_after"] is None
