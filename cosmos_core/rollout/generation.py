@@ -314,7 +314,9 @@ class Generation:
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.recipes.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
         media = self._kept(lease, played[0].generated)
-        told = scoring.report(lease.lease, samples, texts[0], drop=drop, media=media)
+        # What is no text is told by its prompt.
+        text = texts[0] if played[0].generated.payload.kind == "tokens" else work.prompt.words
+        told = scoring.report(lease.lease, samples, text, drop=drop, media=media)
         busy_s, scoring_s = self._parts.engine.stats().busy_s, self._parts.pool.scoring_s
         with self._lock:
             if self._active.pop(lease.lease, None) is None:

@@ -22,7 +22,7 @@ class GroupFinished:
     samples: tuple[Sample, ...]
     drop: Text = ""
     text: Text = ""
-    """The first sample's completion, cut to 2,000 characters."""
+    """The first sample's completion, or the prompt of what is no text, cut to 2,000 characters."""
     media: Word = ""
     """Where the first sample's image or video is, from the run's folder: only of evaluations, where there is one."""
     busy_s: Finite = 0.0

@@ -50,3 +50,10 @@ class Prompt:
     rejected: str | None = None
     media: tuple[str, ...] = ()
     metadata: Mapping[str, JSON] = attrs.field(factory=dict)
+
+    @property
+    def words(self) -> str:
+        """The text as people read it, each turn of a chat with its role."""
+        if isinstance(self.text, str):
+            return self.text
+        return "\n".join(f"{message.role}: {message.content}" for message in self.text)

@@ -108,13 +108,13 @@ class News:
 
 @attrs.frozen(kw_only=True)
 class SampleView:
-    """A sample that a model wrote. The text is the model's own: whoever shows it has to escape it.
+    """A sample that a model made. The text is the model's own: whoever shows it has to escape it.
 
     Attributes:
         replica: Who generated it.
         version: The oldest weights that did.
         reward: None where it was not scored.
-        text: At most `MOST_TEXT` characters.
+        text: The completion, or the prompt of what is no text; at most `MOST_TEXT` characters.
     """
 
     time: float
@@ -249,7 +249,7 @@ class EventFeed:
     def _take_samples(self) -> None:
         for time, event in self._reports:
             report = REPORT.decode(event.report)
-            if not isinstance(report, GroupFinished) or not report.text or not report.samples:
+            if not isinstance(report, GroupFinished) or not report.samples:
                 continue
             sample = report.samples[0]
             self.samples.append(

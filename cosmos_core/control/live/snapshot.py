@@ -12,7 +12,7 @@ from cosmos_core.config.job import Stage
 from cosmos_core.control.live.event_feed import Curve, EventFeed, Lost, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, Timeline, figures
 from cosmos_core.control.machine import changes
-from cosmos_core.control.machine.records import SettingChange
+from cosmos_core.control.machine.records import EvaluationRecord, SettingChange
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.observe.live import Progress
@@ -79,7 +79,8 @@ class Snapshot(Progress):
         mismatch: KL between what the engine and the trainer make of the same weights, of the newest step.
         settings: Dynamic keys that were changed, with the newest value and the first step of it.
         refused: What was not let in so far: connections, messages and processes.
-        samples: What the model wrote lately, newest last; not escaped.
+        samples: What the model made lately, newest last; not escaped.
+        heldout: The newest evaluation of which samples are kept, with these; not escaped. None without one.
     """
 
     time: float
@@ -104,6 +105,7 @@ class Snapshot(Progress):
     samples: tuple[SampleView, ...]
     curves: tuple[Curve, ...]
     rewards: dict[str, float] = attrs.field(factory=dict)
+    heldout: EvaluationRecord | None = None
 
 
 def take(
@@ -146,6 +148,7 @@ def take(
         samples=tuple(feed.samples),
         curves=feed.curves(),
         rewards=_rewards(state),
+        heldout=next((done for done in reversed(state.evaluations) if done.completions), None),
     )
 
 

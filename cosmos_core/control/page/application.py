@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Final
 
 import attrs
@@ -60,6 +61,9 @@ _TYPES: Final[Mapping[str, str]] = {
 _PATHS: Final[Mapping[str, str]] = {"/": "page.html"} | {
     f"/{name}": name for name in ("page.css", "page.js", "charts.js", "stream.js", "icon.svg")
 }
+
+_STRIP: Final = r"/{place:media/step-[0-9]{1,12}/row-[0-9]{1,12}\.strip\.webp}"
+"""Some frames of a held-out sample."""
 
 _Word = Annotated[Word, msgspec.Meta(min_length=1)]
 
@@ -164,11 +168,12 @@ class _Closing(asyncio.Protocol):
 
 
 class Application:
-    """Serves one run's board; `num_streams` counts browsers that watch."""
+    """Serves one run's board, and media from its folder; `num_streams` counts browsers that watch."""
 
-    def __init__(self, board: Board, authentication: PageAuthentication) -> None:
+    def __init__(self, board: Board, authentication: PageAuthentication, directory: Path) -> None:
         self._board: Final = board
         self._authentication: Final = authentication
+        self._directory: Final = directory
         self._assets: Final = load_assets()
         self.num_streams = 0
         self.connections: Final = Connections()
@@ -185,6 +190,7 @@ class Application:
         application.router.add_get("/api/events", self._on_events, allow_head=False)
         application.router.add_post("/api/requests", self._on_request)
         application.router.add_get("/metrics", self._on_metrics)
+        application.router.add_get(_STRIP, self._on_strip)
         return application
 
     async def farewell(self, timeout_s: float) -> None:
@@ -210,6 +216,14 @@ class Application:
     async def _on_asset(self, request: web.Request) -> web.Response:
         asset: Asset = self._assets[request.path]
         return web.Response(body=asset.content, content_type=asset.media_type, charset="utf-8")
+
+    async def _on_strip(self, request: web.Request) -> web.Response:
+        path = self._directory / request.match_info["place"]
+        try:
+            frames = await asyncio.to_thread(path.read_bytes)
+        except OSError as error:
+            return _refused(404, f"{request.path}: {error.strerror}")
+        return web.Response(body=frames, content_type="image/webp")
 
     async def _on_snapshot(self, _request: web.Request) -> web.Response:
         if not self._board.parts:

@@ -20,7 +20,7 @@ from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import REQUEST, Request
 
 _ENCODER: Final = msgspec.json.Encoder()
-_OWN_PARTS: Final = ("curves", "samples", "news")
+_OWN_PARTS: Final = ("curves", "heldout", "samples", "news")
 """Fields that change seldom, or that are long."""
 
 Parts = Mapping[str, bytes]

@@ -61,7 +61,7 @@ class Page:
     async def _serve(self) -> None:
         _QUIET.setLevel(logging.CRITICAL)  # whoever sends nonsense shall not fill the log
         self.board.open()
-        application = Application(self.board, self._authentication)
+        application = Application(self.board, self._authentication, self.token_file.parent)
         runner = web.AppRunner(
             application.build(),
             access_log=None,

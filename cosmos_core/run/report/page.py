@@ -22,7 +22,7 @@ from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.plots import Album, Picture, Series, contact_sheet, plot
 from cosmos_core.run.report.summary import heldout_names, own_measures, rates_key, unused, where_title
-from cosmos_core.types import JSON, Prompt
+from cosmos_core.types import JSON
 
 _TEMPLATE: Final = "report.html.j2"
 _COMPARED: Final = 12
@@ -218,7 +218,7 @@ def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Al
         before, after = first.get(row), last.get(row)
         compared.append(
             Comparison(
-                prompt=prompt_text(prompt),
+                prompt=prompt.words,
                 reference=prompt.reference,
                 before=before,
                 after=after,
@@ -230,10 +230,3 @@ def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Al
 
 def _picture(completion: HeldOutCompletion | None, album: Album) -> Picture | None:
     return None if completion is None else album.picture(completion.media)
-
-
-def prompt_text(prompt: Prompt) -> str:
-    """A prompt as people read it."""
-    if isinstance(prompt.text, str):
-        return prompt.text
-    return "\n".join(f"{message.role}: {message.content}" for message in prompt.text)

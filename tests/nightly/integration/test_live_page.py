@@ -15,11 +15,13 @@ from urllib.request import urlopen
 
 import attrs
 import pytest
+from PIL import Image
 
 from cosmos_core.control.journal import entries
 from cosmos_core.control.live.event_feed import Curve, News, SampleView
 from cosmos_core.control.live.snapshot import ReplicaView, Snapshot
 from cosmos_core.control.machine.events import Commanded
+from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.control.page.service import Page
 from cosmos_core.run.status import look
 from cosmos_core.transport.messages import REQUEST, Drain
@@ -52,7 +54,17 @@ def browser(tab) -> Browser:
 def snapshot(**changes) -> Snapshot:
     text = f"{EVIL}\n</pre>"
     sample = SampleView(time=1.0, replica="rollout-0", version=2, status="ok", reward=1.0, units=9, text=text)
+    completion = HeldOutCompletion(row=3, text=EVIL, reward=-1.25, detail=EVIL, media="media/step-2/row-3.mp4")
     default = {
+        "heldout": EvaluationRecord(
+            version=2,
+            accuracy=None,
+            reward=-1.25,
+            num_prompts=1,
+            num_unscored=0,
+            num_truncated=0,
+            completions=(completion, attrs.evolve(completion, row=4, media="")),
+        ),
         "time": time.time(),
         "step": 2,
         "version": 2,
@@ -71,6 +83,8 @@ def snapshot(**changes) -> Snapshot:
 @pytest.fixture
 def page(tmp_path) -> Iterator[Page]:
     """A page of a run that a thread of this process plays: it takes any request."""
+    (tmp_path / "media" / "step-2").mkdir(parents=True)
+    Image.new("RGB", (160, 20), (230, 51, 51)).save(tmp_path / "media" / "step-2" / "row-3.strip.webp", lossless=True)
     found, over = Page(tmp_path, "127.0.0.1", 0), threading.Event()
     found.asked = []
 
@@ -95,8 +109,16 @@ def test_what_a_model_writes_is_shown_as_text_and_does_not_run(page, browser):
     browser.until("document.querySelector('#samples pre')")
     assert browser.text("#samples pre") == f"{EVIL}\n</pre>"
     assert EVIL in browser.text("#news")
-    assert browser.evaluate("document.querySelectorAll('#samples img, #samples b, #news img, body script').length") == 0
+    assert [EVIL in browser.text(f"#heldout article:first-child {part}") for part in ("div", "pre")] == [True, True]
+    assert browser.evaluate("document.querySelectorAll('main img, #samples b, #heldout b, body script').length") == 0
     assert browser.evaluate("document.title") == "arithmetic: training"
+
+    # Frames are drawn where there are any.
+    browser.until("document.querySelector('#heldout canvas')")
+    drawn = "[...document.querySelector('#heldout canvas').getContext('2d').getImageData(80, 10, 1, 1).data].join()"
+    assert browser.evaluate(drawn) == "230,51,51,255"
+    assert browser.evaluate("document.querySelectorAll('#heldout article').length") == 2
+    assert browser.evaluate("document.querySelectorAll('#heldout canvas').length") == 1
     assert browser.complaints == []
 
 

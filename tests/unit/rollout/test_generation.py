@@ -497,6 +497,7 @@ def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):
         for callback in handle.callbacks:
             callback(handle)
     reports = {report.lease: report for report in rig.wait_reports(2)}
-    assert reports[7].media == ""
-    assert reports[8].media == "media/step-1/row-4.png"
+    assert (reports[7].media, reports[8].media) == ("", "media/step-1/row-4.png")
+    # It has no words of its own.
+    assert reports[7].text == reports[8].text == rig.generation._parts.dataset.row("train", 4).words != ""
     assert kept == [(1, 4, media)]

@@ -84,6 +84,25 @@ function replicas(run) {
   }
 }
 
+function article(facts, text) {
+  const found = tag("article");
+  found.append(tag("div", facts.filter((fact) => fact).join(" · "), "hint"), tag("pre", text));
+  return found;
+}
+
+// Drawn, because the address of an image could not carry the token. Frames that are out of reach are left out.
+async function drawFrames(told, sample) {
+  const response = await fetch(`/${sample.media.replace(/\.\w+$/, ".strip.webp")}`, { headers: authorization() }).catch(() => null);
+  if (!response?.ok) return;
+  const image = await createImageBitmap(await response.blob());
+  const canvas = tag("canvas");
+  [canvas.width, canvas.height] = [image.width, image.height];
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `frames of row ${sample.row}`);
+  canvas.getContext("2d").drawImage(image, 0, 0);
+  told.append(canvas);
+}
+
 const show = {
   run(run) {
     document.title = `${run.name}: ${run.phase}`;
@@ -116,12 +135,20 @@ const show = {
       return figure;
     }));
   },
+  heldout(evaluation) {
+    at("heldout-section").hidden = evaluation === null;
+    if (evaluation === null) return;
+    at("heldout").replaceChildren(...evaluation.completions.map((sample) => {
+      const reward = sample.reward === null ? "no reward" : `reward ${short(sample.reward)}`;
+      const told = article([`row ${sample.row}`, `weights ${evaluation.version}`, reward, sample.detail], sample.text);
+      if (sample.media) drawFrames(told, sample);
+      return told;
+    }));
+  },
   samples(samples) {
     at("samples").replaceChildren(...samples.reverse().map((sample) => {
-      const article = tag("article");
       const reward = sample.reward === null ? sample.status : `reward ${short(sample.reward)}`;
-      article.append(tag("div", `${sample.replica} · weights ${sample.version} · ${reward} · ${sample.units} ${unit}s`, "hint"), tag("pre", sample.text));
-      return article;
+      return article([sample.replica, `weights ${sample.version}`, reward, `${sample.units} ${unit}s`], sample.text);
     }));
   },
   news(news) {

@@ -130,6 +130,7 @@ def test_an_evaluation_is_told_by_what_its_samples_are(watched, make_sample, sub
             found = it.look()
             assert (found.accuracy, found.heldout_reward, found.evaluated_step, found.unit) == (None, None, 0, unit)
             assert dict(facts(found))[label] == "not measured"
+            assert [each.row for each in found.heldout.completions] == [0]
             none = "weights of step 0: not measured, as none of 1 held-out prompts was scored"
             assert it.news("evaluated") == [none]
 
@@ -176,9 +177,11 @@ def test_what_models_write_is_kept_as_it_is_and_bounded(watched, make_sample):
     it = watched()
     it.run.start()
     text = "<script>alert(1)</script>" + "x" * 3000
-    lease = it.run.leases()[0]
-    it.run.finish("r0", lease, *map(make_sample, range(4)), text=text)
-    (sample,) = it.look().samples
+    first, second, *_ = it.run.leases()
+    it.run.finish("r0", first, *map(make_sample, range(4)), text=text)
+    it.run.finish("r0", second, *map(make_sample, range(4)), text="")
+    sample, silent = it.look().samples
+    assert (silent.text, silent.reward) == ("", 1.0)
     assert sample.text == text[:2000]
     assert (sample.replica, sample.version, sample.status, sample.reward, sample.units) == ("r0", 0, "ok", 1.0, 10)
 

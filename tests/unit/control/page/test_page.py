@@ -77,7 +77,16 @@ def test_only_the_files_of_the_page_are_served_and_every_answer_is_hardened(serv
         assert answer.headers["X-Frame-Options"] == "DENY"
         assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
-    for path in ["/../pyproject.toml", "/assets/page.js", "/page.token", "/%2e%2e/page.token", "//etc"]:
+    # Frames of held-out samples are served from the run's folder, and nothing beside them.
+    folder = served.page.token_file.parent / "media" / "step-12"
+    folder.mkdir(parents=True)
+    for name in ("row-3.strip.webp", "row-3.mp4"):
+        (folder / name).write_bytes(b"frames")
+    answer = served.ask("GET", "/media/step-12/row-3.strip.webp")
+    assert (answer.status, answer.headers["Content-Type"], answer.body) == (200, "image/webp", b"frames")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    missing = ["/media/step-12/row-4.strip.webp", "/media/step-12/row-3.mp4", "/media/step-12/../../page.token"]
+    for path in [*missing, "/../pyproject.toml", "/assets/page.js", "/page.token", "/%2e%2e/page.token", "//etc"]:
         with subtests.test(path=path):
             assert served.ask("GET", path).status == 404
 
@@ -97,8 +106,8 @@ def test_the_run_as_it_is_now(served, snapshot):
 def test_a_stream_brings_what_has_changed_and_nothing_else(served, stream, snapshot):
     watching = stream()
     assert watching.status == 200
-    first = dict(watching.next() for _ in range(4))
-    assert sorted(first) == ["curves", "news", "run", "samples"]
+    first = dict(watching.next() for _ in range(5))
+    assert sorted(first) == ["curves", "heldout", "news", "run", "samples"]
     assert first["run"]["step"] == 3
     served.page.board.offer(attrs.evolve(snapshot, step=4))
     name, data = watching.next()
