@@ -1,4 +1,4 @@
-"""Where the time of a run went: seconds by activity of each pool, over all that its journal tells."""
+"""The time that a run has taken: seconds by activity of each pool, over all that its journal tells."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ IDLE_S: Final = 15.0
 
 SECURITY: Final = {
     "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'"
+        "default-src 'self'; img-src 'self' blob:; base-uri 'none'; object-src 'none'; form-action 'self'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",

@@ -90,17 +90,15 @@ function article(facts, text) {
   return found;
 }
 
-// Drawn, because the address of an image could not carry the token. Frames that are out of reach are left out.
-async function drawFrames(told, sample) {
+// Fetched, because the address of an image could not carry the token. Frames that are out of reach are left out.
+async function showFrames(told, sample) {
   const response = await fetch(`/${sample.media.replace(/\.\w+$/, ".strip.webp")}`, { headers: authorization() }).catch(() => null);
   if (!response?.ok) return;
-  const image = await createImageBitmap(await response.blob());
-  const canvas = tag("canvas");
-  [canvas.width, canvas.height] = [image.width, image.height];
-  canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `frames of row ${sample.row}`);
-  canvas.getContext("2d").drawImage(image, 0, 0);
-  told.append(canvas);
+  const image = tag("img");
+  image.alt = `frames of row ${sample.row}`;
+  image.src = URL.createObjectURL(await response.blob());
+  image.onload = () => URL.revokeObjectURL(image.src);
+  told.append(image);
 }
 
 const show = {
@@ -141,7 +139,7 @@ const show = {
     at("heldout").replaceChildren(...evaluation.completions.map((sample) => {
       const reward = sample.reward === null ? "no reward" : `reward ${short(sample.reward)}`;
       const told = article([`row ${sample.row}`, `weights ${evaluation.version}`, reward, sample.detail], sample.text);
-      if (sample.media) drawFrames(told, sample);
+      if (sample.media) showFrames(told, sample);
       return told;
     }));
   },
