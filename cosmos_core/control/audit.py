@@ -225,7 +225,7 @@ class Auditor:
         self._count(event)
         if isinstance(event, ControllerStarted) and state.term != before[1] + 1:
             self._problem(f"entry {sequence}: term {state.term} follows term {before[1]}")
-        if state.step < before[0] or len(state.steps) < len(self._batches) + self._first_step:
+        if state.step < before[0] or state.step < len(self._batches) + self._first_step:
             self._roll_back(state)
         batch = None
         if state.step > before[0] and running is not None:
@@ -352,9 +352,8 @@ class Auditor:
     def _totals(self, state: State) -> Iterator[str]:
         for history, ledger in zip(self._histories, state.ledgers, strict=True):
             yield from history.differences(ledger)
-        recorded = [record.step for record in state.steps]
-        if recorded[self._first_step :] != [batch.step for batch in self._batches]:
-            yield f"the run has records of {len(recorded)} steps, on record are {len(self._batches)} batches"
+        if [batch.step for batch in self._batches] != list(range(self._first_step + 1, state.step + 1)):
+            yield f"the run has done {state.step - self._first_step} steps, on record are {len(self._batches)} batches"
 
     def _check(self, state: State) -> None:
         try:

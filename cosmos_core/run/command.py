@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,18 +30,18 @@ from cosmos_core.run.follower import Follower
 from cosmos_core.run.hooks import RunHooks
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools, prepare
+from cosmos_core.run.planning.apart import in_fork
 from cosmos_core.run.planning.changes import changed
-from cosmos_core.run.planning.plan import check_changed, check_hooks, make_plan
-from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_keys, check_present
-from cosmos_core.run.planning.tables import print_plan
+from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_hooks, check_keys, check_present
 from cosmos_core.run.recovery import Start, find_start
 from cosmos_core.run.report.summary import print_summary, summarise
-from cosmos_core.run.submit import submission_notes
 from cosmos_core.run.supervisor import Ending, Supervisor
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.transport import sockets
 
 _HOOKS_TIMEOUT_S: Final = 30.0
+_SUPERVISED: Final = ("dataset", "launcher", "hook")
+"""Kinds of plugins that a supervisor uses itself."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,6 +59,10 @@ class _Session:
 
 def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:
     """Validate everything and print the plan; nothing is left behind; raises CosmosError if the recipe cannot run."""
+    from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
+    from cosmos_core.run.planning.tables import print_plan  # noqa: PLC0415
+    from cosmos_core.run.submit import submission_notes  # noqa: PLC0415
+
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
         notes = submission_notes(plan) if capabilities_of(recipe, plan.plugins).submits else ()
@@ -73,18 +78,28 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     folder.check_free(directory, overwrite=overwrite)
     prepare(recipe)
     require_idle(directory)
+    in_fork(partial(_make_folder, recipe, recipe_path, overwrite=overwrite))
+    with folder.held(directory):
+        job = load_job(directory)
+        plugins = PluginSet.load(selections(recipe, _SUPERVISED))
+        dataset, launcher = load_dataset(job, plugins), _launcher(job, plugins)
+        session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())
+        return _supervise(session, console, began)
+
+
+def _make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -> None:
+    """Plan a run, and make its folder once nothing is left to refuse."""
+    from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
+
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
         check_keys(plan.job)
-        launcher = _launcher(plan.job, plan.plugins)
+        _launcher(plan.job, plan.plugins)
         check_present(plan.parts)
         _check_port(recipe)
         if recipe.policy.checkpoint.url is not None:
             _check_own(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
-    with folder.held(directory):
-        session = _Session(job=plan.job, plugins=plan.plugins, dataset=plan.dataset, launcher=launcher, start=Start())
-        return _supervise(session, console, began)
 
 
 def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = (), start: str | None = None) -> str:
@@ -127,9 +142,9 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     job = attrs.evolve(job, recipe=recipe)
     check_keys(job)
     if any(change.is_to_be_checked for change in changes):
-        check_changed(job)
+        in_fork(partial(_check_changed, job))
     installed = discover()
-    plugins = PluginSet.load(selections(recipe, ("dataset", "launcher", "hook")), records=installed)
+    plugins = PluginSet.load(selections(recipe, _SUPERVISED), records=installed)
     check_exposed(recipe, capabilities_of(recipe, plugins))
     launcher = _launcher(job, plugins)
     check_hooks(recipe, plugins)
@@ -156,6 +171,12 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
         follower=follower,
         earlier_s=earlier_s,
     )
+
+
+def _check_changed(job: Job) -> None:
+    from cosmos_core.run.planning.plan import check_changed  # noqa: PLC0415 - imports torch
+
+    check_changed(job)
 
 
 def _launcher(job: Job, plugins: PluginSet) -> Launcher:

@@ -5,15 +5,16 @@ The live view, the hooks, the summary and the report are all derived from this, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
 from cosmos_core.config.job import Stage, Unit
-from cosmos_core.control.live.figures import Gauges, TimedStep, Timeline, figures, trained_units
+from cosmos_core.control.live.figures import Gauges, TimedStep, Timeline, figures
 from cosmos_core.control.live.time_spent import TimeSpent
-from cosmos_core.control.machine import changes, core
+from cosmos_core.control.machine import changes, core, history
 from cosmos_core.control.machine.events import (
     ControllerStarted,
     Event,
@@ -53,6 +54,9 @@ class Mark:
     trained: float
 
 
+_MOST_MARKS: Final = 5000
+
+
 def ignore(hook: str, **arguments: Any) -> None:
     """A `Notify` for nobody."""
 
@@ -61,9 +65,9 @@ class Follower:
     """Folds journal entries.
 
     Attributes:
-        evaluations: Finished evaluations of the effective timeline, in order.
-        marks: Cumulative units about once a second.
-        loads: Weight loads of rollout replicas.
+        evaluated: Unix times of the evaluations of the state, in order.
+        marks: Cumulative units about once a second; further apart in a run of hours.
+        loads: Sums over the weight loads of rollout replicas: how many, how many by difference, and their bytes.
         spent: Seconds by activity.
         last_sequence: Sequence number of the newest entry; 0 before any.
     """
@@ -71,23 +75,29 @@ class Follower:
     def __init__(self) -> None:
         self.state: State | None = None
         self.timeline: Final = Timeline()
-        self.evaluations: list[TimedEvaluation] = []
+        self.evaluated: list[float] = []
         self.marks: list[Mark] = []
-        self.loads: list[WeightsLoaded] = []
+        self.loads: Counter[str] = Counter()
         self.spent: Final = TimeSpent()
         self.has_ended = False
         self.num_resumed = 0
         self.last_sequence = 0
         self._num_changes = 0
-        self._told: Final[set[tuple[str, int]]] = set()
+        self._told: Final[dict[str, int]] = {}
         self._received: Final[dict[str, int]] = {}
         self._generated = 0
-        self._trained = 0.0
+        self._spacing_s = 1.0
 
     @property
     def steps(self) -> list[TimedStep]:
-        """Applied steps of the effective timeline, in order."""
+        """Applied steps of the effective timeline, in order: the newest, and some of earlier ones (`history`)."""
         return self.timeline.steps
+
+    @property
+    def evaluations(self) -> list[TimedEvaluation]:
+        """Finished evaluations of the effective timeline, in order."""
+        records = self.state.evaluations if self.state is not None else ()
+        return [TimedEvaluation(time=time, record=record) for time, record in zip(self.evaluated, records, strict=True)]
 
     @property
     def sessions(self) -> list[tuple[float, float]]:
@@ -106,7 +116,7 @@ class Follower:
             self.state = core.begin(event)
             # Trackers know them already; when they happened, only the journal that is lost did.
             self.timeline.take(time, event, self.state)
-            self.evaluations = [TimedEvaluation(time=time, record=record) for record in self.state.evaluations]
+            self.evaluated = [time] * len(self.state.evaluations)
             self._num_changes = len(self.state.changes)
             return
         state = self.state
@@ -116,10 +126,8 @@ class Follower:
             )
         left = state.replicas.get(event.name) if isinstance(event, ReplicaLost | Reported) else None
         self.spent.take(time, event, state)
+        before = state.step
         core.step(state, event)
-        num_steps = (
-            min(len(self.steps), len(state.steps)) if isinstance(event, Resumed | RolledBack) else len(self.steps)
-        )
         self.timeline.take(time, event, state)
         if isinstance(event, ControllerStarted):
             self.has_ended = False
@@ -128,12 +136,12 @@ class Follower:
             self._truncate(state)
         self._count(time, event, notify)
         self._settings(state, notify)
-        self._records(time, state, num_steps, notify)
+        self._records(time, state, before, notify)
         self._membership(event, left.role if left else "", notify)
 
     def _truncate(self, state: State) -> None:
         """Forget what the resumed timeline does not hold."""
-        del self.evaluations[len(state.evaluations) :]
+        del self.evaluated[len(state.evaluations) :]
         self._num_changes = len(state.changes)
         self._told.clear()
         self.has_ended = False
@@ -150,17 +158,23 @@ class Follower:
             self._generated += sum(sample.num_units for sample in report.samples)
             self._mark(time)
         elif isinstance(report, WeightsLoaded):
-            self.loads.append(report)
+            self.loads.update(
+                loads=1,
+                bytes=report.nbytes,
+                relayed_bytes=report.relayed,
+                spared_bytes=report.spared,
+                delta_loads=report.spared > 0,
+            )
         elif isinstance(report, WeightsPublished) and self._is_first("published", report.version):
             notify("cosmos_weights_published", version=report.version, digest=report.digest)
         elif isinstance(report, CheckpointSaved) and self._is_first("saved", report.step):
             notify("cosmos_checkpoint_saved", step=report.step, path=report.path)
 
     def _is_first(self, what: str, number: int) -> bool:
-        """True if this is told for the first time: every policy replica reports what all of them did."""
-        known = (what, number) in self._told
-        self._told.add((what, number))
-        return not known
+        """True if this is told for the first time: every policy replica reports what all of them did, in order."""
+        is_first = number > self._told.get(what, -1)
+        self._told[what] = max(number, self._told.get(what, -1))
+        return is_first
 
     def _settings(self, state: State, notify: Notify) -> None:
         for change in state.changes[self._num_changes :]:
@@ -168,14 +182,13 @@ class Follower:
             notify("cosmos_setting_changed", step=step, key=change.key, before=change.before, after=change.after)
         self._num_changes = len(state.changes)
 
-    def _records(self, time: float, state: State, num_steps: int, notify: Notify) -> None:
-        for step in state.steps[num_steps:]:
-            self._trained += trained_units(step)
+    def _records(self, time: float, state: State, before: int, notify: Notify) -> None:
+        for step in history.after(state.steps, before):
             self.spent.take_step(step.metrics)
             self._mark(time)
             notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
-        for evaluation in state.evaluations[len(self.evaluations) :]:
-            self.evaluations.append(TimedEvaluation(time=time, record=evaluation))
+        for evaluation in state.evaluations[len(self.evaluated) :]:
+            self.evaluated.append(time)
             metrics = evaluation_metrics(evaluation, state.settings.unit)
             notify("cosmos_evaluation_finished", step=evaluation.version, metrics=metrics)
 
@@ -188,8 +201,13 @@ class Follower:
             notify("cosmos_replica_left", replica=event.name, role=role, reason=event.reason)
 
     def _mark(self, time: float) -> None:
-        if not self.marks or time - self.marks[-1].time >= 1.0:
-            self.marks.append(Mark(time=time, generated=self._generated, trained=self._trained))
+        if self.state is None or (self.marks and time - self.marks[-1].time < self._spacing_s):
+            return
+        trained = sum(ledger.totals.units for ledger in self.state.ledgers)
+        self.marks.append(Mark(time=time, generated=self._generated, trained=trained))
+        if len(self.marks) > _MOST_MARKS:
+            del self.marks[1::2]
+            self._spacing_s *= 2
 
 
 def step_metrics(step: StepRecord) -> dict[str, float]:

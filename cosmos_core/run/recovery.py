@@ -19,7 +19,6 @@ from cosmos_core.control import recovery_snapshots
 from cosmos_core.control.journal import Journal, entries
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Recovered, Resumed
-from cosmos_core.control.machine.progress import generation_at
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.machine.state import State
@@ -121,7 +120,7 @@ def _snapshot(job: Job, wanted: int | None) -> tuple[RecoverySnapshot, tuple[str
             continue
         if snapshot.settings.run_id != job.run_id:
             problems.append(f"{job.recovery_snapshots}/step-{step} is of run {snapshot.settings.run_id}")
-        elif not place.is_genuine(generation_at(snapshot.steps, step)):
+        elif not place.is_genuine(snapshot.mark.generation):
             problems.append(f"{path_of(job.checkpoints, step)} is of before the step was undone")
         else:
             return _beyond(snapshot, job), tuple(f"Passed over: {problem}" for problem in problems)
@@ -199,11 +198,11 @@ def _resumable(job: Job, state: State, complete: Sequence[int]) -> list[int]:
 
     Damaged ones are among them, and the newest on record even if it is gone: who takes one is told.
     """
-    known = {step: generation_at(state.steps, step) for step in state.marks}
     found = []
-    for step in sorted({0, *complete, max(state.checkpoints.saved, default=0)} & known.keys()):
+    for step in sorted({0, *complete, max(state.checkpoints.saved, default=0)} & state.marks.keys()):
         try:
-            is_genuine = not step or read_place(path_of(job.checkpoints, step)).is_genuine(known[step])
+            place = read_place(path_of(job.checkpoints, step)) if step else None
+            is_genuine = place is None or place.is_genuine(state.marks[step].generation)
         except DamagedCheckpointError:
             is_genuine = True
         if is_genuine:

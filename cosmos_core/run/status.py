@@ -141,12 +141,11 @@ class Watcher:
         for entry in found:
             if entry[0] <= self._follower.last_sequence:
                 continue
-            num_steps = len(self._follower.steps)
-            is_new = self._follower.state is None
+            step = self._follower.state.step if self._follower.state is not None else -1
             self._follower.fold((entry,))
             self._feed.note(entry[2], entry[1])
             # A journal is read at once: what its steps were is noted at their own times.
-            if self._follower.state is not None and (is_new or len(self._follower.steps) != num_steps):
+            if self._follower.state is not None and self._follower.state.step != step:
                 self._feed.catch_up(self._follower.state, entry[1])
         if entry is not None and self._follower.state is not None:
             self._feed.catch_up(self._follower.state, entry[1])

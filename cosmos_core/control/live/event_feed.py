@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.control.machine import history
 from cosmos_core.control.machine.events import (
     Commanded,
     ControllerStarted,
@@ -177,7 +178,7 @@ class EventFeed:
         seen = self._seen
         if seen is None:
             seen = self._begin(state)
-        for record in state.steps[seen.num_steps :]:
+        for record in history.after(state.steps, seen.step):
             self._on_step(record, state, time)
         for evaluation in state.evaluations[seen.num_evaluations :]:
             self._on_evaluation(evaluation, time)
@@ -273,7 +274,7 @@ class EventFeed:
 class _Seen:
     """Facts that were known of a state, to tell what is new in it."""
 
-    num_steps: int
+    step: int
     num_evaluations: int
     generation: int
     members: tuple[str, ...]
@@ -293,7 +294,7 @@ class _Seen:
             dropped.update(ledger.dropped)
         generation = state.generation
         return cls(
-            num_steps=len(state.steps),
+            step=state.step,
             num_evaluations=len(state.evaluations),
             generation=state.generation_number,
             members=generation.order.members if generation is not None else (),

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from cosmos_core.config.job import Stage
+from cosmos_core.control.machine import history
 from cosmos_core.control.machine.events import (
     ControllerStarted,
     Event,
@@ -42,12 +43,20 @@ class TimedStep:
 
     time: float
     record: StepRecord
+    trained: float
+    """Units that all steps trained on up to then."""
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+        return self.record.step
 
 
 class Timeline:
     """The times of a run: sessions of its controller, ends of steps, processes that came back.
 
     Attributes:
+        steps: Of the newest steps, and of some earlier ones (`history`).
         sessions: (first, last) unix time of each term of the controller.
         joined: Unix time at which each replica joined first since the run was started or resumed last.
         restarts: How often each replica, and the controller, came back since then in another process.
@@ -81,8 +90,11 @@ class Timeline:
         if self.sessions and not isinstance(event, Resumed):
             self.sessions[-1] = (self.sessions[-1][0], time)
         if isinstance(event, Resumed | RolledBack):
-            del self.steps[len(state.steps) :]
-        self.steps += [TimedStep(time=time, record=record) for record in state.steps[len(self.steps) :]]
+            history.undo(self.steps, state.step)
+        known = self.steps[-1].step if self.steps else 0
+        for record in history.after(state.steps, known):
+            trained = sum(ledger.totals.units for ledger in state.ledgers)
+            history.add(self.steps, TimedStep(time=time, record=record, trained=trained))
 
     def elapsed_s(self, now: float | None) -> float:
         """Seconds for which the run has gone on since it began or was recovered, without the time between sessions.
@@ -108,7 +120,7 @@ class Timeline:
         """
         pairs = [(a, b) for a, b in itertools.pairwise(steps) if self.is_one_session(a.time, b.time)]
         passed = sum(b.time - a.time for a, b in pairs)
-        return sum(trained_units(b.record) for _, b in pairs) / passed if passed > 0 else None
+        return sum(b.trained - a.trained for a, b in pairs) / passed if passed > 0 else None
 
     def _begin(self) -> None:
         """A controller takes over: for a session that begins, or from another one that was killed."""
@@ -120,14 +132,9 @@ class Timeline:
         self.restarts.clear()
 
 
-def trained_units(step: StepRecord) -> float:
-    """Units that a step trained on: the trainer's own count if it gives one, else those that were generated."""
-    return step.metrics.get("units", float(step.num_units))
-
-
 def phase_of(state: State, stage: Stage) -> str:
     """The phase of the run, in a few words; `stage` is that of its next step."""
-    evaluates_first = state.pending and state.running is None and not state.steps[stage.first_step :]
+    evaluates_first = state.pending and state.running is None and state.step <= stage.first_step
     phases = (
         (bool(state.outcome), state.outcome),
         (state.is_stopping, "stopping"),

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
+
 from cosmos_core.config.job import Unit
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.control.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
@@ -18,6 +20,8 @@ from cosmos_core.transport.reports import GroupFinished, HeldOutLoss
 from cosmos_core.types import SampleStatus
 
 _KEPT_COMPLETIONS: Final = 8
+_MOST_SHOWN: Final = 48
+"""Evaluations that keep their completions at most."""
 _CUT_OFF: Final = "evaluation at the stop"
 
 
@@ -48,7 +52,7 @@ def record_losses(state: State, running: RunningStep) -> None:
         for row, reason in found.dropped:
             state.explain(f"held-out {reason}", found.details.get(reason, f"row {row}"))
         if found.num_rows:
-            state.evaluations.append(_loss_record(found))
+            _keep(state.evaluations, _loss_record(found))
     measured = {found.version for found in running.heldout if found.num_rows}
     for version in sorted(set(running.order.measures) - measured):
         # What is lacking of the step's own result is asked for again with the next step, if there is one.
@@ -168,7 +172,16 @@ def _settle(state: State, lease: Lease, result: HeldOutResult) -> None:
     evaluation.results[lease.row] = result
     if len(evaluation.results) == state.settings.evaluation_prompts:
         state.pending.remove(evaluation)
-        state.evaluations.append(_record(evaluation, state.settings.unit))
+        _keep(state.evaluations, _record(evaluation, state.settings.unit))
+
+
+def _keep(evaluations: list[EvaluationRecord], done: EvaluationRecord) -> None:
+    """Add an evaluation; the first and the newest keep their completions, of many others every second one."""
+    evaluations.append(done)
+    shown = [index for index, each in enumerate(evaluations) if each.completions]
+    if len(shown) > _MOST_SHOWN:
+        for index in shown[1:-1:2]:
+            evaluations[index] = attrs.evolve(evaluations[index], completions=())
 
 
 def _loss_record(found: HeldOutLoss) -> EvaluationRecord:

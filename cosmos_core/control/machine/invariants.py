@@ -79,8 +79,10 @@ def _training(state: State) -> Iterator[str]:
         yield f"shares {order.shares} do not part {len(order.groups)} groups"
     if state.stage.uses_rollouts and any(is_stale(state, group) for group in ledger.batched.values()):
         yield "a batched group is older than sync.max_staleness allows"
-    if len(state.steps) != state.step:
-        yield f"{len(state.steps)} records of {state.step} steps"
+    if (recorded := sum(ledger.totals.steps for ledger in state.ledgers)) != state.step:
+        yield f"the stages' totals are of {recorded} steps, and {state.step} are done"
+    if state.steps and state.steps[-1].step != state.step:
+        yield f"the newest record is of step {state.steps[-1].step}, and {state.step} are done"
 
 
 def _evaluations(state: State) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from cosmos_core.control.machine.records import SampleCounts, count_dropped
+from cosmos_core.control.machine.records import SampleCounts, StageTotals, count_dropped
 from cosmos_core.transport.directives import GroupRef
 
 
@@ -27,6 +27,7 @@ class LedgerMark:
     consumed: int
     dropped: dict[str, int]
     samples: SampleCounts
+    totals: StageTotals
 
 
 @attrs.define(kw_only=True)
@@ -43,6 +44,7 @@ class Ledger:
     consumed: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
     samples: SampleCounts = attrs.field(factory=SampleCounts)
+    totals: StageTotals = attrs.field(factory=StageTotals)
 
     @property
     def num_live(self) -> int:
@@ -124,6 +126,7 @@ class Ledger:
             consumed=self.consumed,
             dropped=dict(self.dropped),
             samples=attrs.evolve(self.samples, dropped=dict(self.samples.dropped)),
+            totals=self.totals.copy(),
         )
 
     def rolled_back(self, mark: LedgerMark) -> Ledger:
@@ -145,6 +148,7 @@ class Ledger:
             consumed=mark.consumed,
             dropped=dict(mark.dropped),
             samples=samples,
+            totals=mark.totals.copy(),
         )
 
     def _take(self, position: int) -> GroupRef | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from typing import Final
 
-from cosmos_core.control.machine import batch_assembly, changes, evaluation, publication
+from cosmos_core.control.machine import batch_assembly, changes, evaluation, history, publication
 from cosmos_core.control.machine.records import StepRecord
 from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
 from cosmos_core.types import SampleStatus
+
+MOST_MARKS: Final = 1000
+"""Checkpoints, besides the best one, from which a run can be resumed: the newest ones that were wanted."""
 
 
 def on_step_done(state: State, replica: Replica, report: StepDone) -> bool:
@@ -48,7 +51,9 @@ def finish_step(state: State) -> None:
     groups = [ledger.consume(position) for position in sorted(ledger.batched)]
     for group in groups:
         state.let_go(group)
-    state.steps.append(_record(state, running, groups, stage))
+    record = _record(state, running, groups, stage)
+    history.add(state.steps, record)
+    ledger.totals.add(record)
     _forget_mark(state)
     state.step = running.order.step
     state.running = None
@@ -61,7 +66,7 @@ def finish_step(state: State) -> None:
     if state.settings.saves(state.step):
         state.checkpoints.ordered = state.step
     enter_step(state)
-    state.marks[state.step] = tuple(ledger.mark() for ledger in state.ledgers)
+    state.mark(running.generation)
     state.touch()
 
 
@@ -138,16 +143,10 @@ def begin(state: State) -> None:
     evaluation.tell_unmeasurable(state)
 
 
-def generation_at(steps: Sequence[StepRecord], step: int) -> int:
-    """The gradient group that did a step of these records; no earlier one made a checkpoint of its weights."""
-    return steps[step - 1].generation if step else 0
-
-
 def _is_of_run(state: State, report: CheckpointSaved | CheckpointFailed) -> bool:
     """True if a checkpoint is of what the run has come to, and not of the same step before it was undone."""
-    if report.step > state.step:
-        return False
-    return report.generation < 0 or report.generation >= generation_at(state.steps, report.step)
+    mark = state.marks.get(report.step)
+    return mark is not None and (report.generation < 0 or report.generation >= mark.generation)
 
 
 def _settle_checkpoint(state: State, step: int) -> None:
@@ -157,11 +156,15 @@ def _settle_checkpoint(state: State, step: int) -> None:
 
 
 def _forget_mark(state: State) -> None:
-    """Nobody resumes from a step of which no checkpoint was wanted."""
+    """Nobody resumes from a step of which no checkpoint was wanted, nor from one of long ago."""
     checkpoints = state.checkpoints
     wanted = (0, checkpoints.ordered, *checkpoints.saved, *checkpoints.failed)
     if state.step not in wanted:
         state.marks.pop(state.step, None)
+    if len(state.marks) > MOST_MARKS:
+        oldest = min(state.marks.keys() - {0, best_checkpoint(state)})
+        for kept in (state.marks, checkpoints.saved, checkpoints.failed):
+            kept.pop(oldest, None)
 
 
 def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: int) -> StepRecord:

@@ -72,6 +72,48 @@ class StepRecord:
     drawn: dict[str, int] = attrs.field(factory=dict)
     generation: int = 0
 
+    @property
+    def trained_units(self) -> float:
+        """Units that the step trained on: the trainer's own count if it gives one, else those that were generated."""
+        return self.metrics.get("units", float(self.num_units))
+
+
+@attrs.define(kw_only=True)
+class StageTotals:
+    """Sums over all steps of a stage.
+
+    Attributes:
+        units: Trained on (`StepRecord.trained_units`).
+        samples: Scored samples that were trained on, of steps with a reward.
+        staleness: Of these samples, summed.
+        dropped: Of the metrics that count what was not used (`*_dropped_*`).
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    units: float = 0.0
+    samples: int = 0
+    staleness: float = 0.0
+    staleness_max: int = 0
+    dropped: dict[str, float] = attrs.field(factory=dict)
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one more step."""
+        self.steps += 1
+        self.skipped += record.skipped
+        self.units += record.trained_units
+        if record.reward is not None:
+            self.samples += record.num_samples
+            self.staleness += record.staleness_mean * record.num_samples
+            self.staleness_max = max(self.staleness_max, record.staleness_max)
+        for name, value in record.metrics.items():
+            if "_dropped_" in name:
+                self.dropped[name] = self.dropped.get(name, 0.0) + value
+
+    def copy(self) -> StageTotals:
+        """The sums as they are now."""
+        return attrs.evolve(self, dropped=dict(self.dropped))
+
 
 @attrs.frozen(kw_only=True)
 class SettingChange:

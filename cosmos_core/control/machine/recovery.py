@@ -13,12 +13,12 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.control.machine import changes, evaluation, membership, progress, publication, relays
+from cosmos_core.control.machine import changes, evaluation, history, membership, progress, publication, relays
 from cosmos_core.control.machine.events import Resumed, RolledBack
-from cosmos_core.control.machine.ledger import Ledger, LedgerMark
+from cosmos_core.control.machine.ledger import Ledger
 from cosmos_core.control.machine.records import EvaluationRecord, SettingChange, StepRecord
 from cosmos_core.control.machine.settings import Settings
-from cosmos_core.control.machine.state import Checkpoints, Replica, State
+from cosmos_core.control.machine.state import Checkpoints, Replica, State, StepMark
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.codec import Codec
 
@@ -53,7 +53,7 @@ class RecoverySnapshot:
     term: int
     generation_number: int
     next_lease: int
-    marks: tuple[LedgerMark, ...]
+    mark: StepMark
     steps: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...]
     changes: tuple[SettingChange, ...] = ()
@@ -70,8 +70,8 @@ def snapshot_of(state: State, step: int) -> RecoverySnapshot:
         term=state.term,
         generation_number=state.generation_number,
         next_lease=state.next_lease,
-        marks=state.marks[step],
-        steps=tuple(state.steps[:step]),
+        mark=state.marks[step],
+        steps=tuple(record for record in state.steps if record.step <= step),
         evaluations=tuple(done for done in state.evaluations if done.version <= step),
         changes=tuple(change for change in state.changes if change.step <= step + 1),
     )
@@ -94,12 +94,12 @@ def restored(snapshot: RecoverySnapshot, checkpoint: str) -> State:
         step=snapshot.step,
         generation_number=snapshot.generation_number + _TERMS,
         next_lease=snapshot.next_lease + _LEASES,
-        ledgers=[Ledger.restore(mark) for mark in snapshot.marks],
+        ledgers=[Ledger.restore(mark) for mark in snapshot.mark.ledgers],
         steps=list(snapshot.steps),
         evaluations=list(snapshot.evaluations),
         changes=list(snapshot.changes),
         checkpoints=Checkpoints(saved={snapshot.step: checkpoint}),
-        marks={snapshot.step: snapshot.marks},
+        marks={snapshot.step: snapshot.mark},
         undone=snapshot.generation_number + _TERMS,
     )
 
@@ -118,8 +118,8 @@ def newest_kept(state: State) -> int:
 
 def roll_back(state: State, event: RolledBack) -> None:
     """Undo the steps after one that is kept."""
-    marks = state.marks.get(event.step)
-    if marks is None:
+    mark = state.marks.get(event.step)
+    if mark is None:
         raise JournalError(f"the run was taken back to step {event.step}, of which the journal has no snapshot")
     if state.rollbacks[-MAX_ROLLBACKS:] == [event.step] * MAX_ROLLBACKS:
         state.fail(
@@ -135,7 +135,7 @@ def roll_back(state: State, event: RolledBack) -> None:
             membership.lose(
                 state, policy, f"the run was taken back to step {event.step}, and it holds a later one's weights"
             )
-    state.ledgers = [ledger.rolled_back(mark) for ledger, mark in zip(state.ledgers, marks, strict=True)]
+    state.ledgers = [ledger.rolled_back(then) for ledger, then in zip(state.ledgers, mark.ledgers, strict=True)]
     for replica in state.named("rollout"):
         _undo_generation(state, replica, event.step)
         state.spare.add(replica.name)
@@ -153,8 +153,8 @@ def resume(state: State, event: Resumed) -> None:
 
     Evaluations of weights up to that step stay, because those weights did not change.
     """
-    marks = state.marks.get(event.step)
-    if marks is None:
+    mark = state.marks.get(event.step)
+    if mark is None:
         raise JournalError(
             f"cannot resume from step {event.step}: the journal knows checkpoints of {sorted(state.marks)} only; "
             "choose one of these"
@@ -171,9 +171,9 @@ def resume(state: State, event: Resumed) -> None:
         step=event.step,
         fenced=state.fenced,
         generation_number=state.generation_number,
-        ledgers=[Ledger.restore(mark) for mark in marks],
+        ledgers=[Ledger.restore(then) for then in mark.ledgers],
         next_lease=state.next_lease,
-        steps=state.steps[: event.step],
+        steps=[record for record in state.steps if record.step <= event.step],
         evaluations=[done for done in state.evaluations if done.version <= event.step],
         checkpoints=Checkpoints(
             saved={step: path for step, path in state.checkpoints.saved.items() if step <= event.step},
@@ -202,7 +202,7 @@ def _undo_training(state: State, step: int) -> None:
     state.is_regrouping = False
     state.attempts = state.num_regroups = state.num_useless = 0
     state.pending.clear()
-    del state.steps[step:]
+    history.undo(state.steps, step)
     state.evaluations = [done for done in state.evaluations if done.version <= step]
     checkpoints = state.checkpoints
     checkpoints.ordered = -1

@@ -116,6 +116,19 @@ class Checkpoints:
     failed: dict[int, str] = attrs.field(factory=dict)
 
 
+@attrs.frozen(kw_only=True)
+class StepMark:
+    """A moment from which a run can be resumed: just after a step, or before the first one.
+
+    Attributes:
+        generation: Of the gradient group that did the step; no earlier one made a checkpoint of its weights.
+        ledgers: Of each stage.
+    """
+
+    generation: int = 0
+    ledgers: tuple[LedgerMark, ...]
+
+
 @attrs.define(kw_only=True)
 class State:
     """Everything that scheduling, directives, the live view and the summary need.
@@ -136,6 +149,7 @@ class State:
         num_useless: Prompts that failed or had too few scored samples since the last one that was of use.
         next_lease: Leases are never used twice.
         attempts: How often the next step has been ordered.
+        steps: Records of the newest steps, and of some earlier ones (`history`).
         published: Versions that rollout replicas may need.
         publish: The version that policy replicas shall publish if they have not; -1: none.
         targets: Versions that rollout replicas were told to load and may be loading, ascending; the last is current.
@@ -143,7 +157,7 @@ class State:
         num_moves: Rollout replicas that came into the tree or left it since it was last laid out anew.
         pending: Evaluations that are due, ascending by version; the first is being worked on.
         evaluations: Finished ones, in the order of their ends; of completions and of demonstrations.
-        marks: Snapshots at the moments from which a run can be resumed, by step.
+        marks: The moments from which the run can be resumed, by step.
         undone: The newest generation when the run was last taken back, resumed or recovered: what it and earlier ones
             came to after the step from which the run went on did not happen.
         rollbacks: Steps that the run was taken back to since it was started or resumed, in order.
@@ -190,7 +204,7 @@ class State:
     pending: list[Evaluation] = attrs.field(factory=list)
     evaluations: list[EvaluationRecord] = attrs.field(factory=list)
     checkpoints: Checkpoints = attrs.field(factory=Checkpoints)
-    marks: dict[int, tuple[LedgerMark, ...]] = attrs.field(factory=dict)
+    marks: dict[int, StepMark] = attrs.field(factory=dict)
     undone: int = 0
     rollbacks: list[int] = attrs.field(factory=list)
     changes: list[SettingChange] = attrs.field(factory=list)
@@ -282,6 +296,11 @@ class State:
             self.outcome, self.reason = outcome, reason
             self.touch()
 
+    def mark(self, generation: int = 0) -> None:
+        """Remember this moment, just after a step that a generation did."""
+        ledgers = tuple(ledger.mark() for ledger in self.ledgers)
+        self.marks[self.step] = StepMark(generation=generation, ledgers=ledgers)
+
     def let_go(self, group: GroupRef | None) -> None:
         """Tell the holder of a group's payloads, if it is still there, that they are no longer needed."""
         holder = self.replicas.get(group.holder) if group is not None else None
@@ -293,5 +312,5 @@ class State:
 def opened(settings: Settings) -> State:
     """The state of a run that has just been opened."""
     state = State(settings=settings, ledgers=[Ledger() for _ in settings.stages])
-    state.marks[0] = tuple(ledger.mark() for ledger in state.ledgers)
+    state.mark()
     return state

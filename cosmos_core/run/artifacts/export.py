@@ -19,7 +19,7 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.control.journal import replay
-from cosmos_core.control.machine.progress import best_checkpoint, generation_at
+from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
 from cosmos_core.models.parallel.lora import trained_tensors
@@ -207,7 +207,7 @@ def _latest(job: Job, steps: list[int]) -> int:
 
 def _known(state: State, steps: list[int]) -> dict[int, int]:
     """The complete checkpoints that the journal knows, oldest first, each with the gradient group of the step."""
-    return {step: generation_at(state.steps, step) for step in steps if step in state.marks}
+    return {step: state.marks[step].generation for step in steps if step in state.marks}
 
 
 def _is_genuine(job: Job, step: int, known: Mapping[int, int]) -> bool:

@@ -115,6 +115,13 @@ def prepare(threads: int) -> bool:
     return True
 
 
+def borrow() -> None:
+    """Use the fork server of the process that this one was forked from, which alone can begin another."""
+    server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
+    if server._forkserver_pid is not None:  # noqa: SLF001
+        server.ensure_running = forkserver.ensure_running = lambda: None
+
+
 @functools.cache
 def _folder() -> Path:
     """The place of multiprocessing's sockets, which does not stay if this process is killed."""

@@ -47,6 +47,7 @@ from cosmos_core.run.planning.preflight import (
     absent_of_rewards,
     check_devices,
     check_exposed,
+    check_hooks,
     check_keys,
     check_present,
     engine_preflight,
@@ -190,14 +191,6 @@ def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
     launch = recipe.launch
     structure(launch.options, plugins.provider("launcher", launch.launcher).options, "launch.options")
     check_hooks(recipe, plugins)
-
-
-def check_hooks(recipe: Recipe, plugins: PluginSet) -> None:
-    """Refuse hooks, or options of theirs, with which a session could not begin."""
-    for name in recipe.tracking.hooks:
-        options = recipe.tracking.options.get(name, {})
-        structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")
-        plugins.check_hook(name)
 
 
 def _sizes(dataset: Dataset) -> dict[Split, int]:

@@ -142,6 +142,14 @@ def check_gpus(recipe: Recipe) -> None:
             )
 
 
+def check_hooks(recipe: Recipe, plugins: PluginSet) -> None:
+    """Refuse hooks, or options of theirs, with which a session could not begin."""
+    for name in recipe.tracking.hooks:
+        options = recipe.tracking.options.get(name, {})
+        structure(options, plugins.provider("hook", name).options, f"tracking.options.{name}")
+        plugins.check_hook(name)
+
+
 def check_present(parts: Parts) -> None:
     """Refuse to start processes that would find no weights, or an engine or a reward that cannot work here.
 

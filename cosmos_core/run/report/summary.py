@@ -16,7 +16,7 @@ from rich.text import Text
 from cosmos_core.config.job import Job, Unit, score_name, stages
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine import changes
-from cosmos_core.control.machine.records import EvaluationRecord
+from cosmos_core.control.machine.records import EvaluationRecord, StageTotals
 from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.protocols.algorithm import is_core_metric
@@ -57,7 +57,7 @@ _BESIDE_DROPPED: Final = "imitation_dropped_"
 _SPLITS: Final = {"train": "train rows", "heldout": "held-out rows"}
 
 
-def rows_of(job: Job, steps: Sequence[TimedStep]) -> dict[str, Any]:
+def rows_of(job: Job, totals: Sequence[StageTotals]) -> dict[str, Any]:
     """Counts of the dataset's rows, and of those that could not be used.
 
     Returns:
@@ -66,10 +66,8 @@ def rows_of(job: Job, steps: Sequence[TimedStep]) -> dict[str, Any]:
         rollouts could not be, by reason. Prompts that were dropped when their turn came are counted with the prompts.
     """
     beside: Counter[str] = Counter()
-    for timed in steps:
-        for name, value in timed.record.metrics.items():
-            if name.startswith(_BESIDE_DROPPED):
-                beside[name.removeprefix(_BESIDE_DROPPED)] += round(value)
+    for total in totals:
+        beside.update({name.removeprefix(_BESIDE_DROPPED): round(number) for name, number in total.dropped.items()})
     return {
         "train": job.num_train_rows,
         "heldout": job.num_heldout_rows,
@@ -111,6 +109,7 @@ def summarise(
     """
     state = follower.state
     evaluations = [timed.record for timed in follower.evaluations]
+    totals = [ledger.totals for ledger in state.ledgers] if state else []
     return {
         "name": job.recipe.run.name,
         "run_id": job.run_id,
@@ -127,13 +126,13 @@ def summarise(
         "evaluations": [_evaluation(each, job.unit) for each in evaluations],
         "samples": _samples(state, ending),
         "prompts": _prompts(state),
-        "rows": rows_of(job, follower.steps),
+        "rows": rows_of(job, totals),
         rates_key(job.unit): _units_per_s(follower),
-        "staleness": _staleness(follower.steps),
+        "staleness": _staleness(totals),
         "measures": begun_and_ended(_of_main_stage(follower)),
         "stages": _stages(job, follower),
-        "skipped_steps": sum(timed.record.skipped for timed in follower.steps),
-        "weights": _weights(follower),
+        "skipped_steps": sum(total.skipped for total in totals),
+        "weights": {name: follower.loads[name] for name in _WEIGHTS},
         "restarts": {name: number for name, number in sorted(follower.timeline.restarts.items()) if number},
         "settings": _settings(state),
         "planes": follower.spent.planes(),
@@ -247,39 +246,31 @@ def _units_per_s(follower: Follower) -> dict[str, float | None]:
     return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
 
 
-def _weights(follower: Follower) -> dict[str, int]:
-    """Bytes that rollout replicas loaded, how many of these they got from one another, and how many were not sent.
+_WEIGHTS: Final = ("loads", "bytes", "relayed_bytes", "spared_bytes", "delta_loads")
+"""Bytes that rollout replicas loaded, how many of these they got from one another, and how many were not sent.
 
-    With `sync.delta`, loads without any of the last came whole (or were mapped).
-    """
-    return {
-        "loads": len(follower.loads),
-        "bytes": sum(load.nbytes for load in follower.loads),
-        "relayed_bytes": sum(load.relayed for load in follower.loads),
-        "spared_bytes": sum(load.spared for load in follower.loads),
-        "delta_loads": sum(load.spared > 0 for load in follower.loads),
-    }
+With `sync.delta`, loads without any of the last came whole (or were mapped).
+"""
 
 
 def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
     """Steps and seconds of each stage, from the step before it to its last one; time between sessions not counted."""
     found = []
     for stage in stages(job.recipe):
-        steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
+        steps = follower.state.ledgers[stage.index].totals.steps if follower.state is not None else 0
         times = [timed.time for timed in follower.steps if stage.first_step <= timed.record.step <= stage.last_step]
         pairs = [(a, b) for a, b in itertools.pairwise(times) if follower.timeline.is_one_session(a, b)]
         seconds = round(sum(last - first for first, last in pairs), 3)
-        found.append({"algorithm": stage.plugin, "steps": len(steps), "seconds": seconds})
+        found.append({"algorithm": stage.plugin, "steps": steps, "seconds": seconds})
     return found
 
 
-def _staleness(steps: Sequence[TimedStep]) -> dict[str, float | None]:
-    rewarded = [timed.record for timed in steps if timed.record.reward is not None and timed.record.num_samples]
-    if not rewarded:
+def _staleness(totals: Sequence[StageTotals]) -> dict[str, float | None]:
+    number = sum(total.samples for total in totals)
+    if not number:
         return {"mean": None, "max": None}
-    total = sum(record.num_samples for record in rewarded)
-    mean = sum(record.staleness_mean * record.num_samples for record in rewarded) / total
-    return {"mean": round(mean, 4), "max": max(record.staleness_max for record in rewarded)}
+    mean = sum(total.staleness for total in totals) / number
+    return {"mean": round(mean, 4), "max": max(total.staleness_max for total in totals)}
 
 
 def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> None:

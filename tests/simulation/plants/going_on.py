@@ -37,7 +37,7 @@ PLANTS = (
     ),
     plant(
         "prompts of undone steps stay consumed",
-        (f"{RECOVERY}:roll_back", "[ledger.rolled_back(mark) for ledger, mark in", "[ledger for ledger, mark in"),
+        (f"{RECOVERY}:roll_back", "[ledger.rolled_back(then) for ledger, then in", "[ledger for ledger, then in"),
     ),
     plant(
         "weights of undone steps stay published",
@@ -64,7 +64,7 @@ PLANTS = (
         "reports of undone generations count",
         (f"{RECOVERY}:_undo_training", "state.undone = state.generation_number", "pass"),
     ),
-    plant("records of undone steps stay", (f"{RECOVERY}:_undo_training", "del state.steps[step:]", "pass")),
+    plant("records of undone steps stay", (f"{RECOVERY}:_undo_training", "history.undo(state.steps, step)", "pass")),
     plant(
         "policy replicas with weights of undone steps stay",
         (f"{RECOVERY}:roll_back", "if policy.step > event.step:", "if False:"),
@@ -83,7 +83,7 @@ PLANTS = (
     ),
     plant(
         "a resumed run keeps records of steps that did not happen",
-        (f"{RECOVERY}:resume", "steps=state.steps[: event.step]", "steps=state.steps"),
+        (f"{RECOVERY}:resume", "[record for record in state.steps if record.step <= event.step]", "state.steps"),
     ),
     plant(
         "a resumed run does not say what was undone",
@@ -101,8 +101,8 @@ PLANTS = (
         "a snapshot is taken a prompt late",
         (
             f"{MACHINE}.recovery:snapshot_of",
-            "marks=state.marks[step]",
-            "marks=tuple(ledger.mark() for ledger in state.ledgers)",
+            "mark=state.marks[step]",
+            "mark=StepMark(ledgers=tuple(each.mark() for each in state.ledgers))",
         ),
     ),
     plant(

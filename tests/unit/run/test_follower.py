@@ -1,7 +1,12 @@
+import attrs
 import pytest
 
+from cosmos_core.control.machine import history as records
+from cosmos_core.control.machine import progress
 from cosmos_core.errors import JournalError
 from cosmos_core.run.follower import Follower, step_metrics
+from cosmos_core.run.report.summary import summarise
+from cosmos_core.run.supervisor import Ending
 
 
 class Hooks:
@@ -53,6 +58,41 @@ def test_the_state_is_the_fold_of_the_journal(finished):
     # A journal without its opening is refused.
     with pytest.raises(JournalError, match="no run was opened"):
         Follower().fold(finished.entries[1:])
+
+
+def test_a_long_run_is_counted_whole_and_remembered_in_part(job, open_history, monkeypatch):
+    monkeypatch.setattr(records, "MOST", 12)
+    monkeypatch.setattr(records, "NEWEST", 4)
+    monkeypatch.setattr(progress, "MOST_MARKS", 5)
+    policy = attrs.evolve(job.recipe.policy, checkpoint=attrs.evolve(job.recipe.policy.checkpoint, interval=2))
+    recipe = attrs.evolve(job.recipe, run=attrs.evolve(job.recipe.run, steps=57), policy=policy)
+    history, hooks, seen, follower = open_history(attrs.evolve(job, recipe=recipe)), Hooks(), [], Follower()
+    history.join()
+    while history.turn():
+        follower.fold(history.entries, hooks)
+        seen += [record for record in history.state.steps if record.step > len(seen)]
+        assert len(history.state.steps) <= 12
+        assert len(history.state.marks) <= 7
+    assert follower.state == history.state
+    assert history.state.outcome == "finished"
+
+    # All of the newest are there, and every second, fourth, ... of the others.
+    steps = [timed.record.step for timed in follower.steps]
+    assert steps == [record.step for record in history.state.steps]
+    assert steps[-4:] == [57, 58, 59, 60]
+    assert {step % 8 for step in steps[:2]} == {0}
+
+    # Trackers were told of each; what is summed is summed over all.
+    assert [arguments["step"] for name, arguments in hooks.calls if name == "step_finished"] == list(range(1, 61))
+    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    assert [stage["steps"] for stage in summary["stages"]] == [3, 57]
+    consumed = [record for record in seen if record.reward is not None]
+    assert summary["samples"]["consumed"] == sum(record.num_samples for record in consumed)
+    lag = sum(record.staleness_mean * record.num_samples for record in consumed)
+    assert summary["staleness"]["mean"] == round(lag / summary["samples"]["consumed"], 4)
+    assert follower.marks[-1].trained == sum(record.num_units for record in seen)
+    # Of checkpoints the best one is kept, however old.
+    assert progress.best_checkpoint(history.state) in history.state.marks
 
 
 def test_every_hook_is_told_once_of_each_thing(finished):

@@ -56,7 +56,7 @@ def test_snapshots_are_kept_of_the_newest_checkpoints(job, run):
     assert kept[-2:] == steps[-2:]
     snapshot = recovery_snapshots.read(job.recovery_snapshots, steps[-1])
     assert snapshot.steps == tuple(run.state.steps)
-    assert snapshot.marks == run.state.marks[steps[-1]]
+    assert snapshot.mark == run.state.marks[steps[-1]]
 
     # A journal that lost the generation of a snapshot is not gone on with.
     state = replay(job.journal)

@@ -10,8 +10,9 @@ from rich.console import Console
 from cosmos_core.config.loading import dump_recipe, load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
-from cosmos_core.run import command, folder, submit
+from cosmos_core.run import folder, submit
 from cosmos_core.run.command import run_recipe, show_plan
+from cosmos_core.run.planning import plan as planning
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides, reachable
 from cosmos_core.transport.addresses import host_id
@@ -37,7 +38,7 @@ def plans(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _planned_once(plans, monkeypatch):
-    for module in (submit, command):
+    for module in (submit, planning):
         monkeypatch.setattr(module, "make_plan", plans)
 
 

@@ -229,7 +229,7 @@ def test_a_recovery_snapshot_holds_the_changes(started):
     run = started()
     put(run, f"{LR}=0.5", "sync.max_staleness=4")
     advance(run)
-    run.state.marks.setdefault(run.state.step, ())
+    run.state.mark()
     snapshot = RECOVERY_SNAPSHOT.decode(RECOVERY_SNAPSHOT.encode(snapshot_of(run.state, run.state.step)))
     state = restored(snapshot, "somewhere")
     assert changes.values_at(state, state.step + 1) == {LR: 0.5, "sync.max_staleness": 4}

@@ -78,7 +78,7 @@ def test_without_the_newest_weights_the_run_goes_back_to_its_checkpoint(run):
     saved = dict(it.state.checkpoints.saved)
     assert list(saved) == [3]
     before = it.state.ledger.samples
-    generated, consumed = before.generated, it.state.marks[3][0].samples.consumed
+    generated, consumed = before.generated, it.state.marks[3].ledgers[0].samples.consumed
     it.lose("p0")
     roll_back(it)
     state = it.state

@@ -21,9 +21,10 @@ SHORT = Omission(reason="fewer than 4 characters", num_rows=3, first="train.json
 def follower(finished):
     follower = Follower()
     follower.fold(finished.entries)
-    follower.evaluations.clear()
-    for timed in follower.steps[:2]:
-        timed.record.metrics["imitation_dropped_bad_row"] = 2.0
+    follower.state.evaluations.clear()
+    follower.evaluated.clear()
+    for ledger in follower.state.ledgers:
+        ledger.totals.dropped["imitation_dropped_bad_row"] = 2.0
     return follower
 
 

@@ -54,8 +54,10 @@ def test_sessions_and_loads_are_counted(job, follower):
     # What replicas loaded from one another is counted.
     nothing, rest = {"spared_bytes": 0, "delta_loads": 0}, {"relayed_bytes": 50, "spared_bytes": 60, "delta_loads": 1}
     alone = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)["weights"]
-    assert alone == {"loads": len(follower.loads), "bytes": len(follower.loads), "relayed_bytes": 0, **nothing}
-    follower.loads.append(attrs.evolve(follower.loads[-1], nbytes=70, relayed=50, spared=60))
+    number = alone["loads"]
+    assert number
+    assert alone == {"loads": number, "bytes": number, "relayed_bytes": 0, **nothing}
+    follower.loads.update(loads=1, bytes=70, relayed_bytes=50, spared_bytes=60, delta_loads=1)
     more = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)["weights"]
     assert more == {"loads": alone["loads"] + 1, "bytes": alone["bytes"] + 70, **rest}
 
@@ -193,8 +195,8 @@ def test_a_held_out_loss_is_in_the_summary_the_metrics_and_the_report(imitated):
 
     # A loss that is no number leaves the summary readable.
     job, follower, _ = imitated
-    worst = follower.evaluations[-1]
-    follower.evaluations[-1] = attrs.evolve(worst, record=attrs.evolve(worst.record, loss=math.nan))
+    done = follower.state.evaluations
+    done[-1] = attrs.evolve(done[-1], loss=math.nan)
     summary = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)
     assert summary["heldout_loss_after"] is None
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary

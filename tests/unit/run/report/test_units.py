@@ -34,10 +34,8 @@ def told(open_history):
         follower = Follower()
         follower.fold(history.entries)
         if unscored:
-            follower.evaluations[:] = [
-                attrs.evolve(timed, record=attrs.evolve(timed.record, accuracy=None, reward=None))
-                for timed in follower.evaluations
-            ]
+            done = follower.state.evaluations
+            done[:] = [attrs.evolve(record, accuracy=None, reward=None) for record in done]
         summary = summarise(job, follower, Ending(outcome="finished"), wall_s=79.0)
         console = Console(file=io.StringIO(), width=200)
         print_summary(summary, job, console)
