@@ -22,6 +22,7 @@ from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker
 from cosmos_core.run import command, folder
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
+from cosmos_core.run.planning import plan as planning
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SETTINGS = ["warmup.steps=3", "run.steps=6", "warmup.optimizer.warmup_steps=0"]
@@ -99,7 +100,7 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
         assert job.recipe.policy.mesh.tp == 3
         raise ConfigError("3 does not divide")
 
-    monkeypatch.setattr(command, "check_changed", refuse)
+    monkeypatch.setattr(planning, "check_changed", refuse)
     before = contents(directory)
     with pytest.raises(ConfigError, match="3 does not divide"):
         resume(directory, "run.steps=8", "policy.mesh.tp=3")
