@@ -84,7 +84,7 @@ def test_a_long_run_is_counted_whole_and_remembered_in_part(job, open_history, m
 
     # Trackers were told of each; what is summed is summed over all.
     assert [arguments["step"] for name, arguments in hooks.calls if name == "step_finished"] == list(range(1, 61))
-    summary = summarise(job, follower, Ending(outcome="finished"), {}, wall_s=1.0)
+    summary = summarise(job, follower, Ending(outcome="finished"), wall_s=1.0)
     assert [stage["steps"] for stage in summary["stages"]] == [3, 57]
     consumed = [record for record in seen if record.reward is not None]
     assert summary["samples"]["consumed"] == sum(record.num_samples for record in consumed)
