@@ -31,7 +31,9 @@ _SNAPSHOT = Snapshot(
         ReplicaView(name="rollout-1", role="rollout", status="loading", step=2, units_per_s=80.0),
         ReplicaView(name="rollout-2", role="", status="lost", detail="silent for 15 s"),
     ),
-    queue=Queue(queued=1, in_flight=5, finished=2, batched=4, consumed=12, dropped={"stale": 3}),
+    queue=Queue(
+        queued=1, in_flight=5, finished=2, batched=4, consumed=12, dropped={"stale": 3}, held_back=1, wasted=0.125
+    ),
     staleness={0: 10, 1: 6},
     reward=0.5,
     loss=0.25,

@@ -80,6 +80,8 @@ def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
         found.append(("staleness", " ".join(f"{age}:{count}" for age, count in snapshot.staleness.items())))
     rates = (("policy", snapshot.policy_units_per_s), ("rollout", snapshot.rollout_units_per_s))
     found += [(pool, rate(pace, snapshot.unit)) for pool, pace in rates if pace is not None]
+    if queue.wasted:
+        found.append(("wasted", f"{queue.wasted:.1%} of {snapshot.unit}s"))
     if queue.dropped:
         found.append(("dropped", ", ".join(f"{count:,} {reason}" for reason, count in sorted(queue.dropped.items()))))
     found += sorted(snapshot.settings.items())

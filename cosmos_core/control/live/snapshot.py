@@ -62,6 +62,10 @@ class Queue:
     batched: int
     consumed: int
     dropped: dict[str, int]
+    held_back: int
+    """Prompts fewer than `sync.max_staleness` allows that may be given out, as some were dropped as stale."""
+    wasted: float
+    """Share of all units that were generated for samples which were dropped."""
 
 
 @attrs.frozen(kw_only=True)
@@ -208,6 +212,8 @@ def _queue(state: State) -> Queue:
         batched=len(ledger.batched),
         consumed=ledger.consumed,
         dropped=dict(ledger.dropped),
+        held_back=state.held_back,
+        wasted=ledger.samples.wasted / max(1, ledger.samples.units),
     )
 
 

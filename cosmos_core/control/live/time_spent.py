@@ -69,6 +69,11 @@ class TimeSpent:
             for activity, names in _POLICY.items():
                 self._policy[activity] += sum(metrics.get(name, 0.0) for name in names)
 
+    @property
+    def generation_s(self) -> float:
+        """Seconds of generation, summed over replicas."""
+        return self._rollout[_GENERATION]
+
     def planes(self) -> Planes:
         """Seconds by activity of each pool; without one of which nothing is known."""
         found: dict[str, Mapping[str, float]] = {}

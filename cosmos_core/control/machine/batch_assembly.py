@@ -16,6 +16,7 @@ from cosmos_core.transport.reports import GroupFailed, GroupFinished, StepFailed
 MAX_ATTEMPTS: Final = 20
 LEAST_USELESS: Final = 64
 """A run fails after so many prompts in a row of which nothing could be used, and at least eight steps' worth."""
+_TIMELY_STEPS: Final = 8
 _MAX_PENDING: Final = 2
 """Demonstrations do not wait for rollouts; this bounds the snapshots that wait for their evaluation."""
 
@@ -93,7 +94,9 @@ def form(state: State) -> None:
     ledger = state.ledger
     if len(ledger.finished) < size:
         return
-    positions = sorted(ledger.finished)[:size]
+    # Those that will be stale first: the order of positions would let them wait for what came back to the queue.
+    oldest = sorted(ledger.finished.values(), key=lambda group: (group.oldest_version, group.position))[:size]
+    positions = sorted(group.position for group in oldest)
     ledger.batch(positions)
     _order(state, [ledger.batched[position] for position in positions])
 
@@ -143,8 +146,19 @@ def balanced(weights: Sequence[int], num_shares: int) -> tuple[tuple[int, ...], 
     return tuple(tuple(sorted(share)) for share in shares)
 
 
+def admit_more(state: State) -> None:
+    """Hold fewer prompts back once none was dropped as stale for some steps."""
+    state.num_timely += 1
+    if state.num_timely >= _TIMELY_STEPS:
+        state.held_back //= 2
+        state.num_timely = 0
+
+
 def _drop(state: State, position: int, reason: str) -> None:
     state.let_go(state.ledger.drop(position, reason))
+    if reason == "stale":
+        state.held_back += 1
+        state.num_timely = 0
 
 
 def _read(state: State, size: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 
 from cosmos_core.control.machine import changes, evaluation
-from cosmos_core.control.machine.settings import Settings, StageSettings
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.directives import Lease
 
@@ -66,12 +65,12 @@ def _stream(state: State) -> None:
     """
     settings, stage, ledger = state.settings, state.stage, state.ledger
     trained = ledger.consumed + ledger.num_live
-    if trained >= _limit(settings, stage, state.target):
+    if trained >= _limit(state, state.target):
         return
     most = (settings.capacity - 1) * settings.rollout_group_size
     heap: list[tuple[int, str, int]] = []
     for version, names in state.holders.items():
-        limit = _limit(settings, stage, version)
+        limit = _limit(state, version)
         if version < stage.first_version or trained >= limit:
             continue
         for name in names & state.spare:
@@ -92,10 +91,16 @@ def _stream(state: State) -> None:
         heapq.heapreplace(heap, (held + settings.rollout_group_size, name, limit))
 
 
-def _limit(settings: Settings, stage: StageSettings, version: int) -> int:
-    """Prompts of the stage that may be live or consumed before another one would be stale for `version`."""
-    steps = version + settings.sync_max_staleness + 1 - stage.first_version
-    return min(steps, stage.steps) * stage.prompts_per_step
+def _limit(state: State, version: int) -> int:
+    """Prompts of the stage that may be live or consumed before another one would be stale for `version`.
+
+    They are fewer where prompts are held back, but never fewer than the next step needs.
+    """
+    stage = state.stage
+    steps = version + state.settings.sync_max_staleness + 1 - stage.first_version
+    bound = min(steps, stage.steps) * stage.prompts_per_step
+    needed = (state.step + 1 - stage.first_version) * stage.prompts_per_step
+    return min(bound, max(bound - state.held_back, needed))
 
 
 def _wave(state: State) -> None:

@@ -14,6 +14,7 @@ import attrs
 
 from cosmos_core.control.machine.records import SampleCounts, StageTotals, count_dropped
 from cosmos_core.transport.directives import GroupRef
+from cosmos_core.types import Sample
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +25,7 @@ class LedgerMark:
     live: tuple[tuple[int, int], ...]
     """Ranges, the first position of each, and the one after its last. One is kept for each checkpoint of the run."""
     num_held: int
+    held_units: int
     consumed: int
     dropped: dict[str, int]
     samples: SampleCounts
@@ -59,8 +61,7 @@ class Ledger:
     @property
     def num_held(self) -> int:
         """Samples of finished and batched prompts."""
-        groups = (*self.finished.values(), *self.batched.values())
-        return sum(len(group.samples) for group in groups)
+        return len(self._held())
 
     def next(self) -> int:
         """Take the next position out of the queue or the stream; the caller puts it somewhere."""
@@ -80,6 +81,7 @@ class Ledger:
         del self.in_flight[group.position]
         self.finished[group.position] = group
         self.samples.generated += len(group.samples)
+        self.samples.units += _units(group.samples)
 
     def batch(self, positions: Iterable[int]) -> None:
         """Finished to batched."""
@@ -94,7 +96,7 @@ class Ledger:
         """Anything live back to the queue; its samples, if it had any, are lost."""
         group = self._take(position)
         if group is not None:
-            self.samples.drop("lost", len(group.samples))
+            self.samples.drop("lost", len(group.samples), _units(group.samples))
         heapq.heappush(self.queued, position)
         return group
 
@@ -102,7 +104,7 @@ class Ledger:
         """Anything live to dropped, with all its samples."""
         group = self._take(position)
         if group is not None:
-            self.samples.drop(reason, len(group.samples))
+            self.samples.drop(reason, len(group.samples), _units(group.samples))
         count_dropped(self.dropped, reason, 1)
         return group
 
@@ -114,7 +116,7 @@ class Ledger:
             if sample.is_scored:
                 self.samples.consumed += 1
             else:
-                self.samples.drop(sample.status, 1)
+                self.samples.drop(sample.status, 1, sample.num_units)
         return group
 
     def mark(self) -> LedgerMark:
@@ -123,9 +125,10 @@ class Ledger:
             next_position=self.next_position,
             live=_ranges(sorted((*self.queued, *self.in_flight, *self.finished, *self.batched))),
             num_held=self.num_held,
+            held_units=_units(self._held()),
             consumed=self.consumed,
             dropped=dict(self.dropped),
-            samples=attrs.evolve(self.samples, dropped=dict(self.samples.dropped)),
+            samples=self.samples.copy(),
             totals=self.totals.copy(),
         )
 
@@ -133,15 +136,17 @@ class Ledger:
         """The ledger of a marked moment, whose samples since then are counted as dropped."""
         fresh = Ledger.restore(mark, "rolled-back")
         undone = self.samples.generated - fresh.samples.generated
+        units = self.samples.units - fresh.samples.units
         fresh.samples.generated += undone
-        fresh.samples.drop("rolled-back", undone)
+        fresh.samples.units += units
+        fresh.samples.drop("rolled-back", undone, units)
         return fresh
 
     @classmethod
     def restore(cls, mark: LedgerMark, reason: str = "lost") -> Ledger:
         """The ledger of a marked moment, with everything that was live queued again, its samples dropped."""
-        samples = attrs.evolve(mark.samples, dropped=dict(mark.samples.dropped))
-        samples.drop(reason, mark.num_held)
+        samples = mark.samples.copy()
+        samples.drop(reason, mark.num_held, mark.held_units)
         return cls(
             next_position=mark.next_position,
             queued=[position for first, end in mark.live for position in range(first, end)],
@@ -151,11 +156,20 @@ class Ledger:
             totals=mark.totals.copy(),
         )
 
+    def _held(self) -> list[Sample]:
+        groups = (*self.finished.values(), *self.batched.values())
+        return [sample for group in groups for sample in group.samples]
+
     def _take(self, position: int) -> GroupRef | None:
         if self.in_flight.pop(position, None) is not None:
             return None
         group = self.finished.pop(position, None)
         return group if group is not None else self.batched.pop(position)
+
+
+def _units(samples: Iterable[Sample]) -> int:
+    """Generated units of samples."""
+    return sum(sample.num_units for sample in samples)
 
 
 def _ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -60,6 +60,7 @@ def finish_step(state: State) -> None:
     state.attempts = 0
     if running.order.publish:
         state.publish = state.step
+    batch_assembly.admit_more(state)
     batch_assembly.drop_stale(state)
     evaluation.schedule(state)
     evaluation.record_losses(state, running)

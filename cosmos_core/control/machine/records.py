@@ -192,13 +192,25 @@ class EvaluationRecord:
 
 @attrs.define(kw_only=True)
 class SampleCounts:
-    """Counts of a stage's generated samples. What is neither consumed nor dropped is held by replicas."""
+    """Counts of a stage's generated samples. What is neither consumed nor dropped is held by replicas.
+
+    Attributes:
+        units: Generated units of all samples.
+        wasted: Those of samples that were dropped.
+    """
 
     generated: int = 0
     consumed: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
+    units: int = 0
+    wasted: int = 0
 
-    def drop(self, reason: str, number: int) -> None:
-        """Count samples that will not be trained on."""
+    def drop(self, reason: str, number: int, units: int) -> None:
+        """Count samples that will not be trained on, and the units that were generated for them."""
         if number:
             count_dropped(self.dropped, reason, number)
+            self.wasted += units
+
+    def copy(self) -> SampleCounts:
+        """The counts as they are now."""
+        return attrs.evolve(self, dropped=dict(self.dropped))

@@ -149,6 +149,8 @@ class State:
         num_useless: Prompts that failed or had too few scored samples since the last one that was of use.
         next_lease: Leases are never used twice.
         attempts: How often the next step has been ordered.
+        held_back: Prompts fewer than `sync.max_staleness` allows that may be live, as some were dropped as stale.
+        num_timely: Steps done since one was, or since fewer are held back.
         steps: Records of the newest steps, and of some earlier ones (`history`).
         published: Versions that rollout replicas may need.
         publish: The version that policy replicas shall publish if they have not; -1: none.
@@ -195,6 +197,8 @@ class State:
     next_lease: int = 1
     running: RunningStep | None = None
     attempts: int = 0
+    held_back: int = 0
+    num_timely: int = 0
     steps: list[StepRecord] = attrs.field(factory=list)
     published: dict[int, Published] = attrs.field(factory=dict)
     publish: int = -1

@@ -110,6 +110,8 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     for pool, rate in summary[rates_key(unit)].items():
         if rate is not None:
             yield tile(f"{rate:,.0f}", f"{pool} {unit}s/s")
+    if wasted := summary["samples"]["wasted_units"]:
+        yield tile(f"{wasted / summary['samples']['units']:.1%}", f"of {unit}s wasted on dropped samples")
     if summary["restarts"]:
         yield tile(f"{sum(summary['restarts'].values())}", "processes started again")
     if summary["staleness"]["mean"] is not None:

@@ -124,7 +124,7 @@ def summarise(
         "unit": job.unit,
         **_heldout(state, evaluations, job.unit),
         "evaluations": [_evaluation(each, job.unit) for each in evaluations],
-        "samples": _samples(state, ending),
+        "samples": _samples(follower, ending),
         "prompts": _prompts(state),
         "rows": rows_of(job, totals),
         rates_key(job.unit): _units_per_s(follower),
@@ -190,18 +190,28 @@ def _written(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _samples(state: State | None, ending: Ending) -> dict[str, Any]:
-    """Generated = consumed + dropped; what was generated and never batched counts as dropped once the run is over."""
-    generated = consumed = 0
+def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
+    """Generated = consumed + dropped; what was generated and never batched counts as dropped once the run is over.
+
+    `wasted_units` were generated for what was dropped; `wasted_s` is their share of the seconds of generation.
+    """
+    counts = [ledger.samples for ledger in follower.state.ledgers] if follower.state else []
+    generated, consumed = sum(each.generated for each in counts), sum(each.consumed for each in counts)
+    units, wasted = sum(each.units for each in counts), sum(each.wasted for each in counts)
     dropped: Counter[str] = Counter()
-    for ledger in state.ledgers if state else ():
-        generated += ledger.samples.generated
-        consumed += ledger.samples.consumed
-        dropped.update(ledger.samples.dropped)
+    for each in counts:
+        dropped.update(each.dropped)
     rest = generated - consumed - sum(dropped.values())
     if rest and ending.outcome:
         dropped[UNUSED] += rest
-    return {"generated": generated, "consumed": consumed, "dropped": dict(sorted(dropped.items()))}
+    return {
+        "generated": generated,
+        "consumed": consumed,
+        "dropped": dict(sorted(dropped.items())),
+        "units": units,
+        "wasted_units": wasted,
+        "wasted_s": round(follower.spent.generation_s * wasted / units, 3) if units else 0.0,
+    }
 
 
 def _settings(state: State | None) -> list[dict[str, Any]]:
@@ -313,7 +323,7 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     samples = summary["samples"]
     if samples["generated"]:
         table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
-        table.add_row("samples dropped", Text(_counted(samples["dropped"]) or "none"))
+        table.add_row("samples dropped", Text(_dropped(samples, unit)))
     for label, counts in unused(summary):
         table.add_row(label, Text(_counted(counts)))
     rates = ", ".join(f"{pool} {rate:,.0f}" for pool, rate in summary[rates_key(unit)].items() if rate is not None)
@@ -330,6 +340,15 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         # What an error says may look like markup, such as a path in brackets.
         table.add_row(label, Text(what))
     return table
+
+
+def _dropped(samples: Mapping[str, Any], unit: Unit) -> str:
+    """Dropped samples by reason, and what was wasted on them."""
+    words = _counted(samples["dropped"]) or "none"
+    if wasted := samples["wasted_units"]:
+        share = f"{wasted:,} {unit}s, {wasted / samples['units']:.1%} of all"
+        words += f" (wasted: {share}, about {samples['wasted_s']:,.1f} s of generation)"
+    return words
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -67,7 +67,7 @@ PLANTS = (
     plant("what comes back is queued twice", (f"{LEDGER}.next", "heapq.heappop(self.queued)", "self.queued[0]")),
     plant(
         "samples of a dropped prompt are not counted",
-        (f"{LEDGER}.drop", "self.samples.drop(reason, len(group.samples))", "pass"),
+        (f"{LEDGER}.drop", "self.samples.drop(reason, len(group.samples), _units(group.samples))", "pass"),
     ),
     plant(
         "the bound on staleness is one too large",
@@ -105,7 +105,11 @@ PLANTS = (
     ),
     plant(
         "a batch is made of prompts in the order in which they came",
-        (f"{MACHINE}.batch_assembly:form", "sorted(ledger.finished)[:size]", "list(ledger.finished)[:size]"),
+        (
+            f"{MACHINE}.batch_assembly:form",
+            "sorted(ledger.finished.values(), key=lambda group: (group.oldest_version, group.position))[:size]",
+            "list(ledger.finished.values())[:size]",
+        ),
         (f"{MACHINE}.batch_assembly:form", "for position in positions]", "for position in positions[::-1]]"),
     ),
     plant(

@@ -49,6 +49,8 @@ function figures(run) {
     [`Policy ${run.unit}s/s`, run.policy_units_per_s === null ? "" : short(Math.round(run.policy_units_per_s))],
     [`Rollout ${run.unit}s/s`, run.rollout_units_per_s === null ? "" : short(Math.round(run.rollout_units_per_s))],
     ["Dropped", dropped],
+    [`Wasted ${run.unit}s`, queue.wasted ? `${(100 * queue.wasted).toFixed(1)} %` : ""],
+    ["Held back", queue.held_back || ""],
     ["Refused", run.refused ? String(run.refused) : ""],
     ["Controller's term", String(run.term)],
     ...Object.entries(run.settings),

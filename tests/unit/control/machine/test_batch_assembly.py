@@ -83,6 +83,54 @@ def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_s
     assert old.lease not in it.directive("r0").hold
 
 
+def test_a_step_takes_what_will_be_stale_first(run, make_sample):
+    it = run(capacity=9, sync_max_staleness=3, prompts=1, steps=9)
+    it.start()
+    first, second, third, fourth = it.leases()
+    it.finish("r0", fourth)
+    assert [group.position for group in it.state.running.order.groups] == [3]
+    it.finish(
+        "r0", first, make_sample(version=2, newest=2), *(make_sample(n, version=2, newest=2) for n in range(1, 4))
+    )
+    it.finish("r0", third, *(make_sample(n, version=1, newest=2) for n in range(4)))
+    it.finish("r0", second, *(make_sample(n, version=1, newest=2) for n in range(4)))
+    taken = []
+    for _ in range(3):
+        it.train()
+        taken.append(it.state.running.order.groups[0].position)
+    assert taken == [1, 2, 0]
+
+
+def test_after_a_stale_prompt_fewer_are_given_out_until_none_is_for_some_steps(run, make_sample):
+    it = run(capacity=9, sync_max_staleness=2, prompts=1, steps=99)
+    it.start()
+
+    def go_on(step, version):
+        lease = it.leases()[-1]
+        it.finish("r0", lease, *(make_sample(n, version=version, newest=version) for n in range(4)))
+        it.train()
+        it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+        assert it.state.step == step
+
+    late = it.leases()[0]
+    for step in range(1, 4):
+        go_on(step, step - 1)
+    assert len(it.leases()) == 3
+    it.finish("r0", late, *(make_sample(n, version=0, newest=2) for n in range(4)))
+    assert it.state.ledger.dropped == {"stale": 1}
+    assert (it.state.held_back, len(it.leases())) == (1, 2)
+
+    # However many were stale, the next step's are given out.
+    it.state.held_back = 99
+    for step in range(4, 11):
+        go_on(step, step - 1)
+        assert it.leases()
+    assert (it.state.held_back, len(it.leases())) == (99, 1)
+    for step in range(11, 67):
+        go_on(step, step - 1)
+    assert (it.state.held_back, len(it.leases())) == (0, 3)
+
+
 def test_missing_payloads_queue_their_prompts_and_the_step_is_formed_again(run):
     it = run(capacity=9, sync_max_staleness=0, prompts=3)
     it.start()

@@ -32,6 +32,7 @@ def test_samples_are_counted_where_they_end(make_sample):
     counts = ledger.samples
     assert (counts.generated, counts.consumed, ledger.num_held) == (8, 1, 2)
     assert counts.dropped == {"reward_failed": 1, "lost": 2, "stale": 2}
+    assert (counts.units, counts.wasted) == (8 * 10, 5 * 10)
     assert (ledger.consumed, ledger.dropped, ledger.num_live) == (1, {"stale": 1}, 1)
 
 
@@ -53,7 +54,8 @@ def test_a_restored_ledger_queues_all_that_was_live(make_sample):
     assert restored.queued == [0, 1, 2, 3]
     assert restored.dropped == {}
     assert restored.samples.dropped == {"lost": 1}
-    restored.samples.drop("stale", 1)
+    assert (restored.samples.units, restored.samples.wasted) == (10, 10)
+    restored.samples.drop("stale", 1, 10)
     assert mark.samples.dropped == {}
 
 

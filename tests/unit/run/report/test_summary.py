@@ -48,6 +48,10 @@ def test_what_happened_is_told(summary, finished):
     assert samples["dropped"]["equal_rewards"] > 0
     assert samples["dropped"]["reward_failed"] > 0
     assert samples["dropped"].get(UNUSED, 0) >= 0
+    units = sum(each.units for each in (ledger.samples for ledger in finished.state.ledgers))
+    assert 0 < samples["wasted_units"] < samples["units"] == units
+    generation_s = summary["planes"]["rollout"]["generation"]
+    assert samples["wasted_s"] == pytest.approx(generation_s * samples["wasted_units"] / units, abs=1e-3)
 
 
 def test_sessions_and_loads_are_counted(job, follower):
@@ -97,7 +101,8 @@ def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
     ending = Ending(outcome="failed", reason="the controller could not start")
     summary = summarise(job, Follower(), ending, wall_s=1.0)
     assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
-    assert summary["samples"] == {"generated": 0, "consumed": 0, "dropped": {}}
+    nothing = dict.fromkeys(("generated", "consumed", "units", "wasted_units", "wasted_s"), 0)
+    assert summary["samples"] == {**nothing, "dropped": {}}
     assert print_(summary, job).count("the controller could not start") == 1
     # What a recovered run took to start and to end is not known.
     snapshot = RECOVERY_SNAPSHOT.encode(snapshot_of(finished.state, max(finished.state.marks)))
