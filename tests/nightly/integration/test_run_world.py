@@ -105,6 +105,9 @@ def data_loss(command: CommandLine, name: str) -> float:
 def test_videos_are_learnt(warmed_up: CommandLine) -> None:
     summary = json.loads((warmed_up.folder / "runs" / "wan-tiny-sft" / "summary.json").read_text())
     assert summary["heldout_loss_after"] < 0.2 * summary["heldout_loss_before"]
+    # Its evaluations generate, beside training.
+    assert summary["heldout_reward_after"] > summary["heldout_reward_before"]
+    assert "data:image/webp" in (warmed_up.folder / "runs" / "wan-tiny-sft" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("service")

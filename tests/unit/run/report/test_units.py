@@ -65,6 +65,7 @@ def test_what_is_said_of_videos_is_not_said_of_text(job, told):
     assert not [key for key in summary if OF_TEXT.search(key)]
     for text in (shown, page):
         assert not OF_TEXT.search(text)
+    assert "No evaluation generated any" not in page
     for words in ("held-out reward before", "Samples of held-out prompts", "denoising steps/s"):
         assert words in page
 
@@ -80,6 +81,7 @@ def test_a_squared_error_has_no_perplexity(job, told):
     assert "9 denoising steps" in shown
     assert not [key for each in (summary, *summary["evaluations"]) for key in each if "perplexity" in key]
     assert "perplexity" not in shown + page
+    assert "No evaluation generated any" in page
     record = follower.evaluations[0].record
     assert "heldout/perplexity" in evaluation_metrics(record, "token")
     assert "heldout/perplexity" not in evaluation_metrics(record, "denoising step")
