@@ -194,10 +194,7 @@ class EventFeed:
 
     def staleness(self) -> dict[int, int]:
         """Samples of the newest steps by how many steps the weights that made them lagged those they trained."""
-        total: Counter[int] = Counter()
-        for ages in self._ages:
-            total.update(ages)
-        return dict(sorted(total.items()))
+        return dict(sorted(sum(map(Counter, self._ages), Counter()).items()))
 
     def _begin(self, state: State) -> _Seen:
         """Curves of what was before, of which no more is known than the records."""
@@ -289,9 +286,6 @@ class _Seen:
 
     @classmethod
     def of(cls, state: State) -> _Seen:
-        dropped: Counter[str] = Counter()
-        for ledger in state.ledgers:
-            dropped.update(ledger.dropped)
         generation = state.generation
         return cls(
             step=state.step,
@@ -301,7 +295,7 @@ class _Seen:
             target=state.target,
             outcome=state.outcome,
             reason=state.reason,
-            dropped=dict(dropped),
+            dropped=dict(sum((Counter(ledger.dropped) for ledger in state.ledgers), Counter())),
             saved=frozenset(state.checkpoints.saved),
             failed=dict(state.checkpoints.failed),
             problems=dict(state.status_details),

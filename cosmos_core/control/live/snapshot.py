@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from cosmos_core.config.job import Stage
-from cosmos_core.control.live.event_feed import Curve, EventFeed, Lost, News, SampleView
+from cosmos_core.control.live.event_feed import Curve, EventFeed, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, Timeline, figures
 from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import EvaluationRecord, SettingChange
@@ -127,6 +127,7 @@ def take(
     feed.catch_up(state, now)
     shown = figures(state, timeline, stages, gauges, now=now if is_running else None)
     statuses = {replica.name: status_of(state, replica) for replica in state.replicas.values()}
+    lost = (ReplicaView(name=each.name, role="", status="lost", detail=each.reason) for each in feed.lost)
     rollouts = [replica for replica in state.replicas.values() if replica.role == "rollout"]
     return Snapshot(
         **attrs.asdict(shown, recurse=False),
@@ -141,7 +142,7 @@ def take(
         generation=since_recovery(state.generation_number),
         members=state.generation.order.members if state.generation is not None else (),
         statuses=_counted(state, statuses),
-        replicas=(*_shown(state, statuses, gauges), *map(_lost, feed.lost)),
+        replicas=(*_shown(state, statuses, gauges), *lost),
         queue=_queue(state),
         staleness=feed.staleness(),
         loss=_newest_metric(state, "loss"),
@@ -197,10 +198,6 @@ def _shown(state: State, statuses: Mapping[str, ReplicaStatus], gauges: Gauges) 
             units_per_s=gauges.get(replica.name, {}).get("units_per_s"),
             place=f"pid {replica.pid} on {replica.host}",
         )
-
-
-def _lost(lost: Lost) -> ReplicaView:
-    return ReplicaView(name=lost.name, role="", status="lost", detail=lost.reason)
 
 
 def _queue(state: State) -> Queue:

@@ -14,7 +14,7 @@ import jinja2
 from cosmos_core.config.job import Job, Stage, Unit, score_name, stages
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
-from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
+from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.errors import DataError
 from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset
@@ -43,7 +43,7 @@ class Comparison:
     reference: JSON
     before: Any
     after: Any
-    pictures: tuple[Picture | None, Picture | None] = (None, None)
+    pictures: tuple[Picture | None, ...] = (None, None)
 
 
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
@@ -63,7 +63,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         planes=list(_planes(summary["planes"])),
         where=where_title(summary),
         settings=summary["settings"],
-        unused=list(_unused(summary)),
+        unused=(("samples dropped", summary["samples"]["dropped"]), *unused(summary)),
         comparisons=_comparisons(scored, dataset, album),
         sheet=contact_sheet(scored, album),
         first_version=scored[0].version if scored else None,
@@ -89,33 +89,24 @@ def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield "not measured", f"held-out {name} {when}"
 
 
-def _unused(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(what, reason, how many)."""
-    for what, counts in (("samples dropped", summary["samples"]["dropped"]), *unused(summary)):
-        yield from ((what, reason, count) for reason, count in sorted(counts.items()))
-
-
-def _tiles(summary: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    def tile(value: str, label: str) -> dict[str, str]:
-        return {"value": value, "label": label}
-
+def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(value, label) of what is told first."""
     unit: Unit = summary["unit"]
-    for value, label in _heldout_tiles(summary):
-        yield tile(value, label)
-    yield tile(f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps")
-    yield tile(clock(summary["wall_s"]), "wall time")
+    yield from _heldout_tiles(summary)
+    yield f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps"
+    yield clock(summary["wall_s"]), "wall time"
     if summary["samples"]["generated"]:
-        yield tile(f"{summary['samples']['generated']:,}", "samples generated")
-        yield tile(f"{summary['samples']['consumed']:,}", "samples trained on")
+        yield f"{summary['samples']['generated']:,}", "samples generated"
+        yield f"{summary['samples']['consumed']:,}", "samples trained on"
     for pool, rate in summary[rates_key(unit)].items():
         if rate is not None:
-            yield tile(f"{rate:,.0f}", f"{pool} {unit}s/s")
+            yield f"{rate:,.0f}", f"{pool} {unit}s/s"
     if wasted := summary["samples"]["wasted_units"]:
-        yield tile(f"{wasted / summary['samples']['units']:.1%}", f"of {unit}s wasted on dropped samples")
+        yield f"{wasted / summary['samples']['units']:.1%}", f"of {unit}s wasted on dropped samples"
     if summary["restarts"]:
-        yield tile(f"{sum(summary['restarts'].values())}", "processes started again")
+        yield f"{sum(summary['restarts'].values())}", "processes started again"
     if summary["staleness"]["mean"] is not None:
-        yield tile(f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}", "staleness mean / max")
+        yield f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}", "staleness mean / max"
 
 
 def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
@@ -176,19 +167,15 @@ def _points(steps: Sequence[TimedStep], name: str, key: str | None = None) -> li
 
 def _throughput(follower: Follower) -> list[Series]:
     """Units per second of each pool over time since the start; gaps between sessions are left out."""
-    if not follower.marks:
-        return []
-    start = follower.sessions[0][0] if follower.sessions else follower.marks[0].time
+    spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
     rollout: list[tuple[float, float]] = []
     policy: list[tuple[float, float]] = []
-    spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
     for first, last in itertools.pairwise(spaced):
         passed = last.time - first.time
-        if passed <= 0 or not any(begin <= first.time and last.time <= end for begin, end in follower.sessions):
-            continue
-        middle = (first.time + last.time) / 2 - start
-        rollout.append((middle, (last.generated - first.generated) / passed))
-        policy.append((middle, max(0.0, last.trained - first.trained) / passed))
+        if passed > 0 and follower.timeline.is_one_session(first.time, last.time):
+            middle = (first.time + last.time) / 2 - follower.sessions[0][0]
+            rollout.append((middle, (last.generated - first.generated) / passed))
+            policy.append((middle, max(0.0, last.trained - first.trained) / passed))
     return [Series(label="rollout", points=rollout), Series(label="policy", points=policy)]
 
 
@@ -224,11 +211,7 @@ def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Al
                 reference=prompt.reference,
                 before=before,
                 after=after,
-                pictures=(_picture(before, album), _picture(after, album)),
+                pictures=tuple(None if each is None else album.picture(each.media) for each in (before, after)),
             )
         )
     return compared
-
-
-def _picture(completion: HeldOutCompletion | None, album: Album) -> Picture | None:
-    return None if completion is None else album.picture(completion.media)

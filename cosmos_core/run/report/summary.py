@@ -96,13 +96,7 @@ def unused(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]
 UNUSED: Final = "unused at the end"
 
 
-def summarise(
-    job: Job,
-    follower: Follower,
-    ending: Ending,
-    *,
-    wall_s: float,
-) -> dict[str, Any]:
+def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) -> dict[str, Any]:
     """The summary of a run, as plain data.
 
     `wall_s` counts from the command to the end, sessions before a resume included, as `planes` does.
@@ -110,6 +104,7 @@ def summarise(
     state = follower.state
     evaluations = [timed.record for timed in follower.evaluations]
     totals = [ledger.totals for ledger in state.ledgers] if state else []
+    saved, failed = (state.checkpoints.saved, state.checkpoints.failed) if state else ({}, {})
     return {
         "name": job.recipe.run.name,
         "run_id": job.run_id,
@@ -136,10 +131,8 @@ def summarise(
         "restarts": {name: number for name, number in sorted(follower.timeline.restarts.items()) if number},
         "settings": _settings(state),
         "planes": follower.spent.planes(),
-        "checkpoints": {str(step): path for step, path in sorted(state.checkpoints.saved.items())} if state else {},
-        "failed_checkpoints": {str(step): why for step, why in sorted(state.checkpoints.failed.items())}
-        if state
-        else {},
+        "checkpoints": {str(step): path for step, path in sorted(saved.items())},
+        "failed_checkpoints": {str(step): why for step, why in sorted(failed.items())},
         "problems": dict(sorted(state.status_details.items())) if state else {},
     }
 
@@ -198,9 +191,7 @@ def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
     counts = [ledger.samples for ledger in follower.state.ledgers] if follower.state else []
     generated, consumed = sum(each.generated for each in counts), sum(each.consumed for each in counts)
     units, wasted = sum(each.units for each in counts), sum(each.wasted for each in counts)
-    dropped: Counter[str] = Counter()
-    for each in counts:
-        dropped.update(each.dropped)
+    dropped = sum((Counter(each.dropped) for each in counts), Counter())
     rest = generated - consumed - sum(dropped.values())
     if rest and ending.outcome:
         dropped[UNUSED] += rest
@@ -225,10 +216,9 @@ def _settings(state: State | None) -> list[dict[str, Any]]:
 
 
 def _prompts(state: State | None) -> dict[str, Any]:
-    dropped: Counter[str] = Counter()
-    for ledger in state.ledgers if state else ():
-        dropped.update(ledger.dropped)
-    return {"consumed": sum(ledger.consumed for ledger in state.ledgers) if state else 0, "dropped": dict(dropped)}
+    ledgers = state.ledgers if state else ()
+    dropped = sum((Counter(ledger.dropped) for ledger in ledgers), Counter())
+    return {"consumed": sum(ledger.consumed for ledger in ledgers), "dropped": dict(dropped)}
 
 
 def _of_main_stage(follower: Follower) -> list[TimedStep]:
@@ -238,20 +228,14 @@ def _of_main_stage(follower: Follower) -> list[TimedStep]:
 
 def _units_per_s(follower: Follower) -> dict[str, float | None]:
     """Units of each pool per second of the main stage, waiting included."""
-    state = follower.state
-    if state is None:
+    main = _of_main_stage(follower)
+    if follower.state is None or len(main) < 2:
         return {"policy": None, "rollout": None}
-    main = [timed for timed in follower.steps if timed.record.step > state.settings.main.first_version]
-    if len(main) < 2:
-        return {"policy": None, "rollout": None}
-    first, last = main[0].time, main[-1].time
-    marks = [mark for mark in follower.marks if first <= mark.time <= last]
-    generated = None
-    if len(marks) > 1 and marks[-1].time > marks[0].time and state.settings.rollout_replicas:
-        # A resumed run has a gap between its sessions; only what lies within them counts.
-        pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.timeline.is_one_session(a.time, b.time)]
-        passed = sum(b.time - a.time for a, b in pairs)
-        generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
+    marks = [mark for mark in follower.marks if main[0].time <= mark.time <= main[-1].time]
+    # A resumed run has a gap between its sessions; only what lies within them counts.
+    pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.timeline.is_one_session(a.time, b.time)]
+    passed = sum(b.time - a.time for a, b in pairs) if follower.state.settings.rollout_replicas else 0.0
+    generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
     trained = follower.timeline.trained_per_s(main)
     return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
 
