@@ -80,13 +80,8 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
 
 def make_shell(blueprint: Blueprint) -> PreTrainedModel:
     """All of it without storage."""
-    shell = loading.make_shell(
-        blueprint.config,
-        blueprint.auto_class,
-        trust_remote_code=blueprint.trust_remote_code,
-        is_packed=blueprint.is_packed,
-    )
-    return shell.to(blueprint.dtype)
+    how = {"trust_remote_code": blueprint.trust_remote_code, "is_packed": blueprint.is_packed}
+    return loading.make_shell(blueprint.config, blueprint.auto_class, **how).to(blueprint.dtype)
 
 
 def _check(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:

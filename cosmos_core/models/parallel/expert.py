@@ -12,6 +12,7 @@ Shape legend: T tokens, K experts that each chose, D hidden size, P = T·K pairs
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError
 from cosmos_core.models.parallel.collectives import Group, all_to_all, gather_for_shared, part, split_dim
 from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
 from cosmos_core.models.parallel.tensor import local_parameters, split_parameter
@@ -46,6 +47,13 @@ def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group:
     count: int = module.__dict__["num_experts"]
     if count % axis.size():
         raise ConfigError(f"policy.mesh.ep: {axis.size()} does not divide the {count} experts of {name}")
+    try:
+        inspect.signature(module.forward).bind(*("hidden_TD", "chosen_TK", "weights_TK"))
+    except TypeError as error:
+        raise PluginIncompatibleError(
+            f"policy.mesh.ep: {name} is not called with tokens, the experts that each chose and their weights, and so "
+            "its experts cannot be spread; set policy.mesh.ep = 1"
+        ) from error
     for key in own_parameters(module):
         split_parameter(module, key, name, 0, axis)
     num_local = count // axis.size()

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-BASE: Final[Mapping[str, Any]] = {
-    "vocab_size": 128,
+SIZES: Final = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+}
+BASE: Final[Mapping[str, Any]] = {
+    **SIZES,
+    "vocab_size": 128,
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
     "pad_token_id": 0,
@@ -31,6 +34,12 @@ WINDOWS: Final = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
 
+
+def without(*keys: str) -> dict[str, None]:
+    """Keys of `BASE` that a config does not know."""
+    return dict.fromkeys(keys, NO_SUCH_KEY)
+
+
 ARCHITECTURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama": {},
     "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
@@ -43,8 +52,8 @@ ARCHITECTURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma3_text": {**WINDOWS, "head_dim": 8, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
     "phi": ALL_HEADS,
     "phi3": {},
-    "gpt2": {"intermediate_size": NO_SUCH_KEY, "num_key_value_heads": NO_SUCH_KEY, "tie_word_embeddings": True},
-    "gpt_neox": {"num_key_value_heads": NO_SUCH_KEY},
+    "gpt2": {**without("intermediate_size", "num_key_value_heads"), "tie_word_embeddings": True},
+    "gpt_neox": without("num_key_value_heads"),
     "olmo": ALL_HEADS,
     "olmo2": {},
     "olmo3": WINDOWS,
@@ -124,6 +133,53 @@ ARCHITECTURES: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 1,
     },
+    # With smaller weights the gradients of its lambdas, which it computes in float32, nearly cancel over the documents.
+    "diffllama": {"initializer_range": 0.4},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "jetmoe": {
+        **without("num_attention_heads"),
+        "kv_channels": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_next": {
+        **EXPERTS,
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "shared_expert_intermediate_size": 16,
+    },
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
+    "mamba": {
+        **without("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "intermediate_size"),
+        "state_size": 8,
+        "time_step_rank": 4,
+    },
+    "falcon": without("num_key_value_heads", "intermediate_size", "max_position_embeddings"),
+    "gptj": {
+        **without(*SIZES),
+        "n_embd": 32,
+        "n_inner": 64,
+        "n_layer": 4,
+        "n_head": 4,
+        "n_positions": 128,
+        "rotary_dim": 4,
+    },
+    "mpt": {**without(*SIZES), "d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128},
+    "stablelm": {},
 }
 """By name, which is the `model_type` where no other is given: what its config has besides, or instead of, `BASE`."""
 
