@@ -155,6 +155,7 @@ def test_curves_grow_and_the_end_is_shown(page, browser):
 def test_a_page_whose_controller_is_gone_says_so_and_comes_back(page, browser, tmp_path):
     browser.go(page.address)
     browser.until("document.querySelector('#connection').innerText === 'live'")
+    browser.until("document.querySelector('#heldout img')?.naturalWidth")  # no connection is being made any more
     port = page._socket.getsockname()[1]
     page.board.has_ended = True  # as if it was killed: without a word
     page.board._loop.call_soon_threadsafe(page.board._loop.stop)
