@@ -127,22 +127,13 @@ class SampleView:
     text: str
 
 
-@attrs.frozen(kw_only=True)
-class Lost:
-    """A replica that is not in the run any more."""
-
-    name: str
-    time: float
-    reason: str
-
-
 class EventFeed:
     """Takes events as they come and looks now and then at what the state has come to; newest last in each list."""
 
     def __init__(self) -> None:
         self.news: Final[deque[News]] = deque(maxlen=_MOST_NEWS)
         self.samples: Final[deque[SampleView]] = deque(maxlen=_MOST_SAMPLES)
-        self.lost: Final[deque[Lost]] = deque(maxlen=_MOST_LOST)
+        self.lost: Final[deque[ReplicaLost]] = deque(maxlen=_MOST_LOST)
         self._reports: Final[deque[tuple[float, Reported]]] = deque(maxlen=_MOST_REPORTS)
         self._traces: Final[dict[str, Trace]] = {}
         self._ages: Final[deque[dict[int, int]]] = deque(maxlen=_NEWEST_STEPS)
@@ -158,7 +149,7 @@ class EventFeed:
                     self.lost.remove(lost)
                 self._say(time, "joined", f"{event.name} (pid {event.pid} on {event.host})")
             case ReplicaLost():
-                self.lost.append(Lost(name=event.name, time=time, reason=event.reason))
+                self.lost.append(event)
                 self._say(time, "left", f"{event.name}: {event.reason}")
             case Commanded():
                 self._say(time, "asked", _asked(event))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.plots import Album, Picture, Series, contact_sheet, plot
-from cosmos_core.run.report.summary import heldout_names, own_measures, rates_key, unused, where_title
+from cosmos_core.run.report.summary import heldout_names, of_main_stage, own_measures, rates_key, unused, where_title
 from cosmos_core.types import JSON
 
 _TEMPLATE: Final = "report.html.j2"
@@ -110,47 +111,41 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
-    all_stages = stages(job.recipe)
     steps = follower.steps
     # A change shows at the step before the first one that it holds at.
     changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
+    drawn = functools.partial(plot, x_label="step", changes=changes)
     rewarded = [timed for timed in steps if timed.record.reward is not None]
-    reward = _points(rewarded, "reward")
     score = score_name(job.unit)
     heldout = Series(label=f"held-out {score}", points=_heldout(follower, "score"), marked=True)
-    learning, label = [Series(label="reward", points=reward), heldout], ", ".join(dict.fromkeys(("reward", score)))
-    yield "Learning", plot("learning", learning, x_label="step", y_label=label, changes=changes)
+    learning = [Series(label="reward", points=_points(rewarded, "reward")), heldout]
+    yield "Learning", drawn("learning", learning, y_label=", ".join(dict.fromkeys(("reward", score))))
     if len(job.recipe.reward_names) > 1:
         parts = [Series(label=name, points=_points(rewarded, "rewards", name)) for name in job.recipe.reward_names]
-        yield "Rewards", plot("rewards", parts, x_label="step", y_label="mean, unweighted", changes=changes)
-    mean = _points(rewarded, "staleness_mean")
-    peak = _points(rewarded, "staleness_max")
-    staleness = [Series(label="mean", points=mean), Series(label="max", points=peak)]
-    yield "Staleness", plot("staleness", staleness, x_label="step", y_label="steps", changes=changes)
+        yield "Rewards", drawn("rewards", parts, y_label="mean, unweighted")
+    staleness = [Series(label=name, points=_points(rewarded, f"staleness_{name}")) for name in ("mean", "max")]
+    yield "Staleness", drawn("staleness", staleness, y_label="steps")
     yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
-    for stage in all_stages:
+    for stage in stages(job.recipe):
         yield from _stage_plots(stage, follower, changes)
-    first = all_stages[-1].first_step
-    for name, points in own_measures([timed for timed in steps if timed.record.step > first]).items():
-        drawn = plot(f"own-{name}", [Series(label=name, points=points)], x_label="step", y_label=name, changes=changes)
-        yield name.replace("_", " ").capitalize(), drawn
+    for name, points in own_measures(of_main_stage(follower)).items():
+        lines = [Series(label=name, points=points)]
+        yield name.replace("_", " ").capitalize(), drawn(f"own-{name}", lines, y_label=name)
 
 
 def _stage_plots(stage: Stage, follower: Follower, changes: Sequence[float]) -> Iterator[tuple[str, str]]:
     """Loss and gradient norm of a stage: those of two algorithms are not the same quantity."""
     steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
     is_main = stage.key == "algorithm"
-    lines = [
-        Series(label="loss", points=_points(steps, "metrics", "loss")),
-        Series(label="held-out loss", points=_heldout(follower, "loss") if is_main else (), marked=True),
-    ]
-    norms = [(step, norm) for step, norm in _points(steps, "metrics", "grad_norm") if norm > 0]
     whose = "" if is_main else " of the warm-up"
     own = [change for change in changes if stage.first_step <= change <= stage.last_step]
-    yield f"Loss{whose}", plot(f"loss-{stage.key}", lines, x_label="step", y_label="loss", changes=own)
+    drawn = functools.partial(plot, x_label="step", changes=own)
+    heldout = Series(label="held-out loss", points=_heldout(follower, "loss") if is_main else (), marked=True)
+    loss = [Series(label="loss", points=_points(steps, "metrics", "loss")), heldout]
+    yield f"Loss{whose}", drawn(f"loss-{stage.key}", loss, y_label="loss")
+    norms = [(step, norm) for step, norm in _points(steps, "metrics", "grad_norm") if norm > 0]
     norm = [Series(label="gradient norm", points=norms)]
-    drawn = plot(f"norm-{stage.key}", norm, x_label="step", y_label="norm", changes=own, logarithmic=True)
-    yield f"Gradient norm{whose}", drawn
+    yield f"Gradient norm{whose}", drawn(f"norm-{stage.key}", norm, y_label="norm", logarithmic=True)
 
 
 def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:

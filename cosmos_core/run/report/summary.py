@@ -65,9 +65,7 @@ def rows_of(job: Job, totals: Sequence[StageTotals]) -> dict[str, Any]:
         none, by reason, and where the first is; `imitation_dropped`: how often a demonstration to be imitated beside
         rollouts could not be, by reason. Prompts that were dropped when their turn came are counted with the prompts.
     """
-    beside: Counter[str] = Counter()
-    for total in totals:
-        beside.update({name.removeprefix(_BESIDE_DROPPED): round(number) for name, number in total.dropped.items()})
+    beside: Counter[str] = sum((Counter(total.dropped) for total in totals), Counter())
     return {
         "train": job.num_train_rows,
         "heldout": job.num_heldout_rows,
@@ -75,7 +73,7 @@ def rows_of(job: Job, totals: Sequence[StageTotals]) -> dict[str, Any]:
             split: {each.reason: {"rows": each.num_rows, "first": each.first} for each in job.omitted.get(split, ())}
             for split in ("train", "heldout")
         },
-        "imitation_dropped": dict(sorted(beside.items())),
+        "imitation_dropped": {name.removeprefix(_BESIDE_DROPPED): round(beside[name]) for name in sorted(beside)},
     }
 
 
@@ -124,7 +122,7 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
         "rows": rows_of(job, totals),
         rates_key(job.unit): _units_per_s(follower),
         "staleness": _staleness(totals),
-        "measures": begun_and_ended(_of_main_stage(follower)),
+        "measures": begun_and_ended(of_main_stage(follower)),
         "stages": _stages(job, follower),
         "skipped_steps": sum(total.skipped for total in totals),
         "weights": {name: follower.loads[name] for name in _WEIGHTS},
@@ -221,14 +219,15 @@ def _prompts(state: State | None) -> dict[str, Any]:
     return {"consumed": sum(ledger.consumed for ledger in ledgers), "dropped": dict(dropped)}
 
 
-def _of_main_stage(follower: Follower) -> list[TimedStep]:
+def of_main_stage(follower: Follower) -> list[TimedStep]:
+    """The steps that are known of the main stage."""
     first = follower.state.settings.main.first_version if follower.state else 0
     return [timed for timed in follower.steps if timed.record.step > first]
 
 
 def _units_per_s(follower: Follower) -> dict[str, float | None]:
     """Units of each pool per second of the main stage, waiting included."""
-    main = _of_main_stage(follower)
+    main = of_main_stage(follower)
     if follower.state is None or len(main) < 2:
         return {"policy": None, "rollout": None}
     marks = [mark for mark in follower.marks if main[0].time <= mark.time <= main[-1].time]
