@@ -6,10 +6,9 @@ import base64
 import io
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import matplotlib as mpl
@@ -17,10 +16,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from cosmos_core.control.machine.records import EvaluationRecord
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 MOST_POINTS: Final = 600
 _INK: Final = "#010203"  # stands for the page's text colour until it is replaced by `currentColor`
@@ -83,7 +78,13 @@ def plot(
     drawn = [line for line in series if line.points]
     if not drawn:
         return ""
-    with _figure(name) as (figure, axes):
+    # The salt makes ids unique, because several SVGs share one page.
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        FigureCanvasSVG(figure)
+        figure.patch.set_alpha(0)
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
         for line, colour in zip(drawn, _COLOURS, strict=False):
             xs, ys = zip(*thin(line.points), strict=True)
             marker = {"marker": "o", "markersize": 4.5, "linewidth": 1.8} if line.marked else {"linewidth": 1.2}
@@ -97,18 +98,6 @@ def plot(
         if len(drawn) > 1:
             axes.legend(loc="best")
         return _svg(figure)
-
-
-@contextmanager
-def _figure(name: str) -> Iterator[tuple[Figure, Axes]]:
-    # The salt makes ids unique, because several SVGs share one page.
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-        FigureCanvasSVG(figure)
-        figure.patch.set_alpha(0)
-        axes = figure.add_subplot()
-        axes.patch.set_alpha(0)
-        yield figure, axes
 
 
 def _svg(figure: Figure) -> str:

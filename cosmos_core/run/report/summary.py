@@ -385,10 +385,5 @@ def _files(job: Job, outcome: str) -> Table:
     table.add_row("report", str(job.directory / REPORT))
     table.add_row("checkpoints", job.checkpoints)
     table.add_row("logs", str(job.logs))
-    following = {
-        "finished": f"cosmos export {job.directory}",
-        "stopped": f"cosmos run --resume {job.directory}",
-        "failed": f"cosmos run --resume {job.directory}",
-    }
-    table.add_row("next", following.get(outcome, ""))
+    table.add_row("next", f"cosmos {'export' if outcome == 'finished' else 'run --resume'} {job.directory}")
     return table
