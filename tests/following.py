@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Event
@@ -78,9 +80,12 @@ class Following:
         return self.until(lambda state: state.step >= wanted, within_s)
 
     def pid(self, name: str) -> int:
-        """The process of a replica, or of the controller."""
+        """The process of a replica, of the controller, or of the fork server."""
         if name == "controller":
             return int(self.controller["pid"])
+        if name == "fork server":
+            children = psutil.Process(self.process.pid).children()
+            return next((each.pid for each in children if "multiprocessing.forkserver" in " ".join(each.cmdline())), 0)
         assert self.state is not None
         return self.state.replicas[name].pid
 

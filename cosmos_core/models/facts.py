@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, overload
 
 import attrs
 from torch import nn
@@ -45,7 +46,7 @@ def describe(
     *,
     alone_because: str = "",
 ) -> ModelFacts:
-    """The facts of a model on the meta device, which is of no use afterwards.
+    """The facts of a model on the meta device, which is of no use once its parts were asked for.
 
     `overrides` are the plugin's tensor parallel styles, `absent` says what is missing of a checkpoint, if anything is,
     `prepare` makes a forward of the shell over so many units, and `alone_because` says why each document is a row of
@@ -76,9 +77,31 @@ def describe(
         linear_layers=frozenset(candidates(shell)),
         matrices=matrices_of(shell),
         column_split=column_split(shell, plan),
-        # Last: the shell is of no use afterwards.
-        parts=_parts(shell, plan, None if alone_because else prepare),
+        parts=_Measured(lambda: _parts(shell, plan, None if alone_because else prepare)),
     )
+
+
+class _Measured(Sequence[ModelPart]):
+    """Parts that are measured once they are asked for, which takes a second: replicas do not ask."""
+
+    def __init__(self, measure: Callable[[], tuple[ModelPart, ...]]) -> None:
+        self._measure: Final = functools.cache(measure)
+
+    @overload
+    def __getitem__(self, index: int) -> ModelPart: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ModelPart, ...]: ...
+    def __getitem__(self, index: int | slice) -> ModelPart | tuple[ModelPart, ...]:
+        return self._measure()[index]
+
+    def __len__(self) -> int:
+        return len(self._measure())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self[:])
 
 
 def _parts(module: PreTrainedModel, plan: ParallelPlan, prepare: Prepare | None) -> tuple[ModelPart, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import attrs
@@ -129,7 +129,7 @@ class ModelFacts:
     pad_id: int = 0
     cache_size: int = 0
     head_size: int = 0
-    parts: tuple[ModelPart, ...] = ()
+    parts: Sequence[ModelPart] = ()
     num_tied_parameters: int = 0
     num_leading_layers: int = 0
     extents: tuple[Extent, ...] = ()

@@ -28,7 +28,7 @@ def frozen_facts(
     for role in job.recipe.frozen:
         try:
             other = load_frozen(job, plugins, role)
-            facts = other.facts()
+            facts = attrs.evolve(other.facts(), parts=tuple(other.facts().parts))
         except ConfigError as error:
             # A model knows its own table only.
             raise ConfigError(f"{role}{str(error).removeprefix('model')}") from error

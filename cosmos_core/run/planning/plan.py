@@ -219,6 +219,8 @@ def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model,
 def _tried(recipe: Recipe, model: Model, capabilities: ModelCapabilities) -> ModelFacts:
     """The facts of the model, with axes that it does not bear on a small one of its make."""
     facts, mesh = model.facts(), recipe.policy.mesh
+    # Measured here, where a config whose numbers do not fit together can be refused.
+    facts = attrs.evolve(facts, parts=tuple(facts.parts))
     # Replicas of all of it are cut nowhere.
     used = {axis for axis in capabilities.mesh_axes - {"dp_replicate"} if getattr(mesh, axis) > 1}
     # A mesh that does not fit is refused as it is.

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
 import psutil
@@ -17,6 +17,8 @@ from tests.following import Following
 Kind: TypeAlias = Literal["kill", "pause", "hang"]
 
 CONTROLLER: Final = "controller"
+FORK_SERVER: Final = "fork server"
+Role: TypeAlias = Literal["controller", "policy", "rollout", "fork server"]
 
 
 @attrs.frozen(kw_only=True)
@@ -25,14 +27,14 @@ class Harm:
 
     Attributes:
         after_s: Seconds after the one before.
-        role: Whose process: `controller`, `policy` or `rollout`.
+        role: Whose process. The fork server is only killed, and all that it has forked with it.
         draw: Which of those that are there, as a share of them.
         kind: `kill` ends it, `pause` stops it for a while, `hang` stops it for good.
         pause_s: How long it is stopped.
     """
 
     after_s: float
-    role: Literal["controller", "policy", "rollout"]
+    role: Role
     draw: float
     kind: Kind
     pause_s: float
@@ -45,19 +47,19 @@ class Harm:
 def is_enough(done: Sequence[Harm], number: int) -> bool:
     """Whether so many harms were done, to each role, and one of them was a hang."""
     roles, kinds = {harm.role for harm in done}, {harm.kind for harm in done}
-    return len(done) >= number and roles == {"controller", "policy", "rollout"} and "hang" in kinds
+    return len(done) >= number and roles == set(get_args(Role)) and "hang" in kinds
 
 
 def harms(seed: int) -> Iterator[Harm]:
     """An endless sequence of them, the same for the same seed."""
     draw = random.Random(seed)
     while True:
-        role = draw.choices(("controller", "policy", "rollout"), (2, 3, 3))[0]
+        role = draw.choices(get_args(Role), (5, 7, 7, 1))[0]
         yield Harm(
             after_s=draw.uniform(0.5, 3.5),
             role=role,
             draw=draw.random(),
-            kind=draw.choices(("kill", "pause", "hang"), (6, 2, 1))[0],
+            kind="kill" if role == FORK_SERVER else draw.choices(("kill", "pause", "hang"), (6, 2, 1))[0],
             pause_s=draw.uniform(0.2, 2.0),
         )
 
@@ -86,23 +88,24 @@ class Harmer:
         """What was done, without when and to whom."""
         return [harm for _, _, harm in self.done]
 
-    def turn(self) -> None:
-        """Do what is due, if there is somebody to do it to."""
+    def turn(self) -> bool:
+        """Do what is due, if there is somebody to do it to; whether something was done."""
         now = time.monotonic()
         for until, pid in [each for each in self._stopped if each[0] <= now]:
             self._stopped.remove((until, pid))
             _signal(pid, signal.SIGCONT)
         name = self._victim() if now >= self._due else None
         if name is None:
-            return
+            return False
         harm, pid = self._next, self._following.pid(name)
         if not _signal(pid, signal.SIGKILL if harm.kind == "kill" else signal.SIGSTOP):
-            return
+            return False
         if harm.kind == "pause":
             self._stopped.append((now + harm.pause_s, pid))
         self.done.append((time.time(), name, harm))
         self._next = next(self._sequence)
         self._due = now + self._next.after_s
+        return True
 
     def let_go(self) -> None:
         """Stop pausing."""
@@ -110,8 +113,8 @@ class Harmer:
             _signal(pid, signal.SIGCONT)
 
     def _victim(self) -> str | None:
-        if self._next.role == CONTROLLER:
-            return CONTROLLER
+        if self._next.role in (CONTROLLER, FORK_SERVER):
+            return self._next.role
         state = self._following.state
         names = [replica.name for replica in state.named(self._next.role)] if state is not None else []
         return names[int(self._next.draw * len(names))] if names else None
@@ -119,6 +122,8 @@ class Harmer:
 
 def _signal(pid: int, number: signal.Signals) -> bool:
     """Signal a process, which may be gone by now; whether it was there."""
+    if not pid:
+        return False
     try:
         is_there = psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         os.kill(pid, number)

@@ -7,6 +7,7 @@ import pytest
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import DataError
+from cosmos_core.protocols import ModelFacts
 from cosmos_core.run.planning import frozen
 from cosmos_core.types import Array, Payload, Prompt
 
@@ -18,6 +19,8 @@ RECIPE = {
     "teacher": {"path": "somewhere", "plugin": "moe"},
 }
 
+FACTS = ModelFacts(architecture="moe", num_parameters=1, num_layers=1, hidden_size=1, context_length=9)
+
 
 class Characters:
     """Encodes texts by their characters, and refuses those that it has no template for."""
@@ -26,7 +29,7 @@ class Characters:
         self._offset, self._refuses = offset, refuses
 
     def facts(self):
-        return "facts"
+        return FACTS
 
     def encode(self, prompt):
         if prompt.text == self._refuses:
@@ -53,7 +56,7 @@ def found(monkeypatch):
 def test_rows_that_are_encoded_otherwise_are_told(found):
     # What is found of a teacher is its own.
     each = found(Characters(), Characters())
-    assert (each.facts, each.plugin, each.capabilities, each.misfit) == ("facts", "moe", ("model", "moe"), "")
+    assert (each.facts, each.plugin, each.capabilities, each.misfit) == (FACTS, "moe", ("model", "moe"), "")
     assert found(Characters(), Characters(1)).misfit == (
         "train row 0 ('row 0') has another 'prompt' for it than for the policy"
     )
