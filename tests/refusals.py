@@ -56,6 +56,7 @@ BAD: dict[str, tuple[Bad, ...]] = {
         bad("algorithm={plugin='dpo'}"),
         bad("policy.prompts_per_step=1", "rollout.group_size=2", "policy.replicas=4"),
         bad("environment={plugin='calculator'}", "dataset.plugin='shapes'", "dataset.options={}"),
+        bad("dataset.options.train='../data/reasoning-benchmark.jsonl'", recipe="reason/cosmos-reason1-7b"),
     ),
     "Models": (
         bad("model.config.vocab_size=300"),

@@ -31,6 +31,7 @@ class RowsDataset:
         train: Where the train rows are.
         heldout: Where the held-out rows are; None if they are some of the train rows, or if there are none.
         key_path: Of the options in the recipe, for messages (see `DatasetContext`).
+        heldout_mapping: Makes prompts of the rows of `heldout`; as `mapping` does if None.
 
     Raises:
         DataError: A source is missing, unreadable, empty or has a bad row (source, line, reason).
@@ -45,19 +46,19 @@ class RowsDataset:
         heldout: Sources | None,
         *,
         key_path: str = "dataset.options",
+        heldout_mapping: RowMapping | None = None,
     ) -> None:
         self._name: Final = name
         trained = RowIndex(train, mapping, options, key_path)
-        held = None if heldout is None else RowIndex(heldout, mapping, options, key_path)
+        held = None if heldout is None else RowIndex(heldout, heldout_mapping or mapping, options, key_path)
         train_rows, heldout_rows = _numbers(options, len(trained), 0 if held is None else len(held), key_path)
         self._splits: Final[dict[Split, tuple[RowIndex, range | array[int]]]] = {
             "train": (trained, train_rows),
             "heldout": (held or trained, heldout_rows),
         }
-        nothing: tuple[Omission, ...] = ()
         self._omitted: Final[dict[Split, tuple[Omission, ...]]] = {
             "train": trained.omissions.told(),
-            "heldout": nothing if held is None else held.omissions.told(),
+            "heldout": () if held is None else held.omissions.told(),
         }
 
     def size(self, split: Split) -> int:

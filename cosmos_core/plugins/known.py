@@ -36,7 +36,7 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
     ("dataset", "cosmos-dataset-huggingface"): "huggingface",
     ("dataset", "cosmos-dataset-jsonl"): "jsonl",
     ("dataset", "cosmos-dataset-mixture"): "mixture",
-    ("dataset", "cosmos-dataset-reason"): "reason",
+    ("dataset", "cosmos-dataset-reason"): "reason reason-mock",
     ("dataset", "cosmos-dataset-shapes"): "shapes",
     ("dataset", "cosmos-dataset-world"): "world-folder world-mock world-prompts world-webdataset",
     ("engine", "cosmos-engine-vllm"): "vllm",

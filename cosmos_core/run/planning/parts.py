@@ -43,6 +43,7 @@ class Measured:
         num_heldout: First held-out rows looked at; none where nothing is evaluated.
         num_unusable: Of the rows looked at, those that the dataset or the model refuses.
         fault: Why the first of these is refused.
+        first_bare: Number of the first other one without a demonstration.
         num_too_long: Those whose prompt does not fit with a completion, or a demonstration; their lengths do count.
         given_frames: Fewest frames that one of them gives a world model.
         num_vetted: Demonstrations that the model was asked about (`vet`) and would take.
@@ -60,6 +61,7 @@ class Measured:
     num_heldout_demonstrations: int = 0
     num_unusable: int = 0
     fault: str = ""
+    first_bare: int = 0
     num_unfit: int = 0
     num_too_long: int = 0
     num_vetted: int = 0
@@ -146,10 +148,11 @@ def look_at_rows(
     counted: Counter[str] = Counter()
     lengths: list[int] = []
     given: list[int] = []
+    bare: list[int] = []
     fault = ""
-    for index in range(count):
+    for index in (number * num_rows // count for number in range(count)):
         try:
-            prompt = dataset.row("train", index * num_rows // count)
+            prompt = dataset.row("train", index)
             payload = model.encode(prompt)
             for reward in rewards:
                 if hasattr(reward, "vet"):
@@ -164,6 +167,7 @@ def look_at_rows(
             fault = fault or str(error)
             continue
         counted["num_demonstrations"] += is_shown
+        bare += [] if is_shown else [index]
         counted["num_preferences"] += is_shown and prompt.rejected is not None
         counted["num_with_media"] += bool(prompt.media)
         given.append(_given_frames(prompt, payload))
@@ -182,6 +186,7 @@ def look_at_rows(
         num_heldout=num_heldout,
         num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
         fault=fault,
+        first_bare=bare[0] if bare else 0,
         given_frames=min(given, default=0),
         **counted,
     )
@@ -220,10 +225,7 @@ def texts(dataset: Dataset, num_rows: int) -> Iterator[str]:
             fault = fault or str(error)
             continue
         num_read += 1
-        if isinstance(prompt.text, str):
-            yield prompt.text
-        else:
-            yield from (message.content for message in prompt.text)
+        yield from [prompt.text] if isinstance(prompt.text, str) else (turn.content for turn in prompt.text)
         if prompt.demonstration is not None:
             yield prompt.demonstration
     if fault and not num_read:

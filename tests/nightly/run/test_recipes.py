@@ -2,6 +2,8 @@
 
 import pytest
 
+from cosmos_core.config.loading import load_recipe
+from cosmos_core.run.planning.plan import make_plan
 from tests.unit.run.planning import test_recipes as language
 from tests.unit.run.planning import test_world_recipes as world
 
@@ -32,3 +34,15 @@ def test_a_tiny_recipe_can_be_planned(tmp_path, name):
     assert plan.parts.facts.num_parameters < 100_000
     assert plan.job.uses_rollouts == bool(recipe.reward)
     assert plan.job.num_evaluation_prompts
+
+
+def test_both_stages_of_reasoning_can_be_planned(tmp_path):
+    folder = language.RECIPES / "reason"
+    assert {path.name for path in folder.glob("*.toml")} == {"cosmos-reason1-7b.toml", "reason-tiny.toml"}
+    plan = language.planned(folder / "cosmos-reason1-7b.toml", "grpo", "qwen2.5-vl-7b", tmp_path)
+    tiny = make_plan(load_recipe(folder / "reason-tiny.toml"), folder / "reason-tiny.toml", tmp_path)
+    for each in (plan, tiny):
+        assert [stage.source for stage in each.job.stages] == ["demonstrations", "rollouts"]
+        assert each.parts.measured.num_demonstrations == each.parts.measured.num_rows
+        assert each.parts.measured.num_unusable == 0, "the rewards take what is imitated for unusable"
+    assert tiny.parts.facts.num_parameters < 400_000

@@ -26,6 +26,7 @@ def test_names_of_a_kind():
         "jsonl",
         "mixture",
         "reason",
+        "reason-mock",
         "shapes",
         "world-folder",
         "world-mock",

@@ -23,13 +23,16 @@ class ReasonDataset(RowsDataset):
             found = find_files(f"{context.key_path}.{name}", value, context.directory)
             return [JsonLinesFile(path) for path in found]
 
+        media_folder = _media_folder(options, context)
         super().__init__(
             "reason",
             options,
-            QuestionMapping(options, _media_folder(options, context)),
+            QuestionMapping(options, media_folder, is_imitated=options.demonstrations == "required"),
             train=files("train", options.train),
             heldout=None if options.heldout is None else files("heldout", options.heldout),
             key_path=context.key_path,
+            # Nobody imitates a benchmark.
+            heldout_mapping=QuestionMapping(options, media_folder),
         )
 
 
@@ -49,5 +52,5 @@ def cosmos_dataset() -> Provider[Dataset]:
     return Provider(
         create=ReasonDataset,
         options=ReasonOptions,
-        capabilities=DatasetCapabilities(demonstrations=False, references=True),
+        capabilities=DatasetCapabilities(demonstrations=True, references=True),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from cosmos_core.data import BadRowError, field, text_field
 from cosmos_core.types import JSON
+
+TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @attrs.frozen(kw_only=True)
@@ -20,11 +22,13 @@ class Question:
         text: What is asked.
         choices: Text of each choice by its letter; empty where the answer is free.
         answers: The letter of the right choice, or every free answer that is accepted.
+        reasoning: What leads to the first of them, for demonstrations; None where nobody wrote it down.
     """
 
     text: str
     choices: Mapping[str, str]
     answers: tuple[str, ...]
+    reasoning: str | None = None
 
     @property
     def reference(self) -> JSON:
@@ -35,7 +39,7 @@ class Question:
 
 
 def question_of(row: Mapping[str, Any]) -> Question:
-    """The question of a row: fields `question`, `choices` and `answer`, or these within `qa_pairs`.
+    """The question of a row: fields `question`, `choices`, `answer` and `reasoning`, or these within `qa_pairs`.
 
     `index2ans` is another name of `choices`, as in the data that Cosmos-Reason1 was published with.
 
@@ -49,7 +53,18 @@ def question_of(row: Mapping[str, Any]) -> Question:
     if not text:
         raise BadRowError("the question is empty")
     choices = _choices(asked.get("index2ans", asked.get("choices")))
-    return Question(text=text, choices=choices, answers=_answers(field(asked, "answer"), choices))
+    answers = _answers(field(asked, "answer"), choices)
+    return Question(text=text, choices=choices, answers=answers, reasoning=_reasoning(asked.get("reasoning")))
+
+
+def _reasoning(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise BadRowError(f"the reasoning is {value!r:.80}; give a text, or leave it out", "the reasoning is no text")
+    if found := next((tag for tag in TAGS if tag in value), None):
+        raise BadRowError(f"the reasoning has {found} in it; give what stands between the tags alone")
+    return value.strip()
 
 
 def _choices(value: Any) -> Mapping[str, str]:

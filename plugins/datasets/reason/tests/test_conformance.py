@@ -20,12 +20,9 @@ class TestChoices(DatasetConformance):
 
     @pytest.fixture
     def options(self, tmp_path):
-        choices = {"A": "It falls.", "B": "It stays."}
-        rows = [
-            {"question": f"What of ball {n}?", "choices": choices, "answer": "AB"[n % 2], "label": "physics/mechanics"}
-            for n in range(60)
-        ]
-        return {**write(tmp_path, rows), "labels": "required"}
+        asked = {"choices": {"A": "It falls.", "B": "It stays."}, "label": "physics/mechanics", "reasoning": "Seen."}
+        rows = [{"question": f"What of ball {n}?", "answer": "AB"[n % 2], **asked} for n in range(60)]
+        return {**write(tmp_path, rows), "labels": "required", "demonstrations": "required"}
 
 
 class TestFreeAnswers(DatasetConformance):
@@ -35,3 +32,23 @@ class TestFreeAnswers(DatasetConformance):
     def options(self, tmp_path):
         rows = [{"question": f"Ball {n}?", "answer": [str(n), f"ball {n}"]} for n in range(60)]
         return {**write(tmp_path, rows), "chat": False, "thought": False}
+
+
+class TestChats(DatasetConformance):
+    plugin = "reason"
+
+    @pytest.fixture
+    def options(self, tmp_path):
+        turns = [[("user", f"Ball {n}?"), ("assistant", f"<answer>{n}</answer>")] for n in range(60)]
+        return write(
+            tmp_path,
+            [{"conversations": [{"role": role, "content": said} for role, said in pair]} for pair in turns],
+        )
+
+
+class TestClips(DatasetConformance):
+    plugin = "reason-mock"
+
+    @pytest.fixture
+    def options(self):
+        return {"train_rows": 60, "heldout_rows": 10}

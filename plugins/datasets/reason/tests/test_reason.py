@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from cosmos_core.errors import DataError
-from cosmos_core.protocols import DatasetContext
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import Completion, DatasetContext, RewardContext
 from cosmos_core.types import Message
 from cosmos_dataset_reason import CAPABILITIES, COMMON_SENSE, EMBODIMENTS, ReasonDataset, ReasonOptions, levels
 from cosmos_dataset_reason.ontology import LABELS
@@ -20,6 +21,16 @@ ROW = {
     "answer": "B",
     "label": "physics/mechanics",
 }
+
+SYSTEM = "You see."
+ASKED = "What happens next?"
+
+
+def talk(*contents):
+    """A row of a conversation; one of three turns begins with the system's."""
+    roles = ("system", "user", "assistant") if len(contents) == 3 else ("user", "assistant")
+    turns = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    return {"video": "film.mp4", "conversations": turns}
 
 
 def read(folder, *rows, **options):
@@ -76,6 +87,52 @@ def test_several_labels_and_what_is_above_them_once(tmp_path):
     assert row.metadata["labels"] == ["space", "space/environment", "space/affordance"]
 
 
+def test_a_demonstration_is_the_reasoning_and_the_right_answer(tmp_path):
+    reasoned = ROW | {"reasoning": " Nothing holds it. "}
+    assert (
+        read(tmp_path, reasoned).row("train", 0).demonstration == "<think>Nothing holds it.</think> <answer>B</answer>"
+    )
+    assert read(tmp_path, reasoned, thought=False).row("train", 0).demonstration == "B"
+    free = {
+        "image": "film.mp4",
+        "qa_pairs": {"question": "Which?", "answer": ["red", "dark red"], "reasoning": "Seen."},
+    }
+    assert read(tmp_path, free).row("train", 0).demonstration == "<think>Seen.</think> <answer>red</answer>"
+    # Without reasoning there is nothing to imitate, unless the bare answer is what is asked for.
+    assert read(tmp_path, ROW).row("train", 0).demonstration is None
+    assert read(tmp_path, ROW, thought=False).row("train", 0).demonstration == "B"
+
+
+def test_chats_as_they_were_published_with_the_paper(tmp_path):
+    said = "<think>It slips.</think>\n<answer> It falls. </answer>"
+    row = read(tmp_path, talk(SYSTEM, ASKED, said), system="You watch.").row("train", 0)
+    assert row.text == (Message(role="system", content=SYSTEM), Message(role="user", content=ASKED))
+    assert (row.demonstration, row.reference) == (said, ["It falls."])
+    assert (row.media, row.metadata["answer_kind"]) == ((str(tmp_path / "film.mp4"),), "free")
+    # A system turn of the options stands where a conversation has none; a caption is right as a whole.
+    row = read(tmp_path, talk(ASKED, "A cup. "), system="You watch.").row("train", 0)
+    assert row.text == (Message(role="system", content="You watch."), Message(role="user", content=ASKED))
+    assert (row.demonstration, row.reference) == ("A cup. ", ["A cup."])
+
+
+def test_the_rewards_take_what_is_imitated_for_right(tmp_path):
+    rows = [ROW | {"reasoning": "Seen."}, talk(ASKED, "<think>Seen.</think> <answer>It falls.</answer>")]
+    dataset = read(tmp_path, *rows)
+    names = ("reason-accuracy", "reason-format")
+    plugins = PluginSet.load(("reward", name) for name in names)
+    rewards = [plugins.create("reward", name, {}, RewardContext(name=name, seed=0), "options") for name in names]
+    for index in range(len(rows)):
+        prompt = dataset.row("train", index)
+        completion = Completion(prompt=prompt, text=prompt.demonstration)
+        assert [reward.score(completion).value for reward in rewards] == [1.0, 1.0]
+
+
+def test_an_instruction_of_ones_own(tmp_path):
+    for own, below in [("Say A or B.", "\nSay A or B."), ("", "")]:
+        (turn,) = read(tmp_path, ROW, instruction=own).row("train", 0).text
+        assert turn.content == f"What happens next?\n(A) It falls.\n(B) It stays.{below}"
+
+
 def test_videos_in_a_folder_of_their_own(tmp_path):
     (tmp_path / "films").mkdir()
     (tmp_path / "films" / "a.mp4").write_bytes(b"a")
@@ -107,6 +164,13 @@ BAD = [
     ({"question": " "}, "the question is empty"),
     ({"question": None}, "field 'question' is null, not text"),
     ({"qa_pairs": [1]}, "field 'qa_pairs' is a list, not one question"),
+    ({"reasoning": ""}, "the reasoning is ''; give a text, or leave it out"),
+    ({"reasoning": ["It slips."]}, "the reasoning is ['It slips.']"),
+    ({"reasoning": "<think>It slips.</think>"}, "the reasoning has <think> in it"),
+    (talk("What?", "This."), "the row has both 'conversations' and 'question'; give one of them"),
+    (talk("What?") | {"question": None}, "field 'conversations' does not end with a turn of the assistant"),
+    (talk("What?", " ") | {"question": None}, "field 'conversations' does not end with a turn of the assistant"),
+    ({"conversations": "What?", "question": None}, "field 'conversations' is no list of turns"),
 ]
 
 
@@ -133,6 +197,18 @@ def test_labels_may_be_required(tmp_path):
     assert read(tmp_path, unlabelled).size("train") == 1
     with pytest.raises(DataError, match="the question has no label"):
         read(tmp_path, unlabelled, labels="required")
+
+
+def test_demonstrations_may_be_required_of_what_is_trained_on(tmp_path):
+    good, bare = ROW | {"reasoning": "Seen."}, ROW
+    (tmp_path / "benchmark.jsonl").write_text(json.dumps(bare))
+    options = {"demonstrations": "required", "heldout": "benchmark.jsonl"}
+    assert read(tmp_path, good, talk(ASKED, "A cup."), **options).row("heldout", 0).demonstration is None
+    said = r"rows\.jsonl:2: the question has no demonstration, .* give it a field `reasoning`, or `conversations`"
+    with pytest.raises(DataError, match=said):
+        read(tmp_path, good, bare, **options)
+    dataset = read(tmp_path, good, bare, on_bad_row="skip", **options)
+    assert (dataset.size("train"), dataset.omitted("train")[0].num_rows) == (1, 1)
 
 
 def test_contradictions(subtests):

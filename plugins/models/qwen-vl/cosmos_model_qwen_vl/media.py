@@ -1,11 +1,12 @@
 """Images and videos of a prompt, read from local files, folders of frames, `data:` URLs.
 
-A video is a file that PyAV opens, an animated GIF, or a folder of images. Of a video only the frames that are seen are
-kept in memory.
+A video is a file that PyAV opens, an animated GIF (a file, or within a `data:` URL), or a folder of images. Of a video
+only the frames that are seen are kept in memory.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +17,11 @@ import numpy as np
 from PIL import Image
 
 from cosmos_core.errors import DataError
-from cosmos_core.models.vision.images import IMAGE_ERRORS, load_image, local_path, open_image, shown
+from cosmos_core.models.vision.images import IMAGE_ERRORS, inline_bytes, load_image, local_path, open_image, shown
 
 VIDEO_SUFFIXES: Final = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 ANIMATED_SUFFIX: Final = ".gif"
+INLINE_ANIMATION: Final = "data:image/gif"
 MIN_FRAMES: Final = 4
 
 
@@ -73,15 +75,18 @@ def load(location: str, sampling: Sampling) -> Still | Video:
     """Read what is at a location.
 
     Args:
-        location: A path, a `file:` URL, or a `data:` URL with an image.
+        location: A path, a `file:` URL, or a `data:` URL with an image or an animation.
         sampling: Which frames of a video are seen.
 
     Raises:
         DataError: There is nothing, it cannot be read, or it would have to be fetched.
     """
-    path = None if location.startswith("data:") else local_path(location)
-    if path is None:
+    if location.startswith(INLINE_ANIMATION):
+        held = inline_bytes(location, INLINE_ANIMATION, f"an animation in base64, {INLINE_ANIMATION};base64,…")
+        return _animation(io.BytesIO(held), shown(location), sampling)
+    if location.startswith("data:"):
         return Still(image=load_image(location))
+    path = local_path(location)
     if path.is_dir():
         return _folder(path, sampling)
     if not path.is_file():
@@ -89,7 +94,7 @@ def load(location: str, sampling: Sampling) -> Still | Video:
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _video(path, sampling)
     if path.suffix.lower() == ANIMATED_SUFFIX:
-        return _animation(path, sampling)
+        return _animation(path, str(path), sampling)
     return Still(image=open_image(path, location))
 
 
@@ -103,9 +108,9 @@ def _folder(path: Path, sampling: Sampling) -> Video:
     )
 
 
-def _animation(path: Path, sampling: Sampling) -> Still | Video:
+def _animation(source: Path | io.BytesIO, name: str, sampling: Sampling) -> Still | Video:
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             total: int = getattr(image, "n_frames", 1)
             if total == 1:
                 return Still(image=image.convert("RGB"))
@@ -116,8 +121,8 @@ def _animation(path: Path, sampling: Sampling) -> Still | Video:
                 image.seek(number)
                 frames.append(image.convert("RGB"))
     except IMAGE_ERRORS as error:
-        raise DataError(f"media {path}: no readable animation: {error}") from error
-    return _seen(str(path), frames, numbers, total, native_fps)
+        raise DataError(f"media {name}: no readable animation: {error}") from error
+    return _seen(name, frames, numbers, total, native_fps)
 
 
 def _video(path: Path, sampling: Sampling) -> Video:

@@ -1,5 +1,6 @@
 """Reading what a prompt shows: files, folders, videos, data URLs, and all that is no media."""
 
+import base64
 import sys
 
 import av
@@ -65,6 +66,13 @@ def test_an_animation_is_a_video_and_a_still_gif_an_image(tmp_path):
     assert shown.times_s == [number / 4 for number in (0, 2, 5, 7)]
     assert np.asarray(shown.frames[3]).mean() == pytest.approx(140, abs=2)
     assert isinstance(load(str(tmp_path / "still.gif"), SAMPLING), Still)
+    # In a row itself, too.
+    for name, kind in [("film.gif", Video), ("still.gif", Still)]:
+        inline = load(f"data:image/gif;base64,{base64.b64encode((tmp_path / name).read_bytes()).decode()}", SAMPLING)
+        assert isinstance(inline, kind)
+        if kind is Video:
+            assert inline.times_s == shown.times_s
+            assert np.array_equal(inline.frames[3], shown.frames[3])
 
 
 def test_a_folder_of_frames_is_a_video_in_the_order_of_names(tmp_path):
@@ -89,6 +97,8 @@ def test_what_cannot_be_read_is_told(subtests):
         ("data:text/plain,hello", "is an image in base64"),
         ("data:image/png;base64,@@", "no base64"),
         ("data:image/png;base64,AAAA", "no readable image"),
+        ("data:image/gif;base64,AAAA", "no readable animation"),
+        ("data:image/gif,AAAA", "is an animation in base64"),
     ]:
         with subtests.test(location=location, message=message), pytest.raises(DataError, match=message):
             load(location, SAMPLING)

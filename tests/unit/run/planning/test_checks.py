@@ -62,7 +62,7 @@ def parts_of(changes=None, *, warmup=None, main=None, **parts):
         engine=EngineCapabilities(),
         num_train_rows=10,
         num_heldout_rows=10,
-        measured=Measured(num_rows=10, num_demonstrations=4, shortest_prompt=9, longest_prompt=20),
+        measured=Measured(num_rows=10, num_demonstrations=10, shortest_prompt=9, longest_prompt=20),
     )
     return attrs.evolve(whole, **parts)
 
@@ -148,7 +148,14 @@ def test_rows_have_to_be_usable_and_have_what_is_learned():
     measured = Measured(num_rows=64, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)
     (found,) = check(measured=measured)
     assert "warmup.plugin: 'sft'" in found
-    assert "none of 64 train rows of dataset 'numbers' has one" in found
+    assert "64 of 64 train rows of dataset 'numbers' that were looked at have none" in found
+
+    # So is one of which some have none; what is imitated beside rollouts may be of some only.
+    some = attrs.evolve(measured, num_demonstrations=60, num_unusable=1, first_bare=7)
+    (found,) = check(measured=some)
+    assert found.startswith("warmup.plugin: 'sft' learns from demonstrations, but 3 of 64 train rows of dataset")
+    assert "the first of them row 7 (from 0); map a field to them" in found
+    assert check({"warmup": None}, imitates={0: 1}, measured=some) == []
 
     # A dataset of which no row can be used says why.
     measured = Measured(
@@ -159,7 +166,7 @@ def test_rows_have_to_be_usable_and_have_what_is_learned():
     assert check(measured=attrs.evolve(measured, num_unusable=9, num_demonstrations=1)) == []
 
     # A held out loss needs held out demonstrations.
-    measured = Measured(num_rows=10, num_demonstrations=9, shortest_prompt=9, longest_prompt=20, num_heldout=7)
+    measured = Measured(num_rows=10, num_demonstrations=10, shortest_prompt=9, longest_prompt=20, num_heldout=7)
     main = AlgorithmCapabilities(source="demonstrations")
     alone = {"reward": [], "warmup": None}
     (problem,) = check(alone, main=main, engine=None, measured=measured)
@@ -180,7 +187,7 @@ def test_rows_have_to_be_usable_and_have_what_is_learned():
 
 def test_lengths_that_leave_no_room_are_refused():
     # Prompts of which none fits the context are refused.
-    measured = Measured(num_rows=64, num_demonstrations=1, shortest_prompt=200, longest_prompt=300)
+    measured = Measured(num_rows=64, num_demonstrations=64, shortest_prompt=200, longest_prompt=300)
     (found,) = check(measured=measured)
     assert "no prompt fits: the shortest of 64 has 200 units, with a completion of up to 100" in found
 

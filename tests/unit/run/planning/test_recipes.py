@@ -46,7 +46,11 @@ def test_a_recipe_at_real_size_can_be_planned(tmp_path):
 
 
 def check(kind, name, tmp_path):
-    path = RECIPES / f"{kind}-{name}.toml"
+    planned(RECIPES / f"{kind}-{name}.toml", kind, name, tmp_path)
+
+
+def planned(path, kind, name, tmp_path):
+    """Plan a recipe of a kind (`grpo` has rollouts) for a model by name, and check what planning says."""
     recipe = load_recipe(path)
     plan = make_plan(recipe, path, tmp_path)
     facts = plan.parts.facts
@@ -76,6 +80,7 @@ def check(kind, name, tmp_path):
     is_shown = plan.parts.measured.num_with_media > 0 and recipe.policy.parallel.recompute != "full"
     assert ("what towers keep of images" in text) == is_shown
     assert ("weight sync" in text) == ("published weights" in text) == (kind == "grpo")
+    return plan
 
 
 def test_a_run_without_weights_is_refused_before_it_starts(tmp_path):

@@ -39,6 +39,15 @@ def test_rows_that_no_completion_could_be_scored_of_are_refused(tmp_path):
     assert (made.parts.measured.num_unusable, made.parts.measured.num_rows) == (1, 4)
     assert "reward exact: the reference True" in made.parts.measured.fault
 
+    # Where a stage imitates, a row without a demonstration is refused by number.
+    said = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    rows = [{"chat": said, "answer": "2"}] * 2 + [{"chat": said[:1], "answer": "2"}, {"chat": said, "answer": "2"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    dataset = f"dataset={{plugin='jsonl', options={{train='{path}', messages='chat', reference='answer'}}}}"
+    message = r"^warmup\.plugin: 'sft' .* but 1 of 4 train rows of dataset 'jsonl' .* the first of them row 2 "
+    with pytest.raises(ConfigError, match=message):
+        plan(tmp_path / "bare", dataset, "reward=[{plugin='exact'}]", "evaluation.prompts=0")
+
 
 def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
