@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,8 @@ from cosmos_core.storage.scratch import scratch
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose fork server has ended, which ends it, too."""
 
+_STUCK_S: Final = 180.0
+"""Longer than its imports take on a busy machine, before which it does not answer."""
 _BEGIN_S: Final = 5.0
 _POLL_S: Final = 0.02
 _LAST: Final = -200
@@ -134,20 +137,34 @@ def _folder() -> Path:
 def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
     """Start `python -P -m` as a fork, in a session of its own; a ReplicaError if it cannot be.
 
-    A server that was killed is begun again, with `threads` of numeric libraries. What it does not preload starts by a
-    command meanwhile.
+    A server that was killed is begun again, with `threads` of numeric libraries, as is one that does not answer. What
+    it does not preload starts by a command meanwhile.
     """
-    if not _is_there():
-        prepare(threads)
-        if f"{spec.module}.__main__" not in PRELOADED:
-            return by_command()(spec, output)
-    environment = {**os.environ, **spec.environment}
-    process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
-    try:
-        process.start()
-    except (OSError, EOFError) as error:
-        raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
-    return Child(process)
+    for is_last in (False, True):
+        if not _is_there():
+            prepare(threads)
+            if f"{spec.module}.__main__" not in PRELOADED:
+                return by_command()(spec, output)
+        environment = {**os.environ, **spec.environment}
+        process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
+        # One that does not answer, as it was stopped, is ended: this process would wait for ever.
+        patience = threading.Timer(_STUCK_S, _kill)
+        patience.start()
+        try:
+            process.start()
+            return Child(process)
+        except (OSError, EOFError) as error:
+            # It may have ended since this process looked.
+            if is_last:
+                raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
+        finally:
+            patience.cancel()
+    raise AssertionError
+
+
+def _kill() -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _is_there() -> bool:

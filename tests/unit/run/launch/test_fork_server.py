@@ -119,6 +119,14 @@ assert psutil.Process(again[1].pid).parent().ppid() == psutil.Process().pid
 for each in again:
     each.send_signal(9)
     assert each.wait(20) == -9
+# One that does not answer is ended, and begun again.
+last = start("http.server", "0", "--bind", "127.0.0.1")
+server = psutil.Process(last.pid).parent()
+server.suspend()
+fork_server._STUCK_S = 1.0
+assert start("calendar", "2026", "11").wait(60) == 0
+assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+assert last.wait(20) == -9
 """
 )
 
