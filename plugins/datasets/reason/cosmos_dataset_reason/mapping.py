@@ -75,7 +75,7 @@ class QuestionMapping:
             reference=[right.strip()],
             demonstration=said,
             media=self._media(row, folder),
-            metadata={"labels": self._labels(row), "answer_kind": "free"},
+            metadata={"labels": [*self._labels(row)], "answer_kind": "free"},
         )
 
     def _media(self, row: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
