@@ -200,18 +200,15 @@ def _without_demonstrations(recipe: Recipe, parts: Parts, stage: Stage, *, is_be
     """Rows that have nothing to imitate."""
     does = "imitates demonstrations beside rollouts" if is_beside else "learns from demonstrations"
     instead = f"set {stage.key}.options that imitate none" if is_beside else "take another algorithm"
-    found = parts.measured
-    num_bare = found.num_rows - found.num_unusable - found.num_demonstrations
     if not parts.dataset.demonstrations:
         yield (
             f"{stage.key}.plugin: {stage.plugin!r} {does}, but the rows of dataset {recipe.dataset.plugin!r} have "
             f"none; map a field to them, or {instead}"
         )
-    elif num_bare and not (is_beside and found.num_demonstrations):
+    elif not parts.measured.num_demonstrations and parts.measured.num_unusable < parts.measured.num_rows:
         yield (
-            f"{stage.key}.plugin: {stage.plugin!r} {does}, but {num_bare} of {found.num_rows} train rows of dataset "
-            f"{recipe.dataset.plugin!r} that were looked at have none, the first of them row {found.first_bare} (from "
-            f"0); map a field to them in [dataset.options], leave such rows out, or {instead}"
+            f"{stage.key}.plugin: {stage.plugin!r} {does}, but none of {parts.measured.num_rows} train rows of dataset "
+            f"{recipe.dataset.plugin!r} has one; map a field to them in [dataset.options], or {instead}"
         )
 
 

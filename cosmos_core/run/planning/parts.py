@@ -43,7 +43,7 @@ class Measured:
         num_heldout: First held-out rows looked at; none where nothing is evaluated.
         num_unusable: Of the rows looked at, those that the dataset or the model refuses.
         fault: Why the first of these is refused.
-        first_bare: Number of the first other one without a demonstration.
+        num_bare: Of the others, those without a demonstration; `first_bare` is the number of the first.
         num_too_long: Those whose prompt does not fit with a completion, or a demonstration; their lengths do count.
         given_frames: Fewest frames that one of them gives a world model.
         num_vetted: Demonstrations that the model was asked about (`vet`) and would take.
@@ -61,6 +61,7 @@ class Measured:
     num_heldout_demonstrations: int = 0
     num_unusable: int = 0
     fault: str = ""
+    num_bare: int = 0
     first_bare: int = 0
     num_unfit: int = 0
     num_too_long: int = 0
@@ -186,6 +187,7 @@ def look_at_rows(
         num_heldout=num_heldout,
         num_heldout_demonstrations=sum(_has_demonstration(dataset, index) for index in range(num_heldout)),
         fault=fault,
+        num_bare=len(bare),
         first_bare=bare[0] if bare else 0,
         given_frames=min(given, default=0),
         **counted,

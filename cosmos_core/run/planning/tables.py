@@ -91,6 +91,11 @@ def _rows(recipe: Recipe, parts: Parts) -> str:
     told = [f"{parts.num_train_rows:,} train rows, {parts.num_heldout_rows:,} held out"]
     if measured.num_unusable:
         told.append(f"{measured.num_unusable} of {measured.num_rows} looked at cannot be used: {measured.fault}")
+    if measured.num_bare and any(capable.source == "demonstrations" for _, capable in parts.stages):
+        told.append(
+            f"{measured.num_bare} of {measured.num_rows} looked at have no demonstration, the first of them row "
+            f"{measured.first_bare} (from 0): they are dropped when their turn comes"
+        )
     if measured.num_vetted and measured.num_vetted < parts.num_train_rows:
         told.append(f"of the demonstrations read, {measured.num_vetted} can be learned; the others were not read")
     if measured.num_unfit:

@@ -39,7 +39,7 @@ def test_who_imitates_beside_rollouts_needs_demonstrations():
         ({"dataset": DatasetCapabilities()}, "the rows of dataset 'numbers' have none"),
         (
             {"measured": Measured(num_rows=10, num_demonstrations=0, shortest_prompt=9, longest_prompt=20)},
-            "10 of 10 train rows of dataset 'numbers' that were looked at have none",
+            "none of 10 train rows of dataset 'numbers' has one",
         ),
     ]:
         without = {"warmup": None}
