@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.errors import PluginError, TransportError
+from cosmos_core.errors import TransportError
 from cosmos_core.rollout.episodes.messages import (
     END_S,
     FROM_WORKER,
@@ -33,13 +33,9 @@ from cosmos_core.rollout.episodes.messages import (
     Setup,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.rollout.workers.process import Broken, Ready, WorkerProcess, frame
+from cosmos_core.rollout.workers.process import GRACE_S, WorkerProcess, frame
 from cosmos_core.transport.bounds import sendable
 from cosmos_core.types import Prompt
-
-_START_S: Final = 120.0
-_GRACE_S: Final = 1.0
-"""How much later than the worker's own time limit of a coroutine the replica takes action."""
 
 Answer: TypeAlias = Callable[[Reply], None]
 
@@ -56,50 +52,32 @@ class Asked:
     since: float = attrs.field(factory=time.monotonic)
 
 
-class EnvironmentProcess:
-    """One worker. All methods are called on the pool's thread.
+class EnvironmentProcess(WorkerProcess):
+    """One worker.
 
     Attributes:
         episodes: Those that are open in it, each with what it was asked; None where it is the model's turn.
-        is_ready: Whether it has loaded the environment.
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._line: Final = WorkerProcess("cosmos_core.rollout.episodes.worker", TO_WORKER.encode(setup))
+        super().__init__("cosmos_core.rollout.episodes.worker", TO_WORKER.encode(setup), FROM_WORKER)
         self._timeout_s: Final = setup.timeout_s
-        self._heard = time.monotonic()
-        self.socket: Final = self._line.socket
         self.episodes: Final[dict[int, Asked | None]] = {}
-        self.is_ready = False
-
-    @property
-    def wants_write(self) -> bool:
-        """True if something waits to be sent."""
-        return self._line.wants_write
-
-    def send(self) -> None:
-        """Send what the socket takes now."""
-        self._line.send()
 
     def ask(self, episode: int, framed: bytes, answer: Answer) -> None:
         """Ask an episode something."""
         self.episodes[episode] = Asked(answer=answer)
-        self._line.put(framed)
+        self.put(framed)
 
     def forget(self, episode: int) -> None:
         """Close an episode; a reply that is under way finds nobody."""
         self.episodes.pop(episode, None)
-        self._line.put(frame(TO_WORKER.encode(Close(episode=episode))))
+        self.put(frame(TO_WORKER.encode(Close(episode=episode))))
 
-    def receive(self) -> Iterator[tuple[Answer, Reply] | Broken]:
+    def receive(self) -> Iterator[tuple[Answer, Reply]]:
         """Yield each reply with whom to tell it."""
-        for message in map(FROM_WORKER.decode, self._line.receive()):
-            self._heard = time.monotonic()
-            if isinstance(message, Ready):
-                self.is_ready = True
-            elif isinstance(message, Broken):
-                yield message
-            elif asked := self._asked(message):
+        for message in self.messages():
+            if asked := self._asked(message):
                 yield asked.answer, message
 
     def _asked(self, message: Any) -> Asked | None:
@@ -108,33 +86,27 @@ class EnvironmentProcess:
         if asked is None:
             return None
         if isinstance(message, Began):
-            asked.has_begun, asked.since = True, self._heard
+            asked.has_begun, asked.since = True, self.heard
             return None
         self.episodes[message.episode] = None
         return asked
 
-    def deadline(self) -> float:
-        """When it is overdue (monotonic seconds); infinity while it owes nothing.
+    def due(self) -> float:
+        """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing.
 
         Whoever has not begun waits for those that have; where none has, something else holds the worker up.
         """
         asked = [each for each in self.episodes.values() if each is not None]
-        if not self.is_ready:
-            return self._heard + _START_S
         if not asked:
             return float("inf")
         begun = [each.since for each in asked if each.has_begun]
-        since = min(begun) if begun else max(self._heard, min(each.since for each in asked))
-        return since + self._timeout_s + _GRACE_S
+        since = min(begun) if begun else max(self.heard, min(each.since for each in asked))
+        return since + self._timeout_s + GRACE_S
 
     def hang_up(self) -> None:
         """Say that nothing is asked any more: the worker closes its episodes, and ends."""
         with contextlib.suppress(OSError):  # it has ended
             self.socket.shutdown(socket.SHUT_WR)
-
-    def end(self, grace_s: float = 0.0) -> str:
-        """End it, by force unless it has ended or does so within `grace_s`; how it ended, in words."""
-        return self._line.end(grace_s)
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -188,20 +160,11 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
             worker.end(max(0.0, until - time.monotonic()) if worker.is_ready else 0.0)
 
     def _read(self, worker: EnvironmentProcess) -> None:
-        for message in worker.receive():
-            if isinstance(message, Broken):
-                raise PluginError(message.reason)
-            answer, reply = message
+        for answer, reply in worker.receive():
             answer(reply)
 
-    def _replace(self, worker: EnvironmentProcess, *, is_late: bool) -> None:
-        self._retire(worker)
-        # Its socket closes a moment before its exit code is known.
-        how = worker.end(0.0 if is_late else 1.0)
-        if not worker.is_ready:
-            raise self._not_started(how)
+    def _settle(self, worker: EnvironmentProcess, how: str, *, is_late: bool) -> None:
         _LOG.warning("an environment worker with %d episodes is replaced: %s", len(worker.episodes), how)
-        self._spawn()
         is_stuck = how == f"exit code {STUCK_EXIT}"
         begun = any(each is not None and each.has_begun for each in worker.episodes.values())
         for episode, asked in worker.episodes.items():

@@ -37,7 +37,8 @@ from cosmos_core.rollout.episodes.messages import (
     Opened,
     Setup,
 )
-from cosmos_core.rollout.workers.process import Broken, Ready, Unframer, described, frame, live, shown
+from cosmos_core.rollout.workers import process
+from cosmos_core.rollout.workers.process import Ready, described, live, shown
 
 _MOST: Final = 4096
 """Threads, more than a worker has dialogues: one is started only where all others are busy, so that no call waits."""
@@ -94,18 +95,17 @@ class EpisodeThreads(ThreadPoolExecutor):
 
 
 _LOG: Final = logging.getLogger(__name__)
-_CHUNK: Final = 1 << 16
 _MOST_STUCK: Final = 8
 """Episodes that are over and go on; each costs a thread, and perhaps a share of every other episode's time."""
 _LONGEST: Final = 1 << 20
 """Characters of an observation; no context takes more, and every one of them is held by three processes."""
 
 
-class Worker:
-    """Serves one replica over a connected socket."""
+class Worker(process.Worker):
+    """Runs the episodes of one replica."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        super().__init__(connection, TO_WORKER, FROM_WORKER)
         self._episodes: dict[int, Environment] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -120,27 +120,16 @@ class Worker:
             CosmosError: The plugin is missing, broken or refuses its options.
         """
         asyncio.get_running_loop().set_default_executor(self._calls)
-        reader, self._writer = await asyncio.open_connection(sock=self._connection)
         try:
-            await self._listen(reader)
-        finally:
-            await self._close_all()
-        if self._closing or self._stuck or self._calls.num_going:
-            _leave(0)
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        unframer = Unframer()
-        while data := await reader.read(_CHUNK):
-            for message in map(TO_WORKER.decode, unframer.feed(data)):
+            async for message in self.messages():
                 if isinstance(message, Setup):
                     self._load(message)
                 elif not self._is_leaving:  # else the replica says that it is lost, once this process has ended
                     self._begin(message)
-
-    def send_broken(self, reason: str) -> None:
-        """Say why this worker ends."""
-        self._connection.setblocking(True)
-        self._connection.sendall(frame(FROM_WORKER.encode(Broken(reason=reason))))
+        finally:
+            await self._close_all()
+        if self._closing or self._stuck or self._calls.num_going:
+            _leave(0)
 
     def _load(self, setup: Setup) -> None:
         plugins = PluginSet.load([("environment", setup.plugin)])
@@ -154,7 +143,7 @@ class Worker:
 
         make()  # what is wrong with the options is wrong with every episode
         self._make, self._timeout_s = make, setup.timeout_s
-        self._send(Ready())
+        self.send(Ready())
 
     def _begin(self, message: Open | Act | Close) -> None:
         if isinstance(message, Close):
@@ -162,11 +151,8 @@ class Worker:
         else:
             self._answering[message.episode] = asyncio.ensure_future(self._answer(message))
 
-    def _send(self, message: object) -> None:
-        self._writer.write(frame(FROM_WORKER.encode(message)))
-
     async def _answer(self, message: Open | Act) -> None:
-        self._send(Began(episode=message.episode))
+        self.send(Began(episode=message.episode))
         deadline = asyncio.timeout(self._timeout_s)
         try:
             with of_episode(message.episode):
@@ -178,7 +164,7 @@ class Worker:
             late = deadline.expired()
             detail = f"no answer within {self._timeout_s:g} s" if late else described(error)
             reply = Failed(episode=message.episode, timed_out=late, detail=detail)
-        self._send(reply)
+        self.send(reply)
 
     async def _open(self, message: Open) -> Opened | Failed:
         environment = self._episodes[message.episode] = self._make()

@@ -10,12 +10,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.errors import PluginError, TransportError
+from cosmos_core.errors import TransportError
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
@@ -29,12 +29,8 @@ from cosmos_core.rollout.rewards.messages import (
     Task,
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
-from cosmos_core.rollout.workers.process import Broken, Ready, WorkerProcess, frame
+from cosmos_core.rollout.workers.process import GRACE_S, WorkerProcess, frame
 from cosmos_core.types import SampleStatus
-
-_START_S: Final = 120.0
-_GRACE_S: Final = 1.0
-"""How much later than the worker's own time limit of a coroutine the replica takes action."""
 
 _MAX_AHEAD: Final = 8
 _MAX_DEFERRED: Final = 64
@@ -56,25 +52,13 @@ class Assignment:
     is_deferred: bool = False
 
 
-class RewardProcess:
-    """One worker. All methods are called on the pool's thread."""
+class RewardProcess(WorkerProcess):
+    """One worker."""
 
     def __init__(self, setup: Setup) -> None:
-        self._line = WorkerProcess("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup))
-        self.socket = self._line.socket
-        self.is_ready = False
-        self._started = time.monotonic()
+        super().__init__("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup), FROM_WORKER)
         self._assignments: dict[int, Assignment] = {}
         self._num_deferred = 0
-
-    @property
-    def wants_write(self) -> bool:
-        """True if something waits to be sent."""
-        return self._line.wants_write
-
-    def send(self) -> None:
-        """Send what the socket takes now."""
-        self._line.send()
 
     @property
     def load(self) -> int:
@@ -93,19 +77,15 @@ class RewardProcess:
         """Give it a task."""
         assignment.since, assignment.is_deferred = time.monotonic(), False
         self._assignments[assignment.task.ticket] = assignment
-        self._line.put(assignment.encoded)
+        self.put(assignment.encoded)
 
-    def receive(self) -> Iterator[tuple[Assignment | None, Any]]:
-        """Yield each message that came, with the assignment it settles."""
-        for message in map(FROM_WORKER.decode, self._line.receive()):
-            if isinstance(message, Ready):
-                self.is_ready = True
-            elif isinstance(message, Deferred):
+    def receive(self) -> Iterator[tuple[Assignment, Scored]]:
+        """Yield each outcome that came, with the assignment it settles."""
+        for message in self.messages():
+            if isinstance(message, Deferred):
                 self._defer(self._assignments[message.ticket])
-            elif hasattr(message, "ticket"):
-                yield self._settle(message.ticket), message
             else:
-                yield None, message
+                yield self._settle(message.ticket), message
 
     def _defer(self, assignment: Assignment) -> None:
         assignment.is_deferred, assignment.since = True, time.monotonic()
@@ -127,27 +107,19 @@ class RewardProcess:
         if turn is not None:
             turn.since = time.monotonic()
 
-    def deadline(self) -> float:
-        """When it is overdue (monotonic seconds); infinity while it owes nothing."""
-        if not self.is_ready:
-            return self._started + _START_S
+    def due(self) -> float:
+        """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing."""
         turn = self._turn()
-        deadlines = [each.since + each.timeout_s + _GRACE_S for each in self._assignments.values() if each.is_deferred]
+        deadlines = [each.since + each.timeout_s + GRACE_S for each in self._assignments.values() if each.is_deferred]
         if turn is not None:
             deadlines.append(turn.since + turn.timeout_s)
         return min(deadlines, default=float("inf"))
 
-    def end(self, grace_s: float = 0.0) -> tuple[list[Assignment], list[Assignment], str]:
-        """End it, by force unless it has ended or does so within `grace_s`.
-
-        Returns:
-            What it may have been working on; what it surely was not; how it ended, in words.
-        """
-        how = self._line.end(grace_s)
+    def left(self) -> tuple[list[Assignment], list[Assignment]]:
+        """Tell what it may have been working on, and what it surely was not."""
         turn = self._turn()
         suspects = [each for each in self._assignments.values() if each.is_deferred or each is turn]
-        others = [each for each in self._assignments.values() if each not in suspects]
-        return suspects, others, how
+        return suspects, [each for each in self._assignments.values() if each not in suspects]
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -215,20 +187,10 @@ class RewardPool(WorkerPool[RewardProcess]):
     def _make(self) -> RewardProcess:
         return RewardProcess(self._setup)
 
-    def _end(self) -> None:
-        for worker in self._workers:
-            worker.end()
-
     def _read(self, worker: RewardProcess) -> None:
         for assignment, message in worker.receive():
-            if isinstance(message, Broken):
-                raise PluginError(message.reason)
-            assert assignment is not None
-            self._settle(assignment, message)
-
-    def _settle(self, assignment: Assignment, message: Scored) -> None:
-        self._scoring_s += time.monotonic() - assignment.since
-        self._close(assignment.task, message.outcome)
+            self._scoring_s += time.monotonic() - assignment.since
+            self._close(assignment.task, message.outcome)
 
     def _close(self, task: Task, outcome: Outcome) -> None:
         job, index = self._open.pop(task.ticket)
@@ -237,12 +199,8 @@ class RewardPool(WorkerPool[RewardProcess]):
         if job.num_open == 0:
             job.done([[each for each in row if each is not None] for row in job.outcomes])
 
-    def _replace(self, worker: RewardProcess, *, is_late: bool) -> None:
-        self._retire(worker)
-        # Its socket closes a moment before its exit code is known.
-        suspects, others, how = worker.end(0.0 if is_late else 1.0)
-        if not worker.is_ready:
-            raise self._not_started(how)
+    def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
+        suspects, others = worker.left()
         # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
         if len(suspects) == 1 and (is_late or suspects[0].alone):
             self._blame(suspects[0], is_late=is_late, how=how)
@@ -251,7 +209,6 @@ class RewardPool(WorkerPool[RewardProcess]):
             suspect.alone = True
         self._waiting.extendleft(reversed(suspects + others))
         self._num_replaced += 1
-        self._spawn()
 
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
         name = self._rewards[assignment.task.reward].label

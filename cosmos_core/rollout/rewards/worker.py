@@ -14,7 +14,7 @@ import math
 import numbers
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
@@ -28,10 +28,9 @@ from cosmos_core.rollout.rewards.messages import (
     Setup,
     Task,
 )
-from cosmos_core.rollout.workers.process import Broken, Ready, Unframer, described, frame, live, shown
+from cosmos_core.rollout.workers import process
+from cosmos_core.rollout.workers.process import Ready, described, live, shown
 from cosmos_core.types import JSON, SampleStatus
-
-_CHUNK: Final = 1 << 16
 
 
 def load(setup: Setup) -> list[Reward]:
@@ -61,41 +60,26 @@ def _load(load: Callable[[], None], what: str) -> None:
         raise PluginError(f"{what} could not load: {described(error)}") from error
 
 
-class Worker:
-    """Serves one replica over a connected socket."""
+class Worker(process.Worker):
+    """Scores for one replica."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        super().__init__(connection, TO_WORKER, FROM_WORKER)
         self._deferred: set[asyncio.Task[None]] = set()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "scores")
 
     async def serve(self) -> None:
         """Load the rewards, then score until the other side closes."""
-        reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        unframer = Unframer()
-        rewards: list[Reward] | None = None
-        setup: Setup | None = None
-        while data := await reader.read(_CHUNK):
-            for message in map(TO_WORKER.decode, unframer.feed(data)):
-                if isinstance(message, Setup):
-                    setup = message
-                    rewards = load(setup)
-                    self._send(Ready())
-                else:
-                    assert setup is not None
-                    assert rewards is not None
-                    timeout_s = setup.rewards[message.reward].timeout_s
-                    await self._score(rewards[message.reward], message, timeout_s)
-                    # Coroutines under way get their turn between two calls.
-                    await asyncio.sleep(0)
-
-    def send_broken(self, reason: str) -> None:
-        """Say why this worker ends."""
-        self._connection.setblocking(True)
-        self._connection.sendall(frame(FROM_WORKER.encode(Broken(reason=reason))))
-
-    def _send(self, message: object) -> None:
-        self._writer.write(frame(FROM_WORKER.encode(message)))
+        rewards: list[tuple[Reward, float]] = []
+        async for message in self.messages():
+            if isinstance(message, Setup):
+                rewards = [*zip(load(message), (each.timeout_s for each in message.rewards), strict=True)]
+                self.send(Ready())
+            else:
+                reward, timeout_s = rewards[message.reward]
+                await self._score(reward, message, timeout_s)
+                # Coroutines under way get their turn between two calls.
+                await asyncio.sleep(0)
 
     async def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
         # Making a coroutine takes no time; any other call may, and coroutines under way go on meanwhile.
@@ -104,9 +88,9 @@ class Worker:
         else:
             answer = await asyncio.get_running_loop().run_in_executor(self._thread, _scored, reward, task)
         if isinstance(answer, Outcome):
-            self._send(Scored(ticket=task.ticket, outcome=answer))
+            self.send(Scored(ticket=task.ticket, outcome=answer))
             return
-        self._send(Deferred(ticket=task.ticket))
+        self.send(Deferred(ticket=task.ticket))
         waiter = asyncio.ensure_future(self._finish(task.ticket, answer, timeout_s))
         self._deferred.add(waiter)
         waiter.add_done_callback(self._deferred.discard)
@@ -122,7 +106,7 @@ class Worker:
             if deadline.expired():
                 detail = f"no score within {timeout_s:g} s"
                 outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
-        self._send(Scored(ticket=ticket, outcome=outcome))
+        self.send(Scored(ticket=ticket, outcome=outcome))
 
 
 def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:

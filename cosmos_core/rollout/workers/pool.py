@@ -6,42 +6,19 @@ import abc
 import logging
 import os
 import selectors
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.rollout.workers.process import WorkerProcess
 from cosmos_core.rollout.workers.supervised import SupervisedThread
 
 _LOG: Final = logging.getLogger(__name__)
 
-
-class Worker(Protocol):
-    """The pool's end of a process."""
-
-    @property
-    def socket(self) -> socket.socket:
-        """The socket that it is served by."""
-        ...
-
-    @property
-    def wants_write(self) -> bool:
-        """True if something waits to be sent."""
-        ...
-
-    def send(self) -> None:
-        """Send what the socket takes now."""
-        ...
-
-    def deadline(self) -> float:
-        """When it is late (`time.monotonic`)."""
-        ...
-
-
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=WorkerProcess)
 
 
 class WorkerPool(abc.ABC, Generic[W]):
@@ -100,12 +77,13 @@ class WorkerPool(abc.ABC, Generic[W]):
         """Take what a worker has sent."""
 
     @abc.abstractmethod
-    def _replace(self, worker: W, *, is_late: bool) -> None:
-        """Start another worker for one that hangs or has ended, and settle what it was working on."""
+    def _settle(self, worker: W, how: str, *, is_late: bool) -> None:
+        """Settle what a worker was working on that hung (`is_late`) or has ended; `how`, in words."""
 
-    @abc.abstractmethod
     def _end(self) -> None:
         """End all workers."""
+        for worker in self._workers:
+            worker.end()
 
     def _dispatch(self) -> None:
         """Give workers what waits."""
@@ -145,10 +123,16 @@ class WorkerPool(abc.ABC, Generic[W]):
         self._workers.append(worker)
         self._selector.register(worker.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
 
-    def _retire(self, worker: W) -> None:
-        """Serve a worker no more."""
+    def _replace(self, worker: W, *, is_late: bool) -> None:
+        """Start another worker for one that hangs or has ended."""
         self._selector.unregister(worker.socket)
         self._workers.remove(worker)
+        # Its socket closes a moment before its exit code is known.
+        how = worker.end(0.0 if is_late else 1.0)
+        if not worker.is_ready:
+            raise ReplicaError(f"{self._worker_name} did not start: {how}; its output is in this replica's output")
+        self._spawn()
+        self._settle(worker, how, is_late=is_late)
 
     def _serve(self, worker: W) -> None:
         if worker.wants_write:
@@ -160,6 +144,3 @@ class WorkerPool(abc.ABC, Generic[W]):
         except TransportError as error:
             _LOG.warning("%s sent what cannot be read (%s); replacing it", self._worker_name, error)
             self._replace(worker, is_late=False)
-
-    def _not_started(self, how: str) -> ReplicaError:
-        return ReplicaError(f"{self._worker_name} did not start: {how}; its output is in this replica's output")

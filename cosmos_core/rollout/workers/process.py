@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import os
 import signal
@@ -9,14 +10,16 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
 
 import attrs
 
-from cosmos_core.errors import CosmosError, TransportError
+from cosmos_core.errors import CosmosError, PluginError, TransportError
 from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.transport.bounds import DETAIL, sendable
+from cosmos_core.transport.codec import Codec
 
 
 @attrs.frozen(kw_only=True)
@@ -63,20 +66,42 @@ class Unframer:
             yield message
 
 
-_CHUNK = 1 << 16
+_CHUNK: Final = 1 << 16
+_START_S: Final = 120.0
+GRACE_S: Final = 1.0
+"""How much later than the worker's own time limit of a coroutine the replica takes action."""
 
 
-class WorkerProcess:
-    """A process, `python -m module`, that is given one end of a socket by its descriptor, and a first message."""
+class WorkerProcess(abc.ABC):
+    """The pool's end of a process, `python -m module`, that is given one end of a socket and a first message.
 
-    def __init__(self, module: str, first: bytes) -> None:
+    All methods are called on the pool's thread.
+
+    Attributes:
+        socket: The pool's end of the socket.
+        is_ready: Whether it has loaded its plugins.
+        heard: When it last said something, or was started (monotonic seconds).
+    """
+
+    def __init__(self, module: str, first: bytes, replies: Codec) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.socket.setblocking(False)
+        self.is_ready = False
+        self.heard = time.monotonic()
+        self._replies = replies
         self._unframer = Unframer()
         self._unsent = bytearray(frame(first))
+
+    @abc.abstractmethod
+    def due(self) -> float:
+        """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing."""
+
+    def deadline(self) -> float:
+        """When it is late (monotonic seconds); infinity while it owes nothing."""
+        return self.due() if self.is_ready else self.heard + _START_S
 
     @property
     def wants_write(self) -> bool:
@@ -98,8 +123,14 @@ class WorkerProcess:
             sent = len(self._unsent)  # the end of the stream says what happened
         del self._unsent[:sent]
 
-    def receive(self) -> Iterator[bytes]:
-        """Yield each message that came."""
+    def messages(self) -> Iterator[Any]:
+        """Yield each message that came, once it is ready.
+
+        Raises:
+            EOFError: It has ended.
+            PluginError: It could not load its plugins.
+            TransportError: What it sent cannot be read.
+        """
         try:
             data = self.socket.recv(_CHUNK)
         except BlockingIOError:
@@ -108,9 +139,16 @@ class WorkerProcess:
             data = b""
         if not data:
             raise EOFError
-        yield from self._unframer.feed(data)
+        for message in map(self._replies.decode, self._unframer.feed(data)):
+            self.heard = time.monotonic()
+            if isinstance(message, Broken):
+                raise PluginError(message.reason)
+            if isinstance(message, Ready):
+                self.is_ready = True
+            else:
+                yield message
 
-    def end(self, grace_s: float) -> str:
+    def end(self, grace_s: float = 0.0) -> str:
         """End it, by force unless it has ended or does so within `grace_s`; how it ended, in words."""
         try:
             code = self._process.wait(grace_s)
@@ -123,20 +161,38 @@ class WorkerProcess:
         return how
 
 
-class Worker(Protocol):
-    """The server that a worker process runs."""
+class Worker(abc.ABC):
+    """The server that a worker process runs, for one replica, over a connected socket."""
 
+    def __init__(self, connection: socket.socket, questions: Codec, replies: Codec) -> None:
+        self._connection = connection
+        self._questions = questions
+        self._replies = replies
+
+    @abc.abstractmethod
     async def serve(self) -> None:
         """Serve until the other side closes.
 
         Raises:
             CosmosError: What it serves cannot be loaded.
         """
-        ...
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield each message, until the other side closes."""
+        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        unframer = Unframer()
+        while data := await reader.read(_CHUNK):
+            for message in map(self._questions.decode, unframer.feed(data)):
+                yield message
+
+    def send(self, message: object) -> None:
+        """Say something, in the order of calls."""
+        self._writer.write(frame(self._replies.encode(message)))
 
     def send_broken(self, reason: str) -> None:
         """Say why this worker ends."""
-        ...
+        self._connection.setblocking(True)
+        self._connection.sendall(frame(self._replies.encode(Broken(reason=reason))))
 
 
 def live(make: Callable[[socket.socket], Worker]) -> None:

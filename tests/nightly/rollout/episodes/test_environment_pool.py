@@ -56,7 +56,7 @@ def test_an_episode_that_cannot_be_closed_does_not_hold_up_the_end(player, tmp_p
     pool = player(folder=str(tmp_path))
     pool.begin("stay")
     pool.begin("quick")
-    process = pool.pool._workers[0]._line._process
+    process = pool.pool._workers[0]._process
     began = time.monotonic()
     pool.pool.close()
     assert time.monotonic() - began < 6

@@ -159,7 +159,7 @@ def player():
         return Player(pool)
 
     yield make
-    children = [worker._line._process for pool in pools for worker in pool._workers]
+    children = [worker._process for pool in pools for worker in pool._workers]
     for pool in pools:
         pool.close()
     assert all(child.poll() is not None for child in children)

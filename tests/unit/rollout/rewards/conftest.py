@@ -187,7 +187,7 @@ def scorer():
         return Scorer(pool)
 
     yield make
-    children = [child for pool in pools for child in (each._line._process for each in pool._workers)]
+    children = [child for pool in pools for child in (each._process for each in pool._workers)]
     for pool in pools:
         pool.close()
     assert all(child.poll() is not None for child in children)
