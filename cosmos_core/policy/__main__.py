@@ -20,7 +20,7 @@ from cosmos_core.policy.checkpoints.checkpoint import completed, instead
 from cosmos_core.policy.checkpoints.frozen_digest import DRAWN
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
-from cosmos_core.policy.orders import FollowerOrders, LeaderOrders, Orders
+from cosmos_core.policy.orders import LeaderOrders, Orders
 from cosmos_core.policy.processes.bootstrap import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import DTYPES, Publications
@@ -77,7 +77,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         PayloadClient(args.keyring) as payloads,
     ):
         weights = _weights_endpoint(publisher, world)
-        orders: Orders
+        orders = Orders(world, bound.line)
         if bound.store is not None:
             client = args.connect(
                 endpoints={"weights": weights, "store": bound.store.endpoint},
@@ -86,8 +86,6 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 take_pulse=trainer.activity.pulse,
             )
             orders = LeaderOrders(client, world, bound.line, args.stop)
-        else:
-            orders = FollowerOrders(world, bound.line)
         replica = PolicyReplica(
             name=args.replica,
             run_id=job.run_id,

@@ -7,13 +7,13 @@ in the same order. What depends on time, such as when waiting has become pointle
 from __future__ import annotations
 
 import threading
-from typing import Final, Protocol
+from typing import Final
 
 from cosmos_core.policy.processes.world import World
+from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.transport.codec import Codec
 from cosmos_core.transport.directives import PolicyDirective
-from cosmos_core.transport.messages import Directive
 from cosmos_core.transport.reports import Report
 
 _CODEC: Final = Codec((PolicyDirective,))
@@ -22,56 +22,48 @@ STOP: Final = PolicyDirective(generation=None, train=None, publish=-1, retain=-1
 """The directive that ends a process."""
 
 
-class Controller(Protocol):
-    """The line to the controller (`cosmos_core.replica.client.ControlClient`)."""
+class Orders:
+    """Directives of a process of a policy replica, which the leader passes on, and its reports, which it makes.
 
-    def wait_directive(self, after: int, timeout_s: float) -> Directive | None:
-        """Wait for a directive newer than `after`."""
-        ...
+    Args:
+        world: The processes of the replica.
+        line: Where the leader says that waiting has become pointless.
+    """
 
-    def report(self, report: Report) -> None:
-        """Tell the controller."""
-        ...
+    def __init__(self, world: World, line: HealthChannel) -> None:
+        self._world: Final = world
+        self._line: Final = line
 
-    def set_step(self, step: int) -> None:
-        """Note the step whose weights the replica holds."""
-        ...
-
-
-class Orders(Protocol):
-    """The directives of a process of a policy replica, and its reports."""
-
-    def next(self, timeout_s: float) -> PolicyDirective | None:
+    def next(self, timeout_s: float) -> PolicyDirective | None:  # noqa: ARG002 - the leader waits
         """The next directive; None if none came within `timeout_s`. All processes of the replica call it."""
-        ...
+        data = self._world.share(b"")
+        found: PolicyDirective | None = _CODEC.decode(data) if data else None
+        return found
 
     def is_pointless(self, generation: int) -> bool:
         """True if there is no use in waiting for the members of a generation any longer."""
-        ...
+        return self._line.abandoned >= generation
 
     def report(self, report: Report) -> None:
-        """Tell the controller, in the name of the replica."""
-        ...
+        """Tell the controller, in the name of the replica: the leader does, which reports the same."""
 
     def set_step(self, step: int) -> None:
-        """Note the step whose weights the replica holds."""
-        ...
+        """Note the step whose weights the replica holds: the leader does."""
 
 
-class LeaderOrders:
+class LeaderOrders(Orders):
     """Directives for the process that speaks with the controller.
 
     Args:
         controller: The line to it.
         world: The processes of the replica.
-        line: Tells followers that waiting has become pointless.
+        line: Tells the others that waiting has become pointless.
         stop: Set when the process shall end.
     """
 
-    def __init__(self, controller: Controller, world: World, line: HealthChannel, stop: threading.Event) -> None:
+    def __init__(self, controller: ControlClient, world: World, line: HealthChannel, stop: threading.Event) -> None:
+        super().__init__(world, line)
         self._controller: Final = controller
-        self._world: Final = world
-        self._line: Final = line
         self._stop: Final = stop
         self._revision = 0
         self._unread: PolicyDirective | None = None
@@ -113,32 +105,3 @@ class LeaderOrders:
         if found is not None:
             self._revision = found.revision
             self._unread = found.policy or self._unread
-
-
-class FollowerOrders:
-    """Directives for the other processes, which the leader passes on. They leave reporting to it.
-
-    Args:
-        world: The processes of the replica.
-        line: Where the leader says that waiting has become pointless.
-    """
-
-    def __init__(self, world: World, line: HealthChannel) -> None:
-        self._world: Final = world
-        self._line: Final = line
-
-    def next(self, timeout_s: float) -> PolicyDirective | None:  # noqa: ARG002 - the leader waits
-        """The leader's next directive."""
-        data = self._world.share(b"")
-        found: PolicyDirective | None = _CODEC.decode(data) if data else None
-        return found
-
-    def is_pointless(self, generation: int) -> bool:
-        """True if the leader has given up a generation."""
-        return self._line.abandoned >= generation
-
-    def report(self, report: Report) -> None:
-        """Leave it to the leader, which reports the same."""
-
-    def set_step(self, step: int) -> None:
-        """Leave it to the leader."""

@@ -8,7 +8,7 @@ import threading
 import attrs
 import pytest
 
-from cosmos_core.policy.orders import STOP, FollowerOrders, LeaderOrders
+from cosmos_core.policy.orders import STOP, LeaderOrders, Orders
 from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
 from cosmos_core.transport.messages import Directive
@@ -99,7 +99,7 @@ def directive(revision, generation=1, *, stop=False):
 def pair():
     controller, world, line, stop = Controller(), Pair(), Line(), threading.Event()
     leader = LeaderOrders(controller, world, line, stop)
-    return controller, line, stop, leader, FollowerOrders(Follower(world), line)
+    return controller, line, stop, leader, Orders(Follower(world), line)
 
 
 def test_a_follower_makes_the_moves_of_its_leader(pair):
