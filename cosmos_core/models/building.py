@@ -31,9 +31,9 @@ class Blueprint:
 
     config: PretrainedConfig
     path: str | None
-    seed: int
-    dtype: torch.dtype
-    device: torch.device
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
     trust_remote_code: bool
     auto_class: Any
     tensor_plan: Mapping[str, str]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import attrs
-import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import (
@@ -35,7 +34,7 @@ from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_
 from cosmos_core.models.packing import Row, device_of, pack
 from cosmos_core.models.parallel.forwards import layout_of, within
 from cosmos_core.models.parallel.stages import stages_of
-from cosmos_core.models.small import check_tiny_model, find_small, reason_not_to_pack, verify
+from cosmos_core.models.small import check_tiny_model, find_small, reason_not_to_pack, trial_payloads, verify
 from cosmos_core.models.tokenizer import (
     FILE,
     GENERATION_FILE,
@@ -178,8 +177,7 @@ class HuggingFaceModel:
         """
         if self.model_types is not None:
             return ""
-        draft = self._draft(seed=0, dtype=torch.float32, device=torch.device("cpu"), is_packed=True)
-        reason = reason_not_to_pack(draft, self.verify)
+        reason = reason_not_to_pack(self._draft(is_packed=True), self.verify)
         if reason and not self.takes_rows_of_one:
             raise PluginIncompatibleError(f"{self.config.model_type}: its documents cannot be packed: {reason}")
         return reason
@@ -191,11 +189,10 @@ class HuggingFaceModel:
         """
         if self.model_types is not None or self._trusts_model_code:
             return None
-        draft = self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu"))
-        config = find_small(attrs.evolve(draft, path=None), self.verify, num_layers=num_layers)
+        config = find_small(attrs.evolve(self._blueprint(), path=None), self.verify, num_layers=num_layers)
         if isinstance(config, str):
             return None
-        payloads = _trial_payloads(config.get_text_config().vocab_size)
+        payloads = trial_payloads(config.get_text_config().vocab_size)
         return Trial(make=functools.partial(_small_model, type(self), self.options, config), payloads=payloads)
 
     def prepare(self, corpus: Iterable[str], tokenizer: Mapping[str, Any]) -> None:
@@ -273,28 +270,9 @@ class HuggingFaceModel:
         is_alone = bool(self.alone_because)
         return pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform, is_alone=is_alone)
 
-    def decide(
-        self,
-        module: torch.nn.Module,
-        batch: MicroBatch,
-        *,
-        temperature: float,
-        with_entropy: bool = False,
-        prediction_for: Comparison | None = None,
-        kl_target: KLTarget | None = None,
-        with_features: bool = False,
-    ) -> Decided:
+    def decide(self, module: torch.nn.Module, batch: MicroBatch, **asked: Any) -> Decided:
         """Log-probabilities of the completion tokens; only their places pass through the output layer."""
-        return self.conclude(
-            module,
-            batch,
-            None,
-            temperature=temperature,
-            with_entropy=with_entropy,
-            prediction_for=prediction_for,
-            kl_target=kl_target,
-            with_features=with_features,
-        )
+        return self.conclude(module, batch, None, **asked)
 
     def stages(self, module: torch.nn.Module) -> Sequence[torch.nn.Module]:
         """The stages that this process holds, in the order of the model."""
@@ -352,7 +330,8 @@ class HuggingFaceModel:
         keywords: dict[str, Any] = {"position_ids": positions, "packing": row.packing}
         if not is_packed(module):
             # Models that know no positions count them, if at all, themselves.
-            keywords = {"position_ids": positions} if _takes_positions(backbone) else {}
+            takes_positions = "position_ids" in inspect.signature(backbone.forward).parameters
+            keywords = {"position_ids": positions} if takes_positions else {}
         output = backbone(**entry, **self.layer_keywords(row), **keywords, use_cache=False)
         hidden_UD: torch.Tensor = output.last_hidden_state[0]
         return hidden_UD
@@ -453,8 +432,9 @@ class HuggingFaceModel:
         """int64 [..., U], the positions of documents of text of these lengths."""
         return torch.cat([torch.arange(length) for length in lengths])
 
-    def _blueprint(self, *, seed: int, dtype: torch.dtype, device: torch.device) -> Blueprint:
-        return self._draft(seed=seed, dtype=dtype, device=device, is_packed=not self.alone_because)
+    def _blueprint(self, **how: Any) -> Blueprint:
+        """The model that is to be built; `how` are seed, dtype and device, if they matter."""
+        return self._draft(**how, is_packed=not self.alone_because)
 
     def _draft(self, **how: Any) -> Blueprint:
         return Blueprint(
@@ -467,14 +447,10 @@ class HuggingFaceModel:
         )
 
     def _shell(self) -> PreTrainedModel:
-        return make_shell(self._blueprint(seed=0, dtype=torch.float32, device=torch.device("meta")))
+        return make_shell(self._blueprint(device=torch.device("meta")))
 
     def _row(self, module: torch.nn.Module, batch: MicroBatch) -> Row:
         return Row.of(batch, device_of(module), layout_of(module))
-
-
-def _takes_positions(backbone: torch.nn.Module) -> bool:
-    return "position_ids" in inspect.signature(backbone.forward).parameters
 
 
 def _small_model(
@@ -484,10 +460,3 @@ def _small_model(
     # Some configs that were made smaller cannot be written down and read again.
     model.__dict__["config"] = config
     return model
-
-
-def _trial_payloads(vocab_size: int) -> list[Payload]:
-    """Ragged sequences of a prompt and a completion."""
-    draw = np.random.default_rng(0)
-    sizes = ((5, 20), (9, 3), (2, 31), (14, 9))
-    return [tokens_payload(*(draw.integers(0, vocab_size, size).tolist() for size in each)) for each in sizes]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -27,7 +28,9 @@ from cosmos_core.models.attention.packed import attend_packed, is_packed
 from cosmos_core.models.building import Blueprint, draw, make_shell
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import Anatomy
+from cosmos_core.models.tokens import tokens_payload
 from cosmos_core.models.weights import loading
+from cosmos_core.types import Payload
 
 KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that attend within packed documents."""
@@ -255,6 +258,13 @@ def find_small(
         except (ConfigError, *loading.LIBRARY_ERRORS) as error:
             reasons.append(loading.first_line(error))
     return "; ".join(dict.fromkeys(reasons))
+
+
+def trial_payloads(vocab_size: int) -> list[Payload]:
+    """Ragged sequences of a prompt and a completion, to train a small model on."""
+    draws = np.random.default_rng(0)
+    sizes = ((5, 20), (9, 3), (2, 31), (14, 9))
+    return [tokens_payload(*(draws.integers(0, vocab_size, size).tolist() for size in each)) for each in sizes]
 
 
 def check_tiny_model(blueprint: Blueprint, verify: Verify) -> None:

@@ -243,19 +243,8 @@ class PipelinedModel(Model, Protocol):
             What the next stage receives: one tensor, whose shape depends on `batch.num_units` only.
         """
 
-    def conclude(
-        self,
-        stage: torch.nn.Module,
-        batch: MicroBatch,
-        received: torch.Tensor,
-        *,
-        temperature: float,
-        with_entropy: bool = False,
-        prediction_for: Comparison | None = None,
-        kl_target: KLTarget | None = None,
-        with_features: bool = False,
-    ) -> Decided:
-        """Run the last stage (see `decide`)."""
+    def conclude(self, stage: torch.nn.Module, batch: MicroBatch, received: torch.Tensor, **asked: Any) -> Decided:
+        """Run the last stage; what is asked are the keywords of `decide`."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

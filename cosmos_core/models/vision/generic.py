@@ -167,8 +167,7 @@ class GenericVisionModel(VisionLanguageModel):
                 f"model.path, a checkpoint with {' or '.join(REQUIRED)}, without [model.tokenizer], or take a model "
                 "plugin that makes a processor of its own"
             )
-        blueprint = self._blueprint(seed=0, dtype=torch.float32, device=torch.device("cpu"))
-        verify_tiny(blueprint, lambda small: self._verify_packed_images(small, processor), keeps_ids=True)
+        verify_tiny(self._blueprint(), lambda small: self._verify_packed_images(small, processor), keeps_ids=True)
         return processor
 
     def _encoded(self, prompt: Prompt, completion: Sequence[int] | None) -> Payload:
