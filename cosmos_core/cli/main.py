@@ -19,7 +19,7 @@ _INTERRUPTED: Final = "cosmos: stopped by Ctrl-C"
 try:
     import typer
 
-    from cosmos_core.cli import artifacts, keys, launch, plugins, replica, requests, status
+    from cosmos_core.cli import artifacts, keys, launch, plugins, replica, runs
     from cosmos_core.cli.commands import CommandGroup, is_debugging
     from cosmos_core.errors import ConfigError, CosmosError, PluginError
 except KeyboardInterrupt:
@@ -154,14 +154,14 @@ class _Commands(CommandGroup):
     core: ClassVar = {
         "run": run,
         "plan": plan,
-        "status": status.status,
-        "set": requests.change,
-        "drain": requests.drain,
+        "status": runs.status,
+        "set": runs.change,
+        "drain": runs.drain,
         "eval": artifacts.evaluate,
         "export": artifacts.export,
         "generate": artifacts.generate,
-        "audit": status.audit,
-        "recover": status.recover,
+        "audit": runs.audit,
+        "recover": runs.recover,
         "launch": launch.app,
         "replica": replica.app,
         "keys": keys.app,

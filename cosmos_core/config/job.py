@@ -63,11 +63,11 @@ class Job:
     directory: Path
     recipe_directory: Path
     recipe: Recipe
-    num_train_rows: int
-    num_heldout_rows: int
-    num_evaluation_prompts: int
-    uses_rollouts: bool
-    stages: tuple[StageFacts, ...]
+    num_train_rows: int = 0
+    num_heldout_rows: int = 0
+    num_evaluation_prompts: int = 0
+    uses_rollouts: bool = False
+    stages: tuple[StageFacts, ...] = ()
     num_measured_prompts: int = attrs.field()
     fixed: Mapping[str, str] = attrs.field(factory=dict)
     unit: Unit = "token"

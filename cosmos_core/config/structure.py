@@ -46,10 +46,8 @@ def describe(cls: Any) -> str:
     """Describe the values of an annotation in a recipe, for people."""
     if cls in _SCALARS:
         return _SCALARS[cls]
-    if _is_literal(cls):
-        return f"one of {', '.join(show(choice) for choice in get_args(cls))}"
-    if _is_enum(cls):
-        return f"one of {', '.join(show(member.value) for member in cls)}"
+    if choices := _choices(cls):
+        return f"one of {', '.join(map(show, choices))}"
     if _is_union(cls):
         return " or ".join(describe(member) for member in _members(cls))
     if _is_array(cls):
@@ -102,26 +100,18 @@ def _not_json(value: Any, path: tuple[Key, ...]) -> Iterator[Problem]:
         yield Problem(path, f"expected a string, a number, true or false, an array or a table, got {show(value)}")
 
 
-def _is_enum(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, enum.Enum)
+def _choices(cls: Any) -> Sequence[Any]:
+    """The values of a `Literal` or of an enumeration; none of another type."""
+    if get_origin(cls) is Literal:
+        return get_args(cls)
+    return [member.value for member in cls] if isinstance(cls, type) and issubclass(cls, enum.Enum) else ()
 
 
-def _enum(value: Any, cls: Any) -> Any:
-    return cls(_choose(value, [member.value for member in cls]))
-
-
-def _is_literal(cls: Any) -> bool:
-    return get_origin(cls) is Literal
-
-
-def _literal(value: Any, cls: Any) -> Any:
-    return _choose(value, get_args(cls))
-
-
-def _choose(value: Any, choices: Sequence[Any]) -> Any:
+def _choose(value: Any, cls: Any) -> Any:
+    choices = _choices(cls)
     for choice in choices:
         if type(value) is type(choice) and value == choice:
-            return choice
+            return cls(choice) if isinstance(cls, type) else choice
     allowed = ", ".join(show(choice) for choice in choices)
     close = nearest(value, [choice for choice in choices if isinstance(choice, str)]) if isinstance(value, str) else []
     hint = f"; did you mean {show(close[0])}?" if close else ""
@@ -341,8 +331,8 @@ def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(structure_fallback_factory=_refuse_type, detailed_validation=False)
     for cls, hook in ((bool, _exact), (int, _exact), (str, _exact), (float, _float), (Path, _path)):
         converter.register_structure_hook(cls, hook)
-    for predicate, hook in ((lambda cls: cls is Any, _json), (_is_enum, _enum), (_is_literal, _literal)):
-        converter.register_structure_hook_func(predicate, hook)
+    converter.register_structure_hook_func(lambda cls: cls is Any, _json)
+    converter.register_structure_hook_func(lambda cls: bool(_choices(cls)), _choose)
     for predicate, factory in (
         (_is_union, _union_hook),
         (_is_array, _array_hook),

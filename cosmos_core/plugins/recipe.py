@@ -33,6 +33,7 @@ from cosmos_core.protocols import (
     ModelContext,
     Reward,
     RewardContext,
+    Sampling,
 )
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import FrozenRole
@@ -54,24 +55,22 @@ def named_parts(options: Mapping[str, JSON]) -> Iterator[str]:
             yield from named_parts(nested if isinstance(nested, Mapping) else {})
 
 
-def dataset_context(plugins: PluginSet, seed: int, directory: Path) -> DatasetContext:
+def dataset_context(
+    plugins: PluginSet, seed: int, directory: Path, key_path: str = "dataset.options"
+) -> DatasetContext:
     """The context of a run's dataset.
 
     Args:
         plugins: Where plugins of parts are loaded, and so become part of the run's record.
         seed: `run.seed`.
         directory: Folder of the recipe file.
+        key_path: Where its options are.
     """
-    return _context(plugins, seed, directory, "dataset.options")
-
-
-def _context(plugins: PluginSet, seed: int, directory: Path, key_path: str) -> DatasetContext:
-    """The context of a dataset whose options are at this key path."""
 
     def make(plugin: str, options: Mapping[str, JSON], path: str) -> Dataset:
         plugins.include("dataset", plugin)
         place = f"{key_path}.{path}"
-        context = _context(plugins, seed, directory, place)
+        context = dataset_context(plugins, seed, directory, place)
         return cast("Dataset", plugins.create("dataset", plugin, options, context, place))
 
     return DatasetContext(seed=seed, directory=directory, key_path=key_path, make=make)
@@ -97,6 +96,28 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
 def source_of(plugins: PluginSet, stage: Stage) -> Source:
     """The source of a stage's batches: rollouts, demonstrations or preferences."""
     return cast("AlgorithmCapabilities", plugins.provider("algorithm", stage.plugin).capabilities).source
+
+
+def group_size(recipe: Recipe, source: Source) -> int:
+    """Sequences of each prompt of a step."""
+    return {"rollouts": recipe.rollout.group_size, "demonstrations": 1, "preferences": 2}[source]
+
+
+def sampled(recipe: Recipe) -> Sampling:
+    """The draws of completions to train on."""
+    config = recipe.rollout.sampling
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_units=config.max_units,
+        num_samples=recipe.rollout.group_size,
+    )
+
+
+def greedy(recipe: Recipe) -> Sampling:
+    """The likeliest completions, of evaluations."""
+    return Sampling(temperature=0.0, max_units=recipe.evaluation.max_units or recipe.rollout.sampling.max_units)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -179,7 +200,7 @@ def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
     """The algorithm of a stage."""
     rollout, average = job.recipe.rollout, job.recipe.policy.average
     context = AlgorithmContext(
-        group_size={"rollouts": rollout.group_size, "demonstrations": 1, "preferences": 2}[source_of(plugins, stage)],
+        group_size=group_size(job.recipe, source_of(plugins, stage)),
         temperature=rollout.sampling.temperature,
         max_units=rollout.sampling.max_units,
         max_staleness=staleness_bound(job.recipe.sync),

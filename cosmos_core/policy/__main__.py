@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cosmos_core.config.job import Job, stages
+from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.errors import DamagedCheckpointError
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
@@ -23,7 +24,7 @@ from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import LeaderOrders, Orders
 from cosmos_core.policy.processes.bootstrap import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
-from cosmos_core.policy.publication import DTYPES, Publications
+from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import PolicyReplica, UnitRate
 from cosmos_core.policy.training.setup import StageSettings, choose_device, make_trainer
 from cosmos_core.policy.training.step import StepRunner
@@ -35,6 +36,7 @@ from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
+from cosmos_core.weights.shards import torch_dtype
 
 FLUSH_S: Final = 10.0
 
@@ -99,7 +101,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             ),
             publications=Publications(
                 publisher,
-                DTYPES[recipe.rollout.precision],
+                torch_dtype(DTYPES[recipe.rollout.precision]),
                 orders.report,
                 open_channel(),
                 form=FORMATS.get(recipe.rollout.quantization),

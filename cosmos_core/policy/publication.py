@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
 
 import attrs
 import msgspec
@@ -23,8 +22,6 @@ from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.quantization import matrix_shares
 from cosmos_core.weights.shards import local_shards, owned
 from cosmos_core.weights.snapshot import Snapshot
-
-DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @attrs.frozen(kw_only=True)

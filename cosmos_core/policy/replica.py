@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.models.parallel.lora import published_tensors
+from cosmos_core.policy.batches.share import data_size
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
 from cosmos_core.policy.orders import Orders
@@ -240,8 +241,7 @@ class UnitRate:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         # Shares are balanced, so this process's units are those of each other that has sequences of its own.
-        mesh = trainer.world.mesh
-        self._processes = mesh.size("dp_replicate") * mesh.size("dp_shard")
+        self._processes = data_size(trainer.world.mesh)
         self._seen = (time.perf_counter(), 0)
 
     def __call__(self) -> dict[str, float]:

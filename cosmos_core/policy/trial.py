@@ -31,6 +31,7 @@ from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
 from cosmos_core.errors import CosmosError
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of
+from cosmos_core.policy.batches.share import data_place, data_size
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK, layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
@@ -237,8 +238,7 @@ def share_of(payloads: Sequence[Payload], world: World) -> Share:
     units = [units_of(payload) for payload in payloads]
     lengths = [each.conditioning + each.decisions for each in units]
     mesh = world.mesh
-    place = mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
-    mine = balanced(lengths, mesh.size("dp_replicate") * mesh.size("dp_shard"))[place]
+    mine = balanced(lengths, data_size(mesh))[data_place(mesh)]
     return Share(
         sequences=tuple(sequences[index] for index in mine),
         counts=Counts(

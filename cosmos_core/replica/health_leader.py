@@ -57,7 +57,7 @@ class LeaderChannel(HealthChannel):
         self._size: Final = size
         self._token: Final = token
         self._end: Final = end
-        self._server: Final = _listen(host)
+        self._server: Final = listen(host)
         self._news: Final = threading.Condition()
         self._joined: Final[dict[int, Connection]] = {}
         self._strangers: Final[deque[Connection]] = deque()
@@ -269,7 +269,8 @@ class LeaderChannel(HealthChannel):
                 connection.send(message)
 
 
-def _listen(host: str) -> socket.socket:
+def listen(host: str) -> socket.socket:
+    """Listen on a free port of an address of this machine; a TransportError says that it has no such address."""
     try:
         return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
     except OSError as error:

@@ -14,6 +14,7 @@ from cosmos_core.config.loading import recipe_with
 from cosmos_core.config.order import evaluation_seed, group_seed
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import DataError, EngineError
+from cosmos_core.plugins.recipe import greedy, sampled
 from cosmos_core.protocols import (
     Algorithm,
     Dataset,
@@ -26,7 +27,7 @@ from cosmos_core.protocols import (
     Sampling,
 )
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.episode import Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.rewards import scoring
@@ -102,15 +103,13 @@ class Generation:
         if parts.environments is None or parts.recipe.environment is None:
             return None
         return Episodes(
-            EpisodeParts(
-                environment=parts.recipe.environment,
-                capabilities=parts.environment,
-                model=parts.model,
-                engine=parts.engine,
-                pool=parts.environments,
-                version=lambda: parts.version_lock.loaded,
-                post=self._events.put,
-            )
+            environment=parts.recipe.environment,
+            capabilities=parts.environment,
+            model=parts.model,
+            engine=parts.engine,
+            pool=parts.environments,
+            version=lambda: parts.version_lock.loaded,
+            post=self._events.put,
         )
 
     def start(self) -> None:
@@ -149,7 +148,7 @@ class Generation:
     def _submit(self, requests: Sequence[Request]) -> None:
         if self._episodes is None:
             for handle in self._parts.engine.submit(requests) if requests else ():
-                handle.add_done_callback(self._on_generated)
+                handle.add_done_callback(lambda handle: self._events.put(functools.partial(self._take, handle)))
             return
         for request in requests:
             work = self._active[int(request.request_id)]
@@ -243,16 +242,8 @@ class Generation:
         return encoded
 
     def _sampling(self, lease: Lease) -> Sampling:
-        config = self._parts.recipes.of(lease.settings).recipe.rollout.sampling
-        if lease.purpose == "evaluation":
-            return Sampling(temperature=0.0, max_units=self._parts.recipe.evaluation.max_units or config.max_units)
-        return Sampling(
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            max_units=config.max_units,
-            num_samples=self._parts.recipe.rollout.group_size,
-        )
+        recipe = self._parts.recipes.of(lease.settings).recipe
+        return greedy(recipe) if lease.purpose == "evaluation" else sampled(recipe)
 
     def _fail(self, lease: Lease, reason: str, detail: str) -> None:
         with self._lock:
@@ -260,9 +251,6 @@ class Generation:
             self._parts.report(GroupFailed(lease=lease.lease, reason=reason, detail=detail))
 
     # -- after generation ---------------------------------------------------------------------------------------------
-
-    def _on_generated(self, handle: Handle) -> None:
-        self._events.put(functools.partial(self._take, handle))
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
@@ -297,10 +285,8 @@ class Generation:
         # What failed on its way has no score.
         whole = [pair for pair in zip(played, texts, strict=True) if pair[0].status.is_scored]
         completions = [scoring.to_score(work.prompt, *pair) for pair in whole]
-        self._parts.pool.submit(completions, functools.partial(self._on_scored, work, played, texts))
-
-    def _on_scored(self, work: Work, played: list[EpisodeResult], texts: list[str], outcomes: Outcomes) -> None:
-        self._events.put(functools.partial(self._finish, work, played, texts, outcomes))
+        finish = functools.partial(self._finish, work, played, texts)
+        self._parts.pool.submit(completions, lambda outcomes: self._events.put(functools.partial(finish, outcomes)))
 
     def _finish(self, work: Work, played: list[EpisodeResult], texts: list[str], outcomes: Outcomes) -> None:
         lease, recipe, is_train = work.lease, self._parts.recipe, work.lease.purpose == "train"

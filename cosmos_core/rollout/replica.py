@@ -15,6 +15,7 @@ import torch
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
@@ -40,6 +41,7 @@ from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import Left, Report
 from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.shards import torch_dtype
 from cosmos_core.weights.snapshot import Base
 
 _LOG: Final = logging.getLogger(__name__)
@@ -47,7 +49,6 @@ _LOG: Final = logging.getLogger(__name__)
 _TICK_S: Final = 0.2
 _RATE_WINDOW_S: Final = 5.0
 _FLUSH_S: Final = 10.0
-_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main(args: RoleArgs) -> None:
@@ -68,7 +69,7 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     context = EngineContext(
         model=model,
-        dtype=_DTYPES[config.precision],
+        dtype=torch_dtype(DTYPES[config.precision]),
         device=torch.device(automatic if config.device == "auto" else config.device),
         max_in_flight=config.max_in_flight,
         context_length=model.facts().context_length,

@@ -57,16 +57,11 @@ def show(found: Audit, console: Console) -> None:
             console.print(f"Of stage {index}, {stage.before:,} ended before the journal was recovered: not proven.")
     for problem in found.problems:
         console.print(f"  {problem}", highlight=False, markup=False, style="red")
-    verdict = (
-        f"{len(found.problems)} problem(s): the accounting of this run is broken."
-        if found.problems
-        else f"{_scope(found)} was consumed exactly once, or dropped with a reason, or is live."
-    )
+    scope = "Each prompt that ended on record" if any(stage.before for stage in found.stages) else "Each prompt"
+    verdict = f"{scope} was consumed exactly once, or dropped with a reason, or is live."
+    if found.problems:
+        verdict = f"{len(found.problems)} problem(s): the accounting of this run is broken."
     console.print(verdict, highlight=False)
-
-
-def _scope(found: Audit) -> str:
-    return "Each prompt that ended on record" if any(stage.before for stage in found.stages) else "Each prompt"
 
 
 def batch_of(found: Audit, step: int) -> Batch:

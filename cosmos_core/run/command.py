@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import zmq
@@ -23,14 +26,14 @@ from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
 from cosmos_core.protocols import Dataset
+from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.address import require_gone
 from cosmos_core.run.folder import require_idle
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.hooks import RunHooks
-from cosmos_core.run.launch import Launcher
+from cosmos_core.run.launch import Launcher, fork_server
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools, prepare
-from cosmos_core.run.planning.apart import in_fork
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_hooks, check_keys, check_present
 from cosmos_core.run.recovery import Start, find_start
@@ -42,6 +45,7 @@ from cosmos_core.transport import sockets
 _HOOKS_TIMEOUT_S: Final = 30.0
 _SUPERVISED: Final = ("dataset", "launcher", "hook")
 """Kinds of plugins that a supervisor uses itself."""
+_MEMORY: Final = "the system ends processes so that need more memory than there is"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -155,7 +159,8 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     _check_port(recipe)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
-    for words in (_resume_words(start), *undone):
+    where = f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
+    for words in ("The run had not begun: starting it." if start.step is None else where, *undone):
         console.print(words, highlight=False, markup=False)
     if changes:
         folder.save(job)
@@ -171,6 +176,46 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
         follower=follower,
         earlier_s=earlier_s,
     )
+
+
+def in_fork(call: Callable[[], None]) -> None:
+    """Call something in a fork of this process, and wait for it; a CosmosError of it is raised here.
+
+    Torch, which planning needs and who supervises a run does without for as long, is gone with the fork. What it
+    changes in memory is gone with the fork, which ends with this process.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(call, sender))
+    process.start()
+    sender.close()
+    try:
+        error = receiver.recv()
+    except EOFError:
+        process.join()
+        # Its traceback has been printed.
+        if process.exitcode and process.exitcode > 0:
+            raise SystemExit(process.exitcode) from None
+        raise CosmosError(f"planning was ended by signal {-(process.exitcode or 0)}; {_MEMORY}") from None
+    finally:
+        receiver.close()
+        if process.is_alive():
+            process.terminate()
+        process.join()
+    if error is not None:
+        raise error
+
+
+def _call(call: Callable[[], None], sender: Connection) -> None:
+    die_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    fork_server.borrow()
+    try:
+        call()
+    except CosmosError as error:
+        sender.send(error)
+    else:
+        sender.send(None)
 
 
 def _check_changed(job: Job) -> None:
@@ -207,12 +252,6 @@ def _check_length(job: Job, start: Start) -> None:
         )
 
 
-def _resume_words(start: Start) -> str:
-    if start.step is None:
-        return "The run had not begun: starting it."
-    return f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
-
-
 def _check_port(recipe: Recipe) -> None:
     """Find out now, not after seconds of start-up, that the controller could not listen."""
     try:
@@ -238,21 +277,17 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
             ending = Ending(outcome="failed", reason=str(error))
     finally:
         view.close()
+    from cosmos_core.run.report.page import write_report  # noqa: PLC0415 - matplotlib takes a second to import
+
     wall_s = session.earlier_s + time.monotonic() - began
     summary = summarise(job, follower, ending, wall_s=wall_s)
     hooks.notify("cosmos_run_ended", outcome=ending.outcome, summary=summary)
     try:
         folder.write_json(job.directory / folder.SUMMARY, summary)
-        _report(session, follower, summary)
+        write_report(job, follower, summary, session.dataset)
     except OSError as error:
         console.print(f"summary and report could not be written: {error}", highlight=False, markup=False)
     print_summary(summary, job, console)
     for text in hooks.close(_HOOKS_TIMEOUT_S):
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     return ending.outcome
-
-
-def _report(session: _Session, follower: Follower, summary: dict[str, Any]) -> None:
-    from cosmos_core.run.report.page import write_report  # noqa: PLC0415 - matplotlib takes a second to import
-
-    write_report(session.job, follower, summary, session.dataset)

@@ -187,7 +187,15 @@ def aside(directory: Path) -> Iterator[Path | None]:
         ConfigError: The run goes on, or could not be moved or removed.
         UnknownSubmissionError: Of the block; it says besides where the earlier run is.
     """
-    kept = _moved(directory)
+    kept = None
+    if is_run(directory):
+        with held(directory):
+            require_gone(load_job(directory))
+            try:
+                kept = Path(tempfile.mkdtemp(prefix=f"{directory.name}.replaced-", dir=directory.parent))
+                directory.rename(kept)
+            except OSError as error:
+                raise ConfigError(f"{directory}: the run cannot be moved aside: {error}") from error
     try:
         yield kept
     except UnknownSubmissionError as error:
@@ -199,27 +207,9 @@ def aside(directory: Path) -> Iterator[Path | None]:
             shutil.rmtree(directory, ignore_errors=True)
             kept.rename(directory)
         raise
-    if kept is not None:
-        _remove(kept)
-
-
-def _moved(directory: Path) -> Path | None:
-    """Move the run of a folder away, and return where to; None if there is none."""
-    if not is_run(directory):
-        return None
-    with held(directory):
-        require_gone(load_job(directory))
-        try:
-            kept = Path(tempfile.mkdtemp(prefix=f"{directory.name}.replaced-", dir=directory.parent))
-            directory.rename(kept)
-        except OSError as error:
-            raise ConfigError(f"{directory}: the run cannot be moved aside: {error}") from error
-    return kept
-
-
-def _remove(kept: Path) -> None:
     try:
-        shutil.rmtree(kept)
+        if kept is not None:
+            shutil.rmtree(kept)
     except OSError as error:
         raise ConfigError(
             f"{kept}: the run was submitted, and the one that it replaces could not be removed: {error}; remove it"

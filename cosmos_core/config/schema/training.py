@@ -17,6 +17,8 @@ ABOVE_ZERO = check.gt(0.0)
 FRACTION = check.and_(check.ge(0.0), check.le(1.0))
 LEAST_TEMPERATURE = 0.01
 """A run goes on with at least this: below it, not every engine draws at the temperature that it is asked for."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""torch dtype names of precisions."""
 NAME = check.matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -132,7 +132,7 @@ class ShareReader:
             lengths: Units of each sequence.
             first: Place in `shares` of the first process of this replica.
         """
-        mine = shares[first + self._place]
+        mine = shares[first + data_place(self.world.mesh)]
         if mine or not lengths:
             return mine, ()
         return (), (min(range(len(lengths)), key=lambda index: lengths[index]),)
@@ -161,12 +161,6 @@ class ShareReader:
             model=self.model, dataset=self.dataset(), longest=self.longest, config=self.config, advance=self.advance
         )
 
-    @property
-    def _place(self) -> int:
-        """This process's number among those of its replica that have sequences of their own."""
-        mesh = self.world.mesh
-        return mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")
-
     def _looked(self, reader: RowReader, rows: Sequence[Row], indices: Iterable[int]) -> dict[int, Read]:
         """Look at rows that are this process's own, and of those that share its sequences."""
         if isinstance(self.model, WorldModel):
@@ -184,7 +178,7 @@ class ShareReader:
         parted: list[tuple[int, ...]] = []
         if isinstance(self.model, WorldModel):
             parted = balanced([1] * len(rows), group.size * size)
-            reads = self._looked(reader, rows, parted[group.rank * size + self._place])
+            reads = self._looked(reader, rows, parted[group.rank * size + data_place(self.world.mesh)])
         else:
             first, each = group.rank * self.world.size + self.world.rank, group.size * self.world.size
             reads = {index: reader.look(rows[index]) for index in range(first, len(rows), each)}
@@ -212,7 +206,7 @@ class ShareReader:
             return None
         rows = [self._row(order, number, again=again) for number in order.shares[group.rank] for again in range(times)]
         reader = self._rows()
-        own = range(self._place, len(rows), data_size(self.world.mesh))
+        own = range(data_place(self.world.mesh), len(rows), data_size(self.world.mesh))
         # Those that share sequences each read them: what one of them could not read, none trains on.
         reads = self._told(self._looked(reader, rows, own))
         good = [index for index in range(len(rows)) if not reads[index].reason]
@@ -269,3 +263,8 @@ def _whole_pairs(rows: Sequence[Row], reads: dict[int, Read]) -> dict[int, Read]
 def data_size(mesh: Mesh) -> int:
     """Processes of a replica that have sequences of their own."""
     return mesh.size("dp_replicate") * mesh.size("dp_shard")
+
+
+def data_place(mesh: Mesh) -> int:
+    """This process's number among them."""
+    return mesh.place("dp_replicate") * mesh.size("dp_shard") + mesh.place("dp_shard")

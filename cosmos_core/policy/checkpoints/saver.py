@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import msgspec
 import psutil
 import torch
 from fsspec.implementations.local import LocalFileSystem
@@ -57,14 +56,6 @@ class Copied:
 
     place: Place
     shares: Mapping[str, LocalShard]
-
-
-@attrs.frozen(kw_only=True)
-class _Word:
-    """The leader's answer, or why it has none."""
-
-    said: str = ""
-    failure: str = ""
 
 
 def copy_state(state: Mapping[str, torch.Tensor], place: Place) -> Copied:
@@ -228,11 +219,11 @@ class CheckpointSaver:
 
 
 def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
-    owner = f"{platform.node()}@{os.getpid()}"
+    owner = channel.exchange(f"{platform.node()}@{os.getpid()}".encode())[0].decode()
     partial, replaced = (final.with_name(f".{name}@{owner}") for name in (final.name, f"{final.name}-replaced"))
     try:
-        folder = _from_leader(channel, lambda: _prepare(partial))
-        _write_tensors(folder, copied, channel)
+        _led(channel, lambda: _sweep(partial.parent))
+        _write_tensors(str(partial), copied, channel)
         if channel.is_leader:
             (partial / COMPLETE).write_bytes(marker(copied.place, str(partial)))
             _sync(partial / COMPLETE)
@@ -244,19 +235,14 @@ def _write_local(final: Path, copied: Copied, channel: Channel) -> None:
             partial.rename(final)
             _sync(final.parent)
     finally:
-        # Only the leader's are there.
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _prepare(partial: Path) -> str:
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(partial.parent)
-    return str(partial)
+        if channel.is_leader:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes of this machine that are gone left half written."""
+    """Make the folder, or remove what processes of this machine that are gone left half written in it."""
+    folder.mkdir(parents=True, exist_ok=True)
     for partial in folder.glob(f".step-*@{platform.node()}@*"):
         pid = partial.name.rpartition("@")[2]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
@@ -264,19 +250,18 @@ def _sweep(folder: Path) -> None:
 
 
 def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Channel) -> None:
-    _from_leader(channel, lambda: _clear(files, root, path, copied.place))
+    _led(channel, lambda: _clear(files, root, path, copied.place))
     _write_tensors(path, copied, channel)
     if channel.is_leader:
         files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place, path))
 
 
-def _clear(files: Any, root: str, path: str, place: Place) -> str:
+def _clear(files: Any, root: str, path: str, place: Place) -> None:
     _give_way(path, place)
     if files.exists(f"{root}/{COMPLETE}"):
         files.rm_file(f"{root}/{COMPLETE}")
     if files.exists(root):
         files.rm(root, recursive=True)
-    return root
 
 
 def _give_way(path: str, place: Place) -> None:
@@ -296,22 +281,13 @@ def _give_way(path: str, place: Place) -> None:
         )
 
 
-def _from_leader(channel: Channel, settle: Callable[[], str]) -> str:
-    """Let the leader settle something for every process; if it fails, it fails on all, so that none waits."""
-    failure: BaseException | None = None
-    word = _Word()
-    if channel.is_leader:
-        try:
-            word = _Word(said=settle())
-        except failures(*WRITE_ERRORS) as error:
-            failure = error
-            word = _Word(failure=reason_of(error))
-    word = msgspec.json.decode(channel.exchange(msgspec.json.encode(word))[0], type=_Word)
+def _led(channel: Channel, work: Callable[[], None]) -> None:
+    """Let the leader work; if it fails, it fails on all, so that none waits."""
+    said, failure = channel.lead(work, reason_of)
     if failure is not None:
         raise failure
-    if word.failure:
-        raise OSError(word.failure)
-    return word.said
+    if said:
+        raise OSError(said)
 
 
 def _write_tensors(path: str, copied: Copied, channel: Channel) -> None:

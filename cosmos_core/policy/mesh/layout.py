@@ -13,6 +13,7 @@ from typing import Final, get_args
 from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
+from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.models.parallel.float8 import skip_problems
 from cosmos_core.models.parallel.stages import leading_problems
 from cosmos_core.protocols import Layout, ModelCapabilities, ModelFacts
@@ -22,9 +23,6 @@ from cosmos_core.protocols.quantization import Format
 from cosmos_core.weights.shards import is_placeable
 
 STAGES_PER_RANK: Final = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
-
-
-DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def layout_of(policy: PolicyConfig, mesh: Mesh, device_type: str) -> Layout:

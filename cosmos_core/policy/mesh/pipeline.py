@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -14,13 +14,12 @@ from torch import nn
 
 from cosmos_core.models.parallel.channel import broadcasted
 from cosmos_core.models.parallel.stages import stage_indices
+from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.policy.mesh.schedules import Line, Message, Schedule, StageWork, num_filled, run_schedule
 from cosmos_core.protocols import Decided, MicroBatch
 from cosmos_core.protocols.frozen import Comparison, KLTarget
 from cosmos_core.protocols.layout import Mesh
 from cosmos_core.protocols.model import PipelinedModel
-
-STAGES_PER_PROCESS: Final[Mapping[Schedule, int]] = {"1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +77,7 @@ class Pipeline:
         self._splits_backward: Final = splits_backward
         self._keeps_gradients: Final = keeps_gradients
         self._size: Final = mesh.size("pp")
-        self._num_stages: Final = self._size * STAGES_PER_PROCESS[schedule]
+        self._num_stages: Final = self._size * STAGES_PER_RANK[schedule]
         held = [self._held(place) for place in range(self._size)]
         self._owners: Final = {index: place for place in range(self._size) for index in held[place]}
         self._place: Final = mesh.place("pp")
@@ -254,7 +253,7 @@ class Pipeline:
         return stage_indices(
             size=self._size,
             place=place,
-            per_process=STAGES_PER_PROCESS[self._schedule],
+            per_process=STAGES_PER_RANK[self._schedule],
             is_v_shaped=self._schedule == "zero-bubble",
         )
 

@@ -18,11 +18,11 @@ import attrs
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from cosmos_core.errors import TransportError
 from cosmos_core.policy.processes.backend import Collectives, connect, keep_for_good
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, solo
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.activity import Activity
+from cosmos_core.replica.health_leader import listen
 from cosmos_core.transport.addresses import in_url
 
 FORM_TIMEOUT_S: Final = 60.0
@@ -45,7 +45,7 @@ class GroupStore:
     def __init__(self, address: str) -> None:
         self._address = address
         # Left to itself, torch listens on every address of the machine.
-        listening = _listen(address)
+        listening = listen(address)
         self.shared: Final = TCPStore(
             address,
             listening.getsockname()[1],
@@ -65,16 +65,6 @@ class GroupStore:
     def endpoint(self) -> str:
         """`tcp://HOST:PORT`, for `Hello.endpoints["store"]`."""
         return f"tcp://{in_url(self._address)}:{self.port}"
-
-
-def _listen(address: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        return socket.create_server((address, 0), family=family, backlog=1024)
-    except OSError as error:
-        raise TransportError(
-            f"cannot listen on {address} ({error.strerror or error}); set control.bind to an address of this machine"
-        ) from error
 
 
 _REACH_S: Final = 1.0

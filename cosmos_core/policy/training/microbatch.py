@@ -155,6 +155,7 @@ def know(
     """Lay out a micro-batch's decisions."""
     members = [(sequences[piece.sequence], piece) for piece in pieces(batch)]
     numbers = np.asarray(batch.num_decisions)
+    held = [member.payload.arrays for member, _ in members]
     totals_of = [piece.span.total for _, piece in members]
     weights = decision_weights(algorithm.aggregation, algorithm.constant_length, totals_of, totals)
 
@@ -168,12 +169,8 @@ def know(
         sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), numbers)),
         weights_N=each(weights),
         num_sequences=len(members),
-        has_behaviour=any(_has_behaviour(member.payload) for member, _ in members),
+        has_behaviour=any("logprobs" in each and "noise_seed" not in each for each in held),
     ).on(device)
-
-
-def _has_behaviour(payload: Payload) -> bool:
-    return "logprobs" in payload.arrays and "noise_seed" not in payload.arrays
 
 
 def _recorded(members: Sequence[tuple[TrainSequence, Piece]], name: str, absent: float, dtype: str) -> torch.Tensor:

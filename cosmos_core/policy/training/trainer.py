@@ -165,7 +165,9 @@ class Trainer:
         """Every tensor that training goes on from, by flat name, in a fixed order; no copies."""
         tensors = {f"model.{name}": tensor for name, tensor in trained_tensors(self.module).items()}
         tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
-        for role, frozen in self._followers.items():
+        # Frozen models whose weights no recipe names have those that a stage before has trained.
+        follow = {role: frozen for role, frozen in self._frozen.items() if frozen.follows and self.stage.first_step}
+        for role, frozen in follow.items():
             tensors.update({f"{role}.{name}": tensor for name, tensor in frozen.state().items()})
         if self._critic is not None:
             tensors.update({f"critic.{name}": tensor for name, tensor in self._critic.state().items()})
@@ -179,13 +181,6 @@ class Trainer:
         if self._average is None or average is None or not average.publish:
             return contextlib.nullcontext()
         return self._average.in_place()
-
-    @property
-    def _followers(self) -> Mapping[FrozenRole, FrozenModel]:
-        """Frozen models whose weights no recipe names: a stage before has trained them."""
-        if self.stage.first_step == 0:
-            return {}
-        return {role: frozen for role, frozen in self._frozen.items() if frozen.follows}
 
     @functools.cached_property
     def below(self) -> str:
@@ -280,6 +275,7 @@ class Trainer:
 
     @property
     def _passes(self) -> Passes:
+        average = self._policy.average
         return Passes(
             algorithm=self._algorithm,
             executor=self._executor,
@@ -289,19 +285,14 @@ class Trainer:
             average=self._average,
             critic=self._asked_critic,
             temperature=self._temperature,
-            version=self._generating_version,
+            # Where the average is published, rollout replicas have other weights at each version.
+            version=None if average is not None and average.publish else self.step,
         )
 
     @property
     def _asked_critic(self) -> Critic | None:
         """The critic, where the algorithm needs it."""
         return self._critic if self._algorithm.needs_critic else None
-
-    @property
-    def _generating_version(self) -> int | None:
-        """The weight version that forwards have; None where rollout replicas have other weights at each version."""
-        average = self._policy.average
-        return None if average is not None and average.publish else self.step
 
     def _apply(self, meter: Meter, critic_norm: float = 0.0) -> Applied:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)

@@ -243,13 +243,10 @@ class EncoderCache:
         """After a step, forget what no sample will need: all of its request have the prompt in the cache."""
         unfinished = {sequence.parent for sequence in plan.sequences[len(plan.drawn) :]}
         for parent in list(self._features):
-            if parent not in unfinished and not _waits(parent):
+            is_awaited = any(sequence.slot < 0 and sequence.reason is None for sequence in parent.samples)
+            if parent not in unfinished and not is_awaited:
                 del self._features[parent]
 
     def forget(self) -> None:
         """The weights are others now."""
         self._features.clear()
-
-
-def _waits(parent: TokenRequestState) -> bool:
-    return any(sequence.slot < 0 and sequence.reason is None for sequence in parent.samples)

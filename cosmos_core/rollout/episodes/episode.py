@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import attrs
 
@@ -30,23 +29,6 @@ from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Repl
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.transport.bounds import DETAIL
 from cosmos_core.types import Message, Payload, Prompt, SampleStatus
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class EpisodeParts:
-    """The parts that episodes use.
-
-    The model, which decodes turns and encodes observations, is a `MultiTurnModel`, as planning has checked. The version
-    is that of the weights that are loaded, and `post` runs what follows an answer on the one thread of all episodes.
-    """
-
-    environment: EnvironmentConfig
-    capabilities: EnvironmentCapabilities
-    model: Model
-    engine: RolloutEngine
-    pool: EnvironmentPool
-    version: Callable[[], int]
-    post: Callable[[Callable[[], None]], None]
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -93,14 +75,33 @@ class _Group:
     is_over: bool = False
 
 
+@attrs.define(kw_only=True, eq=False)
 class Episodes:
-    """Plays the samples of requests. All methods are called on the thread on which `EpisodeParts.post` runs things."""
+    """Plays the samples of requests. All methods are called on the thread on which `post` runs things.
 
-    def __init__(self, parts: EpisodeParts) -> None:
-        assert isinstance(parts.model, MultiTurnModel)
-        self._parts: Final = parts
-        self._multi_turn: Final[MultiTurnModel] = parts.model
-        self._groups: Final[dict[str, _Group]] = {}
+    Attributes:
+        environment: The recipe's.
+        capabilities: Of the environment.
+        model: Decodes turns and encodes observations: a `MultiTurnModel`, as planning has checked.
+        engine: Generates turns.
+        pool: Has the environments.
+        version: Gives the version of the weights that are loaded.
+        post: Runs what follows an answer on the one thread of all episodes.
+    """
+
+    environment: EnvironmentConfig
+    capabilities: EnvironmentCapabilities
+    model: Model
+    engine: RolloutEngine
+    pool: EnvironmentPool
+    version: Callable[[], int]
+    post: Callable[[Callable[[], None]], None]
+    _groups: dict[str, _Group] = attrs.field(factory=dict, init=False)
+
+    @property
+    def _multi_turn(self) -> MultiTurnModel:
+        assert isinstance(self.model, MultiTurnModel)
+        return self.model
 
     def begin(
         self, request: Request, prompt: Prompt, *, longest: int, done: Callable[[list[EpisodeResult]], None]
@@ -116,7 +117,7 @@ class Episodes:
         self._groups[request.request_id] = group
         for sample in samples:
             answer = self._posting(functools.partial(self._on_opened, group, sample))
-            sample.episode = self._parts.pool.open(prompt, request.seed, answer)
+            sample.episode = self.pool.open(prompt, request.seed, answer)
 
     def abandon(self, request_id: str) -> bool:
         """Forget a request, for whose samples nobody waits; whether it was still going on."""
@@ -125,13 +126,13 @@ class Episodes:
             return False
         group.is_over = True
         going = [sample for sample in group.samples if sample.played is None]
-        self._parts.engine.abort([name for name in {sample.request_id for sample in going} if name])
+        self.engine.abort([name for name in {sample.request_id for sample in going} if name])
         for sample in going:
-            self._parts.pool.forget(sample.episode)
+            self.pool.forget(sample.episode)
         return True
 
     def _posting(self, event: Callable[[Reply], None]) -> Callable[[Reply], None]:
-        return lambda reply: self._parts.post(functools.partial(event, reply))
+        return lambda reply: self.post(functools.partial(event, reply))
 
     # -- the first turn -----------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class Episodes:
                 words = self._multi_turn.encode_observation(sample.prompt, (), sample.words)
                 opening = extended(row, words)
             else:
-                opening = self._parts.model.encode(sample.prompt)
+                opening = self.model.encode(sample.prompt)
         except DataError as error:
             return f"the environment's first words cannot be encoded: {error}"
         size, most = opening.arrays["prompt"].shape[0], group.longest
@@ -233,8 +234,8 @@ class Episodes:
                 return  # the engine as a whole failed: its health() says so
             then(made)
 
-        for handle in self._parts.engine.submit([request]):
-            handle.add_done_callback(lambda handle: self._parts.post(functools.partial(take, handle)))
+        for handle in self.engine.submit([request]):
+            handle.add_done_callback(lambda handle: self.post(functools.partial(take, handle)))
 
     def _on_turns(self, group: _Group, samples: Sequence[_Sample], made: Sequence[Generated]) -> None:
         for sample, turn in zip(samples, made, strict=True):
@@ -244,13 +245,13 @@ class Episodes:
         if group.is_over:
             return
         assert sample.dialogue is not None
-        text = self._parts.model.decode(made.payload)
+        text = self.model.decode(made.payload)
         written = sample.dialogue.add_turn(made, text)
         if made.reason is not FinishReason.STOP:
             self._cut(group, sample, f"a turn was cut: {self._met(group, sample.dialogue)}")
             return
         answer = self._posting(functools.partial(self._on_answered, group, sample, written))
-        self._parts.pool.act(sample.episode, text, answer)
+        self.pool.act(sample.episode, text, answer)
 
     def _on_answered(self, group: _Group, sample: _Sample, written: Sequence[int], reply: Reply) -> None:
         if group.is_over:
@@ -264,8 +265,8 @@ class Episodes:
         sample.details += [reply.detail] if reply.detail else []
         if reply.done:
             self._end(group, sample, SampleStatus.OK)
-        elif len(sample.dialogue.turns) == self._parts.environment.max_turns:
-            self._cut(group, sample, f"not done after {self._parts.environment.max_turns} turns")
+        elif len(sample.dialogue.turns) == self.environment.max_turns:
+            self._cut(group, sample, f"not done after {self.environment.max_turns} turns")
         else:
             self._observe(group, sample, written, Message(role=reply.role, content=reply.observation or ""))
 
@@ -295,15 +296,15 @@ class Episodes:
         self._end(group, sample, SampleStatus.TRUNCATED, why)
 
     def _end(self, group: _Group, sample: _Sample, status: SampleStatus, why: str = "") -> None:
-        self._parts.pool.forget(sample.episode)
+        self.pool.forget(sample.episode)
         dialogue = sample.dialogue or Dialogue(opening=group.request.prompt)
         reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
-        name = self._parts.environment.plugin
+        name = self.environment.plugin
         told = [*sample.details, *([why] if why else [])]
         sample.played = EpisodeResult(
-            generated=dialogue.generated(reason, self._parts.version()),
+            generated=dialogue.generated(reason, self.version()),
             status=status,
-            reward=sample.reward if self._parts.capabilities.rewards else None,
+            reward=sample.reward if self.capabilities.rewards else None,
             detail=f"{name}: {'; '.join(told)}"[:DETAIL] if told else "",
             said=tuple(dialogue.said),
         )

@@ -25,7 +25,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, Request, Sampling
 from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.episode import Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
@@ -188,23 +188,21 @@ def play(
         raise ConfigError("environment: the model plugin has no encode_observation; remove [environment]")
     capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
     events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    found: dict[int, EpisodeResult] = {}
+    found: dict[int, list[EpisodeResult]] = {}
     with contextlib.closing(EnvironmentPool(environment, seed=seed)) as pool:
         pool.start()
         episodes = Episodes(
-            EpisodeParts(
-                environment=environment,
-                capabilities=capabilities.capabilities,
-                model=served.model,
-                engine=served.engine,
-                pool=pool,
-                version=lambda: 0,
-                post=events.put,
-            )
+            environment=environment,
+            capabilities=capabilities.capabilities,
+            model=served.model,
+            engine=served.engine,
+            pool=pool,
+            version=lambda: 0,
+            post=events.put,
         )
         for index, (row, prompt, payload) in enumerate(asked):
             request = Request(request_id=str(index), prompt=payload, sampling=sampling, seed=evaluation_seed(seed, row))
-            keep = functools.partial(_keep, found, index)
+            keep = functools.partial(found.__setitem__, index)
             episodes.begin(request, prompt, longest=served.context_length, done=keep)
         while len(found) < len(asked):
             try:
@@ -212,11 +210,7 @@ def play(
             except queue.Empty:
                 pool.check()
                 served.engine.health()
-    return [found[index] for index in range(len(asked))]
-
-
-def _keep(found: dict[int, EpisodeResult], index: int, played: list[EpisodeResult]) -> None:
-    (found[index],) = played
+    return [each for index in range(len(asked)) for each in found[index]]
 
 
 def evaluate_model(
@@ -244,9 +238,15 @@ def evaluate_model(
     job = _job(source, recipe_path)
     if not job.recipe.reward_names:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
-    _check_rewards(job)
+    rewards = job.recipe.reward
+    plugins = PluginSet.load([("reward", each.plugin) for each in rewards])
+    # Before anything is generated.
+    if absent := absent_here(rewards, load_rewards(job, plugins)):
+        raise ConfigError("; ".join(absent))
     if not is_run:
-        job = job if recipe_path is not None else _trusting(job, trust_remote_code)
+        if recipe_path is None:
+            model = attrs.evolve(job.recipe.model, trust_remote_code=trust_remote_code)
+            job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
         return _evaluate(source, job, num_prompts, by)
     with scratch("eval") as folder:
         export_run(source, step=step, output=folder / "model", dtype=TRAINED)
@@ -265,26 +265,8 @@ def _job(source: Path, recipe_path: Path | None) -> Job:
         directory=source,
         recipe_directory=recipe_path.parent.resolve(),
         recipe=recipe,
-        num_train_rows=0,
-        num_heldout_rows=0,
-        num_evaluation_prompts=0,
-        uses_rollouts=False,
-        stages=(),
         unit="token" if is_of_tokens("model", recipe.model.plugin) else "denoising step",
     )
-
-
-def _check_rewards(job: Job) -> None:
-    """Refuse rewards that could score nothing here, before anything is generated."""
-    recipe = job.recipe
-    plugins = PluginSet.load([("reward", each.plugin) for each in recipe.reward])
-    if absent := absent_here(recipe.reward, load_rewards(job, plugins)):
-        raise ConfigError("; ".join(absent))
-
-
-def _trusting(job: Job, trust_remote_code: bool) -> Job:
-    model = attrs.evolve(job.recipe.model, trust_remote_code=trust_remote_code)
-    return attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
 
 
 def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) -> Evaluated:

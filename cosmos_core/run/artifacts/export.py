@@ -87,20 +87,16 @@ def export_run(
     if url is None:
         check_place(target)
     else:
-        _check_store(url)
+        # A store that does not answer is refused before minutes are spent on the model.
+        with told(url):
+            store, root = file_system(url)
+            store.exists(f"{root.rstrip('/')}/{MARKS[0]}")
     with _made(job, chosen, target, is_average=is_average, dtype=dtype) as (partial, dtypes):
         if url is None:
             move_folder(partial, target)
         else:
             send_folder(partial, url)
     return Exported(step=chosen, place=url or target, dtypes=dtypes)
-
-
-def _check_store(url: str) -> None:
-    """Refuse a store that does not answer, before minutes are spent on the model."""
-    with told(url):
-        store, root = file_system(url)
-        store.exists(f"{root.rstrip('/')}/{MARKS[0]}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import attrs
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
+from cosmos_core.plugins.recipe import group_size
 from cosmos_core.policy.mesh.layout import cut_bytes, misfits, rollout_misfits
 from cosmos_core.protocols import AlgorithmCapabilities, EngineCapabilities, ModelCapabilities
 from cosmos_core.protocols.quantization import FORMATS
@@ -97,7 +98,7 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
     """Processes that no sequence of a step is left for."""
     mesh, replicas = recipe.policy.mesh, recipe.policy.replicas
     shares = replicas * data_ranks(mesh)
-    each = {"rollouts": recipe.rollout.group_size, "demonstrations": 1, "preferences": 2}[algorithm.source]
+    each = group_size(recipe, algorithm.source)
     if stage.prompts_per_step * each >= shares:
         return
     key = "warmup.prompts_per_step" if stage.key == "warmup" else "policy.prompts_per_step"

@@ -12,6 +12,7 @@ import attrs
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
 from cosmos_core.config.schema import Recipe
+from cosmos_core.plugins.recipe import group_size
 from cosmos_core.protocols import Pool
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
@@ -39,13 +40,12 @@ def latent_bytes(recipe: Recipe, parts: Parts) -> Mapping[str, int]:
 def _latents_of_stage(recipe: Recipe, parts: Parts, stage: Stage, source: Source) -> dict[str, int]:
     shares = recipe.policy.replicas * data_ranks(recipe.policy.mesh)
     drawn = parts.facts.num_regressions
+    sequences = math.ceil(stage.prompts_per_step * group_size(recipe, source) / shares)
     if source == "rollouts":
-        sequences = math.ceil(stage.prompts_per_step * recipe.rollout.group_size / shares)
         decisions = sequences * (parts.preflight.most_decisions or recipe.rollout.sampling.max_units)
         # Of transitions that follow each other the states between are kept once.
         states = sequences if parts.preflight.decisions == "regressions" else sequences + decisions
     else:
-        sequences = math.ceil(stage.prompts_per_step * (2 if source == "preferences" else 1) / shares)
         decisions, states = sequences * drawn, sequences
     shown = math.ceil(stage.prompts_per_step * parts.imitates.get(stage.index, 0) / shares)
     asked = parts.consults.get(stage.index, {})
@@ -76,15 +76,11 @@ def _references_of_stage(recipe: Recipe, parts: Parts, index: int) -> int:
     if not asked:
         return 0
     mesh, vocab_size = recipe.policy.mesh, parts.facts.vocab_size
-    sequences = stage.prompts_per_step * _per_prompt(recipe, algorithm.source)
+    sequences = stage.prompts_per_step * group_size(recipe, algorithm.source)
     each = math.ceil(sequences / (recipe.policy.replicas * data_ranks(mesh)))
     decisions = math.ceil(each * _longest(recipe, parts, algorithm.source) / mesh.cp)
     told = min(vocab_size, asked[0].top or vocab_size)
     return decisions * told * (_LOGPROB_BYTES + (_ID_BYTES if told < vocab_size else 0))
-
-
-def _per_prompt(recipe: Recipe, source: Source) -> int:
-    return {"rollouts": recipe.rollout.group_size, "demonstrations": 1, "preferences": 2}[source]
 
 
 def _longest(recipe: Recipe, parts: Parts, source: Source) -> int:

@@ -176,11 +176,6 @@ def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
         directory=staging,
         recipe_directory=(recipe_path.parent if recipe_path else Path()).resolve(),
         recipe=recipe,
-        num_train_rows=0,
-        num_heldout_rows=0,
-        num_evaluation_prompts=0,
-        uses_rollouts=False,
-        stages=(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -13,20 +13,19 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
+from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.config.structure import structure
 from cosmos_core.data.paths import VARIABLE
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
-from cosmos_core.plugins.recipe import load_rewards
+from cosmos_core.plugins.recipe import greedy, load_rewards, sampled
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward, Sampling
+from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward
 from cosmos_core.rollout.rewards.scoring import absent_here
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.storage.stores import KEY, SECRET
 from cosmos_core.transport.key_folder import check_folder
-
-_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def engine_preflight(
@@ -38,17 +37,18 @@ def engine_preflight(
     ask: Callable[..., Any] | None = provider.preflight
     if ask is None:
         return Preflight()
+    is_evaluated = recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0
     planned = PlannedRun(
         model=model,
         facts=facts,
         device=config.device,
         # What another machine has is not known here; its launcher's own options say, and are checked there.
         has_gpu=bool(visible_gpus()) or capabilities_of(recipe, plugins).submits,
-        precision=_DTYPES[config.precision],
+        precision=DTYPES[config.precision],
         temperatures={"rollout.sampling.temperature": config.sampling.temperature},
         shows_media=shows_media,
         num_ranks=world_size(config.mesh),
-        samplings=_samplings(recipe),
+        samplings={"rollout.sampling": sampled(recipe), **({"evaluation": greedy(recipe)} if is_evaluated else {})},
     )
     options: object = structure(config.engine.options, provider.options, "rollout.engine.options")
     where = f"engine plugin {config.engine.plugin!r}"
@@ -61,22 +61,6 @@ def engine_preflight(
     if not isinstance(told, Preflight):
         raise PluginBrokenError(f"{where}: preflight() returned {told!r}, which is no Preflight")
     return told
-
-
-def _samplings(recipe: Recipe) -> dict[str, Sampling]:
-    config, evaluation = recipe.rollout.sampling, recipe.evaluation
-    found = {
-        "rollout.sampling": Sampling(
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            max_units=config.max_units,
-            num_samples=recipe.rollout.group_size,
-        )
-    }
-    if evaluation.interval > 0 and evaluation.prompts > 0:
-        found["evaluation"] = Sampling(temperature=0.0, max_units=evaluation.max_units or config.max_units)
-    return found
 
 
 def absent_of_rewards(recipe: Recipe, plugins: PluginSet, rewards: Sequence[Reward]) -> tuple[str, ...]:

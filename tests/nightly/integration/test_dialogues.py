@@ -24,7 +24,7 @@ from cosmos_core.models.tokens import decided, values
 from cosmos_core.protocols import EngineContext, EnvironmentCapabilities, ModelContext, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
-from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.episode import Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.run.follower import Follower
 from cosmos_core.types import Message, Prompt, SampleStatus
@@ -116,15 +116,13 @@ def play(model, prompts, *, max_units=60, longest=200):
         pool = stack.enter_context(contextlib.closing(EnvironmentPool(config, seed=0)))
         pool.start()
         episodes = Episodes(
-            EpisodeParts(
-                environment=config,
-                capabilities=EnvironmentCapabilities(),
-                model=model,
-                engine=engine,
-                pool=pool,
-                version=lambda: 0,
-                post=events.put,
-            )
+            environment=config,
+            capabilities=EnvironmentCapabilities(),
+            model=model,
+            engine=engine,
+            pool=pool,
+            version=lambda: 0,
+            post=events.put,
         )
         for index, prompt in enumerate(prompts):
             sampling = Sampling(temperature=0.8, max_units=max_units, num_samples=4)

@@ -11,9 +11,8 @@ import torch
 from cosmos_core.config.schema import ControlConfig, MeshConfig
 from cosmos_core.errors import ReplicaError
 from cosmos_core.policy.processes.backend import GLOO, NCCL
-from cosmos_core.policy.processes.bootstrap import bond, form_world
+from cosmos_core.policy.processes.bootstrap import Rendezvous, announce, bond, find, form_world, rendezvous_file
 from cosmos_core.replica.health_channel import HealthChannel
-from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvous_file
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import DataError
 from cosmos_core.models.tokens import decided, token_array, tokens_payload, values
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, Request, Sampling
-from cosmos_core.rollout.episodes.episode import EpisodeParts, Episodes
+from cosmos_core.rollout.episodes.episode import Episodes
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
@@ -122,15 +122,13 @@ class Rig:
         self.engine, self.pool, self.events, self.played = Engine(), pool or Pool(), collections.deque(), None
         self.model = Model()
         self.episodes = Episodes(
-            EpisodeParts(
-                environment=EnvironmentConfig(plugin="game", max_turns=max_turns),
-                capabilities=EnvironmentCapabilities(rewards=rewards),
-                model=self.model,
-                engine=self.engine,
-                pool=self.pool,
-                version=lambda: 8,
-                post=self.events.append,
-            )
+            environment=EnvironmentConfig(plugin="game", max_turns=max_turns),
+            capabilities=EnvironmentCapabilities(rewards=rewards),
+            model=self.model,
+            engine=self.engine,
+            pool=self.pool,
+            version=lambda: 8,
+            post=self.events.append,
         )
 
     def begin(self, prompt="ab", *, samples=1, max_units=20, longest=50):

@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from cosmos_core.errors import ConfigError, CosmosError
-from cosmos_core.run.planning.apart import in_fork
+from cosmos_core.run.command import in_fork
 
 KNOWN = []
 

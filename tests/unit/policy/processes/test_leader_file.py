@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cosmos_core.errors import ReplicaError
-from cosmos_core.replica.rendezvous import Rendezvous, announce, find, rendezvous_file
+from cosmos_core.policy.processes.bootstrap import Rendezvous, announce, find, rendezvous_file
 
 HERE = Rendezvous(session="now", token="t", host="127.0.0.1", health_port=1, store=2)
 EARLIER = Rendezvous(session="before", token="u", host="127.0.0.1", health_port=3, store=4)
