@@ -9,8 +9,6 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from cosmos_core.errors import ConfigError
-
 Key: TypeAlias = str | int
 
 _LONGEST_VALUE: Final = 80
@@ -44,10 +42,6 @@ class RefusedError(ValueError):
     def under(self, key: Key) -> list[Problem]:
         """The problems as seen from the container that holds the value at `key`."""
         return [Problem((key, *problem.path), problem.text) for problem in self.problems]
-
-    def as_config_error(self, root: str) -> ConfigError:
-        """The error for users, one line for each problem."""
-        return ConfigError("\n".join(problem.render(root) for problem in self.problems))
 
 
 def show(value: Any) -> str:

@@ -214,7 +214,7 @@ def structure(data: Any, cls: type[T], path: str = "") -> T:
     try:
         return _CONVERTER.structure(data, cls)
     except RefusedError as refusal:
-        raise refusal.as_config_error(path) from None
+        raise ConfigError("\n".join(problem.render(path) for problem in refusal.problems)) from None
 
 
 def check_class(cls: type) -> None:

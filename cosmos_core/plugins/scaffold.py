@@ -7,6 +7,7 @@ that end in `.j2` are rendered, others are copied.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -135,7 +136,9 @@ def render(names: Names, *, author: str = "", description: str = "") -> dict[Pur
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"quoted": _quoted, "imported_from": _imported_from}
+    # JSON's escapes are TOML's, too.
+    quoted = functools.partial(json.dumps, ensure_ascii=False)
+    environment.filters |= {"quoted": quoted, "imported_from": _imported_from}
     variables = _variables(names, _one_line("--author", author), _summary(description))
     files = {}
     for path, template in _templates(environment, names).items():
@@ -202,11 +205,6 @@ def _imported_from(names: Sequence[str], module: str) -> str:
     if len(line) <= _LINE:
         return line
     return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
-
-
-def _quoted(text: str) -> str:
-    """A TOML string; JSON's escapes are TOML's, too."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def new_package(kind: str, name: str, *, into: Path, author: str = "", description: str = "") -> Path:

@@ -152,13 +152,15 @@ class Generation:
             return
         for request in requests:
             work = self._active[int(request.request_id)]
-            is_evaluation = work.lease.purpose == "evaluation"
+            longest = self._parts.context_length
+            if work.lease.purpose != "evaluation":
+                longest = min(longest, self._parts.recipe.policy.micro_batch_units)
             self._events.put(
                 functools.partial(
                     self._episodes.begin,
                     request,
                     work.prompt,
-                    longest=self._most_units(is_evaluation=is_evaluation),
+                    longest=longest,
                     done=functools.partial(self._score, work.lease),
                 )
             )
@@ -171,10 +173,6 @@ class Generation:
             self._parts.engine.abort([str(work.lease.lease) for work in works])
 
     # -- before generation --------------------------------------------------------------------------------------------
-
-    def _most_units(self, *, is_evaluation: bool) -> int:
-        budget, longest = self._parts.recipe.policy.micro_batch_units, self._parts.context_length
-        return longest if is_evaluation else min(budget, longest)
 
     def _too_long(self, units: int, *, is_evaluation: bool) -> str:
         """The limit that so many units exceed; empty if they fit. What is trained on has to fit a micro-batch, too."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import attrs
 import torch
 
 from cosmos_core.errors import TransportError, WeightSyncError
@@ -26,12 +27,12 @@ from cosmos_core.weights.snapshot import Snapshot
 _LOG: Final = logging.getLogger(__name__)
 
 
+@attrs.frozen(eq=False)
 class Copy:
     """A copy of one version in the making, or of none: then nothing is kept and nothing served."""
 
-    def __init__(self, publisher: WeightPublisher | None = None, snapshot: Snapshot | None = None) -> None:
-        self._publisher: Final = publisher
-        self._snapshot: Final = snapshot
+    _publisher: WeightPublisher | None = None
+    _snapshot: Snapshot | None = None
 
     def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
         """Keep a slice that arrived."""

@@ -209,14 +209,14 @@ class Replica:
             _LOG.warning("the controller did not confirm the last reports within %g s", _FLUSH_S)
 
 
+@attrs.define(eq=False)
 class ReplicaMetrics:
     """Reads gauges and progress of all parts; called on the control client's thread."""
 
-    def __init__(self, parts: GenerationParts, sync: WeightSync, generation: Generation) -> None:
-        self._parts = parts
-        self._sync = sync
-        self._generation = generation
-        self._recent: deque[tuple[float, int]] = deque()
+    _parts: GenerationParts
+    _sync: WeightSync
+    _generation: Generation
+    _recent: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
 
     def gauges(self) -> dict[str, float]:
         """Name to value."""

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.dynamic import chosen
-from cosmos_core.config.job import Job, Stage, stages
+from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job, recipe_with
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
@@ -100,11 +100,6 @@ def _static_options(job: Job, plugins: PluginSet, known: Settable) -> dict[str, 
     return {
         key: f"{stage.plugin} takes it once, when its stage begins; it is not marked dynamic"
         for stage in stages(job.recipe)
-        for key in _options_of(plugins, stage)
-        if key not in dynamic
+        for name, _ in fields(plugins.provider("algorithm", stage.plugin).options)
+        if (key := f"{stage.key}.options.{name}") not in dynamic
     }
-
-
-def _options_of(plugins: PluginSet, stage: Stage) -> list[str]:
-    options = plugins.provider("algorithm", stage.plugin).options
-    return [f"{stage.key}.options.{name}" for name, _ in fields(options)]

@@ -252,17 +252,14 @@ def watch(directory: Path, console: Console) -> str:
     """Show a run until it has ended; its outcome, empty if it came to none."""
     job = load_job(directory)
     watcher = Watcher(job)
-    shown = _on_screen(watcher, console) if _is_screen(console) else _in_lines(watcher, console)
+    show = _on_screen if console.is_terminal and not console.is_dumb_terminal else _in_lines
+    shown = show(watcher, console)
     if shown is None:
         console.print(f"{directory}: not begun yet, and no controller came", highlight=False, markup=False)
         return ""
     if not shown.outcome:
         console.print(f"{shown.name}: {interrupted(job)}", highlight=False, markup=False)
     return shown.outcome
-
-
-def _is_screen(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _on_screen(watcher: Watcher, console: Console) -> Snapshot | None:

@@ -70,12 +70,6 @@ def run_folder(directory: str, run_id: str) -> str:
     return f"{directory.rstrip('/')}/{run_id}"
 
 
-def version_of(name: str) -> int | None:
-    """The version of a folder's name; None if it is none of ours."""
-    match = _VERSION.fullmatch(name)
-    return int(match[1]) if match else None
-
-
 def share_of(manifest: wire.Manifest) -> str:
     """A name for what a part holds: equal for parts of the same tensors, slices and dtypes."""
     held = [attrs.evolve(entry, offset=0) for entry in manifest.entries]
@@ -405,8 +399,8 @@ class VersionWriter:
 def _versions(files: Any, root: str) -> list[tuple[int, str]]:
     """The versions in a run's folder, each with its own."""
     paths = files.ls(root, detail=False) if files.exists(root) else []
-    found = [(version_of(posixpath.basename(path.rstrip("/"))), path) for path in paths]
-    return [(version, path) for version, path in found if version is not None]
+    found = [(_VERSION.fullmatch(posixpath.basename(path.rstrip("/"))), path) for path in paths]
+    return [(int(match[1]), path) for match, path in found if match is not None]
 
 
 def _tell(done: Future[None]) -> None:

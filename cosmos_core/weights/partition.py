@@ -107,7 +107,7 @@ def chunks(kind_S: Integers, first_SD: Integers, end_SD: Integers, first_TD: Int
     num_dims = first_SD.shape[1]
     first_BD, end_BD = shards[:, :num_dims], shards[:, num_dims:]
     holders_B = [np.unique(kind_S[owner_S == shard]) for shard in range(len(shards))]
-    if _are_disjoint(first_BD, end_BD):
+    if len(_overlapping(first_BD, end_BD, first_BD, end_BD)[0]) == len(shards):
         wanted_C, shard_C = _overlapping(first_TD, end_TD, first_BD, end_BD)
         first_CD = np.maximum(first_TD[wanted_C], first_BD[shard_C])
         end_CD = np.minimum(end_TD[wanted_C], end_BD[shard_C])
@@ -135,11 +135,6 @@ def _overlapping(
     common = (np.minimum(end_TD[:, None], end_BD) > np.maximum(first_TD[:, None], first_BD)).all(2)
     wanted, shard = np.nonzero(common)
     return wanted, shard
-
-
-def _are_disjoint(first_BD: Integers, end_BD: Integers) -> bool:
-    wanted, _ = _overlapping(first_BD, end_BD, first_BD, end_BD)
-    return len(wanted) == len(first_BD)
 
 
 def _grid(

@@ -411,7 +411,8 @@ def _groups(tensor: torch.Tensor, dims: tuple[int, ...]) -> list[tuple[DeviceMes
     """Dims of the mesh over which some of the last dims of a tensor are split."""
     if not isinstance(tensor, DTensor):
         return []
-    split = [_split_dim(placement) for placement in tensor.placements]
+    # Strided shards are no subclass of `Shard` in every release of torch, and have the same attribute.
+    split = [getattr(placement, "dim", None) for placement in tensor.placements]
     wanted = {tensor.ndim + dim for dim in dims}
     return [(tensor.device_mesh, mesh_dim) for mesh_dim, dim in enumerate(split) if dim in wanted]
 
@@ -426,9 +427,3 @@ def _shares_blocks(tensor: torch.Tensor, block: int) -> bool:
         return True
     mesh, dim = over[0]
     return -(-tensor.shape[-1] // mesh.size(dim)) % block != 0
-
-
-def _split_dim(placement: object) -> int | None:
-    # Strided shards are no subclass of `Shard` in every release of torch, and have the same attribute.
-    dim: int | None = getattr(placement, "dim", None)
-    return dim

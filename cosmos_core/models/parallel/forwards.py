@@ -189,10 +189,6 @@ class _Result:
         values, spec = tree_flatten(tree_map_only(torch.Tensor, _alias, result))
         return _Result(values=values, spec=spec, versions=_versions(values))
 
-    @property
-    def is_as_it_was(self) -> bool:
-        return _versions(self.values) == self.versions
-
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One of a pair of modes that share results by operator: a forward pass keeps them, a backward pass reuses them.
@@ -218,7 +214,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_saved = _is_saved(operator)
         if self.reuses and is_saved:
             kept = self.results[operator].popleft()
-            if kept.is_as_it_was:
+            if _versions(kept.values) == kept.versions:
                 return tree_unflatten(kept.values, kept.spec)
         result = operator(*args, **(kwargs or {}))
         if is_saved and not self.reuses:

@@ -144,13 +144,7 @@ def sum_parameter_gradients(module: nn.Module, group: dist.ProcessGroup) -> None
 
     A hook on `.grad` would sum again what earlier micro-batches left there.
     """
-
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        summed = {key: copy_to_group(value, group) for key, value in own_parameters(module).items()}
-        with substituted(module, summed):
-            return inner(*args, **kwargs)
-
-    surround(module, around)
+    _compute_with(module, lambda: {key: copy_to_group(value, group) for key, value in own_parameters(module).items()})
 
 
 def local_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -162,9 +156,14 @@ def local_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
 
 def compute_locally(module: nn.Module) -> None:
     """Let a forward see this process's parts of the parameters."""
+    _compute_with(module, lambda: local_parameters(module))
+
+
+def _compute_with(module: nn.Module, tensors: Callable[[], Mapping[str, torch.Tensor | None]]) -> None:
+    """Let a forward see tensors, made anew for each, in place of the module's own parameters."""
 
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with substituted(module, local_parameters(module)):
+        with substituted(module, tensors()):
             return inner(*args, **kwargs)
 
     surround(module, around)

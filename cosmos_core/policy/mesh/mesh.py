@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Final, get_args
+from typing import get_args
 
+import attrs
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -19,10 +20,11 @@ from cosmos_core.config.schema import MeshConfig
 from cosmos_core.protocols.layout import Axis
 
 
+@attrs.frozen(eq=False, slots=False)
 class DeviceMeshes:
     """The arrangements of one replica's processes (see `protocols.layout.Mesh`).
 
-    Args:
+    Attributes:
         sizes: Processes along each axis.
         rank: This process's number.
         dense: (pp, dp_replicate, fsdp, tp), of which `fsdp` is dp_shard · cp; None for a replica of one process.
@@ -30,24 +32,11 @@ class DeviceMeshes:
         expert: (pp, dp_replicate, expert_shard, ep); None where `ep` is 1.
     """
 
-    def __init__(
-        self,
-        sizes: MeshConfig,
-        rank: int,
-        dense: DeviceMesh | None = None,
-        data: DeviceMesh | None = None,
-        expert: DeviceMesh | None = None,
-    ) -> None:
-        self.sizes: Final = sizes
-        self._rank: Final = rank
-        self._dense: Final = dense
-        self._data: Final = data
-        self._expert: Final = expert
-
-    @property
-    def rank(self) -> int:
-        """This process's place in the replica."""
-        return self._rank
+    sizes: MeshConfig
+    rank: int
+    _dense: DeviceMesh | None = None
+    _data: DeviceMesh | None = None
+    _expert: DeviceMesh | None = None
 
     @property
     def world_size(self) -> int:

@@ -146,7 +146,8 @@ class _NumberedStage(PipelineStage):
             input_args=START if is_first else line.message.like(),
             output_args=LOSS if is_last else line.message.like(),
             group=line.group,
-            dw_builder=None if line.splits_backward else _nothing_left,
+            # Of a backward pass that was run whole nothing is deferred.
+            dw_builder=None if line.splits_backward else lambda: lambda: None,
         )
         self._forward = work.forward
         self._number = -1
@@ -171,8 +172,3 @@ class _NumberedStage(PipelineStage):
 def _loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     # Another tensor than the output: torch detaches both in place.
     return output.sum()
-
-
-def _nothing_left() -> Callable[[], None]:
-    """The deferred part of a backward pass that was run whole."""
-    return lambda: None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+import attrs
 import msgspec
 import torch
 import torch.distributed as dist
@@ -26,42 +27,31 @@ class GradientGroupError(TrainingError):
     """The gradient group could not be formed or broke."""
 
 
+@attrs.define(kw_only=True, eq=False)
 class GradientGroup:
     """The members of one generation, in rank order. A group of one needs no network.
 
     All processes of a replica call each method, in the same order, and it succeeds on all or on none.
 
-    Args:
+    Attributes:
         generation: Its number.
         rank: This replica's place.
         size: Number of members.
-        world: The processes of this replica.
         backend: The process group; None for a group of one.
         device: Where the backend takes tensors.
         interrupted: Whether waiting has become pointless (a newer generation, the end of the process).
+        world: The processes of this replica.
         activity: Told when this replica waits for others.
     """
 
-    def __init__(
-        self,
-        *,
-        generation: int,
-        rank: int,
-        size: int,
-        backend: Collectives | None,
-        device: torch.device,
-        interrupted: Callable[[], bool],
-        world: World | None = None,
-        activity: Activity | None = None,
-    ) -> None:
-        self.generation = generation
-        self.rank = rank
-        self.size = size
-        self._world = single_world() if world is None else world
-        self._activity = Activity() if activity is None else activity
-        self._backend = backend
-        self._interrupted = interrupted
-        self._device = device
+    generation: int
+    rank: int
+    size: int
+    _backend: Collectives | None
+    _device: torch.device
+    _interrupted: Callable[[], bool]
+    _world: World = attrs.field(factory=single_world)
+    _activity: Activity = attrs.field(factory=Activity)
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Add up a tensor over all members, in place.
@@ -172,7 +162,12 @@ class GradientGroup:
 
 def solo(generation: int = 0, world: World | None = None) -> GradientGroup:
     """A group of one."""
-    cpu = torch.device("cpu")
     return GradientGroup(
-        generation=generation, rank=0, size=1, backend=None, device=cpu, interrupted=lambda: False, world=world
+        generation=generation,
+        rank=0,
+        size=1,
+        backend=None,
+        device=torch.device("cpu"),
+        interrupted=lambda: False,
+        world=single_world() if world is None else world,
     )

@@ -85,21 +85,21 @@ def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) ->
 _LOG: Final = logging.getLogger(__name__)
 
 
+@attrs.define(eq=False)
 class StageSettings:
     """Makes a trainer take up stages, and go by the values of each step's order.
 
-    Args:
+    Attributes:
         job: The run; its recipe is as it was at first.
         plugins: Its plugins.
         trainer: The trainer.
     """
 
-    def __init__(self, job: Job, plugins: PluginSet, trainer: Trainer) -> None:
-        self._job: Final = job
-        self._plugins: Final = plugins
-        self._trainer: Final = trainer
-        self._present = job
-        self._values: Mapping[str, Scalar] = {}
+    _job: Job
+    _plugins: PluginSet
+    _trainer: Trainer
+    _present: Job = attrs.field(default=attrs.Factory(lambda self: self._job, takes_self=True), init=False)
+    _values: Mapping[str, Scalar] = attrs.field(factory=dict, init=False)
 
     def begin_stage(self, index: int) -> None:
         """Take up a stage.

@@ -106,7 +106,7 @@ def _offsets(batch: Sequence[Trajectory], like_B: torch.Tensor) -> torch.Tensor 
 
 def _record(batch: Sequence[Trajectory], taken: _Taken, version: int) -> int:
     """Keep the transitions that are decisions; how many they are."""
-    decided = [index for index, sample in enumerate(batch) if sample.is_decision]
+    decided = [index for index, sample in enumerate(batch) if sample.at in sample.parent.schedule.decided]
     if not decided:
         return 0
     logprobs = _logprobs(batch, taken)

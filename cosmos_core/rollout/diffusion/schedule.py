@@ -68,7 +68,7 @@ def make_schedule(options: DiffusionOptions, sampling: Sampling, seed: int) -> S
             shares_noise=options.same_noise,
         )
     first = window_range(options, number)
-    start = first.start + group_draw(seed, len(first))
+    start = first.start + int(_generator(seed, _GROUP, 0).integers(len(first)))
     noisy = frozenset(range(start, start + options.window))
     return Schedule(
         discretization=_discretization(sampler, number, noisy),
@@ -110,11 +110,6 @@ def sampler_of(name: SamplerName, options: DiffusionOptions) -> Sampler:
 def noise(seed: int, index: int, step: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Standard normal, float32, on the CPU, for a step of a request's sample; step -1 makes the first state."""
     return torch.from_numpy(_generator(seed, index, step).standard_normal(shape, dtype=np.float32))
-
-
-def group_draw(seed: int, number: int) -> int:
-    """One of `number` outcomes, the same for all samples of a request."""
-    return int(_generator(seed, _GROUP, 0).integers(number))
 
 
 def sample_seed(seed: int, index: int) -> int:

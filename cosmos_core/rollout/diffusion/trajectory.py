@@ -74,11 +74,6 @@ class Trajectory:
         return self.parent.schedule.discretization.steps[self.at]
 
     @property
-    def is_decision(self) -> bool:
-        """True if that step is a decision."""
-        return self.at in self.parent.schedule.decided
-
-    @property
     def goes_on(self) -> bool:
         """True if the step before it was a decision, too."""
         return bool(self.decisions) and self.at - 1 in self.parent.schedule.decided

@@ -131,13 +131,9 @@ def _attend_now(  # noqa: PLR0917 - an operator's
     return attended.repeat(2, 1, 1)
 
 
-def _attended_like(queries: torch.Tensor, _keys: torch.Tensor, values: torch.Tensor, *_: object) -> torch.Tensor:
-    return values.new_empty(queries.shape[1], queries.shape[0], values.shape[-1])
-
-
 _attend: Final = operator(
     "attend(Tensor queries, Tensor keys, Tensor values, int layer, float scaling, int? window, float? softcap, "
     "Tensor? sinks) -> Tensor",
     _attend_now,
-    _attended_like,
+    lambda queries, _keys, values, *_: values.new_empty(queries.shape[1], queries.shape[0], values.shape[-1]),
 )

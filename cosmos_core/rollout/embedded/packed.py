@@ -81,16 +81,10 @@ def _product(packed: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tens
     return product
 
 
-def _product_of_copy(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return _product(_COPIES[weight], bias, inputs)
-
-
-def _product_like(inputs: torch.Tensor, weight: torch.Tensor, _bias: torch.Tensor | None) -> torch.Tensor:
-    return inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
-
-
 _packed_product: Final = operator(
-    "packed_product(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor", _product_of_copy, _product_like
+    "packed_product(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor",
+    lambda inputs, weight, bias: _product(_COPIES[weight], bias, inputs),
+    lambda inputs, weight, _bias: inputs.new_empty(*inputs.shape[:-1], weight.shape[0]),
 )
 
 

@@ -392,7 +392,9 @@ def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> di
         return {"parameters": item_size * facts.num_parameters, "latents in flight": latents}
     units = longest_sample(recipe, facts.context_length, longest_prompt)
     values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
-    cache = math.ceil(values * _cache_share(facts, tp)) * item_size * units * recipe.rollout.max_in_flight
+    # Of the heads, or one that several processes have if heads are too few.
+    share = max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
+    cache = math.ceil(values * share) * item_size * units * recipe.rollout.max_in_flight
     codes = quantised_bytes(recipe, facts)
     return {
         "parameters": item_size * (facts.num_parameters - _split_parameters(facts, tp)),
@@ -408,11 +410,6 @@ def _split_parameters(facts: ModelFacts, tp: int) -> int:
         part.count * (part.num_parameters - part.num_expert_parameters - num_whole(part, tp)) for part in facts.parts
     )
     return split - math.ceil(split / tp)
-
-
-def _cache_share(facts: ModelFacts, tp: int) -> float:
-    """The share of the cache on each process: its heads, or one that several have if heads are too few."""
-    return max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
 
 
 def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:
