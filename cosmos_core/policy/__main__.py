@@ -17,7 +17,6 @@ from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
-from cosmos_core.policy.checkpoints.checkpoint import completed, instead
 from cosmos_core.policy.checkpoints.frozen_digest import DRAWN
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
@@ -68,8 +67,8 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         try:
             restore(trainer, checkpoint, settings.begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
         except DamagedCheckpointError as error:
-            earlier = [step for step in completed(job.checkpoints) if step < int(checkpoint.rpartition("-")[2])]
-            raise DamagedCheckpointError(f"{error}; {instead(job.directory, [0, *earlier])}") from error
+            remedy = f"cosmos run --resume {job.directory} --from previous goes on from the one before, if there is one"
+            raise DamagedCheckpointError(f"{error}; {remedy}") from error
 
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -43,6 +45,7 @@ from cosmos_core.storage.scratch import scratch
 from cosmos_core.transport import sockets
 
 _HOOKS_TIMEOUT_S: Final = 30.0
+_LEAVE_S: Final = 5.0
 _SUPERVISED: Final = ("dataset", "launcher", "hook")
 """Kinds of plugins that a supervisor uses itself."""
 _MEMORY: Final = "the system ends processes so that need more memory than there is"
@@ -181,8 +184,8 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
 def in_fork(call: Callable[[], None]) -> None:
     """Call something in a fork of this process, and wait for it; a CosmosError of it is raised here.
 
-    Torch, which planning needs and who supervises a run does without for as long, is gone with the fork. What it
-    changes in memory is gone with the fork, which ends with this process.
+    Planning imports torch; the memory that this takes, and whatever else the call changes in memory, is gone with the
+    fork. The fork ends with this process.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -190,7 +193,7 @@ def in_fork(call: Callable[[], None]) -> None:
     process.start()
     sender.close()
     try:
-        error = receiver.recv()
+        refusal = receiver.recv()
     except EOFError:
         process.join()
         # Its traceback has been printed.
@@ -201,19 +204,25 @@ def in_fork(call: Callable[[], None]) -> None:
         receiver.close()
         if process.is_alive():
             process.terminate()
+        process.join(_LEAVE_S)
+        process.kill()
         process.join()
-    if error is not None:
-        raise error
+    if refusal is not None:
+        kind, words, trace = refusal
+        # As it was, though its class may be made of other arguments.
+        raise kind.__new__(kind, words) from RuntimeError(f"in the process that planned:\n{trace}")
 
 
 def _call(call: Callable[[], None], sender: Connection) -> None:
     die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Ctrl-C is for its parent too, which ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     fork_server.borrow()
     try:
         call()
     except CosmosError as error:
-        sender.send(error)
+        sender.send((type(error), str(error), traceback.format_exc()))
     else:
         sender.send(None)
 

@@ -65,17 +65,18 @@ class Follower:
     """Folds journal entries.
 
     Attributes:
-        evaluated: Unix times of the evaluations of the state, in order.
+        evaluated: Version and unix time of each evaluation of the state, in order.
         marks: Cumulative units about once a second; further apart in a run of hours.
         loads: Sums over the weight loads of rollout replicas: how many, how many by difference, and their bytes.
         spent: Seconds by activity.
+        generated: Units that were generated, of evaluations and of what was undone since, too.
         last_sequence: Sequence number of the newest entry; 0 before any.
     """
 
     def __init__(self) -> None:
         self.state: State | None = None
         self.timeline: Final = Timeline()
-        self.evaluated: list[float] = []
+        self.evaluated: list[tuple[int, float]] = []
         self.marks: list[Mark] = []
         self.loads: Counter[str] = Counter()
         self.spent: Final = TimeSpent()
@@ -85,7 +86,7 @@ class Follower:
         self._num_changes = 0
         self._told: Final[dict[str, int]] = {}
         self._received: Final[dict[str, int]] = {}
-        self._generated = 0
+        self.generated = 0
         self._spacing_s = 1.0
 
     @property
@@ -97,7 +98,8 @@ class Follower:
     def evaluations(self) -> list[TimedEvaluation]:
         """Finished evaluations of the effective timeline, in order."""
         records = self.state.evaluations if self.state is not None else ()
-        return [TimedEvaluation(time=time, record=record) for time, record in zip(self.evaluated, records, strict=True)]
+        pairs = zip(self.evaluated, records, strict=True)
+        return [TimedEvaluation(time=time, record=record) for (_, time), record in pairs]
 
     @property
     def sessions(self) -> list[tuple[float, float]]:
@@ -116,7 +118,7 @@ class Follower:
             self.state = core.begin(event)
             # Trackers know them already; when they happened, only the journal that is lost did.
             self.timeline.take(time, event, self.state)
-            self.evaluated = [time] * len(self.state.evaluations)
+            self.evaluated = [(done.version, time) for done in self.state.evaluations]
             self._num_changes = len(self.state.changes)
             return
         state = self.state
@@ -141,7 +143,7 @@ class Follower:
 
     def _truncate(self, state: State) -> None:
         """Forget what the resumed timeline does not hold."""
-        del self.evaluated[len(state.evaluations) :]
+        self.evaluated = [(version, time) for version, time in self.evaluated if version <= state.step]
         self._num_changes = len(state.changes)
         self._told.clear()
         self.has_ended = False
@@ -155,7 +157,7 @@ class Follower:
         report = REPORT.decode(event.report)
         self.spent.take_report(event.incarnation, report)
         if isinstance(report, GroupFinished):
-            self._generated += sum(sample.num_units for sample in report.samples)
+            self.generated += sum(sample.num_units for sample in report.samples)
             self._mark(time)
         elif isinstance(report, WeightsLoaded):
             self.loads.update(
@@ -188,7 +190,7 @@ class Follower:
             self._mark(time)
             notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
         for evaluation in state.evaluations[len(self.evaluated) :]:
-            self.evaluated.append(time)
+            self.evaluated.append((evaluation.version, time))
             metrics = evaluation_metrics(evaluation, state.settings.unit)
             notify("cosmos_evaluation_finished", step=evaluation.version, metrics=metrics)
 
@@ -204,7 +206,7 @@ class Follower:
         if self.state is None or (self.marks and time - self.marks[-1].time < self._spacing_s):
             return
         trained = sum(ledger.totals.units for ledger in self.state.ledgers)
-        self.marks.append(Mark(time=time, generated=self._generated, trained=trained))
+        self.marks.append(Mark(time=time, generated=self.generated, trained=trained))
         if len(self.marks) > _MOST_MARKS:
             del self.marks[1::2]
             self._spacing_s *= 2

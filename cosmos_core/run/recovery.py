@@ -23,7 +23,7 @@ from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnap
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import ConfigError, DamagedCheckpointError, DamagedJournalError, JournalError
-from cosmos_core.policy.checkpoints.checkpoint import completed, instead, path_of, read_place, require_whole
+from cosmos_core.policy.checkpoints.checkpoint import completed, path_of, read_place, require_whole
 from cosmos_core.run import folder
 from cosmos_core.run.address import require_gone
 from cosmos_core.run.follower import Follower
@@ -188,9 +188,25 @@ def find_start(job: Job, follower: Follower, wanted: str | None) -> tuple[Start,
             require_whole(start.checkpoint)
         except DamagedCheckpointError as error:
             earlier = [each for each in steps if each < step]
-            remedy = instead(job.directory, earlier, is_newest=step == steps[-1])
+            remedy = _instead(job.directory, earlier, is_newest=step == steps[-1])
             raise DamagedCheckpointError(f"{error}; {remedy}") from error
     return start, _undone(job, state, step, complete)
+
+
+def _instead(run: Path, earlier: Sequence[int], *, is_newest: bool = True) -> str:
+    """The way to go on without a damaged checkpoint, in words.
+
+    Args:
+        run: The run's folder.
+        earlier: Steps of the checkpoints before it, oldest first; 0 is the run's beginning.
+        is_newest: Whether the run has none after it.
+    """
+    if not earlier:
+        return f"there is none before it: restore its files, or make a new run in place of {run}"
+    step = earlier[-1]
+    start = "previous" if is_newest and step else f"step-{step}"
+    where = f"step {step}" if step else "the run's beginning"
+    return f"cosmos run --resume {run} --from {start} goes on from {where}"
 
 
 def _resumable(job: Job, state: State, complete: Sequence[int]) -> list[int]:

@@ -51,6 +51,11 @@ class TimedStep:
         """The step's number."""
         return self.record.step
 
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+        return self.record.stage
+
 
 class Timeline:
     """The times of a run: sessions of its controller, ends of steps, processes that came back.

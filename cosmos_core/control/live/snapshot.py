@@ -63,7 +63,7 @@ class Queue:
     consumed: int
     dropped: dict[str, int]
     held_back: int
-    """Prompts fewer than `sync.max_staleness` allows that may be given out, as some were dropped as stale."""
+    """How many prompts fewer than `sync.max_staleness` allows are given out, because some were dropped as stale."""
     wasted: float
     """Share of all units that were generated for samples which were dropped."""
 

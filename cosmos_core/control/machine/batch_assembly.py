@@ -157,7 +157,7 @@ def admit_more(state: State) -> None:
 def _drop(state: State, position: int, reason: str) -> None:
     state.let_go(state.ledger.drop(position, reason))
     if reason == "stale":
-        state.held_back += 1
+        state.held_back = min(state.held_back + 1, state.settings.sync_max_staleness * state.stage.prompts_per_step)
         state.num_timely = 0
 
 

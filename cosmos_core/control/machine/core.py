@@ -36,7 +36,7 @@ from cosmos_core.control.machine.events import (
 )
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, restored
 from cosmos_core.control.machine.state import Replica, State, opened
-from cosmos_core.errors import ConfigError, JournalError
+from cosmos_core.errors import ConfigError, JournalError, TransportError
 from cosmos_core.transport.messages import REQUEST, Drain, Lost, Request, Set, Stop
 from cosmos_core.transport.reports import (
     REPORT,
@@ -76,7 +76,11 @@ def begin(event: RunOpened | Recovered) -> State:
     if isinstance(event, RunOpened):
         state = opened(event.settings)
     else:
-        state = restored(RECOVERY_SNAPSHOT.decode(event.snapshot), event.checkpoint)
+        try:
+            snapshot = RECOVERY_SNAPSHOT.decode(event.snapshot)
+        except TransportError as error:
+            raise JournalError(f"the run was recovered by another release of cosmos-core; use it ({error})") from error
+        state = restored(snapshot, event.checkpoint)
         evaluation.tell_forgotten(state)
     progress.begin(state)
     return state

@@ -1,4 +1,4 @@
-"""The records of a run's steps in bounded memory: the newest ones all, of earlier ones an even sample.
+"""The records of a run's steps in bounded memory: all of the newest, and of each stage an even sample of earlier ones.
 
 What is counted over all steps is in the totals of each stage (`records.StageTotals`); records are for curves.
 """
@@ -22,6 +22,10 @@ class OfStep(Protocol):
     def step(self) -> int:
         """The step's number."""
 
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+
 
 T = TypeVar("T", bound=OfStep)
 
@@ -31,11 +35,18 @@ def add(records: list[T], record: T) -> None:
     records.append(record)
     if len(records) <= MOST:
         return
-    earlier, stride = records[:-NEWEST], 1
-    while len(earlier) > (MOST - NEWEST) // 2:
+    stages = [list(group) for _, group in itertools.groupby(records[:-NEWEST], key=lambda each: each.stage)]
+    most = (MOST - NEWEST) // 2 // len(stages)
+    records[:-NEWEST] = itertools.chain.from_iterable(_thinned(stage, most) for stage in stages)
+
+
+def _thinned(stage: list[T], most: int) -> list[T]:
+    """The first and the last record, and of those between every second, fourth, ... step."""
+    inner, stride = stage[1:-1], 1
+    while len(inner) > most:
         stride *= 2
-        earlier = [each for each in earlier if each.step % stride == 0]
-    records[:-NEWEST] = earlier
+        inner = [each for each in inner if each.step % stride == 0]
+    return [*stage[:1], *inner, *stage[-1:][: len(stage) - 1]]
 
 
 def after(records: Sequence[T], step: int) -> list[T]:

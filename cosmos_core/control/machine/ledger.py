@@ -63,6 +63,11 @@ class Ledger:
         """Samples of finished and batched prompts."""
         return len(self._held())
 
+    @property
+    def held_units(self) -> int:
+        """Generated units of these."""
+        return _units(self._held())
+
     def next(self) -> int:
         """Take the next position out of the queue or the stream; the caller puts it somewhere."""
         if self.queued:
@@ -125,7 +130,7 @@ class Ledger:
             next_position=self.next_position,
             live=_ranges(sorted((*self.queued, *self.in_flight, *self.finished, *self.batched))),
             num_held=self.num_held,
-            held_units=_units(self._held()),
+            held_units=self.held_units,
             consumed=self.consumed,
             dropped=dict(self.dropped),
             samples=self.samples.copy(),

@@ -18,6 +18,8 @@ _OWN_REASONS: Final = frozenset(
 )
 
 _LARGEST_EXPONENT: Final = 700.0
+_BESIDE_DROPPED: Final = "imitation_dropped_"
+"""How metrics begin that count demonstrations which could not be imitated; what follows is the reason."""
 
 
 def known_as(reason: str, known: Mapping[str, object]) -> str:
@@ -86,7 +88,7 @@ class StageTotals:
         units: Trained on (`StepRecord.trained_units`).
         samples: Scored samples that were trained on, of steps with a reward.
         staleness: Of these samples, summed.
-        dropped: Of the metrics that count what was not used (`*_dropped_*`).
+        dropped: Demonstrations that could not be imitated beside rollouts, by reason (`imitation_dropped_*`).
     """
 
     steps: int = 0
@@ -107,8 +109,9 @@ class StageTotals:
             self.staleness += record.staleness_mean * record.num_samples
             self.staleness_max = max(self.staleness_max, record.staleness_max)
         for name, value in record.metrics.items():
-            if "_dropped_" in name:
-                self.dropped[name] = self.dropped.get(name, 0.0) + value
+            if name.startswith(_BESIDE_DROPPED):
+                reason = name.removeprefix(_BESIDE_DROPPED)
+                self.dropped[reason] = self.dropped.get(reason, 0.0) + value
 
     def copy(self) -> StageTotals:
         """The sums as they are now."""

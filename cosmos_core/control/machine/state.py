@@ -149,7 +149,7 @@ class State:
         num_useless: Prompts that failed or had too few scored samples since the last one that was of use.
         next_lease: Leases are never used twice.
         attempts: How often the next step has been ordered.
-        held_back: Prompts fewer than `sync.max_staleness` allows that may be live, as some were dropped as stale.
+        held_back: How many prompts fewer than `sync.max_staleness` allows may be live, because some were stale.
         num_timely: Steps done since one was, or since fewer are held back.
         steps: Records of the newest steps, and of some earlier ones (`history`).
         published: Versions that rollout replicas may need.

@@ -31,6 +31,7 @@ class Page:
     """
 
     def __init__(self, directory: Path, bind: str, port: int, preferred: int = 0) -> None:
+        self._directory: Final = directory
         token = run_token(directory)
         self.token_file: Final = directory / NAME
         self._socket: Final = _listening(bind, port, preferred)
@@ -61,7 +62,7 @@ class Page:
     async def _serve(self) -> None:
         _QUIET.setLevel(logging.CRITICAL)  # whoever sends nonsense shall not fill the log
         self.board.open()
-        application = Application(self.board, self._authentication, self.token_file.parent)
+        application = Application(self.board, self._authentication, self._directory)
         runner = web.AppRunner(
             application.build(),
             access_log=None,

@@ -11,9 +11,8 @@ import json
 import posixpath
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -164,22 +163,6 @@ def require_whole(path: str) -> Place:
                 f"{path} is damaged: {name} has {found[name]:,} bytes, and {size:,} were written"
             )
     return place
-
-
-def instead(run: Path, earlier: Sequence[int], *, is_newest: bool = True) -> str:
-    """The way to go on without a damaged checkpoint, in words.
-
-    Args:
-        run: The run's folder.
-        earlier: Steps of the checkpoints before it, oldest first; 0 is the run's beginning.
-        is_newest: Whether the run has none after it.
-    """
-    if not earlier:
-        return f"there is none before it: restore its files, or make a new run in place of {run}"
-    step = earlier[-1]
-    start = "previous" if is_newest and step else f"step-{step}"
-    where = f"step {step}" if step else "the run's beginning"
-    return f"cosmos run --resume {run} --from {start} goes on from {where}"
 
 
 def mark_best(url: str, step: int) -> None:

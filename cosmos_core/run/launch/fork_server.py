@@ -37,8 +37,11 @@ from cosmos_core.storage.scratch import scratch
 _UNKNOWN: Final = 255
 """What multiprocessing says of a process whose fork server has ended, which ends it, too."""
 
-_STUCK_S: Final = 180.0
+_IMPORTS_S: Final = 180.0
 """Longer than its imports take on a busy machine, before which it does not answer."""
+_ANSWER_S: Final = 10.0
+_ANSWERED: Final[set[int | None]] = set()
+"""Fork servers that have answered, so that their imports are done."""
 _BEGIN_S: Final = 5.0
 _POLL_S: Final = 0.02
 _LAST: Final = -200
@@ -119,10 +122,20 @@ def prepare(threads: int) -> bool:
 
 
 def borrow() -> None:
-    """Use the fork server of the process that this one was forked from, which alone can begin another."""
+    """Use the fork server of the process that this one was forked from; begin another if that has ended."""
     server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
-    if server._forkserver_pid is not None:  # noqa: SLF001
-        server.ensure_running = forkserver.ensure_running = lambda: None
+    if server._forkserver_pid is None:  # noqa: SLF001
+        return
+    ended, begin = os.pidfd_open(server._forkserver_pid), server.ensure_running  # noqa: SLF001
+
+    def ensure_running() -> None:
+        if select.select([ended], [], [], 0.0)[0]:
+            # Another process's child: it cannot be waited for.
+            server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None  # noqa: SLF001
+            server.ensure_running = forkserver.ensure_running = begin
+            begin()
+
+    server.ensure_running = forkserver.ensure_running = ensure_running
 
 
 @functools.cache
@@ -140,36 +153,57 @@ def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
     A server that was killed is begun again, with `threads` of numeric libraries, as is one that does not answer. What
     it does not preload starts by a command meanwhile.
     """
-    for is_last in (False, True):
-        if not _is_there():
-            prepare(threads)
-            if f"{spec.module}.__main__" not in PRELOADED:
-                return by_command()(spec, output)
-        environment = {**os.environ, **spec.environment}
+    if not _is_there():
+        prepare(threads)
+        if f"{spec.module}.__main__" not in PRELOADED:
+            return by_command()(spec, output)
+    environment = {**os.environ, **spec.environment}
+
+    def fork() -> Child:
         process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
-        # One that does not answer, as it was stopped, is ended: this process would wait for ever.
-        patience = threading.Timer(_STUCK_S, _kill)
-        patience.start()
-        try:
+        with _patience():
             process.start()
-            return Child(process)
-        except (OSError, EOFError) as error:
-            # It may have ended since this process looked.
-            if is_last:
-                raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
-        finally:
-            patience.cancel()
-    raise AssertionError
+        return Child(process)
+
+    try:
+        return fork()
+    except (OSError, EOFError):
+        # The server has ended since this process looked.
+        prepare(threads)
+    try:
+        return fork()
+    except (OSError, EOFError) as error:
+        raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """End a fork server that does not answer, as it was stopped: this process would wait for ever."""
+    pid = _pid()
+    timer = threading.Timer(_ANSWER_S if pid in _ANSWERED else _IMPORTS_S, _kill)
+    timer.start()
+    try:
+        yield
+        _ANSWERED.add(_pid())
+    finally:
+        timer.cancel()
+
+
+def _pid() -> int | None:
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
+    return pid
 
 
 def _kill() -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]  # noqa: SLF001
+    pid = _pid()
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_there() -> bool:
     """Tell whether the fork server runs."""
-    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
+    pid = _pid()
     return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 

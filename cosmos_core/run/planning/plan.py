@@ -1,4 +1,4 @@
-"""Makes a job from a recipe: loads what it names, measures, refuses what cannot run. No process starts here."""
+"""Makes a job from a recipe: loads what it names, measures, refuses what cannot run. Nothing of the run starts here."""
 
 from __future__ import annotations
 

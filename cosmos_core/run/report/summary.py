@@ -46,14 +46,14 @@ def begun_and_ended(steps: Sequence[TimedStep]) -> dict[str, dict[str, float]]:
     """The mean of each such measure over the first tenth of the steps, and over the last."""
     found = {}
     for name, points in own_measures(steps).items():
-        values = [value for _, value in points]
-        number = max(1, round(_PART * len(values)))
-        found[name] = {"first": math.fsum(values[:number]) / number, "last": math.fsum(values[-number:]) / number}
+        begin, end = points[0][0], points[-1][0]
+        part = max(1, round(_PART * (end - begin + 1)))
+        first = [value for step, value in points if step < begin + part]
+        last = [value for step, value in points if step > end - part]
+        found[name] = {"first": math.fsum(first) / len(first), "last": math.fsum(last) / len(last)}
     return found
 
 
-_BESIDE_DROPPED: Final = "imitation_dropped_"
-"""How the names of metrics begin that count demonstrations beside rollouts; what follows is the reason."""
 _SPLITS: Final = {"train": "train rows", "heldout": "held-out rows"}
 
 
@@ -73,7 +73,7 @@ def rows_of(job: Job, totals: Sequence[StageTotals]) -> dict[str, Any]:
             split: {each.reason: {"rows": each.num_rows, "first": each.first} for each in job.omitted.get(split, ())}
             for split in ("train", "heldout")
         },
-        "imitation_dropped": {name.removeprefix(_BESIDE_DROPPED): round(beside[name]) for name in sorted(beside)},
+        "imitation_dropped": {reason: round(beside[reason]) for reason in sorted(beside)},
     }
 
 
@@ -184,22 +184,24 @@ def _written(value: float | None) -> float | None:
 def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
     """Generated = consumed + dropped; what was generated and never batched counts as dropped once the run is over.
 
-    `wasted_units` were generated for what was dropped; `wasted_s` is their share of the seconds of generation.
+    `wasted_units` were generated for what was dropped; `wasted_s` is what that took, by the mean pace of the run.
     """
-    counts = [ledger.samples for ledger in follower.state.ledgers] if follower.state else []
+    ledgers = follower.state.ledgers if follower.state else ()
+    counts = [ledger.samples for ledger in ledgers]
     generated, consumed = sum(each.generated for each in counts), sum(each.consumed for each in counts)
     units, wasted = sum(each.units for each in counts), sum(each.wasted for each in counts)
     dropped = sum((Counter(each.dropped) for each in counts), Counter())
     rest = generated - consumed - sum(dropped.values())
     if rest and ending.outcome:
         dropped[UNUSED] += rest
+        wasted += sum(ledger.held_units for ledger in ledgers)
     return {
         "generated": generated,
         "consumed": consumed,
         "dropped": dict(sorted(dropped.items())),
         "units": units,
         "wasted_units": wasted,
-        "wasted_s": round(follower.spent.generation_s * wasted / units, 3) if units else 0.0,
+        "wasted_s": round(follower.spent.generation_s * wasted / max(1, follower.generated), 3),
     }
 
 

@@ -133,8 +133,8 @@ class History:
             if stage == order.stage and (twice := positions & consumed):
                 yield "batch", f"prompts {sorted(twice)} were trained on in step {earlier} and in step {order.step}"
         self._batches[order.step] = order.stage, positions
-        if (record.step, record.num_groups, len(state.steps)) != (order.step, len(positions), state.step):
-            yield "batch", f"{record} is the record {len(state.steps)} of a batch of {len(positions)}"
+        if (record.step, record.num_groups) != (order.step, len(positions)):
+            yield "batch", f"{record} is the record of a batch of {len(positions)}"
         if len(order.groups) != state.settings.stages[order.stage].prompts_per_step:
             yield "batch", f"step {order.step} was trained on {len(order.groups)} prompts"
         yield from _counted(state, order, record, positions)

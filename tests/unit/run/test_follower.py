@@ -1,6 +1,7 @@
 import attrs
 import pytest
 
+from cosmos_core.control.audit import Auditor
 from cosmos_core.control.machine import history as records
 from cosmos_core.control.machine import progress
 from cosmos_core.errors import JournalError
@@ -76,11 +77,12 @@ def test_a_long_run_is_counted_whole_and_remembered_in_part(job, open_history, m
     assert follower.state == history.state
     assert history.state.outcome == "finished"
 
-    # All of the newest are there, and every second, fourth, ... of the others.
+    # All of the newest are there, and of each stage its ends and every second, fourth, ... of the others.
     steps = [timed.record.step for timed in follower.steps]
     assert steps == [record.step for record in history.state.steps]
     assert steps[-4:] == [57, 58, 59, 60]
-    assert {step % 8 for step in steps[:2]} == {0}
+    assert {1, 3, 4} <= set(steps)
+    assert any(5 < step < 57 and step % 8 == 0 for step in steps)
 
     # Trackers were told of each; what is summed is summed over all.
     assert [arguments["step"] for name, arguments in hooks.calls if name == "step_finished"] == list(range(1, 61))
@@ -91,8 +93,21 @@ def test_a_long_run_is_counted_whole_and_remembered_in_part(job, open_history, m
     lag = sum(record.staleness_mean * record.num_samples for record in consumed)
     assert summary["staleness"]["mean"] == round(lag / summary["samples"]["consumed"], 4)
     assert follower.marks[-1].trained == sum(record.num_units for record in seen)
+    assert [stage["seconds"] > 0 for stage in summary["stages"]] == [True, True]
     # Of checkpoints the best one is kept, however old.
     assert progress.best_checkpoint(history.state) in history.state.marks
+
+    # It goes back to a step whose record is gone.
+    audited = Auditor()
+    back = next(step for step in sorted(history.state.marks)[::-1] if step not in steps)
+    history.resume(back)
+    history.join(step=back)
+    history.work(until=back + 1)
+    for entry in history.entries:
+        audited.take(*entry)
+    assert audited.result().problems == ()
+    follower.fold(history.entries)
+    assert follower.state == history.state
 
 
 def test_every_hook_is_told_once_of_each_thing(finished):

@@ -45,7 +45,7 @@ class _Asked:
 
 
 class ReasonMock(DrawnDataset):
-    """The dataset: a clip of a ball that moves, and a question about it with four choices in any order."""
+    """The dataset: a clip of a ball that moves, and a question about it with four choices in one order."""
 
     def __init__(self, options: MockOptions, context: DatasetContext) -> None:
         super().__init__("reason-mock", context.seed, {"train": options.train_rows, "heldout": options.heldout_rows})

@@ -123,7 +123,7 @@ for each in again:
 last = start("http.server", "0", "--bind", "127.0.0.1")
 server = psutil.Process(last.pid).parent()
 server.suspend()
-fork_server._STUCK_S = 1.0
+fork_server._ANSWER_S = 1.0
 assert start("calendar", "2026", "11").wait(60) == 0
 assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 assert last.wait(20) == -9

@@ -24,7 +24,7 @@ def follower(finished):
     follower.state.evaluations.clear()
     follower.evaluated.clear()
     for ledger in follower.state.ledgers:
-        ledger.totals.dropped["imitation_dropped_bad_row"] = 2.0
+        ledger.totals.dropped["bad_row"] = 2.0
     return follower
 
 
