@@ -82,7 +82,7 @@ def recover(
     """Put a new journal in the place of one that is damaged or gone; the run then goes on from a checkpoint.
 
     The damaged journal is kept beside it. What came after the checkpoint is given up. With --step, a run whose journal
-    is sound goes back to that checkpoint, too, whoever resumes it then.
+    is sound goes back to that checkpoint as well, when it is resumed.
 
     \b
     Examples:

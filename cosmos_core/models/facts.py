@@ -100,8 +100,10 @@ class _Measured(Sequence[ModelPart]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self[:] == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(self[:])
+    __hash__ = None  # type: ignore[assignment] # as of the mappings that parts have
+
+    def __repr__(self) -> str:
+        return repr(self[:])
 
 
 def _parts(module: PreTrainedModel, plan: ParallelPlan, prepare: Prepare | None) -> tuple[ModelPart, ...]:

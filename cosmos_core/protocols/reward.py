@@ -114,7 +114,7 @@ class RewardExtras(Protocol):
     def unset_variables(self, given: Collection[str]) -> Sequence[str]:
         """Name the environment variables that `load` needs and that are not among those given.
 
-        Where a launcher hands a run over, this is told of those that it gives the run's processes.
+        `given` are the variables that a launcher which submits runs sets for their processes.
         """
 
     def load(self) -> None:

@@ -195,4 +195,3 @@ def test_each_damage_of_a_file_is_refused_by_name_or_changes_nothing(cosmos: Com
         shutil.rmtree(run)
     Console(width=200).print(table)
     assert not wrong
-    assert len(CASES) == 42

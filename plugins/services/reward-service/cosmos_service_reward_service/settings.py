@@ -130,6 +130,8 @@ def unknown_scorers(names: tuple[str, ...], kinds: Mapping[str, frozenset[str]],
             hint = f"did you mean {close[0]}? " if close else ""
             return f"scorers: {name!r:.100} is none of this service; {hint}it has {', '.join(sorted(kinds))}"
         if kind not in kinds[name]:
-            hint = "; serve it by the reward 'decoded'" if kind == "latents" else ""
+            hint = ""
+            if kind == "latents" and "media" in kinds[name]:
+                hint = "; serve it by the reward 'decoded' (cosmos-reward-vision), which decodes latents"
             return f"scorers: {name!r} scores {', '.join(sorted(kinds[name]))}, and the request brings {kind}{hint}"
     return ""

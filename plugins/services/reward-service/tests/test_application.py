@@ -112,7 +112,10 @@ def test_it_says_which_scorers_requests_may_name():
     plain, known, other_kind, unknown, kindless = found
     assert plain == known == (200, json.dumps({"scorers": {"a": ["latents", "media"], "b": ["media"]}}))
     assert other_kind[0] == 400
-    assert "'b' scores media, and the request brings latents; serve it by the reward 'decoded'" in other_kind[1]
+    assert (
+        "'b' scores media, and the request brings latents; serve it by the reward 'decoded' (cosmos-reward-vision)"
+        in other_kind[1]
+    )
     assert unknown == (400, '{"error": "scorers: \'c\' is none of this service; it has a, b"}')
     assert kindless == (400, '{"error": "kind: expected latents or media, got \'\'"}')
     service.is_stopping = True

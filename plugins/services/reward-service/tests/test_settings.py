@@ -90,5 +90,6 @@ def test_a_scorer_that_is_not_there_is_named_with_those_that_are():
     )
     assert unknown_scorers(("x",), kinds, "media") == "scorers: 'x' is none of this service; it has colour, motion"
     assert unknown_scorers(("motion", "colour"), kinds, "latents") == (
-        "scorers: 'colour' scores media, and the request brings latents; serve it by the reward 'decoded'"
+        "scorers: 'colour' scores media, and the request brings latents; serve it by the reward 'decoded' "
+        "(cosmos-reward-vision), which decodes latents"
     )
