@@ -169,10 +169,7 @@ class LeaderChannel(HealthChannel):
         try:
             connection = Connection(self._server.accept()[0])
         except OSError as error:  # it is gone already, or this process has no more descriptors
-            self._num_refused += 1
-            if self._num_refused.bit_count() == 1:
-                said = "%s: a connection of its processes could not be taken (%d so far): %s"
-                _LOG.warning(said, self._name, self._num_refused, error)
+            self._refused(f"a connection of its processes could not be taken: {error}")
             if self._strangers:
                 self._drop(self._strangers[0])
             time.sleep(_POLL_S)
@@ -188,7 +185,8 @@ class LeaderChannel(HealthChannel):
         except TransportError:
             messages = None
         for message in messages or ():
-            self._take(connection, message)
+            if connection.socket.fileno() >= 0:  # what came with a message that it was closed for is nobody's
+                self._take(connection, message)
         if messages is None:
             self._drop(connection)
             if connection.rank > LEADER and not connection.has_left:
@@ -217,8 +215,13 @@ class LeaderChannel(HealthChannel):
                     connection.has_left = True
                     self._news.notify_all()
             case _:
-                _LOG.warning("%s: a connection that is not of this start of the run was closed", self._name)
+                self._refused("a connection that is not of this start of the run was closed")
                 self._drop(connection)
+
+    def _refused(self, what: str) -> None:
+        self._num_refused += 1
+        if self._num_refused.bit_count() == 1:  # ever less often: strangers must not fill the log
+            _LOG.warning("%s: %s (%d so far)", self._name, what, self._num_refused)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())

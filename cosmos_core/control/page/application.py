@@ -146,12 +146,12 @@ class Connections:
         """It was served."""
         self._quiet_since[connection] = time.monotonic()
 
-    def sweep(self, server: web.Server, now: float) -> None:
-        """Close what has been quiet for too long at `now`, a monotonic time."""
+    def sweep(self, server: web.Server, now: float, idle_s: float) -> None:
+        """Close what has been quiet for longer than `idle_s` at `now`, a monotonic time."""
         self._quiet_since = {each: self._quiet_since.get(each, now) for each in server.connections}
         for connection, since in self._quiet_since.items():
-            if now - since > IDLE_S:
-                connection.force_close()
+            if now - since > idle_s and connection.transport is not None:
+                connection.transport.abort()  # to close it would wait for whoever does not read
 
 
 def accept(server: web.Server) -> asyncio.BaseProtocol:

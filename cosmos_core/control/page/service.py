@@ -81,7 +81,7 @@ class Page:
             async with await loop.create_server(lambda: accept(server), sock=self._socket, backlog=_BACKLOG):
                 while not self.board.has_ended:
                     await self.board.changed(_SWEEP_S)
-                    application.connections.sweep(server, time.monotonic())
+                    application.connections.sweep(server, time.monotonic(), IDLE_S)
             await application.farewell(_END_S)
         finally:
             await runner.cleanup()

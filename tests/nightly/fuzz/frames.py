@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Final
 
+import attrs
 import msgspec
+
+from cosmos_core.protocols import TensorSlice
+from cosmos_core.transport.frames import REQUESTS, Fetch
+from cosmos_core.transport.messages import UP, WIRE_VERSION, Beat, Command, Hello, Inquire, Reports, Up, Watch
+from cosmos_core.weights import wire
 
 HUGE = (b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff")
 """MessagePack headers of a map, an array, a text and bytes of 4 GiB."""
@@ -107,3 +114,90 @@ class Malformed:
 
     def stranger(self) -> bytes:
         return self.one()
+
+
+NOBODY: Final = "rollout-55"
+"""No flipped bit makes it a name of a run."""
+
+
+def stranger() -> Hello:
+    """A replica that nobody knows asks to join another run."""
+    return Hello(
+        wire=WIRE_VERSION,
+        run_id="run-of-others",
+        name=NOBODY,
+        role="rollout",
+        incarnation="nobody",
+        host="h",
+        pid=1,
+        step=0,
+        endpoints={"payloads": "tcp://127.0.0.1:1/t"},
+    )
+
+
+def as_replica(run_id: str) -> list[bytes]:
+    """What a replica says, to begin with, that changes nothing."""
+    return [UP.encode(each) for each in _as_replica(run_id)]
+
+
+def _as_replica(run_id: str) -> list[Up]:
+    hello = stranger()
+    failed = b"\x92\xa6Failed\x81\xa6reason\xa1x"
+    return [
+        hello,
+        attrs.evolve(hello, run_id=run_id, wire=WIRE_VERSION - 1, name="policy-0", role="policy"),
+        Beat(name="rollout-0", incarnation="of before", term=0, revision=-0, gauges={"speed": 1.0}),
+        Beat(name="policy-0", incarnation="nobody", term=1, revision=3, gauges={}),
+        Reports(name="rollout-0", incarnation="of before", term=1, first=1, reports=(failed,)),
+        Reports(name="rollout-7", incarnation="nobody", term=9, first=7, reports=(b"", b"x")),
+        Watch(run_id=run_id, after=0),
+        Inquire(run_id=run_id),
+        Command(run_id=run_id, ident="stop", request=b"\x92\xa4Stop\x80"),
+    ]
+
+
+def as_person(run_id: str) -> list[bytes]:
+    """What a person asks, to begin with, that changes nothing."""
+    asked = [
+        Watch(run_id="run-of-others", after=0),
+        Watch(run_id=run_id, after=2**40),
+        Inquire(run_id="run-of-others"),
+        Inquire(run_id=run_id),
+        Command(run_id="run-of-others", ident="stop", request=b"\x92\xa4Stop\x80"),
+        Command(run_id=run_id, ident="c", request=b"\x92\xa5Drain\x81\xa4name\xaarollout-55"),
+        Command(run_id=run_id, ident="d", request=b"\x92\xa5Drain"),
+        *_as_replica(run_id)[:4],
+    ]
+    return [UP.encode(each) for each in asked]
+
+
+def of_payloads(token: str) -> list[bytes]:
+    """Requests for payloads to begin with, of who knows the token of an endpoint."""
+    asked = (
+        Fetch(token="of others", request=1, leases=(1, 2)),
+        Fetch(token="", request=-1, leases=tuple(range(-5, 300))),
+        Fetch(token=token, request=3, leases=(5, 6, 2**60)),
+    )
+    return [REQUESTS.encode(each) for each in asked]
+
+
+def of_weights(run_id: str, token: str, piece: TensorSlice) -> list[bytes]:
+    """Requests for weights to begin with, of who knows the token of a snapshot, and a slice of two axes in it."""
+    strange = [
+        attrs.evolve(piece, start=(-1, 5)),
+        attrs.evolve(piece, shape=(2**40, 2**40)),
+        attrs.evolve(piece, shape=(-2, 3)),
+        attrs.evolve(piece, start=(0,), shape=(2,)),
+        attrs.evolve(piece, start=(), shape=()),
+        attrs.evolve(piece, name="v"),
+    ]
+    asked = [
+        wire.Describe(request=1, run_id=run_id, version=1),
+        wire.Describe(request=-1, run_id="run-of-others", version=-1),
+        wire.Read(request=2, token=token, pieces=(piece,), base=wire.Origin(version=1, digest="x")),
+        *(wire.Read(request=3, token=token, pieces=(piece, each)) for each in strange),
+        wire.Open(request=4, run_id="run-of-others", backend="gloo"),
+        wire.Leave(request=5),
+        wire.Gone(request=6, held=(1,)),
+    ]
+    return [wire.CODEC.encode(each) for each in asked]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -157,6 +158,11 @@ def test_strangers_change_nothing_and_followers_learn_what_was_abandoned(caplog)
         stranger.socket.settimeout(10)
         assert stranger.receive() is None
         stranger.close()
+        with socket.create_connection(address, timeout=10) as flood:
+            flood.sendall(b"\0\0\0\7\x92\xa4Ping\x80" * 500)
+            with contextlib.suppress(ConnectionError):
+                flood.recv(1)
+        assert caplog.text.count("is not of this start of the run") <= 2
         follower = FollowerChannel(name="policy-0", rank=1, token="t", address=address, end=print)
         line.meet(5.0, lambda: False)
         FollowerChannel(name="policy-0", rank=1, token="t", address=address, end=lambda _error: refused.set())

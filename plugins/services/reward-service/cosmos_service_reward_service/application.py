@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import hdrs, web
 
+from cosmos_core.control.page.application import Connections
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.types import JSON
 from cosmos_service_reward_service.bodies import Submission, read_body
@@ -45,10 +46,14 @@ class Application:
     Args:
         service: What they are of.
         token: What requests must bring.
+
+    Attributes:
+        connections: Of its server, and since when no request of each is served.
     """
 
     def __init__(self, service: Service, token: str) -> None:
         self._service: Final = service
+        self.connections: Final = Connections()
         self._bearer: Final = f"Bearer {token}".encode()
         # A body is held several times over while it is read, so one is at a time; also if who sent it hangs up.
         self._reader: Final = ThreadPoolExecutor(1, thread_name_prefix="reward-body")
@@ -70,6 +75,7 @@ class Application:
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         path = "other" if resource is None else resource.canonical
+        self.connections.begin(request.protocol)
         try:
             if path != "/health":
                 self._check_token(request)
@@ -82,6 +88,8 @@ class Application:
         except web.HTTPException as error:
             headers = {name: error.headers[name] for name in (hdrs.ALLOW,) if name in error.headers}
             answer = web.json_response({"error": error.text or error.reason}, status=error.status, headers=headers)
+        finally:
+            self.connections.end(request.protocol)
         self._service.figures.answers[path, answer.status] += 1
         return answer
 
@@ -128,7 +136,13 @@ class Application:
     async def _pull(self, request: web.Request) -> web.Response:
         if request.content_length is None or request.content_length > _LONGEST_FORM:
             raise _RefusedError(413, f"a form of {request.content_length} bytes, and it may have {_LONGEST_FORM}")
-        form = await request.post()
+        try:
+            async with asyncio.timeout(self._service.settings.upload_s):
+                form = await request.post()
+        except TimeoutError:
+            raise self._late() from None
+        except (ValueError, LookupError) as error:  # in an encoding that is none, or is another one
+            raise _RefusedError(400, f"not a form: {error}") from None
         ticket, scorer = str(form.get("uuid", "")), str(form.get("type", ""))
         state, entry = await self._service.find(ticket, 0.0)
         if state == "pending":
@@ -205,12 +219,14 @@ class Application:
         return size_bytes
 
     async def _body(self, request: web.Request) -> bytes:
-        upload_s = self._service.settings.upload_s
         try:
-            async with asyncio.timeout(upload_s):
+            async with asyncio.timeout(self._service.settings.upload_s):
                 return await request.read()
         except TimeoutError:
-            raise _RefusedError(408, f"the body did not come within {upload_s:g} s (upload_s)") from None
+            raise self._late() from None
+
+    def _late(self) -> _RefusedError:
+        return _RefusedError(408, f"the body did not come within {self._service.settings.upload_s:g} s (upload_s)")
 
     def _repeated(self, key: str, digest: str) -> Entry | None:
         entry = self._service.known(key)

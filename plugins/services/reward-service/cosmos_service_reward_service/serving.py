@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from cosmos_core.config.checks import is_loopback
+from cosmos_core.control.page.application import Connections
 from cosmos_core.errors import ConfigError
+from cosmos_core.transport.connection_limiter import raised_limit
 from cosmos_service_reward_service.application import Application
 from cosmos_service_reward_service.service import Service
 from cosmos_service_reward_service.settings import ServiceSettings, kinds_of
+
+_HTTP: Final = logging.getLogger(f"{__name__}.http")
+_SWEEP_S: Final = 2.0
 
 
 def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
@@ -50,9 +57,12 @@ async def _serve(
         loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
     # Who hangs up while a body comes, or while it waits for a result, is not waited for. Nothing is unpacked, whoever
     # sends it: the parser would do so before the token is looked at.
+    application = Application(service, token)
+    _HTTP.addFilter(_is_own_fault)
     runner = web.AppRunner(
-        Application(service, token).made(),
+        application.made(),
         access_log=None,
+        logger=_HTTP,
         shutdown_timeout=1.0,
         handler_cancellation=True,
         auto_decompress=False,
@@ -68,13 +78,34 @@ async def _serve(
         if is_loopback(settings.host):
             say(f"Runs find it by WFM_REWARD_ENQUEUE_URL={address}/v1/enqueue WFM_REWARD_FETCH_URL={address}/v1/fetch")
         async with asyncio.TaskGroup() as group:
-            supervision = group.create_task(service.supervise())
+            tasks = [
+                group.create_task(service.supervise()),
+                group.create_task(_sweep(application.connections, runner, settings.upload_s)),
+            ]
             await stop.wait()
             await _drain(service, hurry, say)
-            supervision.cancel()
+            for each in tasks:
+                each.cancel()
     finally:
         await service.close()
         await runner.cleanup()
+
+
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    """Whether a record tells of more than a request that is no HTTP: it may be anybody's, and hold the token.
+
+    aiohttp cannot answer an `Expect` that is no ASCII.
+    """
+    foreign = (http_exceptions.HttpProcessingError, UnicodeEncodeError)
+    return not (record.exc_info and isinstance(record.exc_info[1], foreign))
+
+
+async def _sweep(connections: Connections, runner: web.AppRunner, idle_s: float) -> None:
+    """End connections from which no whole request came for so long, or that do not read their answers."""
+    raised_limit()
+    while runner.server is not None:
+        connections.sweep(runner.server, time.monotonic(), idle_s)
+        await asyncio.sleep(min(_SWEEP_S, idle_s))
 
 
 async def _before(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:

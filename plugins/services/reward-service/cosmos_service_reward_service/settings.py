@@ -66,7 +66,9 @@ class ServiceSettings:
     queue_mb: int = option(4096, help="Most megabytes that they hold.", validator=POSITIVE)
     body_mb: int = option(512, help="Largest body in megabytes; larger ones get status 413.", validator=POSITIVE)
     batch: int = option(64, help="Most completions of a request.", validator=POSITIVE)
-    upload_s: float = option(60.0, help="Seconds within which a body must have come.", validator=ABOVE_ZERO)
+    upload_s: float = option(
+        60.0, help="Seconds within which a request and its body must have come.", validator=ABOVE_ZERO
+    )
     keep_s: float = option(600.0, help="Seconds that a result is kept; then its status is 410.", validator=ABOVE_ZERO)
     keep: int = option(65536, help="Most results that are kept; the oldest expire first.", validator=POSITIVE)
     forget_s: float = option(3600.0, help="Seconds after that until its status is 404.", validator=ABOVE_ZERO)

@@ -126,3 +126,10 @@ def test_it_says_which_scorers_requests_may_name():
 def test_scorers_are_told_to_those_with_the_token():
     ((status, text),) = answers(Taken(1), ("/v1/enqueue", None, {"Authorization": "Bearer other"}))
     assert (status, "the token is missing or another one" in text) == (401, True)
+
+
+def test_a_form_in_another_encoding_is_refused():
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    nameless = {"Content-Type": "application/x-www-form-urlencoded; charset=none"}
+    found = answers(Taken(1), ("/api/reward/pull", b"uuid=\x9a", form), ("/api/reward/pull", b"uuid=x", nameless))
+    assert [(status, "not a form: " in text) for status, text in found] == [(400, True)] * 2

@@ -1,7 +1,9 @@
 """The page over real sockets."""
 
+import contextlib
 import http.client
 import json
+import select
 import socket
 import threading
 import time
@@ -212,7 +214,7 @@ def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snaps
 
 
 def test_connections_that_say_nothing_whole_are_closed(served, monkeypatch):
-    monkeypatch.setattr(application, "IDLE_S", 0.3)
+    monkeypatch.setattr("cosmos_core.control.page.service.IDLE_S", 0.3)
     monkeypatch.setattr("cosmos_core.control.page.service._SWEEP_S", 0.1)
     silent, slow = (socket.create_connection(served.place, timeout=10) for _ in range(2))
     slow.sendall(b"GET / HTTP/1.1\r\nHost: local")
@@ -221,6 +223,13 @@ def test_connections_that_say_nothing_whole_are_closed(served, monkeypatch):
         while each.recv(1000):  # an answer may come first, that it took too long
             assert time.monotonic() - began < 8
         each.close()
+    with socket.create_connection(served.place, timeout=10) as deaf:
+        deaf.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            deaf.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000)
+        hung_up = select.poll()
+        hung_up.register(deaf, select.POLLRDHUP)
+        assert hung_up.poll(10_000)
 
 
 def test_there_are_only_so_many_connections(served, monkeypatch):
