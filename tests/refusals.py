@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -118,7 +119,7 @@ def page() -> Iterator[str]:
     for title, recipes in BAD.items():
         yield from ("", f"## {title}")
         for each in recipes:
-            shown = " ".join(f"--set {given}" for given in each.sets)
+            shown = " ".join(f"--set {shlex.quote(given)}" for given in each.sets)
             yield from ("", f"    cosmos plan recipes/{each.recipe}.toml {shown}", "")
             yield from (f"> {line}" for line in sentence(each).splitlines())
 

@@ -53,7 +53,8 @@ def kept_by(
 
     The module is on the meta device and of no use afterwards; of its layers only representatives are left, in the order
     in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
-    does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage.
+    does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage, nor in a
+    dtype in which it does not run.
     """
     found: dict[int, dict[Compute, Kept]] = {}
     try:
@@ -69,7 +70,7 @@ def kept_by(
                     if compute == "float32":
                         raise
                     # Its numbers fit together: some operator of it takes one dtype only.
-                    return {}
+                    continue
                 for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
                     found.setdefault(place, {})[compute] = _slope(short, long, place)
     except _UNTRACEABLE:

@@ -102,7 +102,7 @@ class _Grouped(Quantised):
         columns = slice(inner.start - groups.start * _GROUP, inner.stop - groups.start * _GROUP)
         found = torch.empty((*outer, columns.stop - columns.start, num_rows), dtype=FLOATS[_READ_AS])
         # One after another and few rows at once, so that what is turned round is still in the caches.
-        for matrix, *held in zip(*(each.flatten(0, -3) for each in (found, codes, scales)), strict=True):
+        for matrix, *held in zip(*(each[None].flatten(0, -3) for each in (found, codes, scales)), strict=True):
             tensors = dict(zip(("", SCALE), held, strict=True))
             for some, values in dequantised_rows(_MXFP4, "", tensors, num_groups * _GROUP):
                 matrix[:, some] = values[:, columns].T

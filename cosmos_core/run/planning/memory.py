@@ -210,7 +210,7 @@ class _Rank:
                 **self._frozen(waits=True),
                 **self.latents,
             },
-            is_whole=all(part.kept for part in parts),
+            is_whole=all(self.compute in part.kept for part in parts),
         )
 
     def _frozen(self, *, waits: bool) -> dict[str, int]:

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models.activations import kept_by
 from cosmos_core.models.facts import extents_of, head_size, matrices_of
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
@@ -41,6 +42,19 @@ def test_of_a_block_that_is_whole_all_that_it_keeps_is(tmp_path):
     assert after.heads == 0
     assert after.inputs > before.inputs
     assert sum(attrs.astuple(after)) == pytest.approx(sum(attrs.astuple(before)))
+
+
+class OfFloat32(torch.nn.Linear):
+    def forward(self, hidden):
+        if self.weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("not implemented for 'BFloat16'")
+        return super().forward(hidden)
+
+
+def test_a_dtype_in_which_a_model_does_not_run_is_left_out_alone():
+    layer = OfFloat32(4, 4, device="meta")
+    found = kept_by(layer, [layer], lambda units: lambda: layer(torch.zeros(units, 4)))
+    assert {place: list(kept) for place, kept in found.items()} == dict.fromkeys((-1, -2, 0), ["float32"])
 
 
 def test_columns_of_feed_forward_layers_must_be_divided_by_whatever_name(subtests):

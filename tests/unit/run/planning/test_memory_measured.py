@@ -121,6 +121,11 @@ def check_estimate(model):
     assert not rank.is_whole
     assert "activations" not in rank.device
     assert rank.device["parameters"] == 4 * facts.num_parameters
+    # Nor one that says nothing of the precision in which it computes.
+    known = [attrs.evolve(part, kept={"float32": part.kept["float32"]}) for part in model.facts().parts]
+    facts = attrs.evolve(model.facts(), parts=known)
+    whole = [policy_memory(recipe(100, precision=each), facts)[0].is_whole for each in ("fp32", "bf16")]
+    assert whole == [True, False]
     for precision in ["fp32", "bf16"]:
         lengths = [90, 70, 33, 20, 11]
         made = recipe(sum(lengths), precision=precision)
