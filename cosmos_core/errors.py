@@ -15,6 +15,14 @@ class ConfigError(CosmosError):
     """A recipe or an override is wrong; the message names the key's path and the value seen."""
 
 
+class UnevenError(ConfigError):
+    """An axis of the mesh does not divide a number of a model."""
+
+
+class UntriedError(CosmosError):
+    """A model could not be tried on a small one of its make: nothing is known of it; the message says why."""
+
+
 class PluginError(CosmosError):
     """Root of what can go wrong with a plugin."""
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError, UntriedError
 from cosmos_core.models import facts, head
 from cosmos_core.models.attention.packed import is_packed
 from cosmos_core.models.building import Blueprint, build_part, build_whole, lay_out, make_shell
@@ -185,13 +185,17 @@ class HuggingFaceModel:
     def trial(self, *, num_layers: int) -> Trial | None:
         """Make a small model to be tried in layouts (see `protocols.model.TriedModel`).
 
-        None for a family that the plugin is for, and for an architecture whose code comes with its checkpoint.
+        None for a family that the plugin is for.
+
+        Raises:
+            UntriedError: No small one can be made, or the checkpoint's own code makes it, which other processes lack.
         """
-        if self.model_types is not None or self._trusts_model_code:
+        if self.model_types is not None:
             return None
+        own = getattr(self.config, "auto_map", None) or {}
+        if self._trusts_model_code and self.auto_class.__name__ in own:
+            raise UntriedError("the checkpoint's own code makes it (model.trust_remote_code)")
         config = find_small(attrs.evolve(self._blueprint(), path=None), self.verify, num_layers=num_layers)
-        if isinstance(config, str):
-            return None
         payloads = trial_payloads(config.get_text_config().vocab_size)
         return Trial(make=functools.partial(_small_model, type(self), self.options, config), payloads=payloads)
 

@@ -5,7 +5,8 @@ state over a document's end, some attend in a way of their own), some scale thei
 each is tried on two short documents: when it is planned, and once more when it is built, itself where it is whole.
 
 The small model has as few layers as hold every kind, fewer heads and drawn weights. Widths of a head stay as they are,
-since rotary angles and scales depend on them; the number of heads, and every width that they make up, is divided.
+since rotary angles and scales depend on them; the number of heads, and every width that they make up, is another. Two
+processes can share heads and experts, whatever number of processes can share those of the model.
 
 Shape legend: U units of a row, V vocabulary.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -23,10 +24,11 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError, UntriedError
 from cosmos_core.models.attention.packed import attend_packed, is_packed
 from cosmos_core.models.building import Blueprint, draw, make_shell
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.stages import Anatomy
 from cosmos_core.models.tokens import tokens_payload
 from cosmos_core.models.weights import loading
@@ -104,6 +106,7 @@ def _tolerance(module: PreTrainedModel, own: torch.Tensor) -> float:
     return (1e-3 if module.dtype == torch.float32 else 0.1) * max(own.float().abs().max().item(), 1.0)
 
 
+_HEADS: Final = 4
 _MULTIPLE: Final = 8
 """Of inner widths, as products of experts want it."""
 _VOCABULARY: Final = 512
@@ -126,6 +129,7 @@ def tiny_configs(shell: PreTrainedModel, *, keeps_ids: bool, num_layers: int = 1
         _shorten(config, depth)
         if make_narrow:
             _narrow(config)
+            _make_even(config, {each.num_experts for each in shell.modules() if is_experts(each)})
             text: Any = config.get_text_config()
             if not keeps_ids and text.vocab_size > _VOCABULARY:
                 text.vocab_size = _VOCABULARY
@@ -161,22 +165,29 @@ def _narrow(config: PretrainedConfig) -> None:
     width, heads = text.hidden_size, getattr(text, "num_attention_heads", None)
     if not isinstance(heads, int):
         return
-    # Four heads are left, if that divides them.
-    divisor = heads // math.gcd(heads, 4)
+    # Two processes share them, and each key and value is several queries' own if it was.
+    text.num_attention_heads = left = _HEADS if heads > 2 else heads
     shared = getattr(text, "num_key_value_heads", None)
     if isinstance(shared, int):
-        text.num_key_value_heads = max(1, shared // divisor)
-    for name in ("hidden_size", "num_attention_heads"):
-        setattr(text, name, getattr(text, name) // divisor)
+        text.num_key_value_heads = left if shared == heads else min(shared, left // 2)
+    text.hidden_size = width * left // heads
     for name, value in list(vars(text).items()):
         # The width inside a feed-forward block or an expert.
         if name.endswith("intermediate_size") and isinstance(value, int):
-            setattr(text, name, math.ceil(value / divisor / _MULTIPLE) * _MULTIPLE)
+            setattr(text, name, math.ceil(value * left / heads / _MULTIPLE) * _MULTIPLE)
     # What a tower gives has the width of the text's hidden states, whatever that is called.
     for other in _others(config):
         for name, value in list(vars(other).items()):
             if value == width and isinstance(value, int) and name != "hidden_size":
                 setattr(other, name, text.hidden_size)
+
+
+def _make_even(config: PretrainedConfig, counts: Collection[int]) -> None:
+    """Twice as many experts, where two processes could not share them; groups of them stay groups."""
+    text: Any = config.get_text_config()
+    for name, value in list(vars(text).items()):
+        if "expert" in name and isinstance(value, int) and value in counts and value % 2:
+            setattr(text, name, 2 * value)
 
 
 def _enlarge_weights(config: PretrainedConfig) -> None:
@@ -213,15 +224,17 @@ def reason_not_to_pack(blueprint: Blueprint, verify: Verify) -> str:
         reason = f"it has {', '.join(sorted(map(str, kinds)))} layers"
     else:
         try:
-            small = find_small(blueprint, verify)
-        except PluginIncompatibleError as error:
-            small = str(error)
-        if isinstance(small, PretrainedConfig):
+            find_small(blueprint, verify)
+        except (PluginIncompatibleError, UntriedError) as error:
+            reason = str(error)
+        else:
             return ""
-        reason = small
-    alone = find_small(attrs.evolve(blueprint, is_packed=False), verify)
-    # Where neither can be tried, the model itself is checked when it is built.
-    return "" if isinstance(alone, str) and not kinds else reason
+    try:
+        find_small(attrs.evolve(blueprint, is_packed=False), verify)
+    except UntriedError:
+        # Where neither can be tried, the model itself is checked when it is built.
+        return reason if kinds else ""
+    return reason
 
 
 def verify_tiny(blueprint: Blueprint, verify: Verify, *, keeps_ids: bool = False) -> None:
@@ -229,20 +242,26 @@ def verify_tiny(blueprint: Blueprint, verify: Verify, *, keeps_ids: bool = False
 
     If none can be made that transformers' own forward runs on, the model goes unchecked, and a warning says so.
     """
-    if isinstance(untried := find_small(blueprint, verify, keeps_ids=keeps_ids), str):
+    try:
+        find_small(blueprint, verify, keeps_ids=keeps_ids)
+    except UntriedError as error:
         _LOG.warning(
             "%s is not compared with transformers' own forward: no small model of its make could be tried (%s)",
             blueprint.config.model_type,
-            untried,
+            error,
         )
 
 
 def find_small(
     blueprint: Blueprint, verify: Verify, *, keeps_ids: bool = False, num_layers: int = 1
-) -> PretrainedConfig | str:
-    """The config of a small model of the same make that passes the check; else the reasons why none could be tried.
+) -> PretrainedConfig:
+    """The config of a small model of the same make that passes the check.
 
     It has at least `num_layers` layers, if the model has them.
+
+    Raises:
+        UntriedError: None could be made that transformers' own forward runs on.
+        PluginIncompatibleError: The first that could does not pass.
     """
     reasons = []
     # Not packed, and so of any make: some cannot even be made with packed attention.
@@ -257,7 +276,7 @@ def find_small(
             reasons.append(f"one would have {size:,} parameters")
         except (ConfigError, *loading.LIBRARY_ERRORS) as error:
             reasons.append(loading.first_line(error))
-    return "; ".join(dict.fromkeys(reasons))
+    raise UntriedError("; ".join(dict.fromkeys(reasons)))
 
 
 def trial_payloads(vocab_size: int) -> list[Payload]:

@@ -4,7 +4,7 @@ Plans of tensor parallelism, of pipeline stages and of experts are derived from 
 beside that is found by trying: the loss and every gradient are those of one process, or the axis is refused.
 
 The step is the product's own: sequences are shared among processes, packed, evaluated and reduced as in a run, in two
-micro-batches or more.
+micro-batches or more. What could not be tried, for a reason of the small model or of the machine, is told.
 
 Shape legend: N decisions of a micro-batch.
 """
@@ -14,31 +14,33 @@ from __future__ import annotations
 import json
 import logging
 import math
+import multiprocessing
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
-from cosmos_core.errors import CosmosError
+from cosmos_core.errors import CosmosError, UnevenError, UntriedError
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of
 from cosmos_core.policy.batches.share import data_place, data_size
-from cosmos_core.policy.mesh.layout import STAGES_PER_RANK, layout_of
+from cosmos_core.policy.mesh.layout import STAGES_PER_RANK, layout_of, misfits
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.policy.training.metrics import Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
-from cosmos_core.protocols import Decisions, Loss, Model, PlainAlgorithm
+from cosmos_core.protocols import Decisions, Loss, Model, ModelCapabilities, ModelFacts, PlainAlgorithm
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.model import Trial, TriedModel
 from cosmos_core.storage.scratch import scratch
@@ -49,35 +51,69 @@ _PROCESSES: Final = 2
 TRIAL_UNITS: Final = 64
 """The budget of a trial's micro-batches."""
 _TIMEOUT_S: Final = 120.0
+"""Of what comes before the first axis, and of each axis."""
 _TOLERANCE: Final = 1e-4
 """Of the loss and of a gradient's norm, relative: float32 in another order gives 1e-6."""
-_FAILURES: Final = (ProcessRaisedException, ProcessExitedException, TimeoutError)
+
+_Kind: TypeAlias = Literal["begun", "failed", "uneven", "untried"]
 
 
-def try_axes(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> dict[Axis, str]:
-    """The axes, of some that the policy's mesh has, that this model does not bear, and why.
+@attrs.frozen(kw_only=True)
+class Findings:
+    """What was found of axes, and why: those that a model does not bear, and those that could not be tried."""
 
-    A model that is no `TriedModel`, or gives no small one, is not tried.
-    """
-    if not axes or not isinstance(model, TriedModel):
-        return {}
+    refused: dict[Axis, str] = attrs.field(factory=dict)
+    untried: dict[Axis, str] = attrs.field(factory=dict)
+
+
+def tried(policy: PolicyConfig, model: Model, capabilities: ModelCapabilities) -> ModelFacts:
+    """The facts of a model, with what was found of the axes of the policy's mesh on a small one of its make."""
+    facts = model.facts()
+    # Measured here, where a config whose numbers do not fit together can be refused.
+    facts = attrs.evolve(facts, parts=tuple(facts.parts))
+    # Replicas of all of it are cut nowhere.
+    used = {axis for axis in capabilities.mesh_axes - {"dp_replicate"} if getattr(policy.mesh, axis) > 1}
+    # A mesh that does not fit is refused as it is.
+    if misfits(policy, capabilities, facts):
+        return facts
+    found = try_axes(policy, model, used)
+    notices = list(facts.notices)
+    for reason in dict.fromkeys(found.untried.values()):
+        axes = ", ".join(f"policy.mesh.{axis}" for axis, each in found.untried.items() if each == reason)
+        notices.append(f"{axes}: not tried whether a small model of its make trains so as on one process: {reason}")
+    return attrs.evolve(facts, impossible={**facts.impossible, **found.refused}, notices=tuple(notices))
+
+
+def try_axes(policy: PolicyConfig, model: Model, axes: Collection[Axis]) -> Findings:
+    """Try a model along some axes of the policy's mesh, each alone; one that is no `TriedModel` needs no trial."""
+    found, remaining = Findings(), sorted(axes)
+    if not remaining or not isinstance(model, TriedModel):
+        return found
     stages = _PROCESSES * STAGES_PER_RANK[policy.parallel.schedule]
-    trial = model.trial(num_layers=stages if "pp" in axes else 1)
-    if trial is None:
-        return {}
-    found: dict[Axis, str] = {}
-    remaining = sorted(axes)
-    while remaining:
+    try:
+        trial = model.trial(num_layers=stages if "pp" in axes else 1)
+    except UntriedError as error:
+        return Findings(untried=dict.fromkeys(remaining, str(error)))
+    while trial is not None and remaining:
         policies = {axis: _small(policy, _sizes(axis)) for axis in remaining}
         with scratch("trial") as folder:
             outcomes = folder / "outcomes.jsonl"
             outcomes.touch()
-            failure = _world(outcomes, trial, policies)
+            fault = _world(outcomes, trial, policies)
             told = [json.loads(line) for line in outcomes.read_text().splitlines()]
-        found |= {axis: reason for axis, reason in told if reason}
-        remaining = remaining[len(told) :]
-        if failure and remaining:
-            found[remaining.pop(0)] = f"a small model of its make fails on {_PROCESSES} processes: {failure}"
+        found.refused.update((axis, reason) for axis, reason in told if axis in policies and reason)
+        remaining = [axis for axis in remaining if axis not in dict(told)]
+        # The process that failed first says so first.
+        kind, said = next(((kind, said) for kind, said in told if kind in get_args(_Kind)[1:]), ("", ""))
+        if fault or kind in {"", "untried"} or "begun" not in dict(told):
+            # The machine, or one process alone, would fail for the next axis, too.
+            found.untried.update(dict.fromkeys(remaining, fault or said or "its processes ended without a word"))
+            break
+        if remaining and kind == "uneven":
+            found.untried[remaining.pop(0)] = said
+        elif remaining:
+            reason = f"a small model of its make fails on {_PROCESSES} processes: {said}"
+            found.refused[remaining.pop(0)] = reason
     return found
 
 
@@ -95,44 +131,88 @@ def _small(policy: PolicyConfig, sizes: Mapping[str, int]) -> PolicyConfig:
 
 
 def _world(outcomes: Path, trial: Trial, policies: Mapping[Axis, PolicyConfig]) -> str:
-    """Run the processes; the reason why they failed, empty if they did not."""
-    deadline = time.monotonic() + _TIMEOUT_S
+    """Run the processes; the reason why the machine did not let them finish, empty if it did."""
     # A fork server may run already; the planner itself has threads, which no fork survives.
-    context = start_processes(  # type: ignore[no-untyped-call]
-        _member, (outcomes, trial, policies), nprocs=_PROCESSES, join=False, daemon=True, start_method="forkserver"
-    )
+    make = multiprocessing.get_context("forkserver").Process
+    started: dict[Any, BaseProcess] = {}
     try:
-        while not context.join(timeout=max(0.0, deadline - time.monotonic()), grace_period=0.0):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"they did not finish a step within {_TIMEOUT_S:.0f} s")
-    except _FAILURES as error:
-        kind, _, said = str(error).strip().splitlines()[-1].partition(": ")
-        return said if kind.startswith(CosmosError.__module__) else f"{kind}: {said}".removesuffix(": ")
+        for rank in range(_PROCESSES):
+            process = make(target=_member, args=(rank, outcomes, trial, policies), daemon=True)
+            process.start()
+            started[process.sentinel] = process
+        return _watch(outcomes, dict(started))
+    except (OSError, EOFError) as error:
+        return f"its processes cannot be started: {error!r}"
     finally:
-        for process in context.processes:
-            process.kill()
-            process.join()
+        for each in started.values():
+            each.kill()
+            each.join()
+
+
+def _watch(outcomes: Path, running: dict[Any, BaseProcess]) -> str:
+    size, deadline = 0, time.monotonic() + _TIMEOUT_S
+    while running:
+        codes = set()
+        for sentinel in wait(list(running), timeout=1.0):
+            ended = running.pop(sentinel)
+            ended.join()
+            codes.add(ended.exitcode or 0)
+        # One that raises has written down what, and ends with 1.
+        if killed := codes - {0, 1}:
+            return f"a process ended with exit code {min(killed)}; the machine may lack memory for it"
+        if 1 in codes:
+            break
+        if (grown := outcomes.stat().st_size) > size:
+            size, deadline = grown, time.monotonic() + _TIMEOUT_S
+        elif time.monotonic() > deadline:
+            return (
+                f"{_PROCESSES} processes did not finish a step within {_TIMEOUT_S:.0f} s; if the machine is busy, plan "
+                "again later, else they wait for one another"
+            )
     return ""
 
 
+def _tell(outcomes: Path, what: Axis | _Kind, said: str = "") -> None:
+    with outcomes.open("a") as file:
+        file.write(json.dumps([what, said]) + "\n")
+
+
 def _member(rank: int, outcomes: Path, trial: Trial, policies: Mapping[Axis, PolicyConfig]) -> None:
-    """One process; the first compares, and writes down what it finds of each axis."""
+    """One process; what it raises it writes down."""
     warnings.simplefilter("ignore")
     logging.disable()
     torch.set_num_threads(1)
+    try:
+        _compare(rank, outcomes, trial, policies)
+    except Exception as error:  # noqa: BLE001 - the supervised boundary of this process
+        line = next(iter(str(error).strip().splitlines()), "")
+        said = line if isinstance(error, CosmosError) else f"{type(error).__name__}: {line}".removesuffix(": ")
+        is_of_machine = isinstance(error, MemoryError | OSError | dist.DistError) or "allocate memory" in said
+        _tell(outcomes, "untried" if is_of_machine else "uneven" if isinstance(error, UnevenError) else "failed", said)
+        raise SystemExit(1) from None
+
+
+def _compare(rank: int, outcomes: Path, trial: Trial, policies: Mapping[Axis, PolicyConfig]) -> None:
+    """Compare the steps; the first process writes down what it finds of each axis."""
     dist.init_process_group(
         "gloo",
         init_method=f"file://{outcomes.with_suffix('.store')}",
         rank=rank,
         world_size=_PROCESSES,
-        timeout=timedelta(seconds=_TIMEOUT_S),
+        # Whoever started them is the first to give up.
+        timeout=timedelta(seconds=2 * _TIMEOUT_S),
     )
     expected = step_in(trial.make(), trial.payloads, _small(PolicyConfig(), {}), single_world())
+    done: tuple[Axis | _Kind, str] = "begun", ""
     for axis, policy in policies.items():
-        found = step_in(trial.make(), trial.payloads, policy, World(form_mesh(policy.mesh, "cpu")))
         if rank == 0:
-            with outcomes.open("a") as file:
-                file.write(json.dumps([axis, _difference(found, expected)]) + "\n")
+            _tell(outcomes, *done)
+        # What fails from here on is the next axis's.
+        dist.barrier()
+        found = step_in(trial.make(), trial.payloads, policy, World(form_mesh(policy.mesh, "cpu")))
+        done = axis, _difference(found, expected)
+    if rank == 0:
+        _tell(outcomes, *done)
     dist.barrier()
 
 

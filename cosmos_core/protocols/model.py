@@ -264,13 +264,17 @@ class Trial:
 class TriedModel(Protocol):
     """A model whose plugin takes architectures that nobody has tried on every axis of the mesh.
 
-    Planning tries a small one on the axes that a recipe uses, and refuses an axis on which it trains otherwise.
+    Planning tries a small one on the axes that a recipe uses, and refuses an axis on which it trains otherwise. What it
+    could not try it says.
     """
 
     def trial(self, *, num_layers: int) -> Trial | None:
         """Make a small model with at least so many layers, if it has them.
 
-        None says that the plugin's own tests have tried the architecture, or that no small one can be made.
+        None says that the plugin's own tests have tried the architecture.
+
+        Raises:
+            UntriedError: No small one can be made.
         """
 
 

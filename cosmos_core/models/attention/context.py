@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.errors import PluginIncompatibleError, UnevenError
 from cosmos_core.models.attention.documents import ContextSlice, Packing, Span
 from cosmos_core.models.attention.softmax import (
     Block,
@@ -302,7 +302,7 @@ def install(module: torch.nn.Module, layout: Layout) -> None:
     config: Any = module.config.get_text_config()  # type: ignore[union-attr,operator]
     heads = config.num_attention_heads // layout.mesh.size("tp")
     if layout.context == "ulysses" and heads % size:
-        raise ConfigError(
+        raise UnevenError(
             f"policy.mesh.cp: {size} does not divide the {heads} attention heads that a process holds, as "
             "policy.parallel.context = 'ulysses' needs; use 'auto' or 'gather'"
         )

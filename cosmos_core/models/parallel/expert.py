@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.errors import PluginIncompatibleError, UnevenError
 from cosmos_core.models.parallel.collectives import Group, all_to_all, gather_for_shared, part, split_dim
 from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
 from cosmos_core.models.parallel.tensor import local_parameters, split_parameter
@@ -46,7 +46,7 @@ def spread_experts(module: nn.Module, name: str, axis: DeviceMesh, tensor_group:
     """
     count: int = module.__dict__["num_experts"]
     if count % axis.size():
-        raise ConfigError(f"policy.mesh.ep: {axis.size()} does not divide the {count} experts of {name}")
+        raise UnevenError(f"policy.mesh.ep: {axis.size()} does not divide the {count} experts of {name}")
     try:
         inspect.signature(module.forward).bind(*("hidden_TD", "chosen_TK", "weights_TK"))
     except TypeError as error:

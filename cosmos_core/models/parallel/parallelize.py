@@ -33,7 +33,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.errors import ConfigError, PluginIncompatibleError, UnevenError
 from cosmos_core.models.attention import context
 from cosmos_core.models.head import Vocabulary, note_part
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
@@ -174,7 +174,7 @@ def _localize_heads(layer: nn.Module, name: str, styles: Styles, config: Pretrai
         if not any(key in QUERIES and styles[child] == "colwise" for key, child in children.items()):
             continue
         if config.num_attention_heads % size:
-            raise ConfigError(
+            raise UnevenError(
                 f"policy.mesh.tp: {size} does not divide the {config.num_attention_heads} heads of {name}.{part}"
             )
         for key in HEAD_COUNTS:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cosmos_core.errors import ConfigError, PluginIncompatibleError
+from cosmos_core.errors import PluginIncompatibleError, UnevenError
 from cosmos_core.models.parallel.collectives import (
     copy_to_group,
     gather_for_shared,
@@ -121,7 +121,7 @@ def split_parameter(
 ) -> None:
     """Make a parameter a DTensor split along `dim`; one shared with another module is split once.
 
-    If `is_uneven`, the last part may be smaller, though not empty. `name` is the module's, for errors. A ConfigError
+    If `is_uneven`, the last part may be smaller, though not empty. `name` is the module's, for errors. An UnevenError
     says that the axis does not divide its size, or a process would have nothing.
     """
     parameter = getattr(module, key)
@@ -131,7 +131,7 @@ def split_parameter(
     fits = math.ceil(total / size) * (size - 1) < total if is_uneven else total % size == 0
     if not fits:
         what = "leave some without a part of" if is_uneven else "do not divide"
-        raise ConfigError(
+        raise UnevenError(
             f"policy.mesh: {size} processes of an axis {what} dimension {dim} of {name}.{key}, "
             f"of shape {tuple(parameter.shape)}"
         )
@@ -211,7 +211,7 @@ def _kv_heads(module: nn.Module, name: str, axis: Tensor) -> None:
         raise PluginIncompatibleError(f"tensor_plan: {name} is 'kv_heads', and is no projection of keys or values")
     num_heads = rows // length
     if axis.size % num_heads:
-        raise ConfigError(f"policy.mesh.tp: {axis.size} and the {num_heads} heads of {name} do not divide each other")
+        raise UnevenError(f"policy.mesh.tp: {axis.size} and the {num_heads} heads of {name} do not divide each other")
     start = axis.mesh.get_local_rank() * num_heads // axis.size * length
 
     def around(inner: Callable[..., Any], hidden: torch.Tensor) -> Any:

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 import attrs
 
 from cosmos_core.config.job import Job, Stage
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import frozen_source, load_frozen
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.mesh.layout import misfits
-from cosmos_core.protocols import Dataset, Model, ModelCapabilities
+from cosmos_core.policy.trial import tried
+from cosmos_core.protocols import Dataset, Model, ModelCapabilities, ModelFacts
 from cosmos_core.protocols.frozen import Blend, FrozenRole
 from cosmos_core.run.planning.parts import FrozenFacts, Parts
 from cosmos_core.types import Payload, Prompt
@@ -21,28 +22,33 @@ _COMPARED_ROWS = 16
 
 
 def frozen_facts(
-    job: Job, plugins: PluginSet, model: Model, dataset: Dataset, num_rows: int
+    job: Job, plugins: PluginSet, own: tuple[Model, ModelFacts], dataset: Dataset, num_rows: int
 ) -> Mapping[FrozenRole, FrozenFacts]:
-    """Load the frozen models, without weights, and compare how they encode some rows."""
+    """Load the frozen models, without weights, try them, and compare how they encode some rows.
+
+    `own` are the policy's model and what was found of it.
+    """
     found: dict[FrozenRole, FrozenFacts] = {}
-    for role in job.recipe.frozen:
-        try:
-            other = load_frozen(job, plugins, role)
-            facts = attrs.evolve(other.facts(), parts=tuple(other.facts().parts))
-        except ConfigError as error:
-            # A model knows its own table only.
-            raise ConfigError(f"{role}{str(error).removeprefix('model')}") from error
-        source = frozen_source(job, role)
-        config = job.recipe.frozen[role]
-        # The policy's own model encodes as it does: there is nothing to compare.
-        is_same = config.plugin is None and config.path is None and not config.options
-        found[role] = FrozenFacts(
-            facts=facts,
-            misfit="" if is_same else next(_misfits(model, other, dataset, num_rows), ""),
-            plugin=source.plugin,
-            capabilities=plugins.provider("model", source.plugin).capabilities,
-        )
+    for role, config in job.recipe.frozen.items():
+        (model, facts), misfit = own, ""
+        plugin = frozen_source(job, role).plugin
+        capabilities = plugins.provider("model", plugin).capabilities
+        # The policy's own model has been tried, and encodes as it does.
+        if config.plugin is not None or config.path is not None or config.options:
+            try:
+                other = load_frozen(job, plugins, role)
+                facts = tried(_policy_of(job.recipe), other, capabilities)
+            except ConfigError as error:
+                # A model knows its own table only.
+                raise ConfigError(f"{role}{str(error).removeprefix('model')}") from error
+            misfit = next(_misfits(model, other, dataset, num_rows), "")
+        found[role] = FrozenFacts(facts=facts, misfit=misfit, plugin=plugin, capabilities=capabilities)
     return found
+
+
+def _policy_of(recipe: Recipe) -> PolicyConfig:
+    """The policy, as frozen models are laid out: adapters lie beside the policy's weights alone."""
+    return attrs.evolve(recipe.policy, lora=None)
 
 
 def _misfits(model: Model, other: Model, dataset: Dataset, num_rows: int) -> Iterator[str]:
@@ -96,9 +102,7 @@ def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[
     for role, frozen in parts.frozen.items():
         if frozen.misfit:
             yield f"{role}: {frozen.misfit}; {_needed(parts)}"
-        # Adapters lie beside the policy's weights alone.
-        policy = attrs.evolve(recipe.policy, lora=None)
-        for problem in misfits(policy, frozen.capabilities, frozen.facts):
+        for problem in misfits(_policy_of(recipe), frozen.capabilities, frozen.facts):
             if problem not in known:
                 yield f"{role}: it lies on the policy's mesh; {problem}"
         if "tokens" in parts.model.payload_kinds and longest > frozen.facts.context_length:

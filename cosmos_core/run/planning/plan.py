@@ -24,14 +24,11 @@ from cosmos_core.plugins.recipe import (
     unmet,
 )
 from cosmos_core.plugins.selection import PluginSet, describe
-from cosmos_core.policy.mesh.layout import misfits as layout_misfits
-from cosmos_core.policy.trial import try_axes
+from cosmos_core.policy.trial import tried
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     Dataset,
     Model,
-    ModelCapabilities,
-    ModelFacts,
     Preflight,
     Split,
 )
@@ -211,19 +208,6 @@ def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model,
     return parts
 
 
-def _tried(recipe: Recipe, model: Model, capabilities: ModelCapabilities) -> ModelFacts:
-    """The facts of the model, with axes that it does not bear on a small one of its make."""
-    facts, mesh = model.facts(), recipe.policy.mesh
-    # Measured here, where a config whose numbers do not fit together can be refused.
-    facts = attrs.evolve(facts, parts=tuple(facts.parts))
-    # Replicas of all of it are cut nowhere.
-    used = {axis for axis in capabilities.mesh_axes - {"dp_replicate"} if getattr(mesh, axis) > 1}
-    # A mesh that does not fit is refused as it is.
-    if layout_misfits(recipe.policy, capabilities, facts):
-        return facts
-    return attrs.evolve(facts, impossible={**facts.impossible, **try_axes(recipe.policy, model, used)})
-
-
 def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     recipe = job.recipe
     algorithms: list[tuple[Stage, AlgorithmCapabilities]] = []
@@ -249,7 +233,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     environment = load_environment(job, plugins)
     uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
     learns = bool(imitates) or any(capable.source == "demonstrations" for _, capable in algorithms)
-    facts = _tried(recipe, model, makes)
+    facts = tried(recipe.policy, model, makes)
     longest = min(facts.context_length, recipe.policy.micro_batch_units)
     longest -= recipe.rollout.sampling.max_units if is_scored else 1
     measured = look_at_rows(
@@ -276,6 +260,6 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         imitates=imitates,
         unmet=lacking,
         absent=absent_of_rewards(recipe, plugins, rewards) if uses_rewards else (),
-        frozen=frozen_facts(job, plugins, model, dataset, sizes["train"]),
+        frozen=frozen_facts(job, plugins, (model, facts), dataset, sizes["train"]),
         omitted={split: dataset.omitted(split) for split in sizes} if hasattr(dataset, "omitted") else {},
     )

@@ -77,6 +77,9 @@ def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
     recipe, parts = plan.job.recipe, plan.parts
     for notice in parts.facts.notices:
         yield "note", escape(notice)
+    for role, frozen in parts.frozen.items():
+        # What is so of the policy's model has been said.
+        yield from ((f"{role}: note", escape(each)) for each in frozen.facts.notices if each not in parts.facts.notices)
     consulted = {role for asked in parts.consults.values() for role in asked}
     for role, config in recipe.frozen.items():
         where = config.path or "the weights that its stage starts from"

@@ -78,7 +78,9 @@ def test_each_axis_gives_what_one_process_gives_or_is_refused(assets, name):
     model = PluginModel(plugin="hf", context=context)()
     facts = model.facts()
     refused = {label: found for label, each in LAYOUTS.items() if (found := misfits(each, ALL_AXES, facts))}
-    tried = try_axes(policy(), model, {AXES[column] for column in COLUMNS if column not in refused})
+    found = try_axes(policy(), model, {AXES[column] for column in COLUMNS if column not in refused})
+    assert not found.untried
+    tried = found.refused
     refused |= {column: tried[AXES[column]] for column in COLUMNS if AXES[column] in tried}
     layouts = {label: each for label, each in LAYOUTS.items() if label not in refused}
     payloads, make = text_payloads(vocabulary=120), Exact(plugin="hf", context=context)

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models import PACKED, HuggingFaceModel, HuggingFaceOptions, values
-from cosmos_core.models.small import verify_tiny
+from cosmos_core.models.small import tiny_configs, verify_tiny
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import Layout, ModelContext
 from cosmos_core.testing.worlds import run_world
@@ -122,6 +122,33 @@ def check_large(tmp_path, model_type):
     assert set(getattr(small.config, "layer_types", None) or ()) == set(listed)
     with pytest.raises(PluginIncompatibleError, match="logits differ"):
         tried(Scaled, config, tmp_path)
+
+
+WIDE = {"hidden_size": 576, "head_dim": 64, "num_hidden_layers": 2, "intermediate_size": 1536, "vocab_size": 64}
+COUNTS = ("num_attention_heads", "num_key_value_heads", "hidden_size")
+
+
+def small_of(tmp_path, **config):
+    shell = HuggingFaceModel(
+        HuggingFaceOptions(), ModelContext(path=None, config={**WIDE, **config}, assets=tmp_path)
+    )._shell()
+    return next(tiny_configs(shell, keeps_ids=False))
+
+
+def test_two_processes_share_heads_and_experts_of_a_small_model(subtests, tmp_path):
+    for heads, shared, left in [(9, 3, (4, 2)), (28, 4, (4, 2)), (9, 9, (4, 4)), (9, 1, (4, 1)), (2, 1, (2, 1))]:
+        with subtests.test(heads=heads, shared=shared):
+            small = small_of(tmp_path, model_type="qwen3", num_attention_heads=heads, num_key_value_heads=shared)
+            assert tuple(getattr(small, name) for name in COUNTS) == (*left, 576 * left[0] // heads)
+    for kind, name, others in [
+        ("mixtral", "num_local_experts", {"num_key_value_heads": 4, "num_experts_per_tok": 3}),
+        ("qwen3_moe", "num_experts", {"num_key_value_heads": 4}),
+        ("ernie4_5_moe", "moe_num_experts", {"num_key_value_heads": 4}),
+    ]:
+        with subtests.test(kind=kind):
+            for number, left in [(9, 18), (8, 8)]:
+                small = small_of(tmp_path, model_type=kind, num_attention_heads=4, **{name: number}, **others)
+                assert getattr(small, name) == left
 
 
 def test_a_model_of_which_no_small_one_can_be_tried_goes_unchecked_and_says_so(tmp_path, config, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from cosmos_core.config.schema import PolicyConfig
-from cosmos_core.errors import CheckpointError
+from cosmos_core.errors import CheckpointError, UntriedError
 from cosmos_core.models.tokens import KIND, values
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.protocols import ModelFacts
@@ -160,7 +161,11 @@ def _facts_without_building(subject: Subject) -> ModelFacts:
     finally:
         handle.remove()
     # One that tries a small model of its make draws the weights of that.
-    tries = isinstance(subject.model, TriedModel) and subject.model.trial(num_layers=1) is not None
+    tries = False
+    if isinstance(subject.model, TriedModel):
+        tries = True
+        with contextlib.suppress(UntriedError):
+            tries = subject.model.trial(num_layers=1) is not None
     if allocated and not tries:
         fault(f"facts() allocates weights ({allocated[0]} first); count them on the meta device, or by arithmetic")
     return facts

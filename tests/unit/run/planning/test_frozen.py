@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.errors import DataError
-from cosmos_core.protocols import ModelFacts
+from cosmos_core.errors import DataError, UntriedError
+from cosmos_core.protocols import ModelCapabilities, ModelFacts
 from cosmos_core.run.planning import frozen
 from cosmos_core.types import Array, Payload, Prompt
 
@@ -16,10 +17,13 @@ RECIPE = {
     "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
     "algorithm": {"plugin": "distill"},
     "dataset": {"plugin": "jsonl"},
+    "policy": {"mesh": {"pp": 2}, "lora": {"modules": ["all-linear"]}},
     "teacher": {"path": "somewhere", "plugin": "moe"},
 }
 
-FACTS = ModelFacts(architecture="moe", num_parameters=1, num_layers=1, hidden_size=1, context_length=9)
+FACTS = ModelFacts(architecture="moe", num_parameters=1, num_layers=2, hidden_size=1, context_length=9)
+OWN = attrs.evolve(FACTS, architecture="own")
+CAPABILITIES = ModelCapabilities(mesh_axes=frozenset({"pp"}))
 
 
 class Characters:
@@ -30,6 +34,9 @@ class Characters:
 
     def facts(self):
         return FACTS
+
+    def trial(self, *, num_layers):
+        raise UntriedError("of code of its own")
 
     def encode(self, prompt):
         if prompt.text == self._refuses:
@@ -46,9 +53,13 @@ def found(monkeypatch):
         monkeypatch.setattr(frozen, "load_frozen", lambda *_: teacher)
         source = SimpleNamespace(plugin="moe")
         monkeypatch.setattr(frozen, "frozen_source", lambda *_: source)
-        plugins = SimpleNamespace(provider=lambda kind, name: SimpleNamespace(capabilities=(kind, name)))
+        plugins = SimpleNamespace(provider=lambda kind, name: SimpleNamespace(capabilities=CAPABILITIES))
         rows = SimpleNamespace(row=lambda split, index: Prompt(text=f"row {index}"))
-        return frozen.frozen_facts(SimpleNamespace(recipe=recipe_from(RECIPE)), plugins, policy, rows, 3)["teacher"]
+        recipe = recipe_from({**RECIPE, "reference": {}})
+        facts = frozen.frozen_facts(SimpleNamespace(recipe=recipe), plugins, (policy, OWN), rows, 3)
+        # The policy's own model is asked nothing.
+        assert (facts["reference"].facts, facts["reference"].misfit) == (OWN, "")
+        return facts["teacher"]
 
     return find
 
@@ -56,7 +67,11 @@ def found(monkeypatch):
 def test_rows_that_are_encoded_otherwise_are_told(found):
     # What is found of a teacher is its own.
     each = found(Characters(), Characters())
-    assert (each.facts, each.plugin, each.capabilities, each.misfit) == (FACTS, "moe", ("model", "moe"), "")
+    assert (each.plugin, each.capabilities, each.misfit) == ("moe", CAPABILITIES, "")
+    # It lies on the policy's mesh, and is tried there.
+    (notice,) = each.facts.notices
+    assert notice.startswith("policy.mesh.pp: not tried")
+    assert attrs.evolve(each.facts, notices=()) == FACTS
     assert found(Characters(), Characters(1)).misfit == (
         "train row 0 ('row 0') has another 'prompt' for it than for the policy"
     )
