@@ -60,7 +60,7 @@ _Kind: TypeAlias = Literal["begun", "failed", "uneven", "untried"]
 
 @attrs.frozen(kw_only=True)
 class Findings:
-    """What was found of axes, and why: those that a model does not bear, and those that could not be tried."""
+    """Axes that a model does not bear, and axes that could not be tried, and why."""
 
     refused: dict[Axis, str] = attrs.field(factory=dict)
     untried: dict[Axis, str] = attrs.field(factory=dict)
