@@ -44,6 +44,13 @@ def test_an_axis_is_refused_for_what_differs_and_not_for_how_small_the_model_is(
     assert found.refused["pp"].startswith("a small model of its make trains otherwise on 2 processes than on one: loss")
 
 
+def test_code_that_comes_with_a_checkpoint_is_not_tried_and_that_is_told():
+    model = model_of(NANOCHAT, trust_remote_code=True)
+    model.config.auto_map = {"AutoModelForCausalLM": "somebody/model--modeling.Own"}
+    found = try_axes(PolicyConfig(), model, {"pp"})
+    assert found == Findings(untried={"pp": "the checkpoint's own code makes it (model.trust_remote_code)"})
+
+
 class Faulty(HuggingFaceModel):
     """Fails along each axis in another way."""
 
