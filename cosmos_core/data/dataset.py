@@ -2,23 +2,138 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import logging
 import random
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from cosmos_core.data.index import RowIndex, hold_out
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.rows import RowSource
+from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Split
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.types import Prompt
 
 Sources: TypeAlias = Sequence[RowSource]
+_MANY: Final = "other reasons"
+_MOST_REASONS: Final = 50
+
+
+class Omissions:
+    """Rows that were left out so far; the first of each reason is remembered."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def add(self, reason: str, place: str) -> None:
+        """Count a row at a place, by what it has in common with others; beyond 50 reasons the rest count together."""
+        if reason not in self._counts and len(self._counts) >= _MOST_REASONS:
+            reason = _MANY
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._first.setdefault(reason, place)
+
+    @property
+    def total(self) -> int:
+        """The number of rows of all reasons."""
+        return sum(self._counts.values())
+
+    def told(self) -> tuple[Omission, ...]:
+        """The reasons, the most frequent first."""
+        ordered = sorted(self._counts, key=lambda reason: (-self._counts[reason], reason))
+        return tuple(
+            Omission(reason=reason, num_rows=self._counts[reason], first=self._first[reason]) for reason in ordered
+        )
+
+
+logger = logging.getLogger(__name__)
+
+
+class RowIndex:
+    """Every usable row of the sources, in their order.
+
+    Args:
+        sources: Where rows are.
+        mapping: Makes prompts of them, and decides what is usable.
+        options: When rows are checked, and what becomes of bad ones.
+        key_path: Of the options in the recipe, for messages.
+
+    Raises:
+        DataError: A source cannot be read, a row is bad (source, line, reason), or no row is left.
+    """
+
+    def __init__(self, sources: Sequence[RowSource], mapping: RowMapping, options: RowsOptions, key_path: str) -> None:
+        self._sources: Final = sources
+        self._mapping: Final = mapping
+        self._options: Final = options
+        self._key_path: Final = key_path
+        self._source_numbers: Final = array("I")
+        self._locators: Final = array("Q")
+        self.omissions: Final = Omissions()
+        """Rows that are in none of the numbers."""
+        for number, source in enumerate(sources):
+            if options.check_rows == "at-start":
+                self._check(number, source)
+            else:
+                self._locators.extend(source.places())
+                self._source_numbers.extend([number] * (len(self._locators) - len(self._source_numbers)))
+        if not self._locators:
+            raise DataError(self._emptiness())
+        for each in self.omissions.told():
+            logger.warning("%d row(s) left out: %s; the first: %s", each.num_rows, each.reason, each.first)
+
+    def __len__(self) -> int:
+        return len(self._locators)
+
+    def prompt(self, number: int) -> Prompt:
+        """Usable row `number`, from 0.
+
+        Raises:
+            DataError: The row is bad; if all were checked at the start, the source changed since.
+        """
+        source_number = self._source_numbers[number]
+        source = self._sources[source_number]
+        try:
+            return self._mapping.prompt(source.read(self._locators[number]), source.folder)
+        except BadRowError as error:
+            row = number - bisect.bisect_left(self._source_numbers, source_number)
+            if self._options.check_rows == "at-start":
+                raise DataError(f"{source.name}: usable row {row}: {error}; it changed since the run began") from error
+            raise DataError(f"{source.name}: row {row}: {error}") from error
+
+    def _check(self, number: int, source: RowSource) -> None:
+        for raw in source.scan():
+            problem = self._problem(raw, source)
+            if problem is None:
+                self._source_numbers.append(number)
+                self._locators.append(raw.locator)
+            elif self._options.on_bad_row == "refuse" and not isinstance(problem, LeftOutError):
+                raise DataError(
+                    f"{source.name}:{raw.line}: {problem} (mend the row, or set {self._key_path}.on_bad_row = 'skip')"
+                )
+            else:
+                self.omissions.add(problem.kind, f"{source.name}:{raw.line}: {problem}")
+
+    def _problem(self, raw: RawRow, source: RowSource) -> BadRowError | None:
+        if raw.problem:
+            return BadRowError(raw.problem, raw.problem.partition(":")[0])
+        try:
+            self._mapping.prompt(raw.row, source.folder)
+        except BadRowError as error:
+            return error
+        return None
+
+    def _emptiness(self) -> str:
+        names = ", ".join(source.name for source in self._sources)
+        if not self.omissions.total:
+            return f"{names}: empty; give a source that has rows"
+        counts = "; ".join(f"{each.num_rows} x {each.reason}" for each in self.omissions.told())
+        return f"{names}: no usable rows ({self.omissions.total} skipped: {counts}); give a source that has some"
 
 
 class RowsDataset:
@@ -94,6 +209,16 @@ def _numbers(
     if wanted >= num_train:
         raise DataError(f"{key_path}: cannot hold {wanted} rows out of {num_train}; none would be left to train on")
     return hold_out(num_train, wanted)
+
+
+def hold_out(num_rows: int, num_heldout: int) -> tuple[array[int], array[int]]:
+    """Numbers of the train and the held-out rows, each in order.
+
+    Rows are drawn at random, always the same ones: runs with different seeds are compared on the same rows.
+    """
+    heldout = set(random.Random("heldout").sample(range(num_rows), num_heldout))  # noqa: S311 - no secret
+    train = array("Q", (number for number in range(num_rows) if number not in heldout))
+    return train, array("Q", sorted(heldout))
 
 
 class DrawnDataset(ABC):

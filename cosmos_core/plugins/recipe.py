@@ -122,16 +122,16 @@ def greedy(recipe: Recipe) -> Sampling:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ModelSource:
-    """Makes the recipe's model in a process of its own.
+    """What makes a plugin's model.
 
     Attributes:
-        plugin: Name with which the model plugin is selected.
-        options: The recipe's options of it.
+        plugin: The name with which recipes select it.
+        options: Its options.
         context: What it is made with.
     """
 
     plugin: str
-    options: Mapping[str, JSON]
+    options: Mapping[str, JSON] = attrs.field(factory=dict)
     context: ModelContext
 
 

@@ -205,11 +205,6 @@ class PluginSet:
     def __iter__(self) -> Iterator[PluginRecord]:
         return iter(self._records.values())
 
-    @property
-    def records(self) -> tuple[PluginRecord, ...]:
-        """The selected plugins, in the order of selection."""
-        return tuple(self._records.values())
-
     def record(self, kind: Kind, name: str) -> PluginRecord:
         """The record of where a selected plugin comes from.
 

@@ -32,10 +32,11 @@ class _Part:
     nbytes: int
 
 
+@attrs.define(eq=False)
 class Publications:
     """The versions that this process publishes.
 
-    Args:
+    Attributes:
         publisher: Holds and serves the snapshots.
         dtype: The rollout replicas' precision.
         report: Told of each version once it can be read everywhere, on the background thread of the leader.
@@ -44,33 +45,20 @@ class Publications:
         matrices: Shape of each matrix by canonical name (`ModelFacts.matrices`).
         exchange: Gives what each process of the replica says to all of them, in the order of ranks, on the training
             thread.
-
-    Attributes:
         newest: Newest version published or about to be; -1 before the first.
     """
 
-    def __init__(
-        self,
-        publisher: WeightPublisher,
-        dtype: torch.dtype,
-        report: Callable[[WeightsPublished], None],
-        channel: Channel | None = None,
-        *,
-        form: Format | None = None,
-        matrices: Mapping[str, tuple[int, ...]] | None = None,
-        exchange: Callable[[bytes], Sequence[bytes]] = lambda said: [said],
-    ) -> None:
-        self.newest = -1
-        self._publisher = publisher
-        self._dtype = dtype
-        self._report = report
-        self._channel = channel if channel is not None else Channel()
-        self._form = form
-        self._matrices = matrices or {}
-        self._exchange = exchange
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publication")
-        self._sealing: list[Future[None]] = []
-        self._owned: frozenset[str] | None = None
+    _publisher: WeightPublisher
+    _dtype: torch.dtype
+    _report: Callable[[WeightsPublished], None]
+    _channel: Channel = attrs.field(factory=Channel)
+    _form: Format | None = attrs.field(default=None, kw_only=True)
+    _matrices: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, kw_only=True)
+    _exchange: Callable[[bytes], Sequence[bytes]] = attrs.field(default=lambda said: [said], kw_only=True)
+    newest: int = attrs.field(default=-1, init=False)
+    _thread: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "publication"), init=False)
+    _sealing: list[Future[None]] = attrs.field(factory=list, init=False)
+    _owned: frozenset[str] | None = attrs.field(default=None, init=False)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the weights; they may change as soon as this returns. All processes of the replica call it.

@@ -28,6 +28,7 @@ _BATCH_REPORTS: Final = 512
 _BATCH_BYTES: Final = 1 << 20
 
 
+@attrs.define(eq=False)
 class Session:
     """The protocol state of one incarnation of a replica towards its controller. Not thread-safe.
 
@@ -36,34 +37,25 @@ class Session:
     one that `is_final` would hold for another process in this one's place as well.
     """
 
-    def __init__(
-        self,
-        hello: Hello,
-        *,
-        heartbeat_s: float,
-        gauges: Callable[[], Mapping[str, float]],
-        outbox: Outbox,
-        take_pulse: TakePulse = idle,
-    ) -> None:
-        self.hello = hello
-        self.outbox: Final = outbox
-        self.directive: Directive | None = None
-        self.refusal = ""
-        self.is_final = False
-        self._heartbeat_s: Final = heartbeat_s
-        self._gauges: Final = gauges
-        self._take_pulse: Final = take_pulse
-        # Invariant: welcomed <= term, the newest term heard of. Reports and beats are only said when they are equal.
-        self._term = 0
-        self._welcomed = 0
-        self._hello_at = -math.inf
-        self._beat_at = math.inf
-        self._resend_at = math.inf
-        self._resend_s = RESEND_S
-        # Up to this number reports were said before; until it is acknowledged, one batch at a time is said again: what
-        # a slow controller has not answered may all lie in its queue.
-        self._repeated_to = 0
-        self._heard_at = math.inf
+    hello: Hello
+    _heartbeat_s: float
+    _gauges: Callable[[], Mapping[str, float]]
+    outbox: Outbox
+    _take_pulse: TakePulse = idle
+    directive: Directive | None = attrs.field(default=None, init=False)
+    refusal: str = attrs.field(default="", init=False)
+    is_final: bool = attrs.field(default=False, init=False)
+    # Invariant: welcomed <= term, the newest term heard of. Reports and beats are only said when they are equal.
+    _term: int = attrs.field(default=0, init=False)
+    _welcomed: int = attrs.field(default=0, init=False)
+    _hello_at: float = attrs.field(default=-math.inf, init=False)
+    _beat_at: float = attrs.field(default=math.inf, init=False)
+    _resend_at: float = attrs.field(default=math.inf, init=False)
+    _resend_s: float = attrs.field(default=RESEND_S, init=False)
+    # Up to this number reports were said before; until it is acknowledged, one batch at a time is said again: what a
+    # slow controller has not answered may all lie in its queue.
+    _repeated_to: int = attrs.field(default=0, init=False)
+    _heard_at: float = attrs.field(default=math.inf, init=False)
 
     @property
     def is_welcome(self) -> bool:

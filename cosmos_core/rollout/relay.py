@@ -56,29 +56,21 @@ class Copy:
             self._publisher.discard(self._snapshot)
 
 
+@attrs.define(eq=False)
 class Relay(Closing):
-    """The copies of one replica. Methods may be called from any thread."""
+    """The copies of one replica, of which there are none at first. Methods may be called from any thread.
 
-    def __init__(
-        self,
-        run_id: str,
-        bind_host: str = "127.0.0.1",
-        *,
-        keyring: Keyring | None = None,
-        directory: Path | None = None,
-    ) -> None:
-        """Nothing is kept or served before the first copy.
+    Receivers of another run are refused. It listens on `bind_host`, 0.0.0.0 for all addresses; without a keyring, in
+    tests only, anyone is served. Copies lie in the directory, or in shared memory.
+    """
 
-        Receivers of another run are refused. It listens on `bind_host`, 0.0.0.0 for all addresses; without a keyring,
-        in tests only, anyone is served. Copies lie in the directory, or in shared memory.
-        """
-        self._keyring: Final = keyring
-        self._run_id: Final = run_id
-        self._bind_host: Final = bind_host
-        self._directory: Final = directory
-        self._lock: Final = threading.Lock()
-        self._publisher: WeightPublisher | None = None
-        self._is_closed = False
+    _run_id: str
+    _bind_host: str = "127.0.0.1"
+    _keyring: Keyring | None = None
+    _directory: Path | None = None
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _publisher: WeightPublisher | None = attrs.field(default=None, init=False)
+    _is_closed: bool = attrs.field(default=False, init=False)
 
     @contextlib.contextmanager
     def copying(self, version: int, layout: EngineLayout, *, keep: bool) -> Iterator[Copy]:

@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.errors import AttestationError, TransportError, WeightSyncError
-from cosmos_core.protocols import CachePolicy, PauseMode, RolloutEngine
+from cosmos_core.protocols import CachePolicy, RolloutEngine
 from cosmos_core.rollout.relay import Copy, Relay
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.workers.supervised import SupervisedThread
@@ -59,6 +59,7 @@ class _Load:
     nbytes: int = 0
 
 
+@attrs.define(eq=False, slots=False)
 class WeightSync:
     """Fetches each new target into the engine on a thread of its own, and reports what is loaded.
 
@@ -79,31 +80,19 @@ class WeightSync:
         num_pieces: Slices that arrived, and attempts that ended.
     """
 
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        receiver: WeightReceiver,
-        version_lock: VersionLock,
-        *,
-        cache: CachePolicy,
-        in_flight_update: bool,
-        report: Callable[[Report], None],
-        relay: Relay,
-        relay_timeout_s: float,
-        patience_s: float = _PATIENCE_S,
-        base: Base | None = None,
-    ) -> None:
-        self._engine: Final = engine
-        self._receiver: Final = receiver
-        self._version_lock: Final = version_lock
-        self._cache: Final[CachePolicy] = cache
-        self._pause: Final[PauseMode] = "keep" if in_flight_update else "wait"
-        self._report: Final = report
-        self._relay: Final = relay
-        self._relay_timeout_s: Final = relay_timeout_s
-        self._patience_s: Final = patience_s
-        self._base: Final = base
-        self._changed: Final = threading.Condition()
+    _engine: RolloutEngine
+    _receiver: WeightReceiver
+    _version_lock: VersionLock
+    _cache: CachePolicy
+    _in_flight_update: bool
+    _report: Callable[[Report], None]
+    _relay: Relay
+    _relay_timeout_s: float
+    _patience_s: float = _PATIENCE_S
+    _base: Base | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._changed = threading.Condition()
         self._target: WeightTarget | None = None
         self._relaying = Relaying()
         self._waiting_since: float | None = None
@@ -112,9 +101,9 @@ class WeightSync:
         self._closed = False
         self._doubted = -1
         """The version that was loaded with another digest than its own, last."""
-        self._swapping: Final = threading.Lock()
+        self._swapping = threading.Lock()
         self._rollbacks: tuple[int, ...] = ()
-        self._thread: Final = SupervisedThread("weights", self._run)
+        self._thread = SupervisedThread("weights", self._run)
         self.transfer_s = 0.0
         self.loading = -1
         self.num_pieces = 0
@@ -301,7 +290,7 @@ class WeightSync:
         if any(target.version > step for step in self._rollbacks[load.num_rollbacks :]):
             raise WeightSyncError(f"the run was taken back to before version {target.version} while it was loaded")
         paused_at = time.monotonic()
-        self._engine.pause(self._pause)
+        self._engine.pause("keep" if self._in_flight_update else "wait")
         try:
             digest = self._engine.commit_update(self._cache)
         except AttestationError as error:

@@ -5,13 +5,13 @@ The step is the product's own (`policy.trial`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-import attrs
 import torch
 
 from cosmos_core.config.schema import PolicyConfig
+from cosmos_core.plugins.recipe import ModelSource
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World, single_world
@@ -25,9 +25,9 @@ from cosmos_core.policy.trial import (
     whole,
     worst_error,
 )
-from cosmos_core.protocols import Model, ModelContext
+from cosmos_core.protocols import Model
 from cosmos_core.testing.worlds import run_world
-from cosmos_core.types import JSON, Payload
+from cosmos_core.types import Payload
 
 __all__ = [
     "CPU",
@@ -46,19 +46,8 @@ __all__ = [
 CPU: Final = torch.device("cpu")
 
 
-@attrs.frozen(kw_only=True)
-class PluginModel:
-    """Makes a plugin's model, in any process.
-
-    Attributes:
-        plugin: The name with which recipes select it.
-        options: Its options.
-        context: What the recipe says of the model.
-    """
-
-    plugin: str
-    options: Mapping[str, JSON] = attrs.field(factory=dict)
-    context: ModelContext
+class PluginModel(ModelSource):
+    """Makes a plugin's model, in any process."""
 
     def __call__(self) -> Model:
         """The model."""

@@ -275,6 +275,7 @@ _Snapshot: TypeAlias = tuple[wire.Manifest, mmap.mmap | None]
 """What is to be written; None in place of a file that is not there any more."""
 
 
+@attrs.define(eq=False)
 class VersionWriter:
     """Writes to a folder that receivers can read (a path or fsspec URL), on a thread of its own.
 
@@ -283,16 +284,15 @@ class VersionWriter:
     process of a replica is enough that `removes` old versions.
     """
 
-    def __init__(self, directory: str, run_id: str, *, is_only: bool, removes: bool) -> None:
-        self._directory: Final = directory
-        self._run_id: Final = run_id
-        self._is_only: Final = is_only
-        self._removes: Final = removes
-        self._lock: Final = threading.Lock()
-        self._waiting: _Snapshot | None = None
-        self._oldest = 0
-        """Versions before this one are not needed any more."""
-        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="stored-weights")
+    _directory: str
+    _run_id: str
+    _is_only: bool = attrs.field(kw_only=True)
+    _removes: bool = attrs.field(kw_only=True)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _waiting: _Snapshot | None = attrs.field(default=None, init=False)
+    _oldest: int = attrs.field(default=0, init=False)
+    """Versions before this one are not needed any more."""
+    _thread: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "stored-weights"), init=False)
 
     def put(self, manifest: wire.Manifest) -> None:
         """Write what a snapshot of this process holds, or have it written."""

@@ -34,40 +34,37 @@ _NAMED: Final = 4
 Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.Network
 
 
+@attrs.define(eq=False)
 class WeightReceiver(Closing):
-    """Fetches weights for one rollout replica; used by one thread at a time."""
+    """Fetches weights for one rollout replica; used by one thread at a time. Connections are made per fetch.
 
-    def __init__(
-        self,
-        transport: Transport = "auto",
-        *,
-        run_id: str,
-        host: str,
-        rack: str = "",
-        stall_s: float = 5.0,
-        directory: str | None = None,
-        keyring: Keyring | None = None,
-    ) -> None:
-        """Prepare; connections are made per fetch.
+    Attributes:
+        transport: `auto` maps files of publishers on `host`, asks others over ZeroMQ, and reads what is stored in
+            `directory` if they cannot give the version. The others are that one way alone.
+        run_id: The run's id; publishers of other runs refuse.
+        host: This host, as in `Hello.host`.
+        rack: The label of its rack, as in `Hello.rack`; those in the same one are asked before others.
+        stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
+        directory: Where versions are stored, if they are.
+        keyring: Keys of this process; None only in tests and measurements.
+    """
 
-        Args:
-            transport: `auto` maps files of publishers on `host`, asks others over ZeroMQ, and reads what is stored in
-                `directory` if they cannot give the version. The others are that one way alone.
-            run_id: The run's id; publishers of other runs refuse.
-            host: This host, as in `Hello.host`.
-            rack: The label of its rack, as in `Hello.rack`; those in the same one are asked before others.
-            stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
-            directory: Where versions are stored, if they are.
-            keyring: Keys of this process; None only in tests and measurements.
-        """
-        self._keyring: Final = keyring
-        self._transport: Final = transport
-        self._network: Final[wire.Network] = transport if transport in {"gloo", "nccl"} else "zmq"
-        self._run_id: Final = run_id
-        self._place: Final = Place(host=host, rack=rack)
-        self._stall_s: Final = stall_s
-        self._directory: Final = directory
-        self._context: Final[sockets.Context] = zmq.Context()
+    _transport: Transport = "auto"
+    _run_id: str = attrs.field(kw_only=True)
+    _host: str = attrs.field(kw_only=True)
+    _rack: str = attrs.field(default="", kw_only=True)
+    _stall_s: float = attrs.field(default=5.0, kw_only=True)
+    _directory: str | None = attrs.field(default=None, kw_only=True)
+    _keyring: Keyring | None = attrs.field(default=None, kw_only=True)
+    _context: sockets.Context = attrs.field(factory=zmq.Context, init=False)
+
+    @property
+    def _network(self) -> wire.Network:
+        return self._transport if self._transport in {"gloo", "nccl"} else "zmq"
+
+    @property
+    def _place(self) -> Place:
+        return Place(host=self._host, rack=self._rack)
 
     @contextlib.contextmanager
     def fetch(

@@ -27,18 +27,15 @@ class DiffusionOptions:
         "encoder",
         help="Where embeddings of captions come from: `encoder`, the checkpoint's own; `table`, drawn from a hash of "
         "each word, for tiny models. A row's `metadata.text_embedding` (a safetensors file) comes first.",
-        validator=check.in_(("encoder", "table")),
     )
     encoders: Literal["device", "cpu"] = option(
         "device",
         help="Where the checkpoint's encoders of text and images work: on the `device` of the weights, beside them, or "
         "on the `cpu`, where a large one takes seconds a row.",
-        validator=check.in_(("device", "cpu")),
     )
     encoder_precision: Literal["fp32", "bf16"] | None = option(
         None,
         help="What they compute in; left out: as their weights are stored, which for some families is float32.",
-        validator=check.optional(check.in_(("fp32", "bf16"))),
     )
     text_length: int = option(
         512, help="Tokens of the text that the model is shown; shorter ones are filled up.", validator=check.ge(1)
@@ -59,7 +56,6 @@ class DiffusionOptions:
     times: Literal["logit-normal", "uniform", "edm"] = option(
         "logit-normal",
         help="How these times are drawn: `logit-normal`, `uniform`, or `edm` (log-normal noise levels).",
-        validator=check.in_(("logit-normal", "uniform", "edm")),
     )
     times_mean: float = option(0.0, help="Mean of the normal that `logit-normal` and `edm` draw from.")
     times_std: float = option(1.0, help="Its standard deviation.", validator=check.gt(0.0))

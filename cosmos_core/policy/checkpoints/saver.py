@@ -139,29 +139,23 @@ class SharesToSave(DefaultSavePlanner):
         return self._shares[write_item.index.fqn].tensor.contiguous()
 
 
+@attrs.define(eq=False)
 class CheckpointSaver:
     """Saves one checkpoint at a time on a thread.
 
-    Args:
+    Attributes:
         url: Folder of the checkpoints.
         keep: Newest ones to keep.
         report: Told of each outcome, on the thread of the leader.
         channel: Between the processes of the replica, for the thread alone.
     """
 
-    def __init__(
-        self,
-        url: str,
-        keep: int,
-        report: Callable[[CheckpointSaved | CheckpointFailed], None],
-        channel: Channel | None = None,
-    ) -> None:
-        self._url = url
-        self._keep = keep
-        self._report = report
-        self._channel = channel if channel is not None else Channel()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+    _url: str
+    _keep: int
+    _report: Callable[[CheckpointSaved | CheckpointFailed], None]
+    _channel: Channel = attrs.field(factory=Channel)
+    _thread: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "checkpoint"), init=False)
+    _writing: Future[None] | None = attrs.field(default=None, init=False)
 
     def save(self, state: Mapping[str, torch.Tensor], place: Place) -> None:
         """Copy the state and write it in the background; waits for the checkpoint before, if it is still written.

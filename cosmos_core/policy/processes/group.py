@@ -27,7 +27,7 @@ class GradientGroupError(TrainingError):
     """The gradient group could not be formed or broke."""
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False, slots=False)
 class GradientGroup:
     """The members of one generation, in rank order. A group of one needs no network.
 

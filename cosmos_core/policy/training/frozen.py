@@ -27,10 +27,11 @@ _GENERATED: Final = frozenset({"logprobs", "versions"})
 """Arrays that an engine adds to whatever it generates."""
 
 
+@attrs.define(eq=False, slots=False)
 class FrozenModel:
     """Evaluates the policy's micro-batches under other weights.
 
-    Args:
+    Attributes:
         role: What it is to the algorithm, for people.
         model: Evaluates the module.
         build: Makes its weights, spread like the policy's.
@@ -43,32 +44,25 @@ class FrozenModel:
             them alone: it does not repeat what the policy's forwards did while they generated (`MoEModel`).
     """
 
-    def __init__(
-        self,
-        role: FrozenRole,
-        model: Model,
-        build: Callable[[], torch.nn.Module],
-        *,
-        policy: PolicyConfig,
-        mesh: Mesh,
-        device: torch.device,
-        is_offloaded: bool,
-        follows: bool,
-    ) -> None:
-        self.follows: Final = follows
-        self._role: Final = role
-        self._model: Final = model
-        self._build: Final = build
-        module = build()
+    _role: FrozenRole
+    _model: Model
+    _build: Callable[[], torch.nn.Module]
+    _policy: PolicyConfig
+    _mesh: Mesh
+    _device: torch.device
+    _is_offloaded: bool
+    follows: bool
+
+    def __attrs_post_init__(self) -> None:
+        model, module = self._model, self._build()
         # By what is trained of the policy's: once frozen, nothing tells what lies below adapters.
-        self._saved: Final = frozenset(trained_tensors(module))
-        self._module: Final = module.requires_grad_(False)
+        self._saved = frozenset(trained_tensors(module))
+        self._module = module.requires_grad_(False)
         self._is_initial = True
         recorded = {record.name for record in model.records()} if isinstance(model, MoEModel) else set()
-        self._unread: Final = frozenset() if follows or not recorded else recorded | _GENERATED
-        self._executor: Final[Executor] = make_executor(model, module, mesh, policy.parallel.schedule)
-        self._device: Final = device
-        self._moves: Final = is_offloaded and mesh.world_size == 1 and device.type != "cpu"
+        self._unread = frozenset() if self.follows or not recorded else recorded | _GENERATED
+        self._executor: Executor = make_executor(model, module, self._mesh, self._policy.parallel.schedule)
+        self._moves = self._is_offloaded and self._mesh.world_size == 1 and self._device.type != "cpu"
         if self._moves:
             module.to("cpu")
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -50,10 +49,11 @@ class Applied:
     meter: Meter
 
 
+@attrs.define(kw_only=True, eq=False, slots=False)
 class Trainer:
     """The weights, their optimizer and where in the run they are.
 
-    Args:
+    Attributes:
         model: Evaluates decisions.
         module: Its weights, in float32; trained in place.
         policy: Precision, budget and guards.
@@ -61,8 +61,6 @@ class Trainer:
         world: The processes of this replica.
         frozen: Models that an algorithm may consult, by role.
         critic: Estimates returns; None without one.
-
-    Attributes:
         step: Global step whose weights these are; negative while they are a mixture of two (see `transfer`).
         stage: The stage whose optimizer this is.
         nonfinite_steps: Steps skipped in a row.
@@ -71,41 +69,33 @@ class Trainer:
         activity: What the replica is doing; each forward of a layer counts as progress.
     """
 
-    def __init__(
-        self,
-        *,
-        model: Model,
-        module: torch.nn.Module,
-        policy: PolicyConfig,
-        device: torch.device,
-        world: World,
-        frozen: Mapping[FrozenRole, FrozenModel] = MappingProxyType({}),
-        critic: Critic | None = None,
-    ) -> None:
-        self.model = model
-        self.module = module
-        self.device = device
-        self.world = world
+    model: Model
+    module: torch.nn.Module
+    _policy: PolicyConfig
+    device: torch.device
+    world: World
+    _frozen: Mapping[FrozenRole, FrozenModel] = attrs.field(factory=dict)
+    _critic: Critic | None = None
+
+    def __attrs_post_init__(self) -> None:
+        module, policy, world = self.module, self._policy, self.world
         self.step = 0
         self.nonfinite_steps = 0
         self.unimitated_steps = 0
         self.num_units = 0
         self.activity = Activity()
         watch_layers(module, self.activity)
-        for each in frozen.values():
+        for each in self._frozen.values():
             each.watch(self.activity)
         self.stage: Stage
         self._algorithm: Algorithm
         self._optimizer: AdamW
         self._temperature = 1.0
-        self._policy = policy
-        self._packer: Final = Packer(model=model, policy=policy, world=world, device=device)
-        self._frozen: Final = frozen
-        self._critic: Final = critic
-        self._average: Final = None if policy.average is None else Average(policy.average, module)
-        self._executor: Executor = make_executor(model, module, world.mesh, policy.parallel.schedule)
+        self._packer = Packer(model=self.model, policy=policy, world=world, device=self.device)
+        self._average = None if policy.average is None else Average(policy.average, module)
+        self._executor: Executor = make_executor(self.model, module, world.mesh, policy.parallel.schedule)
         self._tied = TiedParameters(module, world)
-        self._counters = Counters(model, module, world.mesh, device)
+        self._counters = Counters(self.model, module, world.mesh, self.device)
         self._gradients = GradientBuffer(
             dict(module.named_parameters()),
             processes=world.size // world.mesh.size("pp"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import EVENTS, ControllerStarted
-from cosmos_core.control.observers import Observers
+from cosmos_core.control.server import Observers
 
 
 class Post:
@@ -91,7 +91,7 @@ def filled(journal, count):
 
 
 def test_a_late_observer_gets_a_long_journal_as_it_takes_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("cosmos_core.control.observers._MAX_BATCHES", 2)
+    monkeypatch.setattr("cosmos_core.control.server._MAX_BATCHES", 2)
     post, sizes = Post(), []
     with Journal(tmp_path / "journal.sqlite") as journal:
         observers = Observers(journal, post, lambda: 0)

@@ -1,6 +1,6 @@
 """Counts of rows that are left out."""
 
-from cosmos_core.data.index import Omissions
+from cosmos_core.data.dataset import Omissions
 from cosmos_core.protocols.dataset import Omission
 
 
