@@ -36,7 +36,7 @@ def choices(numbers: Iterable[int]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def mesh_problems(sizes: MeshConfig, path: str = "policy.mesh") -> Iterator[str]:
+def mesh_problems(sizes: MeshConfig) -> Iterator[str]:
     """Reasons why the axes do not fit together, each with the number that does not fit and what would."""
     shared = sizes.dp_shard * sizes.cp * sizes.tp
     if sizes.ep == 1:
@@ -44,13 +44,13 @@ def mesh_problems(sizes: MeshConfig, path: str = "policy.mesh") -> Iterator[str]
     fitting = [each for each in divisors(shared) if each == 1 or each % sizes.tp == 0]
     if shared % sizes.ep:
         yield (
-            f"{path}.ep: {sizes.ep} does not divide dp_shard · cp · tp = {shared}, over which experts are spread; "
+            f"policy.mesh.ep: {sizes.ep} does not divide dp_shard · cp · tp = {shared}, over which experts are spread; "
             f"ep can be {choices(fitting)}"
         )
     elif sizes.ep % sizes.tp:
         yield (
-            f"{path}.ep: {sizes.ep} is not a multiple of tp = {sizes.tp}; experts are whole on each process, so the "
-            f"processes of one tp group hold different ones; ep can be {choices(fitting)}"
+            f"policy.mesh.ep: {sizes.ep} is not a multiple of tp = {sizes.tp}; experts are whole on each process, so "
+            f"the processes of one tp group hold different ones; ep can be {choices(fitting)}"
         )
 
 

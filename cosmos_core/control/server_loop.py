@@ -14,10 +14,11 @@ from cosmos_core.config.fingerprint import difference
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.connections import IsThere, Line, Lines
 from cosmos_core.control.failure_detector import FailureDetector
+from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine import changes, core
 from cosmos_core.control.machine.events import Commanded, ReplicaJoined, Reported, RunEnded
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.write_ahead_log import Durable, WriteAheadLog
+from cosmos_core.control.write_ahead_log import Noted, WriteAheadLog
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import (
     REQUEST,
@@ -60,7 +61,7 @@ class ServerLoop:
     def __init__(
         self,
         state: State,
-        journal: Durable,
+        journal: Journal | Noted,
         control: ControlConfig,
         now: float,
         facts: Mapping[str, str] | None = None,

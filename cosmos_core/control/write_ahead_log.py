@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
+from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, Event, ReplicaLost
 from cosmos_core.control.machine.invariants import check
@@ -14,24 +15,7 @@ from cosmos_core.control.machine.state import State
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Durable(Protocol):
-    """A store of events; `cosmos_core.control.journal.Journal` is one."""
-
-    def append(self, event: Event) -> int:
-        """Add an event to what the next commit makes durable."""
-
-    def commit(self) -> int:
-        """Make everything appended durable."""
-
-
-class Settling(Durable, Protocol):
-    """An event store that can also keep events for good; `cosmos_core.control.journal.Journal` is one."""
-
-    def settle(self) -> None:
-        """Make everything appended durable, so that nothing but the loss of the whole journal takes it back."""
-
-
-def begin_term(state: State, journal: Settling) -> ControllerStarted:
+def begin_term(state: State, journal: Journal) -> ControllerStarted:
     """Have a controller take a run over; what is in the journal by then is settled on return.
 
     A term that could be lost with the end of the journal would come again, and nobody could tell its controller from
@@ -47,7 +31,7 @@ def begin_term(state: State, journal: Settling) -> ControllerStarted:
 class WriteAheadLog:
     """Takes events into the state and the journal, whose fold it is; their only writer."""
 
-    def __init__(self, state: State, journal: Durable) -> None:
+    def __init__(self, state: State, journal: Journal | Noted) -> None:
         self.state: Final = state
         self.num_events = 0
         self._journal: Final = journal
@@ -82,7 +66,7 @@ class Noted:
     from it is said.
     """
 
-    def __init__(self, journal: Durable, note: Callable[[Event], None], committed: Callable[[], None]) -> None:
+    def __init__(self, journal: Journal, note: Callable[[Event], None], committed: Callable[[], None]) -> None:
         self._journal: Final = journal
         self._note: Final = note
         self._committed: Final = committed

@@ -200,7 +200,7 @@ class RowsDataset:
 def _numbers(
     options: RowsOptions, num_train: int, num_heldout: int, key_path: str
 ) -> tuple[range | array[int], range | array[int]]:
-    """Row numbers of the train and held-out splits within their sources."""
+    """Row numbers of the train and held-out splits within their sources, each in order."""
     wanted = options.heldout_rows
     if options.heldout_fraction is not None:
         wanted = max(1, round(options.heldout_fraction * num_train))
@@ -208,16 +208,9 @@ def _numbers(
         return range(num_train), range(num_heldout)
     if wanted >= num_train:
         raise DataError(f"{key_path}: cannot hold {wanted} rows out of {num_train}; none would be left to train on")
-    return hold_out(num_train, wanted)
-
-
-def hold_out(num_rows: int, num_heldout: int) -> tuple[array[int], array[int]]:
-    """Numbers of the train and the held-out rows, each in order.
-
-    Rows are drawn at random, always the same ones: runs with different seeds are compared on the same rows.
-    """
-    heldout = set(random.Random("heldout").sample(range(num_rows), num_heldout))  # noqa: S311 - no secret
-    train = array("Q", (number for number in range(num_rows) if number not in heldout))
+    # Drawn at random, and always the same ones: runs with different seeds are compared on the same rows.
+    heldout = set(random.Random("heldout").sample(range(num_train), wanted))  # noqa: S311 - no secret
+    train = array("Q", (number for number in range(num_train) if number not in heldout))
     return train, array("Q", sorted(heldout))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import attrs
 from rich.columns import Columns
@@ -67,27 +67,6 @@ class Progress:
     unit: str = "token"
 
 
-class View(Protocol):
-    """Shows progress."""
-
-    def show(self, progress: Progress) -> None:
-        """Show the newest state; cheap enough to be called many times a second."""
-        ...
-
-    def say(self, message: str) -> None:
-        """Say something that happened, at once."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        ...
-
-
-def make_view(console: Console) -> View:
-    """The view that suits the console."""
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
-
-
 class LiveView:
     """A panel at the bottom of a terminal."""
 
@@ -111,9 +90,8 @@ class LiveView:
 class PlainView:
     """A line every few seconds, and at each evaluation."""
 
-    def __init__(self, console: Console, interval_s: float = _PLAIN_INTERVAL_S) -> None:
+    def __init__(self, console: Console) -> None:
         self._console: Final = console
-        self._interval_s: Final = interval_s
         self._shown_at = float("-inf")
         self._evaluated: tuple[int | None, int | None] = (None, None)
 
@@ -122,7 +100,7 @@ class PlainView:
         now = time.monotonic()
         evaluated = (progress.evaluated_step, progress.measured_step)
         is_new = evaluated != self._evaluated
-        if is_new or now - self._shown_at >= self._interval_s:
+        if is_new or now - self._shown_at >= _PLAIN_INTERVAL_S:
             self._shown_at, self._evaluated = now, evaluated
             self.say(line(progress))
 
@@ -132,6 +110,15 @@ class PlainView:
 
     def close(self) -> None:
         """Nothing to undo."""
+
+
+View: TypeAlias = LiveView | PlainView
+"""Shows progress: the newest state, cheaply enough for many times a second, and what happened, at once."""
+
+
+def make_view(console: Console) -> View:
+    """The view that suits the console."""
+    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
 
 
 def line(progress: Progress) -> str:

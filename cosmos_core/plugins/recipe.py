@@ -122,7 +122,7 @@ def greedy(recipe: Recipe) -> Sampling:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ModelSource:
-    """What makes a plugin's model.
+    """A plugin's model before it is made: which one, and of what.
 
     Attributes:
         plugin: The name with which recipes select it.

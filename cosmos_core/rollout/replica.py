@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections import deque
@@ -94,11 +93,6 @@ def _started_pools(recipe: Recipe, stack: contextlib.ExitStack) -> tuple[RewardP
     return rewards, environments
 
 
-def _algorithm(job: Job, plugins: PluginSet, stage: int, recipe: Recipe) -> Algorithm:
-    """The algorithm of a stage, as a recipe has it that is the job's but for dynamic keys."""
-    return load_algorithm(attrs.evolve(job, recipe=recipe), plugins, stages(recipe)[stage])
-
-
 class Replica:
     """The parts of one replica; `stack` ends them in reverse order."""
 
@@ -114,6 +108,10 @@ class Replica:
         stack.callback(self._engine.shutdown)
         payloads = stack.enter_context(PayloadServer(args.address, args.keyring))
         version_lock = VersionLock()
+
+        def algorithm(changed: Recipe) -> Algorithm:
+            return load_algorithm(attrs.evolve(job, recipe=changed), plugins, stages(changed)[stage.index])
+
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
         self._sync = self._weight_sync(args, engine, version_lock, stack)
         environment = EnvironmentCapabilities()
@@ -125,7 +123,7 @@ class Replica:
             context_length=model.facts().context_length,
             model=model,
             dataset=load_dataset(job, plugins),
-            recipes=LeaseRecipes(recipe, functools.partial(_algorithm, job, plugins, stage.index)),
+            recipes=LeaseRecipes(recipe, algorithm),
             engine=self._engine,
             pool=pool,
             payloads=payloads,

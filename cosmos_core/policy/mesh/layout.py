@@ -5,7 +5,6 @@ Source of the v shape of pipelines: arXiv:2401.10241, section 6.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterator
 from typing import Final, get_args
@@ -52,17 +51,9 @@ def misfits(policy: PolicyConfig, capabilities: ModelCapabilities, facts: ModelF
     An axis that the model cannot use is told first: why, if the model knows, else that its plugin does not declare it.
     What follows from such an axis is not told.
     """
-    mesh = policy.mesh
-    found = _unusable(mesh, capabilities, facts)
-    sizes = (
-        mesh_problems(mesh),
-        _stages(policy, facts),
-        _extents(policy, facts),
-        _context(policy, facts),
-        _vocabulary(policy, facts),
-        _units(policy, facts),
-    )
-    return found or list(itertools.chain(*sizes, _adapted(policy, facts), _computed_in_float8(policy, facts)))
+    found = _unusable(policy.mesh, capabilities, facts)
+    checks = (_stages, _extents, _context, _vocabulary, _units, _adapted, _computed_in_float8)
+    return found or [*mesh_problems(policy.mesh), *(told for check in checks for told in check(policy, facts))]
 
 
 def rollout_misfits(mesh: MeshConfig, capabilities: ModelCapabilities, facts: ModelFacts) -> list[str]:

@@ -43,7 +43,7 @@ class Forward:
 
 
 class Pipeline:
-    """Runs the stages of this process (see `executor.Executor`).
+    """Runs the stages of this process (see `executor.Sequential`).
 
     Every process of the replica makes the same calls with the same number of micro-batches; those of one pipeline are
     given the same micro-batches, all of one size.

@@ -73,19 +73,14 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def share(self, data: bytes, waiting: Waiting = _nothing) -> bytes:
-        """The leader's bytes, on every process; those of the others are ignored.
-
-        Args:
-            data: Bytes of the leader.
-            waiting: Called again and again while others are waited for.
-        """
+    def share(self, data: bytes) -> bytes:
+        """The leader's bytes, on every process; those of the others are ignored."""
         if self.size == 1:
             return data
 
         def broadcast(buffer: bytearray) -> bytes:
             tensor = torch.frombuffer(buffer, dtype=torch.uint8)
-            _polled(dist.broadcast(tensor, LEADER, async_op=True), waiting)
+            dist.broadcast(tensor, LEADER)
             return tensor.numpy().tobytes()
 
         return broadcasted(data if self.is_leader else b"", broadcast)

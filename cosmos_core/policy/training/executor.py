@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, TypeAlias, cast
 
 import torch
 
@@ -17,31 +17,39 @@ from cosmos_core.protocols.model import PipelinedModel
 from cosmos_core.replica.activity import Activity
 
 
-class Executor(Protocol):
-    """Evaluates micro-batches, and computes gradients of them.
+class Sequential:
+    """Evaluates micro-batches with a whole module, and computes gradients of them.
 
     Every process of a replica calls it with the same number of micro-batches, for they meet in each forward.
+
+    Args:
+        model: Evaluates the module.
+        module: Its weights.
     """
 
-    @property
-    def concludes(self) -> bool:
-        """True on a process with the last stage, which learns what is decided."""
-        ...
+    concludes = True
+    """Whether this process has the last stage, and learns what is decided."""
+
+    def __init__(self, model: Model, module: torch.nn.Module) -> None:
+        self._model: Final = model
+        self._module: Final = module
 
     def evaluate(
         self, batches: Sequence[MicroBatch], forward: Forward, judge: Callable[[Decided], Decided] | None = None
-    ) -> list[Decided] | None:
-        """Evaluate without gradients.
+    ) -> list[Decided]:
+        """Evaluate without gradients; the decisions of each micro-batch.
 
         Args:
             batches: The micro-batches.
             forward: What their forwards give.
             judge: Gives what is kept of each in its place, before the next is evaluated.
-
-        Returns:
-            The decisions of each; None on a process that has no last stage.
         """
-        ...
+        found = []
+        with torch.no_grad():
+            for batch in batches:
+                decided = self._model.decide(self._module, batch, **forward.arguments())
+                found.append(decided if judge is None else judge(decided))
+        return found
 
     def train(
         self,
@@ -60,45 +68,13 @@ class Executor(Protocol):
             kl_targets: For each of the first micro-batches, its comparison with a frozen model; where the last stage
                 is.
         """
-        ...
-
-
-class Sequential:
-    """Runs whole modules.
-
-    Args:
-        model: Evaluates the module.
-        module: Its weights.
-    """
-
-    concludes = True
-
-    def __init__(self, model: Model, module: torch.nn.Module) -> None:
-        self._model: Final = model
-        self._module: Final = module
-
-    def evaluate(
-        self, batches: Sequence[MicroBatch], forward: Forward, judge: Callable[[Decided], Decided] | None = None
-    ) -> list[Decided]:
-        """Evaluate without gradients."""
-        found = []
-        with torch.no_grad():
-            for batch in batches:
-                decided = self._model.decide(self._module, batch, **forward.arguments())
-                found.append(decided if judge is None else judge(decided))
-        return found
-
-    def train(
-        self,
-        batches: Sequence[MicroBatch],
-        forward: Forward,
-        loss: Callable[[int, Decided], torch.Tensor],
-        kl_targets: Sequence[KLTarget] = (),
-    ) -> None:
-        """Run forward and backward of each micro-batch; gradients are added to those there are."""
         for index, batch in enumerate(batches):
             decided = self._model.decide(self._module, batch, **forward.arguments(kl_targets[index : index + 1]))
             loss(index, decided).backward()  # type: ignore[no-untyped-call]
+
+
+Executor: TypeAlias = Sequential | Pipeline
+"""Evaluates micro-batches, and computes gradients of them (see `Sequential`)."""
 
 
 def make_executor(model: Model, module: torch.nn.Module, mesh: Mesh, schedule: Schedule) -> Executor:

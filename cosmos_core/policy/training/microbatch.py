@@ -145,13 +145,7 @@ def decision_weights(
             return [1.0 / (totals.sequences * constant_length) for _ in num_decisions]
 
 
-def know(
-    algorithm: Algorithm,
-    batch: MicroBatch,
-    sequences: Sequence[TrainSequence],
-    totals: Counts,
-    device: torch.device = CPU,
-) -> Known:
+def know(algorithm: Algorithm, batch: MicroBatch, sequences: Sequence[TrainSequence], totals: Counts) -> Known:
     """Lay out a micro-batch's decisions."""
     members = [(sequences[piece.sequence], piece) for piece in pieces(batch)]
     numbers = np.asarray(batch.num_decisions)
@@ -170,7 +164,7 @@ def know(
         weights_N=each(weights),
         num_sequences=len(members),
         has_behaviour=any("logprobs" in each and "noise_seed" not in each for each in held),
-    ).on(device)
+    )
 
 
 def _recorded(members: Sequence[tuple[TrainSequence, Piece]], name: str, absent: float, dtype: str) -> torch.Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
+from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
 from cosmos_core.types import Prompt
@@ -20,9 +21,7 @@ STUCK_EXIT: Final = 86
 class Setup:
     """First message to a worker: the recipe's environment."""
 
-    plugin: str
-    options: dict[str, Any]
-    timeout_s: float
+    environment: EnvironmentConfig
     seed: int
 
 

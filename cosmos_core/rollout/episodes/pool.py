@@ -61,7 +61,7 @@ class EnvironmentProcess(WorkerProcess):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__("cosmos_core.rollout.episodes.worker", TO_WORKER.encode(setup), FROM_WORKER)
-        self._timeout_s: Final = setup.timeout_s
+        self._timeout_s: Final = setup.environment.timeout_s
         self.episodes: Final[dict[int, Asked | None]] = {}
 
     def ask(self, episode: int, framed: bytes, answer: Answer) -> None:
@@ -123,12 +123,7 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
     def __init__(self, environment: EnvironmentConfig, *, seed: int) -> None:
         super().__init__(thread="environments", worker="an environment worker", num_workers=environment.workers)
         self._config: Final = environment
-        self._setup: Final = Setup(
-            plugin=environment.plugin,
-            options=dict(environment.options),
-            timeout_s=environment.timeout_s,
-            seed=seed,
-        )
+        self._setup: Final = Setup(environment=environment, seed=seed)
         self._homes: Final[dict[int, EnvironmentProcess]] = {}
         self._numbers: Final = itertools.count()
 

@@ -132,17 +132,16 @@ class Worker(process.Worker):
             _leave(0)
 
     def _load(self, setup: Setup) -> None:
-        plugins = PluginSet.load([("environment", setup.plugin)])
-        context = EnvironmentContext(name=setup.plugin, seed=setup.seed)
+        config = setup.environment
+        plugins = PluginSet.load([("environment", config.plugin)])
+        context = EnvironmentContext(name=config.plugin, seed=setup.seed)
 
         def make() -> Environment:
-            made: Environment = plugins.create(
-                "environment", setup.plugin, setup.options, context, "environment.options"
-            )
+            made: Environment = plugins.create("environment", config.plugin, config.options, context)
             return made
 
         make()  # what is wrong with the options is wrong with every episode
-        self._make, self._timeout_s = make, setup.timeout_s
+        self._make, self._timeout_s = make, config.timeout_s
         self.send(Ready())
 
     def _begin(self, message: Open | Act | Close) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
+from cosmos_core.config.schema import RewardConfig
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
@@ -13,20 +14,10 @@ from cosmos_core.types import SampleStatus
 
 
 @attrs.frozen(kw_only=True)
-class RewardSetup:
-    """One reward of the recipe."""
-
-    plugin: str
-    name: str
-    options: dict[str, Any]
-    timeout_s: float
-
-
-@attrs.frozen(kw_only=True)
 class Setup:
     """First message to a worker: the rewards to load, in the recipe's order."""
 
-    rewards: tuple[RewardSetup, ...]
+    rewards: tuple[RewardConfig, ...]
     seed: int
 
 

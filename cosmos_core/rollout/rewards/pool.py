@@ -23,7 +23,6 @@ from cosmos_core.rollout.rewards.messages import (
     Deferred,
     Outcome,
     Outcomes,
-    RewardSetup,
     Scored,
     Setup,
     Task,
@@ -140,13 +139,7 @@ class RewardPool(WorkerPool[RewardProcess]):
     def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int) -> None:
         super().__init__(thread="rewards", worker="a reward worker", num_workers=num_workers)
         self._rewards: Final = tuple(rewards)
-        self._setup: Final = Setup(
-            rewards=tuple(
-                RewardSetup(plugin=each.plugin, name=each.label, options=dict(each.options), timeout_s=each.timeout_s)
-                for each in rewards
-            ),
-            seed=seed,
-        )
+        self._setup: Final = Setup(rewards=tuple(rewards), seed=seed)
         self._waiting: Final[deque[Assignment]] = deque()
         self._open: Final[dict[int, tuple[_Job, int]]] = {}
         self._next_ticket = 0

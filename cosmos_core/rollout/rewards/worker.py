@@ -42,10 +42,10 @@ def load(setup: Setup) -> list[Reward]:
     plugins = PluginSet.load(("reward", each.plugin) for each in setup.rewards)
     rewards: list[Reward] = []
     for index, each in enumerate(setup.rewards):
-        context = RewardContext(name=each.name, seed=setup.seed)
+        context = RewardContext(name=each.label, seed=setup.seed)
         reward: Reward = plugins.create("reward", each.plugin, each.options, context, f"reward.{index}.options")
         if hasattr(reward, "load"):
-            _load(reward.load, f"reward {each.name}")
+            _load(reward.load, f"reward {each.label}")
         rewards.append(reward)
     return rewards
 

@@ -20,7 +20,7 @@ from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugins.recipe import load_dataset, load_rewards
+from cosmos_core.plugins.recipe import greedy, load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, Request, Sampling
 from cosmos_core.protocols.model import MultiTurnModel
@@ -325,8 +325,7 @@ def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> li
         room = served.room(payload)
         if room is None or room > 0:
             fitting.append((row, prompt, payload))
-    longest = job.recipe.evaluation.max_units or job.recipe.rollout.sampling.max_units
-    sampling = Sampling(temperature=0.0, max_units=longest)
+    sampling = greedy(job.recipe)
     if environment is not None:
         played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed)
         return [(prompt, each) for (_, prompt, _), each in zip(fitting, played, strict=True)]

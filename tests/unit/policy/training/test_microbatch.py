@@ -249,7 +249,7 @@ def test_what_is_known_follows_the_order_of_the_micro_batch(model, kit):
     sequences = [TrainSequence(payload=p, advantage=a) for p, a in zip(payloads, (0.5, -1.0), strict=True)]
     (batch,) = model.pack(payloads, budget=20)
     assert batch.sequences == (1, 0)
-    known = know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences), kit.CPU)
+    known = know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences))
     assert known.behaviour_logprobs_N.tolist() == [-2.0, -3.0, -4.0, -0.5, -1.0]
     assert known.versions_N.tolist() == [6, 6, 6, 4, 4]
     assert known.advantages_N.tolist() == [-1.0, -1.0, -1.0, 0.5, 0.5]
@@ -262,7 +262,7 @@ def test_what_is_known_follows_the_order_of_the_micro_batch(model, kit):
 def test_a_sequence_without_decisions_counts_as_one(model, kit):
     sequences = [TrainSequence(payload=kit.payload([1, 2, 3], c), advantage=1.0) for c in ([4, 5], [])]
     (batch,) = model.pack([sequence.payload for sequence in sequences], budget=20)
-    assert know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences), kit.CPU).num_sequences == 2
+    assert know(kit.Reinforce(), batch, sequences, kit.counts_of(sequences)).num_sequences == 2
 
 
 def test_squared_errors_of_regressions_are_no_log_probs_to_compare_with(kit):
@@ -276,6 +276,6 @@ def test_squared_errors_of_regressions_are_no_log_probs_to_compare_with(kit):
     for payload, expected in ((learned, False), (walk, True)):
         sequences = [TrainSequence(payload=payload, advantage=1.0)]
         (batch,) = world.pack([payload], budget=99)
-        known = know(kit.Reinforce(), batch, sequences, Counts(sequences=1, decisions=9, trained=1), kit.CPU)
+        known = know(kit.Reinforce(), batch, sequences, Counts(sequences=1, decisions=9, trained=1))
         assert known.has_behaviour == expected
         assert (known.behaviour_logprobs_N != 0).all()

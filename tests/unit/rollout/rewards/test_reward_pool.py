@@ -10,7 +10,7 @@ import pytest
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.protocols import Completion
-from cosmos_core.rollout.rewards.messages import RewardSetup, Setup
+from cosmos_core.rollout.rewards.messages import Setup
 from cosmos_core.rollout.rewards.worker import load
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
@@ -127,7 +127,7 @@ def test_rewards_that_cannot_be_loaded_are_told(scorer, plugin, monkeypatch):
         ({"scale": 15.0}, "^reward mine: no key$"),
         ({"scale": 16.0}, "^reward mine: reward minerals: no key$"),
     ):
-        setup = RewardSetup(plugin="obedient", name="mine", options=options, timeout_s=1.0)
+        setup = RewardConfig(plugin="obedient", name="mine", options=options, timeout_s=1.0)
         with pytest.raises(CosmosError, match=message):
             load(Setup(rewards=(setup,), seed=0))
 
