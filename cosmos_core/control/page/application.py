@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import time
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,12 +13,12 @@ import attrs
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from aiohttp.web_protocol import RequestHandler
 
 from cosmos_core.control.page import metrics
 from cosmos_core.control.page.authentication import PageAuthentication
 from cosmos_core.control.page.board import Board, as_event, changes, whole
 from cosmos_core.errors import TransportError
+from cosmos_core.transport.http_connections import Connections
 from cosmos_core.transport.messages import Drain, Request, Set, Stop
 from cosmos_core.types.bounds import Word
 
@@ -130,28 +128,6 @@ def load_assets() -> dict[str, Asset]:
         path: Asset(content=(folder / name).read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
         for path, name in _PATHS.items()
     }
-
-
-class Connections:
-    """The connections of a server, and since when each has been quiet: not while a request of it is being served."""
-
-    def __init__(self) -> None:
-        self._quiet_since: dict[RequestHandler, float] = {}
-
-    def begin(self, connection: RequestHandler) -> None:
-        """A request of it is being served from now on."""
-        self._quiet_since[connection] = math.inf
-
-    def end(self, connection: RequestHandler) -> None:
-        """It was served."""
-        self._quiet_since[connection] = time.monotonic()
-
-    def sweep(self, server: web.Server, now: float, idle_s: float) -> None:
-        """Close what has been quiet for longer than `idle_s` at `now`, a monotonic time."""
-        self._quiet_since = {each: self._quiet_since.get(each, now) for each in server.connections}
-        for connection, since in self._quiet_since.items():
-            if now - since > idle_s and connection.transport is not None:
-                connection.transport.abort()  # to close it would wait for whoever does not read
 
 
 def accept(server: web.Server) -> asyncio.BaseProtocol:

@@ -13,9 +13,9 @@ from typing import Any, Final
 from aiohttp import http_exceptions, web
 
 from cosmos_core.config.checks import is_loopback
-from cosmos_core.control.page.application import Connections
 from cosmos_core.errors import ConfigError
 from cosmos_core.transport.connection_limiter import raised_limit
+from cosmos_core.transport.http_connections import Connections
 from cosmos_service_reward_service.application import Application
 from cosmos_service_reward_service.service import Service
 from cosmos_service_reward_service.settings import ServiceSettings, kinds_of
