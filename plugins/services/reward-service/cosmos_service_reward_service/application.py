@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import hdrs, web
 
-from cosmos_core.control.page.application import Connections
 from cosmos_core.rollout.rewards.messages import Outcome
+from cosmos_core.transport.http_connections import Connections
 from cosmos_core.types import JSON
 from cosmos_service_reward_service.bodies import Submission, read_body
 from cosmos_service_reward_service.cosmos_rl import PATHS, pulled, read_foreign
