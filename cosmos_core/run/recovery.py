@@ -6,6 +6,7 @@ A journal that cannot be read is replaced, and kept aside.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,16 +68,16 @@ def damage(job: Job) -> str:
 def recover(directory: Path, *, step: int | None = None) -> Recovery:
     """Put a new journal in the place of a damaged one, which goes on from a checkpoint.
 
-    The checkpoint is that of `step`; if None the newest that is complete and has a snapshot. A sound journal stays, and
-    goes on from the checkpoint of `step`.
+    The checkpoint is that of `step`; if None the newest that is complete and has a snapshot. A sound journal that knows
+    the checkpoint of `step` stays, and goes on from it; one that was recovered may know later ones only.
     """
     with folder.held(directory):
         job = load_job(directory)
         require_gone(job)
         found = damage(job)
-        if not found and step is not None:
+        if not found and step is not None and step not in _beside(job):
             return _take_back(job, step)
-        if not found:
+        if not found and step is None:
             raise ConfigError(f"{job.journal}: can be read; go on with cosmos run --resume {directory}")
         snapshot, passed_over = _snapshot(job, step)
         checkpoint = path_of(job.checkpoints, snapshot.step)
@@ -146,9 +147,9 @@ def _set_aside(journal: Path) -> Path | None:
     """Rename a journal and what belongs to it, as much of it as there is; nothing of it is deleted."""
     if not any(journal.with_name(journal.name + part).exists() for part in _PARTS):
         return None
-    aside = journal.with_name(f"{journal.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-    if aside.exists():
-        raise JournalError(f"{aside} exists already; move it away")
+    name = f"{journal.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    aside = next(path for path in map(journal.with_name, names) if not path.exists())
     # The log of SQLite first: a database whose log is gone is an old one, a log whose database is gone is nothing.
     for part in reversed(_PARTS):
         path = journal.with_name(journal.name + part)
@@ -181,26 +182,29 @@ def find_start(job: Job, follower: Follower, wanted: str | None) -> tuple[Start,
         return Start(), []
     complete = completed(job.checkpoints)
     steps = _resumable(job, state, complete)
-    step = _chosen(steps, wanted)
+    step = _chosen(job, steps, wanted)
     start = Start(step=step, checkpoint=path_of(job.checkpoints, step) if step or step in complete else None)
     if start.checkpoint is not None:
         try:
             require_whole(start.checkpoint)
         except DamagedCheckpointError as error:
             earlier = [each for each in steps if each < step]
-            remedy = _instead(job.directory, earlier, is_newest=step == steps[-1])
+            remedy = _instead(job, earlier, is_newest=step == steps[-1])
             raise DamagedCheckpointError(f"{error}; {remedy}") from error
     return start, _undone(job, state, step, complete)
 
 
-def _instead(run: Path, earlier: Sequence[int], *, is_newest: bool = True) -> str:
+def _instead(job: Job, earlier: Sequence[int], *, is_newest: bool) -> str:
     """The way to go on without a damaged checkpoint, in words.
 
     Args:
-        run: The run's folder.
+        job: The run's.
         earlier: Steps of the checkpoints before it, oldest first; 0 is the run's beginning.
         is_newest: Whether the run has none after it.
     """
+    run = job.directory
+    if not earlier and (beside := _beside(job)):
+        return f"cosmos recover {run} --step {beside[-1]} takes the run to the checkpoint of step {beside[-1]}"
     if not earlier:
         return f"there is none before it: restore its files, or make a new run in place of {run}"
     step = earlier[-1]
@@ -226,7 +230,16 @@ def _resumable(job: Job, state: State, complete: Sequence[int]) -> list[int]:
     return found
 
 
-def _chosen(steps: Sequence[int], wanted: str | None) -> int:
+def _beside(job: Job) -> list[int]:
+    """Steps of complete checkpoints with a snapshot that a sound journal does not know, as it was recovered since."""
+    follower = Follower()
+    follower.fold(entries(job.journal))
+    complete = completed(job.checkpoints)
+    known = _resumable(job, follower.state, complete) if follower.state is not None else []
+    return sorted((set(complete) & set(recovery_snapshots.kept(job.recovery_snapshots))) - set(known))
+
+
+def _chosen(job: Job, steps: Sequence[int], wanted: str | None) -> int:
     """The step that is wanted, of those that a run can go on from; the newest if none is."""
     if wanted is None:
         return steps[-1]
@@ -237,7 +250,8 @@ def _chosen(steps: Sequence[int], wanted: str | None) -> int:
     if named is None:
         there = [f"step-{step}" if step else "step-0 (its beginning)" for step in steps]
         there += [f"previous (step-{earlier[-1]})"] if earlier else []
-        raise ConfigError(f"{wanted}: there is no such checkpoint; the run can go on from {', '.join(there)}")
+        further = "".join(f"; cosmos recover {job.directory} --step {step} takes it to that" for step in _beside(job))
+        raise ConfigError(f"{wanted}: there is no such checkpoint; the run can go on from {', '.join(there)}{further}")
     return named
 
 

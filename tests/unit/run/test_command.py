@@ -214,9 +214,20 @@ def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
     assert step == 4
     assert "Passed over: the checkpoint(s) of step 8, 9 in " in said
 
-    # Without any checkpoint that the journal knows there is nothing to go on from.
-    interrupted.journal.unlink()
+    # Of checkpoints that the new journal does not know, a snapshot does.
+    shutil.rmtree(path_of(interrupted.checkpoints, 9))
+    with pytest.raises(ConfigError, match=r"go on from step-4; cosmos recover \S+ --step 8 takes it to that$"):
+        resumed(interrupted, start="previous")
+    done = recovering.recover(interrupted.directory, step=8)
+    assert (done.damage, done.checkpoint) == ("", path_of(interrupted.checkpoints, 8))
+    assert resumed(interrupted)[0] == 8
+    assert audit(entries(interrupted.journal)).problems == ()
+    shutil.rmtree(path_of(interrupted.checkpoints, 8))
+    with pytest.raises(DamagedCheckpointError, match=r"step-8 is no complete .*; cosmos recover \S+ --step 4 takes"):
+        resumed(interrupted)
     recovering.recover(interrupted.directory, step=4)
+
+    # Without any checkpoint there is nothing to go on from.
     shutil.rmtree(path_of(interrupted.checkpoints, 4))
     with pytest.raises(DamagedCheckpointError, match=r"step-4 is no complete checkpoint: .*; there is none before it"):
         resumed(interrupted)
