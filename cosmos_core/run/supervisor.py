@@ -365,6 +365,7 @@ class Supervisor:
         """Fold what the journal holds and no notice brought; its writer has ended by now."""
         if self._job.journal.exists() and not (self._is_current() and self._follower.has_ended):
             self._follower.fold(entries(self._job.journal), self._hear)
+        self._note_best()
 
     def _ending(self) -> Ending:
         state, failure = self._follower.state, self._failure

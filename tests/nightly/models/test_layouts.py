@@ -1,6 +1,7 @@
 """More architectures and layouts than the unit tests of models have."""
 
 import pytest
+import torch
 
 from tests.unit.models.attention.test_context import CASES, check_slices
 from tests.unit.models.parallel.test_parallelize import (
@@ -71,7 +72,7 @@ def test_slices_of_a_row_give_what_the_row_gives(size, case):
     ],
 )
 def test_an_export_is_that_of_one_process(tmp_path, family, is_tied, sizes):
-    check_export(tmp_path, family, is_tied, sizes)
+    check_export(tmp_path, family, is_tied, sizes, torch.float32)
 
 
 @pytest.mark.parametrize(

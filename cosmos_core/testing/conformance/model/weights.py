@@ -163,7 +163,6 @@ def _facts_without_building(subject: Subject) -> ModelFacts:
     # One that tries a small model of its make draws the weights of that.
     tries = False
     if isinstance(subject.model, TriedModel):
-        tries = True
         with contextlib.suppress(UntriedError):
             tries = subject.model.trial(num_layers=1) is not None
     if allocated and not tries:

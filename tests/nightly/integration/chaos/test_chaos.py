@@ -65,7 +65,8 @@ def test_the_demo_learns_although_its_processes_die(cosmos: CommandLine, drawn: 
     assert (summary["outcome"], process.returncode) == ("finished", 0), summary["reason"]
     assert is_enough(harmer.harms, NUM_HARMS)
     assert summary["heldout_accuracy_after"] >= ACCURACY
-    assert not [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    _, left = psutil.wait_procs(processes, timeout=10)
+    assert not [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     shared = [path.name for path in Path("/dev/shm").iterdir()]
     assert not [name for each in processes for name in shared if f"-{each.pid}-" in name]
     found = audit(entries(run / "journal.sqlite"))
