@@ -76,6 +76,9 @@ def facts(expression):
     """`facts` that are changed."""
     return family(
         f"""
+        # Of a family that it names no small model is tried.
+        model_types = frozenset({{"llama"}})
+
         def facts(self):
             facts = super().facts()
             return attrs.evolve(facts, {expression})
