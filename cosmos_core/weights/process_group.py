@@ -50,6 +50,7 @@ RECEIVER: Final = 1
 
 _GIVE_UP: Final = timedelta(milliseconds=1)
 _PAUSE_S: Final = 0.0005
+_ANSWER_S: Final = 1.0
 _GREETING: Final = 0
 """Tag of the byte that a pair begins with; requests count from 1."""
 _TAGS: Final = 1 << 31
@@ -77,10 +78,28 @@ class Rendezvous:
 
 
 def meet(host: str, port: int, timeout_s: float) -> TCPStore:
-    """Connect to the store of a publisher's `Rendezvous`."""
-    with _told(f"{host}:{port} cannot be met"):
+    """Connect to the store of a publisher's `Rendezvous`.
+
+    The store waits for the answer to its first word without a limit, so it is made on a thread of its own.
+    """
+    made: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
+
+    def connect() -> None:
         timeout = timedelta(seconds=timeout_s)
-        return TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+        try:
+            made.put(TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False))
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            made.put(error)
+
+    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+    with _told(f"{host}:{port} cannot be met"):
+        try:
+            store = made.get(timeout=timeout_s + _ANSWER_S)
+        except queue.Empty:
+            raise RuntimeError(f"it does not answer within {timeout_s + _ANSWER_S:g} s") from None
+        if isinstance(store, Exception):
+            raise store
+        return store
 
 
 class Pair:

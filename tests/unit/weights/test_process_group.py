@@ -1,3 +1,4 @@
+import socket
 import threading
 import time
 
@@ -174,3 +175,15 @@ def test_tags_of_different_slices_differ_and_fit():
     tags = [tag_of(request, index) for request in range(1, 50) for index in range(256)]
     assert len(set(tags)) == len(tags)
     assert 0 <= tag_of(10**9, 255) < 2**31
+
+
+def test_a_publisher_that_is_stopped_before_it_answers_is_given_up():
+    before = set(threading.enumerate())
+    with socket.create_server((HOST, 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(TransportError, match=r"cannot be met: it does not answer within 1\.2 s"):
+            meet(HOST, silent.getsockname()[1], 0.2)
+        assert time.monotonic() - began < 10
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
