@@ -205,8 +205,7 @@ class Follower:
     def _mark(self, time: float) -> None:
         if self.state is None or (self.marks and time - self.marks[-1].time < self._spacing_s):
             return
-        trained = sum(ledger.totals.units for ledger in self.state.ledgers)
-        self.marks.append(Mark(time=time, generated=self.generated, trained=trained))
+        self.marks.append(Mark(time=time, generated=self.generated, trained=self.state.trained_units))
         if len(self.marks) > _MOST_MARKS:
             del self.marks[1::2]
             self._spacing_s *= 2

@@ -98,8 +98,7 @@ class Timeline:
             history.undo(self.steps, state.step)
         known = self.steps[-1].step if self.steps else 0
         for record in history.after(state.steps, known):
-            trained = sum(ledger.totals.units for ledger in state.ledgers)
-            history.add(self.steps, TimedStep(time=time, record=record, trained=trained))
+            history.add(self.steps, TimedStep(time=time, record=record, trained=state.trained_units))
 
     def elapsed_s(self, now: float | None) -> float:
         """Seconds for which the run has gone on since it began or was recovered, without the time between sessions.

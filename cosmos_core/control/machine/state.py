@@ -236,6 +236,11 @@ class State:
         return self.ledgers[self.stage_index]
 
     @property
+    def trained_units(self) -> float:
+        """Units that all steps trained on."""
+        return sum(ledger.totals.units for ledger in self.ledgers)
+
+    @property
     def is_trained(self) -> bool:
         """True if the last step is done."""
         return self.step >= self.settings.last_step
