@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ from typing import Any
 import attrs
 import pytest
 
-from cosmos_core.control.machine.events import ReplicaLost
 from tests.commandline import CommandLine
-from tests.following import Following, history, step_times
+from tests.following import Following, step_times
 from tests.runs import arithmetic
 
 pytestmark = pytest.mark.timeout(400)
@@ -35,7 +35,9 @@ KILLED = ("rollout-0", "policy-1", "controller")
 RESUMES_S = 5.0
 """How soon after a process was killed two more steps are done, on a machine that has nothing else to do."""
 GAP_S = 1.0
-"""Longest time between two steps there, while a rollout replica is replaced."""
+"""Longest time without a step there, while a rollout replica is replaced."""
+STEPS_AWAY = 5
+"""Fewest steps in the second or more until it is back: training that waited for it would do the one in progress."""
 TOLERANCE = 3.0
 """Times these bounds are what fails the test: the machine that tests run on has other things to do as well."""
 
@@ -48,6 +50,9 @@ class Recovered:
     code: int
     output: str
     took_s: dict[str, float]
+    """Seconds from each kill to two more steps."""
+    killed_at: dict[str, float]
+    """Unix time of each kill; the one after a rollout replica's comes as soon as that one is back."""
     summary: dict[str, Any]
 
 
@@ -57,10 +62,12 @@ def recovered(cosmos: CommandLine, runs: Path) -> Recovered:
     process = cosmos.start("run", *arithmetic("killed", *QUICK))
     with Following(run, process) as following:
         following.steps(5)
-        took_s = {}
+        took_s: dict[str, float] = {}
+        killed_at: dict[str, float] = {}
         for name in KILLED:
             following.look()
             before = following.incarnation(name) if name != "controller" else ""
+            killed_at[name] = time.time()
             following.signal(name, signal.SIGKILL)
             if name == "controller":
                 took_s[name] = following.until(lambda state: state.term == 2)
@@ -76,7 +83,7 @@ def recovered(cosmos: CommandLine, runs: Path) -> Recovered:
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=60)[0]
     summary = json.loads((run / "summary.json").read_text())
-    return Recovered(run, process.returncode, output, took_s, summary)
+    return Recovered(run, process.returncode, output, took_s, killed_at, summary)
 
 
 def test_it_goes_on_until_it_is_interrupted(recovered: Recovered) -> None:
@@ -101,11 +108,9 @@ def test_each_step_is_trained_once_and_each_prompt_in_one_at_most(cosmos: Comman
 
 
 def test_training_does_not_wait_for_a_rollout_replica_that_another_stands_in_for(recovered: Recovered) -> None:
-    killed_at = next(
-        when
-        for when, event in history(recovered.folder)
-        if isinstance(event, ReplicaLost) and event.name == "rollout-0"
-    )
-    around = [b - a for a, b in pairwise(step_times(recovered.folder)) if b > killed_at - 1 and a < killed_at + 1]
-    print(f"longest gap between steps: {max(around):.2f} s (idle: {GAP_S} s; fails: {GAP_S * TOLERANCE} s)")
-    assert max(around) < GAP_S * TOLERANCE
+    killed, back = recovered.killed_at["rollout-0"], recovered.killed_at["policy-1"]
+    steps = [when for when in step_times(recovered.folder) if killed < when < back]
+    longest = max(b - a for a, b in pairwise([killed, *steps, back]))
+    print(f"{len(steps)} steps in the {back - killed:.2f} s it was away; {longest:.2f} s without (idle: {GAP_S} s)")
+    assert len(steps) >= STEPS_AWAY
+    assert longest < GAP_S * TOLERANCE
