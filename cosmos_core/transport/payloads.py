@@ -49,6 +49,7 @@ class PayloadServer(Closing):
         self._thread: Final = threading.Thread(target=self._serve, name="payloads", daemon=True)
         self._closed = False
         self._ignored = 0
+        self._unread = 0
 
     def start(self) -> Self:
         """Listen, and begin to serve."""
@@ -143,7 +144,9 @@ class PayloadServer(Closing):
             header = REPLIES.encode(Found(request=fetch.request, lease=lease, payloads=packed.payloads))
             if not offer(self._socket, [identity, header, *packed.frames], copy=False):
                 # The client asks again, or reports them missing.
-                _LOG.warning("%s: a client is gone or reads too slowly", self._endpoint)
+                self._unread += 1
+                if self._unread.bit_count() == 1:
+                    _LOG.warning("%s: a client is gone or reads too slowly (%d so far)", self._endpoint, self._unread)
                 return
         if absent:
             offer(self._socket, [identity, REPLIES.encode(Absent(request=fetch.request, leases=tuple(absent)))])
