@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Final, get_args
 
 import torch
@@ -62,14 +63,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     _LOG.info("place on the mesh: %s", place_of(world, trainer.module))
     settings = StageSettings(job, plugins, trainer)
     settings.begin_stage(0)
-
-    def go_on_from(checkpoint: str) -> None:
-        try:
-            restore(trainer, checkpoint, settings.begin_stage, run_id=job.run_id, name=recipe.model.path or DRAWN)
-        except DamagedCheckpointError as error:
-            remedy = f"cosmos run --resume {job.directory} --from previous goes on from the one before, if there is one"
-            raise DamagedCheckpointError(f"{error}; {remedy}") from error
-
+    go_on_from = functools.partial(_go_on_from, job, trainer, settings.begin_stage)
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)
     writer = make_writer(job, world)
@@ -115,6 +109,14 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         replica.run()
         if args.client is not None:
             args.client.flush(FLUSH_S)
+
+
+def _go_on_from(job: Job, trainer: Trainer, begin_stage: Callable[[int], None], checkpoint: str) -> None:
+    try:
+        restore(trainer, checkpoint, begin_stage, run_id=job.run_id, name=job.recipe.model.path or DRAWN)
+    except DamagedCheckpointError as error:
+        remedy = f"cosmos run --resume {job.directory} --from previous goes on from the one before, if there is one"
+        raise DamagedCheckpointError(f"{error}; {remedy}") from error
 
 
 def place_of(world: World, module: nn.Module) -> str:

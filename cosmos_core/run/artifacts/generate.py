@@ -161,22 +161,11 @@ def complete_prompts(
         EngineError: The engine failed.
     """
     job = run_of(source)
-    config = job.recipe.model if job is not None and plugin is None else ModelConfig(plugin=plugin or "hf")
-    is_run = (source / "job.json").is_file()
-    # As in evaluations, a run that is named says so itself.
-    config = attrs.evolve(config, trust_remote_code=trust_remote_code or (is_run and config.trust_remote_code))
+    config = _model_config(source, job, plugin, trust_remote_code=trust_remote_code)
     is_text = is_of_tokens("model", config.plugin)
     if is_text and temperature == 0.0 and num_samples > 1:
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
-    of_run = 0 if is_text or job is None else job.given_frames
-    if of_run and not media:
-        raise ConfigError(
-            f"{source}: each row that its run learned from gives {of_run} frames to go on from; give some with "
-            "--image FILE or --video FILE"
-        )
-    if given_frames is not None and (is_text or not media):
-        raise ConfigError("--given-frames: it is of a video that a world model is given with --video FILE")
-    metadata: dict[str, JSON] = {GIVEN_FRAMES: given_frames or of_run or 1} if media and not is_text else {}
+    metadata = _frames_to_give(source, job, media, given_frames, is_text=is_text)
     max_units = _max_units(job, is_text=is_text) if max_units is None else max_units
     engine = EngineConfig() if is_text else _denoiser(job)
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.
@@ -198,6 +187,29 @@ def complete_prompts(
             ]
             for row, start in enumerate(range(0, len(made), num_samples), start=1)
         ]
+
+
+def _model_config(source: Path, job: Job | None, plugin: str | None, *, trust_remote_code: bool) -> ModelConfig:
+    """The model's options: those of the run that it is from, unless another plugin is named."""
+    config = job.recipe.model if job is not None and plugin is None else ModelConfig(plugin=plugin or "hf")
+    is_run = (source / "job.json").is_file()
+    # As in evaluations, a run that is named says so itself.
+    return attrs.evolve(config, trust_remote_code=trust_remote_code or (is_run and config.trust_remote_code))
+
+
+def _frames_to_give(
+    source: Path, job: Job | None, media: Sequence[str], number: int | None, *, is_text: bool
+) -> dict[str, JSON]:
+    """The metadata of prompts that say how many frames of their media a world model goes on from."""
+    of_run = 0 if is_text or job is None else job.given_frames
+    if of_run and not media:
+        raise ConfigError(
+            f"{source}: each row that its run learned from gives {of_run} frames to go on from; give some with "
+            "--image FILE or --video FILE"
+        )
+    if number is not None and (is_text or not media):
+        raise ConfigError("--given-frames: it is of a video that a world model is given with --video FILE")
+    return {GIVEN_FRAMES: number or of_run or 1} if media and not is_text else {}
 
 
 @contextmanager

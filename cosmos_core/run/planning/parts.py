@@ -154,10 +154,7 @@ def look_at_rows(
     for index in (number * num_rows // count for number in range(count)):
         try:
             prompt = dataset.row("train", index)
-            payload = model.encode(prompt)
-            for reward in rewards:
-                if hasattr(reward, "vet"):
-                    reward.vet(prompt)
+            payload = _encoded(prompt, model, rewards)
             is_shown = prompt.demonstration is not None
             if imitates and is_shown and hasattr(model, "vet") and counted["shown"] < _VETTED:
                 counted["shown"] += 1
@@ -192,6 +189,15 @@ def look_at_rows(
         given_frames=min(given, default=0),
         **counted,
     )
+
+
+def _encoded(prompt: Prompt, model: Model, rewards: Sequence[Reward]) -> Payload:
+    """A row as the model encodes it, once the rewards have vetted it."""
+    payload = model.encode(prompt)
+    for reward in rewards:
+        if hasattr(reward, "vet"):
+            reward.vet(prompt)
+    return payload
 
 
 def _given_frames(prompt: Prompt, payload: Payload) -> int:
