@@ -12,7 +12,8 @@ from cosmos_core.errors import CosmosError, DataError, EngineError
 from cosmos_core.protocols import CachePolicy, EngineContext, Model, Request, TensorSlice
 from cosmos_core.protocols.world import LatentSpec, WorldModel
 from cosmos_core.rollout.diffusion.denoising import denoise
-from cosmos_core.rollout.diffusion.options import DiffusionOptions, problems, sampling_problems
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from cosmos_core.rollout.diffusion.preflight import problems, sampling_problems
 from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed
 from cosmos_core.rollout.diffusion.trajectory import DenoisingQueue, DenoisingRequestState, Prefix, Trajectory, array
 from cosmos_core.rollout.serving.engine import ServedEngine

@@ -1,16 +1,13 @@
-"""The options of the diffusion engine, and what of a run they rule out."""
+"""The options of the diffusion engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 import attrs
 from attrs import validators as check
 
 from cosmos_core.config.schema import ABOVE_ZERO, NOT_NEGATIVE, POSITIVE, option
-from cosmos_core.protocols import Model, PlannedRun, Preflight, Sampling
-from cosmos_core.protocols.world import WorldModel
 
 SamplerName: TypeAlias = Literal["flow-sde", "cps", "edm", "euler", "unipc"]
 EvaluationSamplerName: TypeAlias = Literal["euler", "unipc", "edm"]
@@ -85,112 +82,3 @@ class DiffusionOptions:
         help="Most pixels of the longer side of rendered frames, which are scaled down to it; 0 leaves them.",
         validator=NOT_NEGATIVE,
     )
-
-
-MOST_STEPS: Final = 1000
-"""Times are told apart by thousandths in training."""
-
-_OPTIONS: Final = "rollout.engine.options"
-_ODES: Final = ("euler", "unipc", "edm")
-_NOISELESS: Final = ("euler", "unipc")
-
-
-def preflight(options: DiffusionOptions, planned: PlannedRun) -> Preflight:
-    """Say what the engine cannot do of a run."""
-    found = [*problems(options, planned.model)]
-    for key, sampling in planned.samplings.items():
-        found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
-    found += [f"rollout.sampling{said}" for said in _undecided(options, planned.samplings.get("rollout.sampling"))]
-    found += [
-        f"{key}: {temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
-        for key, temperature in planned.temperatures.items()
-        if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in planned.samplings
-    ]
-    return Preflight(
-        problems=tuple(found),
-        decisions="regressions" if options.regressions else "transitions",
-        decisions_key=f"{_OPTIONS}.regressions",
-        most_decisions=_most_decisions(options, planned.samplings.get("rollout.sampling")),
-    )
-
-
-def _most_decisions(options: DiffusionOptions, sampling: Sampling | None) -> int:
-    if options.regressions or options.trained == "window":
-        return options.regressions or options.window
-    if sampling is None:
-        return 0
-    # The last step never is one.
-    return sampling.max_units // 2 if options.trained == "even" else sampling.max_units - 1
-
-
-def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
-    """Yield what options ask for that a model cannot give."""
-    if not isinstance(model, WorldModel):
-        yield (
-            f"rollout.engine.plugin: 'diffusion' denoises, and {type(model).__name__} is no world model "
-            "(cosmos_core.protocols.world.WorldModel); use the engine 'embedded', or another model"
-        )
-    if options.sigma_min >= options.sigma_max:
-        yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
-    if options.regressions:
-        yield from _regressions(options)
-    elif options.sampler in _NOISELESS:
-        yield (
-            f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
-            "'cps' or 'edm', or learn regressions (regressions = 4)"
-        )
-    if options.shared_prefix and (options.trained != "window" or options.regressions):
-        yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
-
-
-def _regressions(options: DiffusionOptions) -> Iterator[str]:
-    if options.sampler not in _ODES:
-        yield (
-            f"{_OPTIONS}.sampler: {options.sampler!r} adds noise, and regressions are learned of what an ODE leads to; "
-            f"take one of {', '.join(map(repr, _ODES))}"
-        )
-
-
-def sampling_problems(options: DiffusionOptions, sampling: Sampling) -> Iterator[str]:
-    """Yield what cannot be drawn, each to be put behind the name of what asks for it."""
-    # Imported here so that listing plugins needs no torch.
-    from cosmos_core.rollout.diffusion.schedule import window_range  # noqa: PLC0415
-
-    steps = sampling.max_units
-    if sampling.temperature not in (0.0, 1.0):
-        yield (
-            f".temperature: {sampling.temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, "
-            "0 its ODE"
-        )
-    if sampling.top_p != 1.0 or sampling.top_k != 0:
-        yield f".top_p, top_k: {sampling.top_p:g} and {sampling.top_k}; noise is not cut: set top_p = 1, top_k = 0"
-    if not 1 <= steps <= MOST_STEPS:
-        yield f".max_units: {steps} denoising steps; give 1 to {MOST_STEPS}"
-    elif _has_window(options, sampling) and not window_range(options, steps):
-        yield (
-            f".max_units: of {steps} steps, no window of {options.window} fits from step {options.window_start} "
-            f"on{'' if options.window_stop is None else f' and before step {options.window_stop}'} among those "
-            "that may be noisy; see window, window_start and window_stop of [rollout.engine.options]"
-        )
-
-
-def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator[str]:
-    """Refuse samples of which nothing can be learned; windows and ODEs are told of elsewhere."""
-    if sampling is None or sampling.temperature != 1.0 or options.regressions or options.trained == "window":
-        return
-    if options.sampler in _NOISELESS or not 1 <= sampling.max_units <= MOST_STEPS:
-        return
-    # Imported here so that listing plugins needs no torch.
-    from cosmos_core.rollout.diffusion.schedule import make_schedule  # noqa: PLC0415
-
-    if not make_schedule(options, sampling, 0).decided:
-        least = 3 if options.sampler == "edm" else 2
-        number = sampling.max_units
-        yield f".max_units: of {number} steps none is noisy, so that nothing is decided; give {least} or more"
-
-
-def _has_window(options: DiffusionOptions, sampling: Sampling) -> bool:
-    # Of a sampler without noise it is told that nothing is decided at all.
-    if not sampling.temperature or options.regressions or options.sampler in _NOISELESS:
-        return False
-    return options.trained == "window"

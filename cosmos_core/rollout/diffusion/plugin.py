@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
-from cosmos_core.rollout.diffusion.options import DiffusionOptions, preflight
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from cosmos_core.rollout.diffusion.preflight import preflight
 
 
 def _create(options: DiffusionOptions, context: EngineContext) -> RolloutEngine:

@@ -16,7 +16,8 @@ import torch
 from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
 from cosmos_core.protocols import Preflight
 from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.options import DiffusionOptions, preflight
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from cosmos_core.rollout.diffusion.preflight import preflight
 
 class Engine(DiffusionEngine):
 {body}

@@ -3,7 +3,8 @@
 import torch
 
 from cosmos_core.protocols import PlannedRun, Sampling
-from cosmos_core.rollout.diffusion.options import DiffusionOptions, preflight
+from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from cosmos_core.rollout.diffusion.preflight import preflight
 from cosmos_core.testing.conformance.engine.latents import TinyDenoiser
 
 
