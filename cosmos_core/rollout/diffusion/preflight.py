@@ -9,12 +9,13 @@ from cosmos_core.protocols import Model, PlannedRun, Preflight, Sampling
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.rollout.diffusion.options import DiffusionOptions
 
-MOST_STEPS: Final = 1000
+_MOST_STEPS: Final = 1000
 """Times are told apart by thousandths in training."""
 
 _OPTIONS: Final = "rollout.engine.options"
 _ODES: Final = ("euler", "unipc", "edm")
 _NOISELESS: Final = ("euler", "unipc")
+_NO_TEMPERATURE: Final = "a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
 
 
 def preflight(options: DiffusionOptions, planned: PlannedRun) -> Preflight:
@@ -24,7 +25,7 @@ def preflight(options: DiffusionOptions, planned: PlannedRun) -> Preflight:
         found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
     found += [f"rollout.sampling{said}" for said in _undecided(options, planned.samplings.get("rollout.sampling"))]
     found += [
-        f"{key}: {temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, 0 its ODE"
+        f"{key}: {temperature:g}; {_NO_TEMPERATURE}"
         for key, temperature in planned.temperatures.items()
         if temperature not in (0.0, 1.0) and key.rpartition(".")[0] not in planned.samplings
     ]
@@ -80,14 +81,11 @@ def sampling_problems(options: DiffusionOptions, sampling: Sampling) -> Iterator
 
     steps = sampling.max_units
     if sampling.temperature not in (0.0, 1.0):
-        yield (
-            f".temperature: {sampling.temperature:g}; a denoised sample has no temperature: 1 is the sampler as it is, "
-            "0 its ODE"
-        )
+        yield f".temperature: {sampling.temperature:g}; {_NO_TEMPERATURE}"
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         yield f".top_p, top_k: {sampling.top_p:g} and {sampling.top_k}; noise is not cut: set top_p = 1, top_k = 0"
-    if not 1 <= steps <= MOST_STEPS:
-        yield f".max_units: {steps} denoising steps; give 1 to {MOST_STEPS}"
+    if not 1 <= steps <= _MOST_STEPS:
+        yield f".max_units: {steps} denoising steps; give 1 to {_MOST_STEPS}"
     elif _has_window(options, sampling) and not window_range(options, steps):
         yield (
             f".max_units: of {steps} steps, no window of {options.window} fits from step {options.window_start} "
@@ -100,7 +98,7 @@ def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator
     """Refuse samples of which nothing can be learned; windows and ODEs are told of elsewhere."""
     if sampling is None or sampling.temperature != 1.0 or options.regressions or options.trained == "window":
         return
-    if options.sampler in _NOISELESS or not 1 <= sampling.max_units <= MOST_STEPS:
+    if options.sampler in _NOISELESS or not 1 <= sampling.max_units <= _MOST_STEPS:
         return
     # Imported here so that listing plugins needs no torch.
     from cosmos_core.rollout.diffusion.schedule import make_schedule  # noqa: PLC0415

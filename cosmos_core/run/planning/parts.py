@@ -192,7 +192,7 @@ def look_at_rows(
 
 
 def _encoded(prompt: Prompt, model: Model, rewards: Sequence[Reward]) -> Payload:
-    """A row as the model encodes it, once the rewards have vetted it."""
+    """A row as the model encodes it; the rewards vet it, too."""
     payload = model.encode(prompt)
     for reward in rewards:
         if hasattr(reward, "vet"):
