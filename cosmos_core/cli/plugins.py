@@ -1,9 +1,8 @@
-"""`cosmos plugins`: lists, shows, makes and checks plugins."""
+"""`cosmos plugins`: lists, shows and makes plugins."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import typer
 from cosmos_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cosmos_core.check.examination import Given
     from cosmos_core.plugins.card import Card
     from cosmos_core.plugins.discovery import PluginRecord
     from cosmos_core.protocols import Kind
@@ -37,7 +35,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 @app.callback()
 def _root() -> None:
-    """List, show, make and check plugins."""
+    """List, show and make plugins."""
 
 
 @app.command("list")
@@ -108,59 +106,15 @@ def new_plugin(
         ("pip install --editable . --group dev", "pip 25.1 or newer; from then on recipes may name it"),
         ("pytest", "the conformance kit, and its own tests"),
         ("cosmos run example.toml", "a few steps on this machine"),
-        ("cosmos plugins check .", "whether it is fit to be published"),
+        ("cosmos check .", "whether it is fit to be published"),
     ):
         typer.echo(f"  {command:<40}{f'# {purpose}' if purpose else ''}".rstrip())
 
 
-@app.command("check")
-def check_plugin(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME | PATH",
-            help="An installed plugin (or DISTRIBUTION:NAME), a project's folder (./DIR) or a wheel "
-            "(tested with its project's tests if it lies in that project's dist/); without it, this folder's project.",
-        ),
-    ] = None,
-    kind: KindOption = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="What to test with: options.NAME=VALUE, config.NAME=VALUE or path=DIR of a model. "
-            "The kit is then run with it instead of with the project's own tests.",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Check metadata, import, options, compatibility and the conformance kit; print a verdict to paste.
-
-    Exits with 0 if everything passed, with 1 if anything failed or could not be run.
-
-    \b
-    Examples:
-      cosmos plugins check
-      cosmos plugins check brevity
-      cosmos plugins check dist/cosmos_reward_brevity-0.1.0-py3-none-any.whl --set options.length=80
-    """  # noqa: D301 - the escape keeps the lines after it apart
-    _need_pytest()
-    from rich.console import Console  # noqa: PLC0415
-
-    from cosmos_core.check.examination import examine  # noqa: PLC0415
-    from cosmos_core.check.subject import subject  # noqa: PLC0415
-    from cosmos_core.check.verdict import plain, text  # noqa: PLC0415
-    from cosmos_core.plugins.discovery import DISABLE_VARIABLE  # noqa: PLC0415
-
-    # Whoever asks for a plugin to be checked wants it to be seen, here and in every process of the check.
-    os.environ.pop(DISABLE_VARIABLE, None)
-    given = _given(overrides or [])
-    with subject(target, kind) as found, Console(stderr=True).status("Looking") as status:
-        verdict = examine(found, given, lambda doing: status.update(f"{found.name}: {doing}"))
-    typer.echo(json.dumps(plain(verdict), indent=2) if as_json else text(verdict))
-    if verdict.outcome != "PASSED":
-        raise typer.Exit(1)
+@app.command("check", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def check_plugin() -> None:
+    """Say which command checks a plugin."""
+    raise ConfigError("a plugin is checked by the command cosmos check, of: pip install cosmos-service-check")
 
 
 def _plain(record: PluginRecord) -> dict[str, str]:
@@ -197,25 +151,6 @@ def _lines(card: Card) -> Iterator[str]:
         ]
         or [("  none",)]
     )
-
-
-def _need_pytest() -> None:
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    if find_spec("pytest") is None:
-        raise ConfigError('the kit needs pytest; install it with: pip install "cosmos-core[testing]"')
-
-
-def _given(overrides: list[str]) -> Given:
-    """Structure the values of `--set`; raises ConfigError if a key is none of those that a kit can be given."""
-    from cosmos_core.check.examination import Given  # noqa: PLC0415
-    from cosmos_core.config.overrides import apply_override  # noqa: PLC0415
-    from cosmos_core.config.structure import structure  # noqa: PLC0415
-
-    data: dict[str, Any] = {}
-    for override in overrides:
-        apply_override(data, override)
-    return structure(data, Given, "--set")
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from cosmos_core.protocols.provider import DEPRECATED_PROTOCOLS
 
 CORE: Final = "cosmos-core"
 _LOWER: Final = frozenset({">=", ">", "~=", "=="})
-_UPPER: Final = frozenset({"<", "<=", "~=", "=="})
 
 
 def incompatibility(distribution: str, requires: Iterable[str], extras: Iterable[str] = ()) -> str:
@@ -35,29 +34,6 @@ def incompatibility(distribution: str, requires: Iterable[str], extras: Iterable
 def core_requirements(requires: Iterable[str], extras: Iterable[str] = ()) -> list[Requirement]:
     """Requirements of a distribution on the core."""
     return [each for each in _active(requires, extras) if canonicalize_name(each.name) == CORE]
-
-
-def core_bounds(requires: Iterable[str]) -> str:
-    """A problem of a distribution's requirement on the core, which needs both bounds; empty if there is none."""
-    asked = [requirement.specifier for requirement in core_requirements(requires)]
-    if not asked:
-        return f"it does not require {CORE}; add {_example()!r} to its dependencies"
-    operators = {each.operator for specifier in asked for each in specifier}
-    bounds = (("a lower", _LOWER), ("an upper", _UPPER))
-    missing = " and ".join(bound for bound, signs in bounds if not operators & signs)
-    return f"it requires {CORE}{asked[0]}, without {missing} bound; write {_example()!r}" if missing else ""
-
-
-def core_excess(requires: Iterable[str]) -> str:
-    """A warning that a distribution admits the next release of the core, which may break it; empty if it does not."""
-    asked = [requirement.specifier for requirement in core_requirements(requires)]
-    following = _next_release()
-    if not asked or not all(each.contains(following) for each in asked):
-        return ""
-    return (
-        f"it requires {CORE}{asked[0]}, which admits {following}, a release that it cannot have been tried with; "
-        f"write {_example()!r}"
-    )
 
 
 def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], extras: Iterable[str] = ()) -> str:
@@ -151,14 +127,3 @@ def _admits(requirement: Requirement, version: str) -> bool:
         return requirement.specifier.contains(version, prereleases=True)
     except InvalidVersion:
         return False
-
-
-def _next_release() -> Version:
-    """The next release that may break plugins: the next minor one before 1.0, the next major one from there on."""
-    this = Version(__version__)
-    return Version(f"0.{this.minor + 1}" if this.major == 0 else f"{this.major + 1}.0")
-
-
-def _example() -> str:
-    this = Version(__version__)
-    return f"{CORE}>={this.major}.{this.minor},<{_next_release()}"

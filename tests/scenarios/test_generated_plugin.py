@@ -39,7 +39,7 @@ def test_it_is_listed(installed: CommandLine) -> None:
 
 
 def test_it_passes_the_check_with_its_kit(installed: CommandLine, project: Path) -> None:
-    verdict = installed("plugins", "check", str(project)).rstrip()
+    verdict = installed("check", str(project)).rstrip()
     assert verdict.endswith("PASSED"), verdict
     (kit,) = [line for line in verdict.splitlines() if "reward try-out, kit: " in line]
     assert kit.startswith("- ok "), kit

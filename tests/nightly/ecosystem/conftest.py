@@ -34,10 +34,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Wheelhou
 
 @pytest.fixture(scope="session")
 def clean(wheels: Wheelhouse) -> Iterator[CleanEnvironment]:
-    """An environment with `cosmos-core[testing]` and the plugins that examples name; what a test adds, it removes."""
+    """An environment with the check and the plugins that examples name; what a test adds, it removes."""
     with tempfile.TemporaryDirectory(prefix="cosmos-clean-") as folder:
         environment = CleanEnvironment.create(Path(folder), wheels)
-        environment.pip("install", "cosmos-core[testing]", *EXAMPLES)
+        environment.pip("install", "cosmos-service-check", *EXAMPLES)
         yield environment
         left = CommandLine(environment.folder).left_behind()
         for process in left:

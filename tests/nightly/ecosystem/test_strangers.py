@@ -56,7 +56,7 @@ def test_a_release_passes_the_check_installed_or_not(clean: CleanEnvironment, tm
     for wheel in clean.wheels.wheels:
         distribution, *_ = parse_wheel_filename(wheel.name)
         if distribution in given:
-            output = clean.run("cosmos", "plugins", "check", wheel, *given.pop(distribution))
+            output = clean.run("cosmos", "check", wheel, *given.pop(distribution))
             assert output.rstrip().endswith("PASSED"), output
     assert not given
 
@@ -138,7 +138,7 @@ def passes_its_own_tests(project: Path, clean: CleanEnvironment) -> None:
 
 
 def passes_the_check_with_its_kit(project: Path, kind: Kind, clean: CleanEnvironment) -> None:
-    verdict = clean.run("cosmos", "plugins", "check", project, timeout_s=240).rstrip()
+    verdict = clean.run("cosmos", "check", project, timeout_s=240).rstrip()
     assert verdict.endswith("PASSED"), verdict
     (kit,) = [line for line in verdict.splitlines() if f"{kind} {NAME}, kit: " in line]
     assert kit.startswith("- ok "), kit

@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from cosmos_core.check.recorder import Outcome, run_pytest
 from cosmos_core.protocols import KINDS, Kind
 from cosmos_core.protocols.provider import entry_point_group
+from cosmos_service_check.recorder import Outcome, run_pytest
 from tests.processes import forked
 
 pytest.register_assert_rewrite("tests.nightly.kit.faulty_algorithm")

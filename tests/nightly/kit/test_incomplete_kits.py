@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from cosmos_core.check.recorder import run_pytest
+from cosmos_service_check.recorder import run_pytest
 
 REWARD = """
 from cosmos_core.protocols import Provider, hookimpl

@@ -29,7 +29,7 @@ def test_it_makes_a_package_and_says_what_to_do_next(tmp_path, monkeypatch):
         "pip install --editable . --group dev",
         "pytest",
         "cosmos run example.toml",
-        "cosmos plugins check .",
+        "cosmos check .",
     ]
 
     # The folder is the current one unless said.

@@ -190,7 +190,7 @@ def test_its_workflows_publish_what_passes_without_a_token(made):
     assert "workflow_call" in testing[True]
     tested = [step.get("run") for step in testing["jobs"]["test"]["steps"]]
     build = tested.index("python -m build")
-    assert tested[build + 1 :] == ["twine check --strict dist/*", "cosmos plugins check dist/*.whl"]
+    assert tested[build + 1 :] == ["twine check --strict dist/*", "cosmos check dist/*.whl"]
     assert "twine check --strict dist/*" in [step.get("run") for step in jobs["build"]["steps"]]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import importlib.util
 import platform
 import re
 import shlex
@@ -22,16 +21,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from cosmos_core.check.probe import Loaded, load
-from cosmos_core.check.recorder import Outcome, Result, run_pytest
-from cosmos_core.check.subject import Subject
-from cosmos_core.check.verdict import Check, Verdict, check, this_environment
-from cosmos_core.check.wheel import astray
 from cosmos_core.errors import PluginBrokenError, PluginError
 from cosmos_core.plugins.compatibility import (
     CORE,
-    core_bounds,
-    core_excess,
     core_requirements,
     malformed_requirement,
     unmet_requirements,
@@ -48,6 +40,12 @@ from cosmos_core.plugins.distributions import (
 )
 from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import JSON
+from cosmos_service_check.bounds import core_bounds, core_excess
+from cosmos_service_check.probe import Loaded, load
+from cosmos_service_check.recorder import Outcome, Result, run_pytest
+from cosmos_service_check.subject import Subject
+from cosmos_service_check.verdict import Check, Verdict, check, this_environment
+from cosmos_service_check.wheel import astray
 
 _IMPORT_BOUND_S: Final = 1.0
 _TRIES: Final = 3
@@ -178,24 +176,19 @@ def check_entry_points(subject: Subject) -> Check:
 
 def check_files(subject: Subject) -> Check:
     """Check for files outside of its own packages, what installers refuse, and packages without `py.typed`."""
-    dist, notes, gaps = subject.distribution, list[str](), list[str]()
+    dist, notes = subject.distribution, list[str]()
     faults = [each for module in subject.modules for each in _untyped(module, subject)]
     try:
         if subject.wheel is not None:
-            faults = [*subject.faults, *faults]
-            for tool in _WHEEL_TOOLS:
-                if importlib.util.find_spec(tool) is None:
-                    gaps.append(f'{tool.replace("_", "-")} is not installed; pip install "cosmos-core[testing]"')
-                else:
-                    faults.append(_refusal(tool, subject.wheel))
+            faults = [*subject.faults, *faults, *(_refusal(tool, subject.wheel) for tool in _WHEEL_TOOLS)]
         elif editable_folder(dist) is not None:
-            notes = ["an editable installation lists no files; check the wheel: cosmos plugins check dist/NAME.whl"]
+            notes = ["an editable installation lists no files; check the wheel: cosmos check dist/NAME.whl"]
         else:
             faults += astray(dist, recorded_files(dist)).values()
             notes = [f"checked is the copy in {dist.locate_file('')}, not the project's"] if subject.project else []
     except PluginBrokenError as error:
         faults.append(str(error))
-    return check("files", ", ".join(subject.packages), fault=faults, not_run=gaps, note=notes)
+    return check("files", ", ".join(subject.packages), fault=faults, note=notes)
 
 
 def _refusal(tool: str, wheel: Path) -> str:

@@ -7,10 +7,10 @@ import time
 import psutil
 import pytest
 
-from cosmos_core.check.probe import load
-from cosmos_core.check.recorder import run_pytest
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.discovery import PluginRecord
+from cosmos_service_check.probe import load
+from cosmos_service_check.recorder import run_pytest
 
 LASTING = "import subprocess, sys\nprocess = subprocess.Popen(['sleep', '1234'])\nprint('started', process.pid)\n"
 

@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import attrs
 
-from cosmos_core import __version__
 from cosmos_core.config.structure import unstructure
 
 Level: TypeAlias = Literal["fault", "not run", "warning", "note"]
@@ -95,7 +94,7 @@ class Verdict:
 
 def this_environment() -> dict[str, str]:
     """The environment of this process; torch is looked up, not imported."""
-    versions = {"core": __version__, "python": platform.python_version(), "torch": version("torch")}
+    versions = {"core": version("cosmos-core"), "python": platform.python_version(), "torch": version("torch")}
     return {**versions, "platform": f"{platform.system()} {platform.machine()}"}
 
 

@@ -1,14 +1,15 @@
-"""Faults that `cosmos plugins check` must name, planted in wheels and in a project."""
+"""Faults that `cosmos check` must name, planted in wheels and in a project."""
 
 import json
 import os
 
 import pytest
 
-from cosmos_core.check.examination import Given, examine
-from cosmos_core.check.subject import subject
-from cosmos_core.check.verdict import text
-from tests.unit.check.wheels import METADATA, build, without
+from cosmos_service_check.examination import Given, examine
+from cosmos_service_check.subject import subject
+from cosmos_service_check.verdict import text
+
+from .wheels import METADATA, build, without
 
 HEADER = """
 import attrs
@@ -31,7 +32,7 @@ class Brevity:
 def cosmos_reward():
     return Provider(create=Brevity, options=Options)
 """
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 def check(target):

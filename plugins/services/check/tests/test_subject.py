@@ -1,7 +1,7 @@
 import pytest
 
-from cosmos_core.check.subject import subject
 from cosmos_core.errors import ConfigError
+from cosmos_service_check.subject import subject
 
 
 def test_a_folder_that_nobody_named_must_be_a_plugins_project(tmp_path, monkeypatch):

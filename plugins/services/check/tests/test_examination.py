@@ -6,14 +6,14 @@ import sys
 import attrs
 import pytest
 
-from cosmos_core.check import examination, probe
-from cosmos_core.check.examination import Given
-from cosmos_core.check.probe import Loaded
-from cosmos_core.check.recorder import Outcome
-from cosmos_core.check.subject import Subject
-from cosmos_core.check.verdict import Check, Finding, Verdict, plain, text
 from cosmos_core.plugins import compatibility
 from cosmos_core.plugins.discovery import discover
+from cosmos_service_check import examination, probe
+from cosmos_service_check.examination import Given
+from cosmos_service_check.probe import Loaded
+from cosmos_service_check.recorder import Outcome
+from cosmos_service_check.subject import Subject
+from cosmos_service_check.verdict import Check, Finding, Verdict, plain, text
 
 REWARD = """
 from cosmos_core.protocols import Provider, hookimpl
@@ -23,6 +23,7 @@ def cosmos_reward():
     return Provider(create=dict)
 """
 
+ENTRY_POINTS = "[cosmos_core.rewards]\na = acme_a\n"
 NOTHING = Given()
 LOADED = Loaded(protocol=1, seconds=0.1)
 
@@ -30,7 +31,7 @@ LOADED = Loaded(protocol=1, seconds=0.1)
 @pytest.fixture
 def judge(make_distribution, monkeypatch):
     """Examine a subject, with the answers of other processes made up; gives (status, summary, findings) of a check."""
-    make_distribution("acme-a", entries={"reward/a": "acme_a"}, modules={"acme_a.py": REWARD})
+    make_distribution("acme-a", entries=ENTRY_POINTS, modules={"acme_a.py": REWARD})
     records = [record for record in discover() if record.distribution == "acme-a"]
     subject = Subject(distribution=importlib.metadata.distribution("acme-a"), records=records)
 
@@ -95,7 +96,7 @@ subprocess.Popen(["sleep", "60"])
 
 
 def test_an_import_that_costs_or_fails(judge, make_distribution):
-    folder = make_distribution("acme-a", entries={"reward/a": "acme_a"}, modules={"acme_a.py": COSTLY, "jax.py": ""})
+    folder = make_distribution("acme-a", entries=ENTRY_POINTS, modules={"acme_a.py": COSTLY, "jax.py": ""})
     (record,) = [record for record in discover() if record.distribution == "acme-a"]
     for loaded, messages in [
         (

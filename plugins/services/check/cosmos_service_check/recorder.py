@@ -1,6 +1,6 @@
 """The pytest session of the check, from inside: what came of each test, and which tests of the kit did not run.
 
-`python -m cosmos_core.check.recorder ORDER ANSWER` reads `[modules, plugins]` of `run_pytest` and writes the
+`python -m cosmos_service_check.recorder ORDER ANSWER` reads `[modules, plugins]` of `run_pytest` and writes the
 outcomes, both JSON.
 """
 
@@ -74,7 +74,7 @@ def run_pytest(
         PluginError: It could not run, collected nothing, or took too long; the message ends with its output.
     """
     outcomes, code, output = exchange(
-        "cosmos_core.check.recorder",
+        "cosmos_service_check.recorder",
         (modules, plugins),
         list[Outcome],
         timeout_s=timeout_s,

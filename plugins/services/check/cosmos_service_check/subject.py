@@ -1,4 +1,4 @@
-"""The subject of a check: an installed plugin, a project's folder, or a wheel that is not installed."""
+"""The subject of a check: an installed plugin or distribution, a project's folder, or a wheel that is not installed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import attrs
 import msgspec.toml
 from packaging.utils import canonicalize_name
 
-from cosmos_core.check.wheel import unpack
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.choice import find, kind_of
 from cosmos_core.plugins.discovery import Entry, PluginRecord, discover, entries
 from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
 from cosmos_core.storage.scratch import scratch
+from cosmos_service_check.wheel import unpack
 
 
 class _Project(msgspec.Struct, frozen=True, rename="kebab"):
@@ -118,7 +118,8 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
     """Find the subject that a target names; a wheel is unpacked for as long as the context lasts.
 
     Args:
-        target: A plugin's name, `distribution:name`, a project's folder, or a wheel; None is the working directory.
+        target: Name of a plugin or of a distribution, `distribution:name`, a project's folder, or a wheel; None is the
+            working directory.
         kind: Only plugins of this kind.
 
     Raises:
@@ -132,16 +133,17 @@ def subject(target: str | None, kind: Kind | None) -> Iterator[Subject]:
             found = _project(Path(target or Path.cwd()), is_named=target is not None)
         else:
             known = discover()
-            record = find(kind or kind_of(target, known), target, known)
-            dist = distribution(record.distribution)
-            found = Subject(distribution=dist, records=(record,), project=editable_folder(dist))
-        records = [record for record in found.records if kind in (None, record.kind)]
-        if not records:
+            records = _named(target) if all(target != record.name for record in known) else ()
+            records = records or (find(kind or kind_of(target, known), target, known),)
+            dist = distribution(records[0].distribution)
+            found = Subject(distribution=dist, records=records, project=editable_folder(dist))
+        chosen = [record for record in found.records if kind in (None, record.kind)]
+        if not chosen:
             raise ConfigError(
                 f"{found.name} has no {kind or 'cosmos-core'} plugin; add an entry point such as "
                 f'[project.entry-points."cosmos_core.{kind or "reward"}s"] to its pyproject.toml and install it again'
             )
-        yield attrs.evolve(found, records=records)
+        yield attrs.evolve(found, records=chosen)
 
 
 def _is_folder(target: str) -> bool:

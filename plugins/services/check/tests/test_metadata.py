@@ -5,9 +5,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cosmos_core.check.examination import check_compatibility, check_entry_points, check_files, check_metadata
-from cosmos_core.check.subject import Subject
 from cosmos_core.plugins.discovery import discover
+from cosmos_service_check.examination import check_compatibility, check_entry_points, check_files, check_metadata
+from cosmos_service_check.subject import Subject
 
 COMPLETE = ("Summary: Short.", "License-Expression: MIT", "Requires-Python: >=3.11", "", "About it.")
 
@@ -18,7 +18,8 @@ def make_subject(make_distribution):
 
     def make(*lines, name="cosmos-reward-a", modules=None, requires=("cosmos-core>=0.1,<0.2",), entry="acme_a"):
         modules = modules or {"acme_a/__init__.py": "", "acme_a/py.typed": ""}
-        folder = make_distribution(name, entries={"reward/a": entry}, modules=modules, requires=requires)
+        entries = f"[cosmos_core.rewards]\na = {entry}\n"
+        folder = make_distribution(name, entries=entries, modules=modules, requires=requires)
         file = next(folder.glob("*.dist-info")) / "METADATA"
         file.write_text(file.read_text() + "".join(f"{line}\n" for line in lines))
         records = [record for record in discover() if record.distribution == name]
@@ -75,7 +76,7 @@ def test_what_no_recipe_can_select_is_named(make_subject, make_distribution):
         subject = make_subject(**changed)
         assert found(check_entry_points(subject)) == [("fault", f"reward a: {message}")]
         assert not found(check_compatibility(subject))
-    make_distribution("acme-b", entries={"reward/a": "acme_b"}, modules={"acme_b.py": ""})
+    make_distribution("acme-b", entries="[cosmos_core.rewards]\na = acme_b\n", modules={"acme_b.py": ""})
     ((level, text),) = found(check_entry_points(make_subject()))
     assert level == "warning"
     assert "select one as DISTRIBUTION:a" in text
@@ -88,7 +89,7 @@ def test_an_installation_that_is_behind_its_project_is_told_once(make_subject):
 
 
 def test_files_stay_in_packages_of_their_own(make_subject, make_distribution):
-    make_distribution("acme-b", entries={}, modules={"acme_b/__init__.py": ""})
+    make_distribution("acme-b", entries="", modules={"acme_b/__init__.py": ""})
     for file, message in [
         ("acme_b/more.py", "acme_b/more.py lies in acme_b, which belongs to acme-b"),
         ("conftest.py", "conftest.py would lie beside the packages of all other projects"),

@@ -1,6 +1,6 @@
 """A fresh process imports and loads a plugin for the check, whose own process imports none.
 
-`python -m cosmos_core.check.probe QUESTION ANSWER` reads `[kind, distribution:name, module]` and writes a
+`python -m cosmos_service_check.probe QUESTION ANSWER` reads `[kind, distribution:name, module]` and writes a
 `Loaded`, both JSON.
 """
 
@@ -61,7 +61,7 @@ def load(record: PluginRecord, environment: Mapping[str, str]) -> Loaded:
     module = record.entry_point.module
     question = [record.kind, f"{record.distribution}:{record.name}", module]
     found, code, output = exchange(
-        "cosmos_core.check.probe", question, Loaded, timeout_s=_LONGEST_S, environment=environment
+        "cosmos_service_check.probe", question, Loaded, timeout_s=_LONGEST_S, environment=environment
     )
     printed = output.strip().splitlines()
     if found is not None:

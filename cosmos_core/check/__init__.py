@@ -1,1 +1,0 @@
-"""`cosmos plugins check`: metadata, compatibility, files, import and the conformance kit, as one verdict."""
