@@ -6,7 +6,6 @@ Nothing waits: what cannot be sent is said again later, because directives are r
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,12 +22,11 @@ from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.errors import TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport import sockets
 from cosmos_core.transport.authentication import Listener, refusal
 from cosmos_core.transport.messages import DOWN, UP, Answer, Command, Down, Notices, Refused, Up
 from cosmos_core.transport.sockets import receive_marked
-
-_LOG: Final = logging.getLogger(__name__)
 
 _SPARE_IDENTITIES: Final = 1000
 
@@ -44,8 +42,8 @@ class Turned:
 class Inbox:
     """Takes messages in at a socket. Used by the server's thread.
 
-    Without authentication, anyone may say anything. It counts messages that could not be read (`num_malformed`), and
-    those of who may not say them (`num_refused`).
+    Without authentication, anyone may say anything. It counts messages that could not be read (`malformed`), and
+    those of who may not say them (`refused`).
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -53,8 +51,7 @@ class Inbox:
         self._keys: Final[dict[bytes, str]] = {}
         self._num_changes = 0
         self._most_keys = _SPARE_IDENTITIES
-        self.num_malformed = 0
-        self.num_refused = 0
+        self.malformed, self.refused = RepeatedWarning(__name__), RepeatedWarning(__name__)
 
     def take(self) -> tuple[bytes, Up] | Turned:
         """The next message, with the identity that it came from; zmq.Again if there is none."""
@@ -70,9 +67,7 @@ class Inbox:
                 return self._refuse(identity, "its key may not speak here (any more)", None)
             message = UP.decode(b"".join(body))
         except TransportError as error:
-            self.num_malformed += 1
-            if self.num_malformed.bit_count() == 1:  # ever less often: a broken peer must not fill the log
-                _LOG.warning("ignored a message (%d so far): %s", self.num_malformed, error)
+            self.malformed("ignored a message: %s", error)
             return Turned(identity=identity, answer=None)
         if reason := refusal(peer, message):
             return self._refuse(identity, reason, message)
@@ -100,15 +95,13 @@ class Inbox:
     def gauges(self) -> dict[str, float]:
         """Counts of what was not taken, for observers."""
         return {
-            "messages_malformed": self.num_malformed,
-            "messages_refused": self.num_refused,
+            "messages_malformed": self.malformed.count,
+            "messages_refused": self.refused.count,
             "connections_refused": self._listener.num_refused,
         }
 
     def _refuse(self, identity: bytes, reason: str, message: Up | None) -> Turned:
-        self.num_refused += 1
-        if self.num_refused.bit_count() == 1:
-            _LOG.warning("refused a message (%d so far): %s", self.num_refused, reason)
+        self.refused("refused a message: %s", reason)
         if isinstance(message, Command):
             return Turned(identity=identity, answer=Answer(ident=message.ident, refusal=reason))
         return Turned(identity=identity, answer=Refused(reason=reason, is_final=True))

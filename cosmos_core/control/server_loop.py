@@ -20,6 +20,7 @@ from cosmos_core.control.machine.events import Commanded, ReplicaJoined, Reporte
 from cosmos_core.control.machine.state import State
 from cosmos_core.control.write_ahead_log import Noted, WriteAheadLog
 from cosmos_core.errors import TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport.messages import (
     REQUEST,
     WIRE_VERSION,
@@ -73,7 +74,7 @@ class ServerLoop:
         self._failure_detector: Final = FailureDetector(self._log, self.lines, control, now)
         self._facts: Final = facts or {}
         self._answers: list[tuple[bytes, Down]] = []
-        self._num_refused = 0
+        self._refused = RepeatedWarning(__name__)
         self._over_at: float | None = None
         self._probed_at = -math.inf
 
@@ -161,10 +162,7 @@ class ServerLoop:
     def _on_hello(self, identity: bytes, hello: Hello, now: float) -> None:
         state = self.state
         if refused := self._refusal(hello):
-            self._num_refused += 1
-            if self._num_refused.bit_count() == 1:  # ever less often: whoever repeats it must not fill the log
-                told = (hello.name, hello.pid, hello.host, self._num_refused, refused.reason)
-                _LOG.warning("refused %s (pid %d on %s; %d so far): %s", *told)
+            self._refused("refused %s (pid %d on %s): %s", hello.name, hello.pid, hello.host, refused.reason)
             self._answers.append((identity, refused))
             return
         line = self.lines.find(hello.name, hello.incarnation)
@@ -289,6 +287,6 @@ class ServerLoop:
             "finished": len(ledger.finished),
             "batched": len(ledger.batched),
             "events": self._log.num_events,
-            "hellos_refused": self._num_refused,
+            "hellos_refused": self._refused.count,
         }
         return gauges

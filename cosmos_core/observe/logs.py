@@ -25,6 +25,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class RepeatedWarning:
+    """A warning that is logged ever less often, the 1st, 2nd, 4th, 8th … time: who causes it must not fill the log.
+
+    Attributes:
+        count: Times that there was a reason for it.
+    """
+
+    def __init__(self, logger: str) -> None:
+        self.count, self._logger = 0, logging.getLogger(logger)
+
+    def __call__(self, message: str, *arguments: object) -> None:
+        """Count, and log `message` with its `arguments` and the count if it is due."""
+        self.count += 1
+        if self.count.bit_count() == 1:
+            self._logger.warning("%s (%d so far)", message % arguments, self.count)
+
+
 class _Plain(logging.Formatter):
     """`name: WARNING: message`, the traceback left to the file."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import secrets
@@ -16,6 +15,7 @@ from typing import Final, Self
 import zmq
 
 from cosmos_core.errors import CosmosError, RefusedError, ReplicaError, TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.replica.activity import TakePulse, idle
 from cosmos_core.replica.session import Session
 from cosmos_core.transport.bounds import REPORT_BYTES, fitted
@@ -25,8 +25,6 @@ from cosmos_core.transport.outbox import Outbox
 from cosmos_core.transport.reports import REPORT, Report
 from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Closing, Curve, Handshakes, Socket, dealer, offer, receive
 from cosmos_core.types.bounds import TEXT
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class ControlClient(Closing):
@@ -65,7 +63,7 @@ class ControlClient(Closing):
         self._ended = False
         self._error: BaseException | None = None
         self._taken_term = 0
-        self._ignored = 0
+        self._ignored = RepeatedWarning(__name__)
 
     def start(self) -> None:
         """Connect and begin to say hello; returns at once."""
@@ -229,9 +227,7 @@ class ControlClient(Closing):
             except zmq.Again:
                 return
             except TransportError as error:
-                self._ignored += 1
-                if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
-                    _LOG.warning("ignored a message from %s (%d so far): %s", self._address, self._ignored, error)
+                self._ignored("ignored a message from %s: %s", self._address, error)
 
 
 def _encoded(report: Report) -> bytes:

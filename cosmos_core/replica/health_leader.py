@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cosmos_core.errors import ReplicaError, TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.replica.health_channel import (
     GOODBYE_S,
     LEADER,
@@ -62,7 +63,7 @@ class LeaderChannel(HealthChannel):
         self._joined: Final[dict[int, Connection]] = {}
         self._strangers: Final[deque[Connection]] = deque()
         self._failures: Final[list[Failure]] = []
-        self._num_refused = 0
+        self._refused = RepeatedWarning(__name__)
         self._is_main_waiting = False
         self._is_ending = False
         self._is_over = False
@@ -169,7 +170,7 @@ class LeaderChannel(HealthChannel):
         try:
             connection = Connection(self._server.accept()[0])
         except OSError as error:  # it is gone already, or this process has no more descriptors
-            self._refused(f"a connection of its processes could not be taken: {error}")
+            self._refused("%s: a connection of its processes could not be taken: %s", self._name, error)
             if self._strangers:
                 self._drop(self._strangers[0])
             time.sleep(_POLL_S)
@@ -215,13 +216,8 @@ class LeaderChannel(HealthChannel):
                     connection.has_left = True
                     self._news.notify_all()
             case _:
-                self._refused("a connection that is not of this start of the run was closed")
+                self._refused("%s: a connection that is not of this start of the run was closed", self._name)
                 self._drop(connection)
-
-    def _refused(self, what: str) -> None:
-        self._num_refused += 1
-        if self._num_refused.bit_count() == 1:  # ever less often: strangers must not fill the log
-            _LOG.warning("%s: %s (%d so far)", self._name, what, self._num_refused)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())

@@ -22,6 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from cosmos_core.errors import TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport.addresses import hexadecimal, split_key
 from cosmos_core.transport.connection_limiter import EVENTS, ConnectionLimiter
 from cosmos_core.transport.key_folder import AllowList, Peer
@@ -49,7 +50,7 @@ class Authenticator:
         self.allowed: Final = allowed
         self._roles: Final = frozenset(roles)
         self._stop: Final = threading.Event()
-        self._num_refused = 0
+        self._refused = RepeatedWarning(__name__)
         self._socket: Final = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ZAP)
@@ -59,7 +60,7 @@ class Authenticator:
     @property
     def num_refused(self) -> int:
         """Connections that were refused."""
-        return self._num_refused
+        return self._refused.count
 
     def who(self, frame: zmq.Frame) -> Peer | None:
         """The sender of a message, of which this is a frame; None if they may not speak (any more)."""
@@ -103,14 +104,9 @@ class Authenticator:
             answer = [b"200", b"OK", public.encode("ascii")]
         else:
             answer = [b"400", b"this key may not speak here", b""]
-            self._note(address.decode("ascii", "replace"), public)
+            said = "refused a connection from %s: key %s may not speak here; see %s"
+            self._refused(said, address.decode("ascii", "replace"), public or "(none)", self.allowed.path)
         self._socket.send_multipart([*envelope, _VERSION, number, *answer, b""])
-
-    def _note(self, address: str, public: str) -> None:
-        self._num_refused += 1
-        if self._num_refused.bit_count() == 1:  # ever less often: whoever knocks must not fill the log
-            said = "refused a connection from %s (%d so far): key %s may not speak here; see %s"
-            _LOG.warning(said, address, self._num_refused, public or "(none)", self.allowed.path)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport.sockets import Socket
 
 _LOG: Final = logging.getLogger(__name__)
@@ -51,15 +52,14 @@ class ConnectionLimiter:
         self._heard: Final[dict[int, str]] = {}
         self._lock: Final = threading.Lock()
         self._is_closing: Final = threading.Event()
-        self._num_refused = 0
-        self._num_failed = 0
+        self._refused, self._failed = RepeatedWarning(__name__), RepeatedWarning(__name__)
         self._thread: Final = threading.Thread(target=self._serve, name="connection-limiter", daemon=True)
         self._thread.start()
 
     @property
     def num_refused(self) -> int:
         """Connections that were cut off, or could not be accepted."""
-        return self._num_refused + self._num_failed
+        return self._refused.count + self._failed.count
 
     @property
     def num_strangers(self) -> int:
@@ -114,10 +114,7 @@ class ConnectionLimiter:
         elif event == zmq.EVENT_DISCONNECTED:
             self._forget(descriptor)
         elif event == zmq.EVENT_ACCEPT_FAILED:
-            self._num_failed += 1
-            if self._num_failed.bit_count() == 1:
-                why = os.strerror(descriptor)
-                _LOG.warning("a connection could not be accepted (%d so far): %s", self._num_failed, why)
+            self._failed("a connection could not be accepted: %s", os.strerror(descriptor))
 
     def _welcome(self, descriptor: int) -> None:
         address = _address_of(descriptor)
@@ -143,10 +140,7 @@ class ConnectionLimiter:
             if self._strangers.get(descriptor) is not address:  # it has been heard meanwhile
                 return
             del self._strangers[descriptor]
-        self._num_refused += 1
-        if self._num_refused.bit_count() == 1:  # ever less often: whoever knocks must not fill the log
-            said = "cut off a stranger at %s (%d so far): more than %d at once"
-            _LOG.warning(said, address, self._num_refused, self._most)
+        self._refused("cut off a stranger at %s: more than %d at once", address, self._most)
         with _opened(descriptor) as connection, contextlib.suppress(OSError):
             # libzmq may have closed it, and its number be another's by now.
             if connection is not None and connection.getpeername() == address:

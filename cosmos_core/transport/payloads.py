@@ -8,7 +8,6 @@ listen.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -19,6 +18,7 @@ import attrs
 import zmq
 
 from cosmos_core.errors import TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport.authentication import Keyring, serve
 from cosmos_core.transport.frames import REPLIES, REQUESTS, Absent, Fetch, Found, Packed, pack
 from cosmos_core.transport.keys import PeerRole
@@ -28,7 +28,6 @@ from cosmos_core.types import Payload
 
 __all__ = ["PayloadClient", "PayloadServer"]
 
-_LOG: Final = logging.getLogger(__name__)
 
 _LIMITS: Final = attrs.evolve(BULK, part_bytes=4 << 20)
 """A server only receives requests."""
@@ -48,8 +47,7 @@ class PayloadServer(Closing):
         self._store: Final[dict[int, Packed]] = {}
         self._thread: Final = threading.Thread(target=self._serve, name="payloads", daemon=True)
         self._closed = False
-        self._ignored = 0
-        self._unread = 0
+        self._ignored, self._unread = RepeatedWarning(__name__), RepeatedWarning(__name__)
 
     def start(self) -> Self:
         """Listen, and begin to serve."""
@@ -121,11 +119,7 @@ class PayloadServer(Closing):
             except zmq.Again:
                 return
             except (TransportError, ValueError) as error:
-                self._ignored += 1
-                if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
-                    _LOG.warning(
-                        "%s: ignored a malformed request (%d so far): %s", self._endpoint, self._ignored, error
-                    )
+                self._ignored("%s: ignored a malformed request: %s", self._endpoint, error)
 
     def _answer_next(self) -> None:
         first, body = receive_marked(self._socket, 2)
@@ -144,9 +138,7 @@ class PayloadServer(Closing):
             header = REPLIES.encode(Found(request=fetch.request, lease=lease, payloads=packed.payloads))
             if not offer(self._socket, [identity, header, *packed.frames], copy=False):
                 # The client asks again, or reports them missing.
-                self._unread += 1
-                if self._unread.bit_count() == 1:
-                    _LOG.warning("%s: a client is gone or reads too slowly (%d so far)", self._endpoint, self._unread)
+                self._unread("%s: a client is gone or reads too slowly", self._endpoint)
                 return
         if absent:
             offer(self._socket, [identity, REPLIES.encode(Absent(request=fetch.request, leases=tuple(absent)))])

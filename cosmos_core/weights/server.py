@@ -5,7 +5,6 @@ To receivers that opened a process group, threads of their own send them.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import attrs
 import zmq
 
 from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
 from cosmos_core.transport.addresses import host_of
@@ -25,7 +25,6 @@ from cosmos_core.weights.changes import Encoded, encode
 from cosmos_core.weights.process_group import Sender
 from cosmos_core.weights.snapshot import Snapshot
 
-_LOGGER: Final = logging.getLogger(__name__)
 _LIMITS: Final = attrs.evolve(sockets.BULK, part_bytes=4 << 20)
 """A server only receives requests."""
 _SERVED: Final[tuple[PeerRole, ...]] = ("rollout",)
@@ -63,8 +62,7 @@ class SliceServer:
         self._stop: Final = threading.Event()
         self._senders: Final[dict[bytes, Sender]] = {}
         self._leaving: list[Sender] = []
-        self._num_denied = 0
-        self._ignored = 0
+        self._denied, self._ignored = RepeatedWarning(__name__), RepeatedWarning(__name__)
         self._context: Final[sockets.Context] = zmq.Context()
         try:
             self._listener: Final = serve(keyring, self._context, bind_host, _LIMITS, _SERVED)
@@ -120,9 +118,7 @@ class SliceServer:
                 raise TransportError("its key may not speak here any more")  # noqa: TRY301 - told as others are
             peer, request = first.bytes, wire.CODEC.decode(b"".join(body))
         except (zmq.Again, TransportError) as error:
-            self._ignored += 1
-            if self._ignored.bit_count() == 1:  # ever less often: a broken peer must not fill the log
-                _LOGGER.warning("weight server: dropped a request (%d so far): %s", self._ignored, error)
+            self._ignored("weight server: dropped a request: %s", error)
             return
         if isinstance(request, wire.Leave):
             self._dismiss(peer)
@@ -162,11 +158,7 @@ class SliceServer:
             del self._senders[gone]
         self._leaving = [sender for sender in self._leaving if not sender.is_over]
         if len(self._senders) + len(self._leaving) >= MAX_GROUPS:
-            self._num_denied += 1
-            if self._num_denied.bit_count() == 1:
-                _LOGGER.warning(
-                    "weight server: refused a process group (%d so far): it has %d", self._num_denied, MAX_GROUPS
-                )
+            self._denied("weight server: refused a process group: it has %d", MAX_GROUPS)
             return wire.Denied(
                 request=request.request,
                 reason=f"it serves {MAX_GROUPS} receivers over process groups of their own already; ask again later, "

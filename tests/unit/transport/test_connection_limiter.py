@@ -126,7 +126,7 @@ def test_connections_that_cannot_be_accepted_are_told_of_ever_more_seldom(listen
     for _ in range(4):
         listener.limiter._take(zmq.EVENT_ACCEPT_FAILED, errno.EMFILE)
     told = [record.getMessage() for record in caplog.records]
-    assert told == [f"a connection could not be accepted ({n} so far): Too many open files" for n in (1, 2, 4)]
+    assert told == [f"a connection could not be accepted: Too many open files ({n} so far)" for n in (1, 2, 4)]
 
 
 def test_a_connections_file_may_be_of_another_by_now(context, monkeypatch):

@@ -63,7 +63,7 @@ def test_process_groups_are_bounded_and_more_are_refused_with_the_reason(server,
             denied = three.ask()
             assert isinstance(denied, wire.Denied)
             assert "serves 2 receivers over process groups of their own already" in denied.reason
-            assert "refused a process group (1 so far): it has 2" in caplog.text
+            assert "refused a process group: it has 2 (1 so far)" in caplog.text
             # Asking again for one's own group gives the old one up, which takes a moment: it counts until it is over.
             assert isinstance(one.ask(), wire.Denied)
             may_give_up.set()
