@@ -34,18 +34,22 @@ def scratch(label: str) -> Iterator[Path]:
 
 def sweep(parent: Path) -> list[Path]:
     """Remove the scratch folders of this user that belong to no process any more, and return them."""
-    swept = []
-    for path in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.getuid():
-                    shutil.rmtree(path)
-                    swept.append(path)
-            finally:
-                os.close(lock)
-    return swept
+    return [path for path in parent.glob(f"{_PREFIX}*") if remove_abandoned(path)]
+
+
+def remove_abandoned(path: Path) -> bool:
+    """Remove a file or folder of this user that no process has locked; returns whether it was."""
+    with contextlib.suppress(OSError):
+        # What is neither, such as a pipe, must not be waited for.
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_uid == os.getuid():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                return True
+        finally:
+            os.close(lock)
+    return False
 
 
 def _locked(label: str) -> tuple[Path, int]:

@@ -8,7 +8,6 @@ anew.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import functools
@@ -25,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 import psutil
 
 from cosmos_core.errors import WeightSyncError
+from cosmos_core.storage.scratch import remove_abandoned
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -116,14 +116,9 @@ def directories_for_files() -> tuple[Path, ...]:
 
 def sweep(directory: Path) -> list[Path]:
     """Unlink the files that dead processes of this user left in a folder, and return them."""
-    swept = []
-    for path in directory.glob(f"{_PREFIX}*"):
-        match = _NAME.match(path.name)
-        if match and not psutil.pid_exists(int(match["pid"])) and _is_abandoned(path):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                swept.append(path)
-    return swept
+    named = [(path, _NAME.match(path.name)) for path in directory.glob(f"{_PREFIX}*")]
+    dead = [path for path, match in named if match and not psutil.pid_exists(int(match["pid"]))]
+    return [path for path in dead if remove_abandoned(path)]
 
 
 def _lock(fd: int, kind: int) -> _Locked:
@@ -187,13 +182,3 @@ def _discard(path: Path, fd: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked child inherits the finalizer, but not the file
         path.unlink(missing_ok=True)
     os.close(fd)
-
-
-def _is_abandoned(path: Path) -> bool:
-    """True if the file is this user's and nobody holds its lock."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.fstat(file.fileno()).st_uid == os.getuid()
-    except OSError:
-        return False
