@@ -82,7 +82,7 @@ def _frozen(recipe: Recipe) -> Iterator[str]:
 
 
 def _rewards(recipe: Recipe) -> Iterator[str]:
-    if recipe.environment is not None and recipe.environment.plugin in {reward.label for reward in recipe.reward}:
+    if recipe.environment is not None and recipe.environment.label in {reward.label for reward in recipe.reward}:
         yield (
             f"environment.plugin: {recipe.environment.plugin} is the name of a reward, too, and both are reported by "
             "name; write one of them as DISTRIBUTION:NAME"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.sources import anywhere
 from cosmos_core.config.structure import unstructure
 
 PLUGIN: Final = "plugin "
@@ -21,7 +22,7 @@ _OWN: Final = frozenset({"run.output_dir", "launch", "tracking", "control", "pol
 
 def facts_of(recipe: Recipe, plugins: Mapping[str, str]) -> dict[str, str]:
     """The fingerprint of a process: its recipe, and versions of its plugins by kind and name (`plugin.versions`)."""
-    keys = {key: json.dumps(value, sort_keys=True) for key, value in _leaves(unstructure(recipe), "")}
+    keys = {key: json.dumps(value, sort_keys=True) for key, value in _leaves(anywhere(unstructure(recipe)), "")}
     return keys | {f"{PLUGIN}{name}": version for name, version in plugins.items()}
 
 

@@ -13,6 +13,7 @@ import attrs
 
 from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.config.schema import OptimizerConfig, Recipe
+from cosmos_core.config.sources import label
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.dataset import Omission, Split, Window
 from cosmos_core.types import JSON
@@ -131,6 +132,11 @@ class Stage:
     prompts_per_step: int
     optimizer: OptimizerConfig
     first_step: int
+
+    @property
+    def label(self) -> str:
+        """The name of its algorithm, for people."""
+        return label(self.plugin)
 
     @property
     def last_step(self) -> int:

@@ -20,14 +20,16 @@ from cosmos_core.config.overrides import apply_override, apply_selections
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.sources import located, within
 from cosmos_core.config.structure import structure, unstructure, with_checksum, without_checksum
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Scalar
 
 
-def dump_recipe(recipe: Recipe) -> str:
-    """TOML that loads to an equal recipe. TOML has no null: keys without a value are left out."""
-    return tomli_w.dumps(_without_none(unstructure(recipe)))
+def dump_recipe(recipe: Recipe, folder: Path | None = None) -> str:
+    """TOML that loads to an equal recipe, from a file in `folder`; without keys that have no value: TOML has no null."""
+    data = unstructure(recipe)
+    return tomli_w.dumps(_without_none(data if folder is None else within(data, folder)))
 
 
 def _without_none(value: Any) -> Any:
@@ -50,12 +52,12 @@ def load_recipe(
     Overrides, `a.b.c=VALUE`, are applied in order after the selections, plugin names by kind. A ConfigError lists every
     problem of a step: the file, unknown keys, wrong values, or keys that contradict each other.
     """
-    data = {} if path is None else read_toml(path)
+    data = {} if path is None else located(read_toml(path), path.parent)
     apply_selections(data, selections or {})
     override_all(data, overrides)
     if path is None:
         _name_run(data)
-    return recipe_from(data)
+    return recipe_from(located(data, Path()))
 
 
 def override_all(data: MutableMapping[str, Any], overrides: Sequence[str]) -> None:
@@ -97,7 +99,7 @@ def save_job(job: Job) -> Path:
     try:
         job.directory.mkdir(parents=True, exist_ok=True)
         with partial.open("w", encoding="utf-8") as file:
-            json.dump(with_checksum(unstructure(job)), file, indent=1)
+            json.dump(with_checksum(within(unstructure(job), job.directory)), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -118,7 +120,8 @@ def load_job(run_dir: Path) -> Job:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: damaged: {error}") from error
-    return attrs.evolve(structure(without_checksum(data, str(path)), Job, path=str(path)), directory=Path(run_dir))
+    plain = located(without_checksum(data, str(path)), Path(run_dir))
+    return attrs.evolve(structure(plain, Job, path=str(path)), directory=Path(run_dir))
 
 
 def _name_run(data: MutableMapping[str, Any]) -> None:

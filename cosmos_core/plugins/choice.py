@@ -18,6 +18,7 @@ from cosmos_core.errors import (
     PluginNotFoundError,
 )
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE, PluginRecord, autoload_disabled
+from cosmos_core.plugins.functions import function_record
 from cosmos_core.plugins.known import KNOWN, known_names
 from cosmos_core.protocols import KINDS, Kind
 
@@ -48,13 +49,15 @@ def find(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginR
 
     Args:
         kind: What is wanted.
-        selection: A plugin's name, or `distribution:name`.
+        selection: A plugin's name, `distribution:name`, or `PATH.py:NAME` of a function or a class in a file.
         records: What is installed.
 
     Raises:
-        PluginNotFoundError: Nothing installed has that name.
+        PluginNotFoundError: Nothing installed has that name, or there is no such file.
         PluginConflictError: Several distributions provide it, and the selection does not say which.
     """
+    if (function := function_record(kind, selection)) is not None:
+        return function
     candidates = _selectable([record for record in records if record.kind == kind and _is_meant(selection, record)])
     if not candidates:
         raise PluginNotFoundError(_not_found(kind, selection, records))

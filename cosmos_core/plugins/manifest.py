@@ -8,6 +8,7 @@ from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cosmos_core.config.sources import read, split
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugins.discovery import PluginRecord, entries
 from cosmos_core.plugins.distributions import Root, distribution, editable_folder, find_root, is_source, recorded_files
@@ -25,11 +26,13 @@ def manifest(selected: Iterable[PluginRecord]) -> list[dict[str, Any]]:
     digests: dict[str, str] = {}
     found = []
     for record in selected:
-        if record.distribution not in digests:
-            digests[record.distribution] = _digest(record)
+        file = split(record.module)
+        source = record.distribution if file is None else str(file[0])
+        if source not in digests:
+            digests[source] = _digest(record) if file is None else hashlib.sha256(read(file[0])).hexdigest()
         fields = ("kind", "name", "distribution", "version", "module")
         said = {field: getattr(record, field) for field in fields}
-        found.append({**said, "sha256": digests[record.distribution]})
+        found.append({**said, "sha256": digests[source]})
     return found
 
 

@@ -225,7 +225,7 @@ def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | 
     config = job.recipe.environment
     if config is None:
         return None
-    context = EnvironmentContext(name=config.plugin, seed=job.recipe.run.seed)
+    context = EnvironmentContext(name=config.label, seed=job.recipe.run.seed)
     plugins.create("environment", config.plugin, config.options, context, "environment.options")
     capabilities: EnvironmentCapabilities = plugins.provider("environment", config.plugin).capabilities
     return capabilities

@@ -11,11 +11,13 @@ import attrs
 import pluggy
 
 from cosmos_core.config.problems import nearest
+from cosmos_core.config.sources import split
 from cosmos_core.config.structure import check_class, structure, unstructure
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError, PluginIncompatibleError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.compatibility import protocol_deprecation, protocol_mismatch
 from cosmos_core.plugins.discovery import PluginRecord, discover
+from cosmos_core.plugins.functions import import_function
 from cosmos_core.protocols import (
     AlgorithmCapabilities,
     DatasetCapabilities,
@@ -58,6 +60,8 @@ _OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {
 
 def describe(record: PluginRecord) -> str:
     """A plugin in messages: kind, name and where it comes from."""
+    if split(record.module) is not None:
+        return f"{record.kind} plugin {record.module!r}"
     return f"{record.kind} plugin {record.name!r} ({record.module} of {record.distribution} {record.version})"
 
 
@@ -67,6 +71,8 @@ def import_plugin(record: PluginRecord) -> Any:
     Raises:
         PluginBrokenError: The import failed; the original exception is chained.
     """
+    if split(record.module) is not None:
+        return import_function(record)
     try:
         return record.entry_point.load()
     except (Exception, SystemExit) as error:

@@ -17,7 +17,9 @@ import attrs
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe, load_job, save_job
-from cosmos_core.config.structure import structure
+from cosmos_core.config.schema import Recipe
+from cosmos_core.config.sources import copied
+from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
 from cosmos_core.run.address import require_gone
 
@@ -69,23 +71,27 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
     A run that is there is replaced if `overwrite`; see `check_free`.
     """
     check_free(job.directory, overwrite=overwrite)
+    recipe, sources = copied(unstructure(job.recipe), job.directory)
     try:
         if overwrite and job.directory.exists():
             shutil.rmtree(job.directory)
         job.logs.mkdir(parents=True)
+        for path, content in sources.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         if assets.is_dir():
             shutil.copytree(assets, job.assets)
         write_json(job.directory / "manifest.json", manifest)
     except OSError as error:
         raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
-    save(job)
+    save(attrs.evolve(job, recipe=structure(recipe, Recipe)))
 
 
 def save(job: Job) -> None:
     """Write the job and its recipe into the run's folder; raises ConfigError if they could not be written."""
     path = job.directory / "recipe.resolved.toml"
     try:
-        path.write_text(dump_recipe(job.recipe), encoding="utf-8")
+        path.write_text(dump_recipe(job.recipe, job.directory), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     save_job(job)

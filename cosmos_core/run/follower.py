@@ -286,7 +286,7 @@ def starting(stages: tuple[Stage, ...], step: int, *, elapsed_s: float) -> Progr
     """
     stage = next((stage for stage in stages if step < stage.last_step), stages[-1])
     last_step = stages[-1].last_step
-    return Progress(phase="starting", step=step, num_steps=last_step, stage=stage.plugin, elapsed_s=elapsed_s)
+    return Progress(phase="starting", step=step, num_steps=last_step, stage=stage.label, elapsed_s=elapsed_s)
 
 
 def waits_for(state: State | None) -> str:

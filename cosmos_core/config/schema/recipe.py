@@ -20,6 +20,7 @@ from cosmos_core.config.schema.training import (
     WarmupConfig,
     option,
 )
+from cosmos_core.config.sources import label
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import JSON
 
@@ -184,7 +185,7 @@ class RewardConfig:
     @property
     def label(self) -> str:
         """The name that it is reported under."""
-        return self.name or self.plugin
+        return self.name or label(self.plugin)
 
 
 @attrs.frozen(kw_only=True)
@@ -197,6 +198,11 @@ class EnvironmentConfig:
     timeout_s: float = option(10.0, help="Seconds until an answer counts as timed out.", validator=ABOVE_ZERO)
     workers: int = option(1, help="Processes of one replica in which environments run.", validator=POSITIVE)
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
+
+    @property
+    def label(self) -> str:
+        """The name that its own reward is reported under."""
+        return label(self.plugin)
 
 
 @attrs.frozen(kw_only=True)
@@ -259,4 +265,4 @@ class Recipe:
         names = tuple(reward.label for reward in self.reward)
         if self.environment is None or self.environment.weight == 0.0:
             return names
-        return (*names, self.environment.plugin)
+        return (*names, self.environment.label)

@@ -166,7 +166,7 @@ def figures(
         phase=phase_of(state, stage),
         step=state.step,
         num_steps=stages[-1].last_step,
-        stage=stage.plugin,
+        stage=stage.label,
         elapsed_s=timeline.elapsed_s(None if state.has_ended else now),
         reward=sum(record.reward or 0.0 for record in rewarded) / len(rewarded) if rewarded else None,
         accuracy=scored.accuracy if scored else None,

@@ -299,7 +299,7 @@ class Episodes:
         self.pool.forget(sample.episode)
         dialogue = sample.dialogue or Dialogue(opening=group.request.prompt)
         reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
-        name = self.environment.plugin
+        name = self.environment.label
         told = [*sample.details, *([why] if why else [])]
         sample.played = EpisodeResult(
             generated=dialogue.generated(reason, self.version()),

@@ -134,7 +134,7 @@ class Worker(process.Worker):
     def _load(self, setup: Setup) -> None:
         config = setup.environment
         plugins = PluginSet.load([("environment", config.plugin)])
-        context = EnvironmentContext(name=config.plugin, seed=setup.seed)
+        context = EnvironmentContext(name=config.label, seed=setup.seed)
 
         def make() -> Environment:
             made: Environment = plugins.create("environment", config.plugin, config.options, context)

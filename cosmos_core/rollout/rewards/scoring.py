@@ -69,7 +69,7 @@ def sample(
     counted = [config for config in rewards if config.label in values and (not shut or config.gate is not None)]
     total = sum(config.weight * values[config.label] for config in counted)
     if environment is not None and played.reward is not None:
-        values = {**values, environment.plugin: played.reward}
+        values = {**values, environment.label: played.reward}
         total += 0.0 if shut else environment.weight * played.reward
     if failed is None and not math.isfinite(total):
         failed = Outcome(

@@ -51,21 +51,21 @@ def _parts(plan: Plan) -> Table:
     units = "" if facts.latent_size else f", vocabulary {facts.vocab_size}, context {facts.context_length}"
     table = _table("Parts", "kind", "name", "distribution", "what")
     described = {
-        ("model", recipe.model.plugin): (
+        plan.plugins.record("model", recipe.model.plugin): (
             f"{facts.architecture}, {facts.num_parameters / 1e6:,.3f} M parameters, {facts.num_layers} layers x "
             f"{facts.hidden_size}{units}{lacking}"
         ),
-        ("dataset", recipe.dataset.plugin): _rows(recipe, parts),
+        plan.plugins.record("dataset", recipe.dataset.plugin): _rows(recipe, parts),
     }
-    described |= {("algorithm", stage.plugin): capable.source for stage, capable in parts.stages}
+    described |= {plan.plugins.record("algorithm", stage.plugin): capable.source for stage, capable in parts.stages}
     if (environment := recipe.environment) is not None:
         paid = f", weight {environment.weight:g}" if environment.weight else ""
-        described["environment", environment.plugin] = f"up to {environment.max_turns} turns{paid}"
-    described |= {("reward", config.plugin): f"weight {config.weight:g}" for config in recipe.reward}
+        described[plan.plugins.record("environment", environment.plugin)] = f"up to {environment.max_turns} turns{paid}"
+    described |= {plan.plugins.record("reward", config.plugin): f"weight {config.weight:g}" for config in recipe.reward}
     for record in plan.plugins:
         if record.kind == "engine" and not plan.job.uses_rollouts:
             continue  # it never starts
-        what = described.get((record.kind, record.name), "")
+        what = described.get(record, "")
         table.add_row(record.kind, record.name, f"{record.distribution} {record.version}", what)
     for name, what in _beside(plan):
         table.add_row(name, "", "", what)
@@ -130,10 +130,10 @@ def _batches(plan: Plan) -> Table:
         samples = stage.prompts_per_step * (recipe.rollout.group_size if is_rollouts else 1)
         epochs = stage.steps * stage.prompts_per_step / plan.parts.num_train_rows
         if epochs > _MANY_EPOCHS:
-            repeats.append(f"{stage.plugin} repeats the dataset {epochs:,.0f} times")
+            repeats.append(f"{stage.label} repeats the dataset {epochs:,.0f} times")
         longest = longest_sample(recipe, plan.parts.facts.context_length, plan.parts.measured.longest_prompt)
         table.add_row(
-            stage.plugin,
+            stage.label,
             f"{stage.first_step + 1}-{stage.last_step}",
             str(stage.prompts_per_step),
             f"{samples}",

@@ -69,7 +69,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         sheet=contact_sheet(scored, album),
         first_version=scored[0].version if scored else None,
         last_version=scored[-1].version if scored else None,
-        recipe=dump_recipe(job.recipe),
+        recipe=dump_recipe(job.recipe, job.directory),
         is_text=job.unit == "token",
     )
     path = job.directory / REPORT

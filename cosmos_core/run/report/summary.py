@@ -256,7 +256,7 @@ def _stages(job: Job, follower: Follower) -> list[dict[str, Any]]:
         times = [timed.time for timed in follower.steps if stage.first_step <= timed.record.step <= stage.last_step]
         pairs = [(a, b) for a, b in itertools.pairwise(times) if follower.timeline.is_one_session(a, b)]
         seconds = round(sum(last - first for first, last in pairs), 3)
-        found.append({"algorithm": stage.plugin, "steps": steps, "seconds": seconds})
+        found.append({"algorithm": stage.label, "steps": steps, "seconds": seconds})
     return found
 
 

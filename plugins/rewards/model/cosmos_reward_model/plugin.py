@@ -13,8 +13,8 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
+from cosmos_core.plugins.batching import Batcher
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
-from cosmos_core.rollout.rewards.batching import Batcher
 
 if TYPE_CHECKING:
     from cosmos_reward_model.classifier import Classifier

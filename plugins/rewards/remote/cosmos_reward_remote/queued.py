@@ -15,8 +15,8 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, PluginError
+from cosmos_core.plugins.batching import Batcher
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
-from cosmos_core.rollout.rewards.batching import Batcher
 from cosmos_reward_remote.access import Access, access, variables
 from cosmos_reward_remote.exchange import Exchange, Patience, RefusedError
 from cosmos_reward_remote.grouping import groups_of

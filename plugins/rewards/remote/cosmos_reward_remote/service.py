@@ -10,8 +10,8 @@ from attrs import validators as check
 
 from cosmos_core.config import option
 from cosmos_core.errors import PluginError
+from cosmos_core.plugins.batching import Batcher
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
-from cosmos_core.rollout.rewards.batching import Batcher
 from cosmos_reward_remote.posting import Poster, PostingOptions
 from cosmos_reward_remote.protocol import request_of, scores_of
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cosmos_core.rollout.rewards.batching import Batcher
+from cosmos_core.plugins.batching import Batcher
 
 
 class Doubling:

@@ -1,0 +1,133 @@
+"""A dataset that is a plain function: it returns or yields rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core.data.dataset import RowsDataset
+from cosmos_core.data.mapping import chat_of, plain
+from cosmos_core.data.media import locations
+from cosmos_core.data.options import RowsOptions
+from cosmos_core.data.rows import BadRowError, RawRow
+from cosmos_core.errors import CosmosError, DataError
+from cosmos_core.protocols import DatasetContext, Split
+from cosmos_core.types import Message, Prompt
+
+GIVEN: Final = ("split", "seed", "directory")
+"""Names of parameters that the run gives such a function."""
+_KEYS: Final = ("prompt", "completion", "rejected", "reference", "media")
+
+
+class FunctionDataset(RowsDataset):
+    """The rows that a function gives, all in memory: texts, `Prompt`s, or mappings.
+
+    Of a mapping, `prompt` is a text or the turns of a chat, `completion` the demonstration, `rejected` a worse one,
+    `reference` what rewards compare with, `media` a location or several; every other key is a column (metadata). A
+    function that takes `split` gives the held-out rows, too.
+
+    Args:
+        function: Called once for each split, in every process: it has to give the same rows each time.
+        given: The names among `GIVEN` that it takes.
+        values: Its own options.
+        options: Which rows are checked and held out.
+        context: The run.
+
+    Raises:
+        DataError: The function failed, gave no rows, or a bad one.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        given: Sequence[str],
+        values: Mapping[str, Any],
+        options: RowsOptions,
+        context: DatasetContext,
+    ) -> None:
+        has_splits = "split" in given
+        if has_splits and (options.heldout_rows is not None or options.heldout_fraction is not None):
+            raise DataError(
+                f"{context.key_path}: the function takes `split` and gives the held-out rows itself; leave out "
+                "heldout_rows and heldout_fraction"
+            )
+
+        def rows(split: Split) -> _Rows:
+            known = {"split": split, "seed": context.seed, "directory": context.directory}
+            name = f"{function.__name__}({split!r})" if has_splits else function.__name__
+            return _Rows(name, context.directory, function, {name: known[name] for name in given} | {**values})
+
+        super().__init__(
+            function.__name__,
+            options,
+            _Mapping(),
+            [rows("train")],
+            heldout=[rows("heldout")] if has_splits else None,
+            key_path=context.key_path,
+        )
+
+
+class _Rows:
+    """A source of rows in memory (see `RowSource`)."""
+
+    def __init__(self, name: str, folder: Path, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        self.name: Final = name
+        self.folder: Final = folder
+        try:
+            self._rows: Final = list(function(**arguments))
+        except CosmosError:
+            raise
+        except Exception as error:
+            raise DataError(f"dataset function {name} failed: {type(error).__name__}: {error}") from error
+
+    def scan(self) -> Iterator[RawRow]:
+        """Every row, in order."""
+        return (RawRow(locator=number, line=number + 1, row=row) for number, row in enumerate(self._rows))
+
+    def places(self) -> Iterator[int]:
+        """The number of every row."""
+        return iter(range(len(self._rows)))
+
+    def read(self, locator: int) -> Any:
+        """A row by its number."""
+        return self._rows[locator]
+
+
+class _Mapping:
+    """Makes prompts of the rows (see `RowMapping`)."""
+
+    def prompt(self, row: Any, folder: Path) -> Prompt:
+        """Make the prompt of a row; raises BadRowError if it cannot be used."""
+        if isinstance(row, Prompt):
+            return row
+        if isinstance(row, str):
+            row = {"prompt": row}
+        if not isinstance(row, Mapping):
+            raise BadRowError(f"a row is a text, a Prompt or a mapping with `prompt`, not a {type(row).__name__}")
+        text, answer = _text(row)
+        return Prompt(
+            text=text,
+            reference=plain(row.get("reference"), "reference"),
+            demonstration=_optional(row, "completion") or answer,
+            rejected=_optional(row, "rejected"),
+            media=() if row.get("media") is None else locations(row, "media", folder),
+            metadata={str(name): plain(value, str(name)) for name, value in row.items() if name not in _KEYS},
+        )
+
+
+def _text(row: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str | None]:
+    """The prompt, and the demonstration if it is a chat that ends with one."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt, None
+    if isinstance(prompt, str):
+        raise BadRowError("the prompt is empty")
+    return chat_of(row, "prompt")
+
+
+def _optional(row: Mapping[str, Any], name: str) -> str | None:
+    value = row.get(name)
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    raise BadRowError(f"field {name!r} is {value!r:.100}, not text")

@@ -1,0 +1,221 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job, load_recipe
+from cosmos_core.errors import ConfigError, DataError, PluginBrokenError, PluginNotFoundError
+from cosmos_core.plugins.manifest import manifest
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.protocols import Completion, DatasetContext, RewardContext, Score
+from cosmos_core.run import folder
+from cosmos_core.types import Array, Message, Payload, Prompt
+
+REWARDS = """
+from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
+
+def brevity(prompt, completion, reference, *, longest: int = 10):
+    assert prompt == "Say it." and reference == "x"
+    return 1 - len(completion) / longest
+
+async def level(completion, difficulty, bonus=0.5):
+    return {"score": difficulty + bonus, "level": difficulty}
+
+def many(prompts, completions, difficulty):
+    assert len(prompts) == len(completions) == len(difficulty)
+    return [10.0 * len(completions) + each for each in difficulty]
+
+def short_list(completions):
+    return [1.0]
+
+def nothing(completion): return None
+def unnamed(completion): return {"value": 1.0}
+def everything(completion, **columns): return {"score": 1.0, **columns}
+def light(frames): return float(frames.mean())
+def positional(*texts): return 1.0
+def blind(prompt): return 1.0
+def mixed(prompt, completions): return [1.0]
+number = 3
+
+class Longest:
+    def __init__(self, context, *, most: int):
+        self.name, self.most = context.name, most
+    def score(self, completion):
+        return min(len(completion.text), self.most)
+
+class Empty:
+    pass
+
+class Own:
+    def __init__(self, options, context): pass
+    def score(self, completion): return 2.0
+
+@hookimpl
+def cosmos_reward():
+    return Provider(create=Own, capabilities=RewardCapabilities(deterministic=False))
+"""
+PROMPT = Prompt(text="Say it.", reference="x", metadata={"difficulty": 2})
+COMPLETION = Completion(prompt=PROMPT, text="hello")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_rewards.py"
+    path.write_text(REWARDS)
+    return path
+
+
+def made(path, name, options=None, kind="reward", context=None):
+    selection = f"{path}:{name}"
+    plugins = PluginSet.load([(kind, selection)])
+    return plugins.create(kind, selection, options or {}, context or RewardContext(name=name, seed=0))
+
+
+def test_a_function_scores_by_the_names_it_takes(file):
+    assert made(file, "brevity").score(COMPLETION) == 0.5
+    assert made(file, "brevity", {"longest": 50}).score(COMPLETION) == 0.9
+    assert asyncio.run(made(file, "level").score(COMPLETION)) == Score(value=2.5, details={"level": 2})
+    everything = made(file, "everything").score(COMPLETION)
+    assert everything.details == {"difficulty": 2, "prompt": "Say it.", "reference": "x"}
+    frames = Payload(kind="media", arrays={"frames": Array(dtype="uint8", shape=(1, 2, 2, 3), data=bytes([7] * 12))})
+    assert made(file, "light").score(Completion(prompt=PROMPT, text="", media=frames)) == 7.0
+    assert made(file, "Longest", {"most": 3}).score(COMPLETION) == 3
+    assert made(file, "cosmos_reward").score(COMPLETION) == 2.0
+
+
+def test_a_function_of_lists_scores_what_arrives_together(file):
+    async def scores(name, number):
+        reward = made(file, name)
+        return await asyncio.gather(*(reward.score(COMPLETION) for _ in range(number)), return_exceptions=True)
+
+    assert asyncio.run(scores("many", 3)) == [32.0, 32.0, 32.0]
+    (first, _) = asyncio.run(scores("short_list", 2))
+    assert "returned [1.0] for 2 completions" in str(first)
+
+
+def test_what_a_function_lacks_is_said(file):
+    with pytest.raises(DataError, match=r"takes 'difficulty', a column that the row does not have \(it has none\)"):
+        made(file, "level").vet(Prompt(text="Say it."))
+    with pytest.raises(DataError, match="returned None: no score"):
+        made(file, "nothing").score(COMPLETION)
+    with pytest.raises(DataError, match=r"returned \{'value': 1.0\}, which has no 'score'"):
+        made(file, "unnamed").score(COMPLETION)
+    with pytest.raises(ConfigError, match="longst: unknown option; did you mean longest"):
+        made(file, "brevity", {"longst": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("brevty", "the file has nothing of that name; did you mean brevity?"),
+        ("positional", r"it takes \*texts; a reward is called by names"),
+        ("blind", "it takes prompt; a reward takes completion"),
+        ("mixed", "names of one completion and of many"),
+        ("number", "it is 3; name a function or a class"),
+        ("Empty", "the class has no score, as a reward has"),
+        ("Own", "the class is made of options, context"),
+    ],
+)
+def test_what_cannot_be_a_reward_is_refused(file, name, said):
+    with pytest.raises(PluginBrokenError, match=said):
+        made(file, name)
+
+
+def test_a_file_that_is_no_module_is_refused(file):
+    with pytest.raises(PluginNotFoundError, match=r"no such file .*my_reward\.py; did you mean .*my_rewards\.py\?"):
+        made(file.with_name("my_reward.py"), "brevity")
+    with pytest.raises(PluginNotFoundError, match="a model comes in a package"):
+        made(file, "brevity", kind="model")
+    for source, said in (
+        ("x = = 1", "it is no Python: line 1"),
+        ("\n1 / 0", "line 2 failed: ZeroDivisionError: division by zero"),
+        ("import my_rewards", "a run keeps other.py alone: put both into one file"),
+    ):
+        other = file.with_name("other.py")
+        other.write_text(source)
+        with pytest.raises(PluginBrokenError, match=said):
+            made(other, "brevity")
+
+
+DATASETS = """
+def pairs(*, number: int = 4):
+    for each in range(number):
+        yield {"prompt": f"What is {each}?", "reference": each, "level": each % 2}
+
+def split(split, seed, directory):
+    name = f"{split} {seed} {directory.name}"
+    return [name, {"prompt": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}]
+
+def bad():
+    return [{"prompt": "a"}, {"question": "b"}]
+
+def failing():
+    yield "a"
+    raise KeyError("b")
+
+def strange(rows): return []
+"""
+
+
+def test_a_function_of_rows_is_a_dataset(tmp_path):
+    path = tmp_path / "rows.py"
+    path.write_text(DATASETS)
+    context = DatasetContext(seed=5, directory=tmp_path)
+
+    def dataset(name, **options):
+        return made(path, name, options, kind="dataset", context=context)
+
+    rows = dataset("pairs", number=10, heldout_rows=2)
+    assert (rows.size("train"), rows.size("heldout")) == (8, 2)
+    assert rows.row("train", 0).metadata.keys() == {"level"}
+    both = dataset("split")
+    assert both.row("heldout", 0).text == f"heldout 5 {tmp_path.name}"
+    assert both.row("train", 1) == Prompt(text=(Message(role="user", content="Hi"),), demonstration="Ho")
+    with pytest.raises(DataError, match="bad:2: no field 'prompt'; it has 'question'"):
+        dataset("bad")
+    with pytest.raises(DataError, match="dataset function failing failed: KeyError: 'b'"):
+        dataset("failing")
+    with pytest.raises(DataError, match="gives the held-out rows itself"):
+        dataset("split", heldout_rows=1)
+    with pytest.raises(PluginBrokenError, match="it takes rows; it may take split, seed, directory"):
+        dataset("strange")
+
+
+RECIPE = """
+[run]
+name = "r"
+steps = 1
+[model]
+path = "m"
+[algorithm]
+plugin = "grpo"
+[dataset]
+plugin = "jsonl"
+[[reward]]
+plugin = "./my_rewards.py:brevity"
+[[reward]]
+plugin = "./other/my_rewards.py:brevity"
+name = "other"
+"""
+
+
+def test_a_run_keeps_copies_of_the_files_and_may_move(file, tmp_path):
+    other = tmp_path / "other" / file.name
+    other.parent.mkdir()
+    other.write_text(f"{REWARDS}\ndef added(completion): return 1\n")
+    (tmp_path / "r.toml").write_text(RECIPE)
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert [each.label for each in recipe.reward] == ["brevity", "other"]
+    job = Job(run_id="r", directory=tmp_path / "runs" / "r", recipe_directory=tmp_path, recipe=recipe)
+    folder.create(job, tmp_path / "no-assets", {}, overwrite=False)
+    file.unlink()
+    other.unlink()
+    moved = job.directory.rename(tmp_path / "moved")
+    loaded = load_job(moved)
+    plugins = PluginSet.load([("reward", each.plugin) for each in loaded.recipe.reward])
+    assert len({entry["sha256"] for entry in manifest(plugins)}) == 2
+    assert all(Path(each.plugin.rpartition(":")[0]).is_relative_to(moved) for each in loaded.recipe.reward)
+    folder.save(loaded)
+    assert str(moved) not in (moved / "recipe.resolved.toml").read_text()
+    assert load_recipe(moved / "recipe.resolved.toml").reward == loaded.recipe.reward
