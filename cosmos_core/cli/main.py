@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn
 
 # Typer reads it when it is imported; without rich it starts in half the time.
 os.environ.setdefault("TYPER_USE_RICH", "0")
@@ -22,6 +22,7 @@ try:
     from cosmos_core.cli import artifacts, keys, launch, plugins, replica, runs
     from cosmos_core.cli.commands import CommandGroup, is_debugging
     from cosmos_core.errors import ConfigError, CosmosError, PluginError
+    from cosmos_core.observe.output import console
 except KeyboardInterrupt:
     # They take a moment to import, and `main` is not there yet to answer.
     print(_INTERRUPTED, file=sys.stderr)  # noqa: T201
@@ -30,11 +31,8 @@ except KeyboardInterrupt:
 gc.enable()
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cosmos_core.config.schema import Recipe
 
-_PIPE_COLUMNS: Final = 160
 _EXIT_CODES: Final = {"finished": 0, "stopped": 130, "failed": 1}
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
@@ -107,16 +105,16 @@ def run(
             raise ConfigError("--resume goes on with the run's own recipe; it takes no options but --set and --from")
         from cosmos_core.run.command import resume_run  # noqa: PLC0415
 
-        raise typer.Exit(_EXIT_CODES[resume_run(resume, _console(), overrides=overrides or (), start=start)])
+        raise typer.Exit(_EXIT_CODES[resume_run(resume, console(), overrides=overrides or (), start=start)])
     if start is not None:
         raise ConfigError(f"--from {start}: says where a run goes on, and no run is given; add --resume RUN")
     chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
     from cosmos_core.run.command import run_recipe, show_plan  # noqa: PLC0415
 
     if dry_run:
-        show_plan(chosen, recipe, _console())
+        show_plan(chosen, recipe, console())
         return
-    raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, _console(), overwrite=overwrite)])
+    raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, console(), overwrite=overwrite)])
 
 
 def plan(
@@ -140,7 +138,7 @@ def plan(
     chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
     from cosmos_core.run.command import show_plan  # noqa: PLC0415
 
-    show_plan(chosen, recipe, _console())
+    show_plan(chosen, recipe, console())
 
 
 def version() -> None:
@@ -213,13 +211,3 @@ def _load(
     # Names are strings even where they look like numbers.
     named = [f'run.name="{name}"'] if name is not None else []
     return load_recipe(recipe, overrides=[*(overrides or ()), *named], selections=selections)
-
-
-def _console() -> Console:
-    from rich.console import Console  # noqa: PLC0415
-
-    from cosmos_core.observe.output import Output  # noqa: PLC0415
-
-    # What goes to a file or a pipe is not folded to the 80 columns of a terminal that is not there.
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return Console(file=cast("TextIO", Output(sys.stdout)), width=None if has_width else _PIPE_COLUMNS)

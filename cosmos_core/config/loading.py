@@ -27,7 +27,7 @@ from cosmos_core.types import Scalar
 
 
 def dump_recipe(recipe: Recipe, folder: Path | None = None) -> str:
-    """TOML that loads to an equal recipe, from a file in `folder`; without keys that have no value: TOML has no null."""
+    """TOML that loads to an equal recipe from a file in `folder`, without keys that have no value: it has no null."""
     data = unstructure(recipe)
     return tomli_w.dumps(_without_none(data if folder is None else within(data, folder)))
 

@@ -30,6 +30,11 @@ def apply_override(data: MutableMapping[str, Any], override: str) -> None:
     _assign(data, path, parse_value(text.strip(), override), override)
 
 
+def assign(data: MutableMapping[str, Any], key: str, value: Any) -> None:
+    """Give `a.b.c` a value in place."""
+    _assign(data, _parse_key(key, key), value, f"{key}={show(value)}")
+
+
 def apply_selections(data: MutableMapping[str, Any], selections: Mapping[str, str]) -> None:
     """Select plugins by name in place.
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Final, TextIO
+import sys
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PIPE_COLUMNS: Final = 160
 
 
 class Output:
@@ -42,3 +48,11 @@ class Output:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
+
+
+def console() -> Console:
+    """Standard output for people; what goes to a file or a pipe is not folded to 80 columns that are not there."""
+    from rich.console import Console  # noqa: PLC0415 - commands that print nothing start sooner
+
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=cast("TextIO", Output(sys.stdout)), width=None if has_width else _PIPE_COLUMNS)

@@ -36,6 +36,7 @@ from cosmos_core.run.follower import Follower
 from cosmos_core.run.hooks import RunHooks
 from cosmos_core.run.launch import Launcher, fork_server
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools, prepare
+from cosmos_core.run.metrics import recorded
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_hooks, check_keys, check_present
 from cosmos_core.run.recovery import Start, find_start
@@ -279,7 +280,8 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
     try:
         hooks = RunHooks(job, session.plugins, resumed_from=session.start.step, report=view.say)
         hooks.notify("cosmos_run_started")
-        supervisor = Supervisor(job, session.launcher, view, hooks.notify, follower)
+        notify = recorded(job.directory, hooks.notify)
+        supervisor = Supervisor(job, session.launcher, view, notify, follower)
         try:
             ending = supervisor.run(session.start)
         except CosmosError as error:

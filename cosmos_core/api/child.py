@@ -1,0 +1,41 @@
+"""A run as a process beside a script or a notebook: `python -m cosmos_core.api.child ORDER`.
+
+It is `cosmos run` or `cosmos plan` of a recipe that is given as data. It ends, with a checkpoint, when whoever started
+it does. A refusal is written beside the order, for the caller to raise.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.errors import CosmosError
+from cosmos_core.observe.output import console
+from cosmos_core.replica.lifetime import die_with_parent
+from cosmos_core.run.command import run_recipe, show_plan
+
+REFUSAL: Final = "refusal.json"
+
+
+def main(order: Path) -> None:
+    """Do what the order says: `overwrite` is null of a plan."""
+    die_with_parent(signal.SIGTERM)
+    told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
+    try:
+        recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
+        if told["overwrite"] is None:
+            show_plan(recipe, place, console())
+        else:
+            run_recipe(recipe, place, console(), overwrite=told["overwrite"])
+    except CosmosError as error:
+        words = json.dumps({"kind": type(error).__name__, "words": str(error)})
+        order.with_name(REFUSAL).write_text(words, encoding="utf-8")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

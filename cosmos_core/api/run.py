@@ -1,0 +1,192 @@
+"""A run, as Python has it: made by `train`, or found by `open`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from cosmos_core import errors
+from cosmos_core.api.child import REFUSAL
+from cosmos_core.config.loading import load_job
+from cosmos_core.errors import CosmosError, ReplicaError
+from cosmos_core.run import folder, metrics
+from cosmos_core.run.requests import ask
+from cosmos_core.run.status import look
+from cosmos_core.transport.messages import Stop
+
+_LOOK_S: Final = 0.5
+_LOG: Final = "console.log"
+
+
+class Child:
+    """A process of `cosmos_core.api.child`, with its order and, in a notebook, its output in a temporary folder."""
+
+    def __init__(self, order: Mapping[str, Any], stack: contextlib.ExitStack, place: Path) -> None:
+        """Start it with an order; `stack` holds the folder `place`, and is closed at the end."""
+        self.is_quiet: Final = is_notebook()
+        self._stack: Final = stack
+        self._place: Final = place
+        file = place / "order.json"
+        file.write_text(json.dumps(order), encoding="utf-8")
+        output = stack.enter_context((place / _LOG).open("wb")) if self.is_quiet else None
+        # Ctrl-C is this process's to pass on: once, however many processes the terminal would send it to.
+        self._process: Final = subprocess.Popen(
+            [sys.executable, "-m", "cosmos_core.api.child", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if self.is_quiet else None,
+            start_new_session=True,
+        )
+        atexit.register(self.wait)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its process has ended."""
+        return self._process.poll() is not None
+
+    def output(self) -> str:
+        """What it has printed so far; empty where it prints to the terminal."""
+        return (self._place / _LOG).read_text(encoding="utf-8", errors="replace") if self.is_quiet else ""
+
+    def interrupt(self) -> None:
+        """Stop the run at the next step, with a checkpoint; a second time, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self, show: Callable[[], None] = lambda: None) -> None:
+        """Wait for its end, calling `show` twice a second; Ctrl-C interrupts the run, not the waiting.
+
+        Raises:
+            CosmosError: It was refused, as the command line would say.
+        """
+        while not self.has_ended:
+            try:
+                self._process.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                show()
+            except KeyboardInterrupt:
+                self.interrupt()
+        atexit.unregister(self.wait)
+        refusal = self._place / REFUSAL
+        told = json.loads(refusal.read_text(encoding="utf-8")) if refusal.exists() else None
+        printed = self.output()
+        self._stack.close()
+        if self.is_quiet and told is None:
+            sys.stdout.write(printed)
+        if told is not None:
+            kind: type[CosmosError] = getattr(errors, told["kind"], CosmosError)
+            raise kind.__new__(kind, told["words"])
+
+
+class Run:
+    """A run in a folder.
+
+    Attributes:
+        directory: Its folder, such as `runs/arithmetic`.
+    """
+
+    def __init__(self, directory: Path, child: Child | None = None) -> None:
+        self.directory: Final = directory
+        self._child = child
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r}, {self.status()[0]!r})"
+
+    def status(self) -> list[str]:
+        """Lines about the run as it is now, as of `cosmos status`."""
+        return list(look(self.directory))
+
+    def wait(self) -> str:
+        """Wait until the run has ended; shows progress. Ctrl-C stops it at the next step, with a checkpoint.
+
+        Returns:
+            Its outcome, `finished` or `stopped`.
+
+        Raises:
+            ReplicaError: It failed; the message says why.
+        """
+        if self._child is not None:
+            child, self._child = self._child, None
+            child.wait(_shown(self.directory) if child.is_quiet else lambda: None)
+        while (ended := folder.read_summary(self.directory)) is None and folder.is_held(self.directory):
+            time.sleep(_LOOK_S)
+        if ended is None:
+            raise ReplicaError(f"{self.directory}: {self.status()[0]}")
+        if ended.outcome == "failed":
+            raise ReplicaError(f"{self.directory}: failed after {ended.steps} steps: {ended.reason}")
+        return ended.outcome
+
+    def stop(self) -> str:
+        """Stop the run at the next step, with a checkpoint, and wait for its end; see `wait`."""
+        if self._child is not None:
+            self._child.interrupt()
+        else:
+            ask(self.directory, Stop())
+        return self.wait()
+
+    def metrics(self) -> Any:
+        """The figures of each step, as a table (pandas) or, without pandas, a list of dictionaries."""
+        return _table(metrics.read(self.directory), "step")
+
+    def evaluations(self) -> Any:
+        """The figures of each held-out evaluation, likewise."""
+        return _table(metrics.read(self.directory), "evaluation")
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of an ended run (`summary.json`); empty before that."""
+        path = self.directory / folder.SUMMARY
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return found
+
+    def model(self, step: str = "latest") -> Path:
+        """Export the model of a checkpoint (a number, `best` or `latest`); its folder, for `from_pretrained`.
+
+        Raises:
+            CosmosError: There is no such checkpoint, or it cannot be exported.
+        """
+        from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415 - imports torch
+
+        return Path(export_run(self.directory, step=step, output=None).place)
+
+
+def open_run(directory: str | Path) -> Run:
+    """A run in a folder, going on or ended; a ConfigError says that there is none."""
+    load_job(Path(directory))
+    return Run(Path(directory))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], kind: str) -> Any:
+    found = [{name: value for name, value in row.items() if name != "kind"} for row in rows if row["kind"] == kind]
+    if find_spec("pandas") is None:
+        return found
+    import pandas as pd  # noqa: PLC0415 - a second to import, and not of the core's dependencies
+
+    return pd.DataFrame(found)
+
+
+def is_notebook() -> bool:
+    """True if this is the process of a notebook, where what a child prints would not be seen."""
+    return "ipykernel" in sys.modules
+
+
+def _shown(directory: Path) -> Callable[[], None]:
+    """A function that shows the newest state of a run below a notebook's cell, in the place of the one before."""
+    from IPython.display import HTML, display  # noqa: PLC0415 - it is a notebook
+
+    handle = display(HTML(""), display_id=True)
+
+    def show() -> None:
+        with contextlib.suppress(CosmosError, OSError):
+            lines = [line.replace("&", "&amp;").replace("<", "&lt;") for line in look(directory)]
+            handle.update(HTML(f"<pre>{chr(10).join(lines)}</pre>"))
+
+    return show

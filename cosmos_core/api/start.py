@@ -1,0 +1,113 @@
+"""`train` and `plan`: a recipe from a file or as data, functions in the place of plugins, changes by keyword."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from cosmos_core.api.functions import reference
+from cosmos_core.api.run import Child, Run
+from cosmos_core.config.loading import read_toml, recipe_from
+from cosmos_core.config.overrides import apply_selections, assign
+from cosmos_core.config.sources import located
+from cosmos_core.run import folder
+from cosmos_core.storage.scratch import scratch
+
+Recipe: TypeAlias = str | Path | Mapping[str, Any]
+Plugin: TypeAlias = str | Callable[..., Any]
+_POLL_S: Final = 0.05
+
+
+def train(
+    recipe: Recipe,
+    *,
+    model: str | None = None,
+    algorithm: Plugin | None = None,
+    dataset: Plugin | None = None,
+    reward: Plugin | Sequence[Plugin] | None = None,
+    environment: Plugin | None = None,
+    overwrite: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Start a run; it goes on beside this process, and `Run.wait` waits for it.
+
+    Args:
+        recipe: A TOML file, or what would be in one. Relative paths start at the file's folder, or the current one.
+        model: Name of the model plugin.
+        algorithm: Name of the algorithm plugin, or a class.
+        dataset: Name of the dataset plugin, or a function that gives rows.
+        reward: Name of a reward plugin, a function, or several of these.
+        environment: Name of the environment plugin, or a class.
+        overwrite: Whether a run of this name is replaced.
+        overrides: Other keys of the recipe, `__` for a dot: `policy__optimizer__lr=1e-4`; also as `**{"run.steps": 9}`.
+
+    Returns:
+        The run, once it is planned and nothing is left to refuse.
+
+    Raises:
+        CosmosError: The recipe cannot run, as `cosmos plan` would say.
+    """
+    named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(scratch("api"))
+        order = _order(recipe, named, overrides, place)
+        run = recipe_from(order["recipe"]).run
+        directory = Path(run.output_dir) / run.name
+        folder.check_free(directory, overwrite=overwrite)
+        before = _made(directory)
+        child = Child(order | {"overwrite": overwrite}, stack.pop_all(), place)
+    while not child.has_ended and _made(directory) == before:
+        time.sleep(_POLL_S)
+    if child.has_ended:
+        child.wait()
+    return Run(directory, child)
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    model: str | None = None,
+    algorithm: Plugin | None = None,
+    dataset: Plugin | None = None,
+    reward: Plugin | Sequence[Plugin] | None = None,
+    environment: Plugin | None = None,
+    **overrides: Any,
+) -> None:
+    """Check everything about a run without starting it, and print what would run; see `train`."""
+    named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(scratch("api"))
+        order = _order(recipe, named, overrides, place)
+        recipe_from(order["recipe"])
+        child = Child(order | {"overwrite": None}, stack.pop_all(), place)
+    child.wait()
+
+
+def _order(recipe: Recipe, named: Mapping[str, Any], overrides: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """The recipe as plain data, and the folder that its paths start at."""
+    file = Path(recipe) if isinstance(recipe, str | Path) else None
+    at = Path.cwd() if file is None else file.parent.absolute()
+    data = json.loads(json.dumps(recipe)) if file is None else read_toml(file)
+    chosen = {}
+    for kind, value in named.items():
+        several = value if isinstance(value, list | tuple) else [value]
+        if value is not None:
+            chosen[kind] = ",".join(reference(each, place) for each in several)
+    data = located(data, at)
+    apply_selections(data, located(chosen, Path.cwd()))
+    for key, value in overrides.items():
+        assign(data, key.replace("__", "."), value)
+    return {"recipe": located(data, Path.cwd()), "folder": str(at)}
+
+
+def _made(directory: Path) -> tuple[int, int] | None:
+    """The job of a run in a folder, as a file: another one after a run was made there."""
+    try:
+        found = (directory / "job.json").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
