@@ -40,7 +40,7 @@ class Child:
         output = stack.enter_context((place / _LOG).open("wb")) if self.is_quiet else None
         # Ctrl-C is this process's to pass on: once, however many processes the terminal would send it to.
         self._process: Final = subprocess.Popen(
-            [sys.executable, "-m", "cosmos_core.api.child", str(file)],
+            [sys.executable, "-P", "-m", "cosmos_core.api.child", str(file)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if self.is_quiet else None,
@@ -80,11 +80,12 @@ class Child:
         told = json.loads(refusal.read_text(encoding="utf-8")) if refusal.exists() else None
         printed = self.output()
         self._stack.close()
-        if self.is_quiet and told is None:
-            sys.stdout.write(printed)
         if told is not None:
             kind: type[CosmosError] = getattr(errors, told["kind"], CosmosError)
             raise kind.__new__(kind, told["words"])
+        sys.stdout.write(printed)
+        if self._process.returncode:
+            raise CosmosError(f"the run's process ended with exit code {self._process.returncode}; see what it printed")
 
 
 class Run:

@@ -1,0 +1,33 @@
+import pytest
+
+import cosmos_core as cosmos
+from cosmos_core.errors import ConfigError, PluginNotFoundError
+
+RECIPE = {"run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "dataset": {"plugin": "arithmetic"}}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_wrong_with_a_recipe_is_raised_at_once():
+    with pytest.raises(ConfigError, match="algorithm: required"):
+        cosmos.train(RECIPE)
+    with pytest.raises(ConfigError, match="policy.replica: unknown option; did you mean replicas"):
+        cosmos.train(RECIPE, algorithm="grpo", policy__replica=2)
+    with pytest.raises(ConfigError, match=r"no\.toml: no such recipe"):
+        cosmos.plan("no.toml")
+    with pytest.raises(ConfigError, match="not a function or class"):
+        cosmos.train(RECIPE, algorithm="grpo", reward=[lambda completion: 1.0])
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        cosmos.open("runs/r")
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        cosmos.trian(RECIPE)
+
+
+def test_what_planning_finds_is_raised_too(tmp_path):
+    (tmp_path / "r.toml").write_text("[run]\nname = 'r'\nsteps = 1\n[model]\npath = 'm'\n[dataset]\nplugin = 'arithmetic'\n")
+    with pytest.raises(PluginNotFoundError, match="no algorithm plugin named 'no-such'"):
+        cosmos.train(tmp_path / "r.toml", algorithm="no-such", reward="math")
+    assert not (tmp_path / "runs").exists()
