@@ -54,7 +54,7 @@ class Child:
         return self._process.poll() is not None
 
     def output(self) -> str:
-        """What it has printed so far; empty where it prints to the terminal."""
+        """The text that it has printed so far; empty where it prints to the terminal."""
         return (self._place / _LOG).read_text(encoding="utf-8", errors="replace") if self.is_quiet else ""
 
     def interrupt(self) -> None:

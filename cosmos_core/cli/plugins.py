@@ -89,17 +89,21 @@ def new_plugin(
     description: Annotated[
         str, typer.Option("--description", metavar="TEXT", help="One line about it, for its metadata.")
     ] = "",
+    function: Annotated[
+        str, typer.Option("--from", metavar="PATH.py:NAME", help="Make it of this function or class.")
+    ] = "",
 ) -> None:
     """Write a complete package with a small working plugin: options, tests, an example recipe, CI that publishes it.
 
     \b
     Examples:
       cosmos plugins new reward brevity
+      cosmos plugins new reward brevity --from my_rewards.py:brevity
       cosmos plugins new dataset chess-puzzles --into ~/plugins --author "Ann Lee"
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_core.plugins.scaffold import new_package  # noqa: PLC0415
 
-    folder = new_package(kind, name, into=into.expanduser(), author=author, description=description)
+    folder = new_package(kind, name, into=into.expanduser(), author=author, description=description, function=function)
     typer.echo(f"Made {folder}/. Next:\n")
     for command, purpose in (
         (f"cd {shlex.quote(str(folder))}", ""),

@@ -85,7 +85,7 @@ def import_function(record: PluginRecord) -> Any:
         raise PluginBrokenError(f"{where}: it is {target!r:.100}; name a function or a class")
     hook = f"cosmos_{record.kind}"
     try:
-        provider = None if name == hook else _provider_of(record.kind, target)
+        provider = None if name == hook else provider_of(record.kind, target)
     except (TypeError, ValueError, NameError) as error:
         raise PluginBrokenError(f"{where}: {error}") from error
     return type("Function", (), {hook: staticmethod(hookimpl(target if provider is None else lambda: provider))})()
@@ -124,8 +124,12 @@ def _module(path: Path, version: str, where: str) -> ModuleType:
     return module
 
 
-def _provider_of(kind: Kind, target: Callable[..., Any]) -> Provider[Any]:
-    """The provider of a class or a function; a TypeError says why it cannot be a plugin of the kind."""
+def provider_of(kind: Kind, target: Callable[..., Any]) -> Provider[Any]:
+    """The provider of a function or a class, for the provider hook of a package; see the module.
+
+    Raises:
+        TypeError: It cannot be a plugin of the kind; the message says why.
+    """
     parameters = inspect.signature(target, eval_str=True).parameters.values()
     options = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
     given = [each.name for each in parameters if each.kind in _POSITIONAL]

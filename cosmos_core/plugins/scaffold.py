@@ -21,8 +21,10 @@ from packaging.version import Version
 
 from cosmos_core import __version__, protocols
 from cosmos_core.config.problems import nearest
+from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError, PluginConflictError
 from cosmos_core.plugins.discovery import RULE, discover, is_valid, nearest_valid
+from cosmos_core.plugins.functions import function_record, import_function
 from cosmos_core.plugins.known import KNOWN
 from cosmos_core.protocols import KINDS, PROTOCOL_VERSIONS, Kind
 from cosmos_core.protocols.provider import entry_point_group
@@ -109,6 +111,7 @@ def _kind(typed: str) -> Kind:
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 _COMMON: Final = "common"
+_FUNCTION: Final = "function"
 _SUFFIX: Final = ".j2"
 _PACKAGE: Final = "package"
 _LINE: Final = 120
@@ -117,15 +120,17 @@ _LONGEST_DESCRIPTION: Final = 512
 """Characters that PyPI takes as a summary; a longer one fails at the upload, when all else is done."""
 
 
-def render(names: Names, *, author: str = "", description: str = "") -> dict[PurePosixPath, str]:
+def render(names: Names, *, author: str = "", description: str = "", function: str = "") -> dict[PurePosixPath, str]:
     """The text of each file of a package, by its path.
 
     Args:
         names: What the package is called.
         author: Who makes it; left out of the metadata if empty.
         description: One line about it; a plain one is made up if empty.
+        function: `PATH.py:NAME` of what it is to be made of; a small example if empty.
 
     Raises:
+        PluginError: The function cannot be a plugin of the kind.
         ConfigError: The author or the description is not one line of text, or PyPI would refuse it.
     """
     environment = jinja2.Environment(
@@ -139,18 +144,30 @@ def render(names: Names, *, author: str = "", description: str = "") -> dict[Pur
     # JSON's escapes are TOML's, too.
     quoted = functools.partial(json.dumps, ensure_ascii=False)
     environment.filters |= {"quoted": quoted, "imported_from": _imported_from}
-    variables = _variables(names, _one_line("--author", author), _summary(description))
+    variables = _variables(names, _one_line("--author", author), _summary(description)) | _source(names, function)
     files = {}
-    for path, template in _templates(environment, names).items():
+    for path, template in _templates(environment, _FUNCTION if function else names.kind).items():
         parts = [names.package if part == _PACKAGE else part for part in path.parts]
         files[PurePosixPath(*parts)] = _text(environment, template, variables)
     return files
 
 
-def _templates(environment: jinja2.Environment, names: Names) -> dict[PurePosixPath, str]:
-    """The template of each file, a kind's own after the common ones so that it replaces them."""
+def _source(names: Names, function: str) -> dict[str, str]:
+    """The name and the file of a function, once it is known that it can be a plugin of the kind."""
+    if not function:
+        return {}
+    found = split(str(Path(function).expanduser()))
+    record = None if found is None else function_record(names.kind, function)
+    if found is None or record is None:
+        raise ConfigError(f"--from {function}: expected PATH.py:NAME, such as my_{names.kind}.py:{names.name}")
+    import_function(record)
+    return {"function": found[1], "source": found[0].read_text(encoding="utf-8")}
+
+
+def _templates(environment: jinja2.Environment, own: str) -> dict[PurePosixPath, str]:
+    """The template of each file, those of its own folder after the common ones so that they replace these."""
     chosen = {}
-    for part in (_COMMON, names.kind):
+    for part in (_COMMON, own):
         for template in environment.list_templates():
             path = PurePosixPath(template)
             if path.parts[0] == part:
@@ -207,7 +224,9 @@ def _imported_from(names: Sequence[str], module: str) -> str:
     return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
 
 
-def new_package(kind: str, name: str, *, into: Path, author: str = "", description: str = "") -> Path:
+def new_package(
+    kind: str, name: str, *, into: Path, author: str = "", description: str = "", function: str = ""
+) -> Path:
     """Write a complete package with a working minimal plugin.
 
     Args:
@@ -216,6 +235,7 @@ def new_package(kind: str, name: str, *, into: Path, author: str = "", descripti
         into: The folder in which the package's own folder is made.
         author: Who makes it.
         description: One line about it.
+        function: `PATH.py:NAME` of what it is to be made of; a small example if empty.
 
     Returns:
         The package's folder, `into/cosmos-<kind>-<name>`.
@@ -226,7 +246,7 @@ def new_package(kind: str, name: str, *, into: Path, author: str = "", descripti
     """
     names = Names.of(kind, name)
     _check_free(names)
-    files = render(names, author=author, description=description)
+    files = render(names, author=author, description=description, function=function)
     if not into.is_dir():
         raise ConfigError(f"--into {into}: there is no such folder; make it first, or name another")
     target = into / names.distribution

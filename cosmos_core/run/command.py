@@ -89,7 +89,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     in_fork(partial(_make_folder, recipe, recipe_path, overwrite=overwrite))
     with folder.held(directory):
         job = load_job(directory)
-        plugins = PluginSet.load(selections(recipe, _SUPERVISED))
+        plugins = PluginSet.load(selections(job.recipe, _SUPERVISED))
         dataset, launcher = load_dataset(job, plugins), _launcher(job, plugins)
         session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())
         return _supervise(session, console, began)

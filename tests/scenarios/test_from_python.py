@@ -36,8 +36,9 @@ def run(cosmos: CommandLine, runs: Path) -> Path:
     script = cosmos.folder / "train.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", script]
     done = subprocess.run(
-        [sys.executable, "-P", script], cwd=cosmos.folder, env=environment, capture_output=True, text=True, timeout=200
+        command, cwd=cosmos.folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert "asked to stop: stopped" in done.stdout, done.stdout + done.stderr
     return runs / "script"

@@ -11,7 +11,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, RewardContext
 from cosmos_core.types import Prompt
 
-SCRIPT = '''
+SCRIPT = """
 import math as maths
 from collections import Counter
 from typing import Any, Final
@@ -45,7 +45,7 @@ def outer():
 
 nested = outer()
 short = lambda completion: 1.0
-'''
+"""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ def _here(tmp_path, monkeypatch):
 def test_what_is_wrong_with_a_recipe_is_raised_at_once():
     with pytest.raises(ConfigError, match="algorithm: required"):
         cosmos.train(RECIPE)
-    with pytest.raises(ConfigError, match="policy.replica: unknown option; did you mean replicas"):
+    with pytest.raises(ConfigError, match=r"policy\.replica: unknown option; did you mean replicas"):
         cosmos.train(RECIPE, algorithm="grpo", policy__replica=2)
     with pytest.raises(ConfigError, match=r"no\.toml: no such recipe"):
         cosmos.plan("no.toml")
@@ -27,7 +27,8 @@ def test_what_is_wrong_with_a_recipe_is_raised_at_once():
 
 
 def test_what_planning_finds_is_raised_too(tmp_path):
-    (tmp_path / "r.toml").write_text("[run]\nname = 'r'\nsteps = 1\n[model]\npath = 'm'\n[dataset]\nplugin = 'arithmetic'\n")
+    recipe = "run = { name = 'r', steps = 1 }\nmodel = { path = 'm' }\ndataset = { plugin = 'arithmetic' }\n"
+    (tmp_path / "r.toml").write_text(recipe)
     with pytest.raises(PluginNotFoundError, match="no algorithm plugin named 'no-such'"):
         cosmos.train(tmp_path / "r.toml", algorithm="no-such", reward="math")
     assert not (tmp_path / "runs").exists()

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from cosmos_core import __version__
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.problems import show
-from cosmos_core.errors import ConfigError, PluginConflictError
+from cosmos_core.errors import ConfigError, CosmosError, PluginConflictError
 from cosmos_core.plugins import scaffold
 from cosmos_core.plugins.known import KNOWN
 from cosmos_core.plugins.scaffold import Names, new_package
@@ -45,6 +45,24 @@ def loaded(folder, code):
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
+
+
+FUNCTION = """
+def brevity(prompt, completion, reference, *, longest: int = 40):
+    return max(0.0, 1 - len(completion) / longest)
+"""
+
+
+def test_a_package_of_a_function(tmp_path):
+    (tmp_path / "my_rewards.py").write_text(FUNCTION)
+    folder = new_package("reward", "brevity", into=tmp_path, function=f"{tmp_path}/my_rewards.py:brevity")
+    assert (folder / "cosmos_reward_brevity" / "functions.py").read_text() == FUNCTION
+    code = "from cosmos_reward_brevity.plugin import cosmos_reward as hook; print(hook().options(longest=3).longest)"
+    assert loaded(folder, code) == "3\n"
+    assert [reward.plugin for reward in load_recipe(folder / "example.toml").reward] == ["brevity"]
+    for wrong, said in [("my_rewards.py", "expected PATH.py:NAME"), ("my_rewards.py:long", "nothing of that name")]:
+        with pytest.raises(CosmosError, match=said):
+            new_package("reward", "other", into=tmp_path, function=f"{tmp_path}/{wrong}")
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
