@@ -172,6 +172,7 @@ def _options(target: Callable[..., Any], parameters: Mapping[str, inspect.Parame
         is_plain = isinstance(each.default, bool | int | float | str)
         unsaid = type(each.default) if is_plain else JSON
         annotations[name] = unsaid if each.annotation is each.empty else each.annotation
-        fields[name] = option(attrs.NOTHING if each.default is each.empty else each.default, help="")
+        default = attrs.NOTHING if each.default is each.empty else each.default
+        fields[name] = option(default, help=f"Parameter of {target.__name__}.")
     made = type(f"{target.__name__}_options", (base,), {"__annotations__": annotations, **fields})
     return attrs.frozen(kw_only=True)(made)
