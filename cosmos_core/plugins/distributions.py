@@ -168,8 +168,9 @@ def record_rows(dist: Distribution) -> list[list[str]]:
 
 
 def is_source(file: PurePosixPath) -> bool:
-    """True if a file is no byte code."""
-    return "__pycache__" not in file.parts and file.suffix not in (".pyc", ".pyo")
+    """True if a file is neither byte code nor a recipe that ships with the core, or what that refers to."""
+    is_code = "__pycache__" not in file.parts and file.suffix not in (".pyc", ".pyo")
+    return is_code and file.parts[:2] != ("cosmos_core", "recipes")
 
 
 def _can_be_recorded(name: str) -> bool:

@@ -1,9 +1,11 @@
 import json
+from pathlib import PurePosixPath
 
 import pytest
 
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugins.discovery import discover
+from cosmos_core.plugins.distributions import is_source
 from cosmos_core.plugins.manifest import manifest
 
 MODULES = {"acme_a/__init__.py": "", "acme_a/core.py": "x = 1\n"}
@@ -118,3 +120,8 @@ def test_a_record_that_names_what_cannot_be_is_refused(folder):
 def test_the_core_itself_has_a_hash():
     records = [record for record in discover() if record.distribution == "cosmos-core"]
     assert len({each["sha256"] for each in manifest(records)}) == 1
+
+
+def test_recipes_that_ship_with_the_core_are_no_code():
+    assert is_source(PurePosixPath("cosmos_core/run/recovery.py"))
+    assert not is_source(PurePosixPath("cosmos_core/recipes/arithmetic.toml"))

@@ -1,0 +1,174 @@
+"""A look at a model without loading it: its family, size, context, chat template and tokenizer, from small files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.config.problems import nearest
+from cosmos_core.errors import ConfigError
+
+_HUB_NAME: Final = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json")
+_TIMEOUT_S: Final = 5.0
+_PLUGINS: Final[Mapping[str, str]] = {
+    "llama": "llama",
+    "qwen2": "qwen",
+    "qwen3": "qwen",
+    "qwen3_moe": "qwen3-moe",
+    "deepseek_v3": "deepseek",
+    "qwen2_5_vl": "qwen-vl",
+    "qwen3_vl": "qwen-vl",
+}
+"""First-party plugins by the `model_type` of a config; `hf` takes any."""
+_ASSUMED_PARAMETERS: Final = 1_000_000_000
+_ASSUMED_CONTEXT: Final = 4096
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint:
+    """A model as its files describe it; what they do not say is assumed.
+
+    Attributes:
+        path: As the recipe names it.
+        plugin: The plugin of its family, `hf` where there is none.
+        num_parameters: About how many it has.
+        context_length: Tokens of prompt and completion together.
+        has_template: Whether its tokenizer has a template of chats.
+        has_tokenizer: Whether there is one.
+        unreached: Why its files could not be looked at, so that all of this is assumed; empty if they could.
+    """
+
+    path: str
+    plugin: str = "hf"
+    num_parameters: int = _ASSUMED_PARAMETERS
+    context_length: int = _ASSUMED_CONTEXT
+    has_template: bool = True
+    has_tokenizer: bool = True
+    unreached: str = ""
+
+
+def look_at_model(name: str) -> Checkpoint:
+    """Look at a folder, or a name on the Hub, from which nothing but small files is fetched.
+
+    Raises:
+        ConfigError: There is no such folder, it is no language model of Hugging Face's, or the Hub has no such model.
+    """
+    if "://" in name:
+        return Checkpoint(path=name, unreached="models in a store are fetched when the run is planned")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _described(name, lambda file: _read(folder / file), lambda file: (folder / file).is_file())
+    if folder.exists():
+        raise ConfigError(f"model {name}: a file; give the folder that it is in, or a name on the Hugging Face Hub")
+    if not _HUB_NAME.fullmatch(name) or (folder.parent != Path() and folder.parent.is_dir()):
+        raise ConfigError(f"model {name}: no such folder{_similar(folder)}")
+    return _on_hub(name)
+
+
+def _similar(folder: Path) -> str:
+    names = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+    close = nearest(folder.name, names)
+    return f"; did you mean {folder.with_name(close[0])}?" if close else ""
+
+
+def _on_hub(name: str) -> Checkpoint:
+    """A model on the Hub, or in its cache; where that cannot be reached, this is told in seconds."""
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache  # noqa: PLC0415
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+
+        def path(file: str) -> Path | None:
+            cached = try_to_load_from_cache(name, file)
+            return Path(cached) if isinstance(cached, str) else None
+    else:
+        if constants.HF_HUB_OFFLINE:
+            return Checkpoint(path=name, unreached="HF_HUB_OFFLINE is set, and it is not in the cache")
+        try:
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_TIMEOUT_S)
+        except GatedRepoError:
+            return Checkpoint(path=name, unreached="the Hub asks who you are: accept its terms, then `hf auth login`")
+        except RepositoryNotFoundError:
+            raise ConfigError(
+                f"model {name}: no such folder, and the Hub has no such model, or a private one; check the name, or "
+                "`hf auth login`"
+            ) from None
+        except EntryNotFoundError:
+            raise ConfigError(f"model {name}: no language model: it has no config.json on the Hub") from None
+        except Exception as error:  # noqa: BLE001 - each release of the library has errors of another HTTP client
+            return Checkpoint(path=name, unreached=f"the Hub cannot be reached ({str(error).splitlines()[0]:.100})")
+
+        def path(file: str) -> Path | None:
+            try:
+                return Path(hf_hub_download(name, file))
+            except EntryNotFoundError:
+                return None
+
+    return _described(name, lambda file: _read(path(file)), lambda file: path(file) is not None)
+
+
+def _read(path: Path | None) -> Any:
+    """A JSON file, or a text; None if there is none."""
+    try:
+        text = "" if path is None else path.read_text(encoding="utf-8")
+        return (json.loads(text) if path is not None and path.suffix == ".json" else text) or None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _described(name: str, read: Callable[[str], Any], has: Callable[[str], bool]) -> Checkpoint:
+    config = read("config.json")
+    if not isinstance(config, Mapping):
+        world = has("model_index.json")
+        found = (
+            "a diffusion model; `cosmos recipes list` has recipes of world models" if world else "has no config.json"
+        )
+        raise ConfigError(f"model {name}: no language model of Hugging Face's: {found}")
+    settings = read("tokenizer_config.json")
+    # A cased file is a big one, which is not fetched for a look.
+    has_tokenizer = settings is not None or any(has(file) for file in _TOKENIZERS)
+    templates = (
+        settings.get("chat_template") if isinstance(settings, Mapping) else None,
+        read("chat_template.jinja"),
+        read("chat_template.json"),
+    )
+    text = config.get("text_config") or config
+    return Checkpoint(
+        path=name,
+        plugin=_PLUGINS.get(config.get("model_type", ""), "hf"),
+        num_parameters=_num_parameters(text, tied=bool(config.get("tie_word_embeddings"))),
+        context_length=int(text.get("max_position_embeddings") or _ASSUMED_CONTEXT),
+        has_template=any(templates),
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def _num_parameters(config: Mapping[str, Any], *, tied: bool) -> int:
+    """About as many as a decoder of this config has: attention, gated feed-forward, embeddings."""
+    hidden = int(config.get("hidden_size") or 0)
+    layers = int(config.get("num_hidden_layers") or 0)
+    if not hidden or not layers:
+        return _ASSUMED_PARAMETERS
+    heads = int(config.get("num_attention_heads") or 1)
+    width = heads * int(config.get("head_dim") or hidden // heads)
+    kept = int(config.get("num_key_value_heads") or heads) / heads
+    experts = int(config.get("num_experts") or config.get("n_routed_experts") or 1)
+    wide = int((config.get("moe_intermediate_size") if experts > 1 else config.get("intermediate_size")) or 4 * hidden)
+    layer = 2 * hidden * width * (1 + kept) + 3 * hidden * wide * experts
+    return int(layers * layer + hidden * int(config.get("vocab_size") or 0) * (1 if tied else 2))
+
+
+def relative(path: str, recipe: Path) -> str:
+    """A local path as a recipe names it: beside the recipe where it lies below that folder, else absolute."""
+    folder, target = recipe.parent.resolve(), Path(path).expanduser().resolve()
+    return os.path.relpath(target, folder) if target.is_relative_to(folder) else str(target)

@@ -1,0 +1,75 @@
+"""The commands, a tiny model's folder, and rows of questions."""
+
+import json
+
+import pytest
+import torch
+import typer
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from cosmos_core.models.tokenizer import build_tokenizer
+from cosmos_service_tools.doctor import doctor
+from cosmos_service_tools.init import init
+from cosmos_service_tools.recipes import app
+
+SIZES = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def cosmos():
+    """Run a command: its output if it succeeds, else what it raises."""
+    root = typer.Typer()
+    root.add_typer(app, name="recipes")
+    root.command()(init)
+    root.command()(doctor)
+
+    def run(*arguments, keys=None, code=0):
+        result = CliRunner().invoke(root, [str(each) for each in arguments], input=keys)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Folders of tiny models: `chat` has a template of chats, `plain` has none."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("models")
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SIZES, **HEADS))
+    tokenizer = build_tokenizer(["3 + 4"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
+    tokenizer.add_tokens([AddedToken(each, special=True) for each in ("<|im_start|>", "<|im_end|>")])
+    for name in ("plain", "chat"):
+        tokenizer.chat_template = CHATML if name == "chat" else None
+        module.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, models):
+    """An empty folder to work in, with the models, no GPU and no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "models").symlink_to(models)
+    return tmp_path
+
+
+@pytest.fixture
+def rows(here):
+    """Write rows to a file of JSON lines, by its name."""
+
+    def write(name, *listed):
+        (here / name).write_text("".join(f"{json.dumps(row)}\n" for row in listed))
+        return name
+
+    return write
