@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import tarfile
 import tomllib
 from collections import Counter
@@ -66,7 +67,9 @@ def sdist(project: Path, wheels: Wheelhouse) -> Path:
 
 def test_a_wheel_has_every_file_of_its_package_and_no_other(project: Path, wheel: Path) -> None:
     package = package_of(project)
-    written = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    # Unlike `Path.rglob`, it follows the link to the recipes.
+    found = map(Path, glob.glob(f"{package}/**", recursive=True, include_hidden=True))  # noqa: PTH207
+    written = {path for path in found if path.is_file() and "__pycache__" not in path.parts}
     packed = {name for name in files(wheel) if ".dist-info/" not in name}
     assert packed == {path.relative_to(project).as_posix() for path in written}
     assert f"{package.name}/py.typed" in packed

@@ -28,6 +28,8 @@ _PLUGINS: Final[Mapping[str, str]] = {
 }
 """First-party plugins by the `model_type` of a config; `hf` takes any."""
 _ASSUMED_PARAMETERS: Final = 1_000_000_000
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
+"""A size in a model's name, such as `Qwen3-0.6B`."""
 _ASSUMED_CONTEXT: Final = 4096
 
 
@@ -61,7 +63,7 @@ def look_at_model(name: str) -> Checkpoint:
         ConfigError: There is no such folder, it is no language model of Hugging Face's, or the Hub has no such model.
     """
     if "://" in name:
-        return Checkpoint(path=name, unreached="models in a store are fetched when the run is planned")
+        return _assumed(name, "models in a store are fetched when the run is planned")
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _described(name, lambda file: _read(folder / file), lambda file: (folder / file).is_file())
@@ -69,7 +71,10 @@ def look_at_model(name: str) -> Checkpoint:
         raise ConfigError(f"model {name}: a file; give the folder that it is in, or a name on the Hugging Face Hub")
     if not _HUB_NAME.fullmatch(name) or (folder.parent != Path() and folder.parent.is_dir()):
         raise ConfigError(f"model {name}: no such folder{_similar(folder)}")
-    return _on_hub(name)
+    found = _on_hub(name)
+    if found.unreached and (similar := _similar(folder)):
+        raise ConfigError(f"model {name}: no such folder{similar} As a name on the Hub: {found.unreached}")
+    return found
 
 
 def _similar(folder: Path) -> str:
@@ -91,11 +96,11 @@ def _on_hub(name: str) -> Checkpoint:
             return Path(cached) if isinstance(cached, str) else None
     else:
         if constants.HF_HUB_OFFLINE:
-            return Checkpoint(path=name, unreached="HF_HUB_OFFLINE is set, and it is not in the cache")
+            return _assumed(name, "HF_HUB_OFFLINE is set, and it is not in the cache")
         try:
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_TIMEOUT_S)
         except GatedRepoError:
-            return Checkpoint(path=name, unreached="the Hub asks who you are: accept its terms, then `hf auth login`")
+            return _assumed(name, "the Hub asks who you are: accept its terms, then `hf auth login`")
         except RepositoryNotFoundError:
             raise ConfigError(
                 f"model {name}: no such folder, and the Hub has no such model, or a private one; check the name, or "
@@ -104,7 +109,7 @@ def _on_hub(name: str) -> Checkpoint:
         except EntryNotFoundError:
             raise ConfigError(f"model {name}: no language model: it has no config.json on the Hub") from None
         except Exception as error:  # noqa: BLE001 - each release of the library has errors of another HTTP client
-            return Checkpoint(path=name, unreached=f"the Hub cannot be reached ({str(error).splitlines()[0]:.100})")
+            return _assumed(name, f"the Hub cannot be reached ({str(error).splitlines()[0]:.100})")
 
         def path(file: str) -> Path | None:
             try:
@@ -113,6 +118,13 @@ def _on_hub(name: str) -> Checkpoint:
                 return None
 
     return _described(name, lambda file: _read(path(file)), lambda file: path(file) is not None)
+
+
+def _assumed(name: str, why: str) -> Checkpoint:
+    """A model whose files are out of reach; its name may say its size."""
+    size = _SIZE.search(name)
+    number = _ASSUMED_PARAMETERS if size is None else int(float(size[1]) * (1e9 if size[2] in "bB" else 1e6))
+    return Checkpoint(path=name, num_parameters=number, unreached=why)
 
 
 def _read(path: Path | None) -> Any:
@@ -135,7 +147,7 @@ def _described(name: str, read: Callable[[str], Any], has: Callable[[str], bool]
         )
         raise ConfigError(f"model {name}: no language model of Hugging Face's: {found}")
     settings = read("tokenizer_config.json")
-    # A cased file is a big one, which is not fetched for a look.
+    # The first is small; the others are fetched only where it is absent.
     has_tokenizer = settings is not None or any(has(file) for file in _TOKENIZERS)
     templates = (
         settings.get("chat_template") if isinstance(settings, Mapping) else None,
@@ -143,11 +155,16 @@ def _described(name: str, read: Callable[[str], Any], has: Callable[[str], bool]
         read("chat_template.json"),
     )
     text = config.get("text_config") or config
+    try:
+        number = _num_parameters(text, tied=bool(config.get("tie_word_embeddings")))
+        context_length = int(text.get("max_position_embeddings") or _ASSUMED_CONTEXT)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model {name}: config.json is no config of a model: {error}") from error
     return Checkpoint(
         path=name,
-        plugin=_PLUGINS.get(config.get("model_type", ""), "hf"),
-        num_parameters=_num_parameters(text, tied=bool(config.get("tie_word_embeddings"))),
-        context_length=int(text.get("max_position_embeddings") or _ASSUMED_CONTEXT),
+        plugin=_PLUGINS.get(str(config.get("model_type")), "hf"),
+        num_parameters=number,
+        context_length=context_length,
         has_template=any(templates),
         has_tokenizer=has_tokenizer,
     )
@@ -170,5 +187,5 @@ def _num_parameters(config: Mapping[str, Any], *, tied: bool) -> int:
 
 def relative(path: str, recipe: Path) -> str:
     """A local path as a recipe names it: beside the recipe where it lies below that folder, else absolute."""
-    folder, target = recipe.parent.resolve(), Path(path).expanduser().resolve()
+    folder, target = recipe.parent.absolute(), Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
     return os.path.relpath(target, folder) if target.is_relative_to(folder) else str(target)

@@ -91,6 +91,19 @@ def read_columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
     )
 
 
+def described(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The columns of some rows with what they hold, for people."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    kinds = {name: dict.fromkeys(_kind(row.get(name)) for row in rows) for name in names}
+    return ", ".join(f"{name} ({' or '.join(kinds[name])})" for name in names)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return "text" if _is_text(value) else "a chat" if _is_chat(value) else f"a {type(value).__name__}"
+
+
 def _prompt(texts: Sequence[str]) -> str | None:
     if {"instruction", "input"} <= {*texts}:
         return "{instruction}\n{input}"

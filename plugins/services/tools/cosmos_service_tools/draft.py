@@ -138,7 +138,8 @@ def write(choice: Choice) -> str:
     if choice.data.has_heldout or choice.num_heldout:
         told = "answers to held-out prompts, scored" if choice.source == "rollouts" else "the loss of held-out rows"
         interval = f"interval = {max(choice.steps // 10, 1)}"
-        blocks.append(["[evaluation]", _said(interval, f"steps between looks at {told}"), "prompts = 64"])
+        held = f"prompts = {choice.num_heldout or 64}"
+        blocks.append(["[evaluation]", _said(interval, f"steps between looks at {told}"), held])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
@@ -174,7 +175,7 @@ def _model(choice: Choice) -> list[str]:
     if not model.has_tokenizer:
         lines.append(_said('tokenizer = { build = "byte-bpe" }', "made from the rows: the folder has none"))
     if choice.columns.messages is not None and not model.has_template:
-        lines.append(f"options.chat_template = {_toml(_CHAT_TEMPLATE)}  # the tokenizer has none")
+        lines += [f"options.chat_template = '''\n{_CHAT_TEMPLATE}'''  # the tokenizer has none"]
     return lines
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_service_tools import machine
 from cosmos_service_tools.checkpoint import Checkpoint, look_at_model, relative
-from cosmos_service_tools.columns import Columns, read_columns, reward_for
+from cosmos_service_tools.columns import Columns, described, read_columns, reward_for
 from cosmos_service_tools.draft import Choice, Hardware, write
 from cosmos_service_tools.rows import Data, look_at_data
 
@@ -105,7 +107,8 @@ def ask(path: Path, given: Answers, *, takes_defaults: bool) -> Choice:
     assert checkpoint is not None
     assert data is not None
     columns = read_columns(data.rows)
-    typer.echo(f"{data.num_rows or 'Some'} rows with {', '.join(data.rows[0])}")
+    number = "" if data.num_rows is None else f", {data.num_rows} rows"
+    typer.echo(f"Columns: {described(data.rows)}{number}")
     task = asked.answer(
         "--task",
         "Task (an algorithm: sft, grpo, dpo, …)",
@@ -165,7 +168,7 @@ class _Task:
         if not columns.feed(capabilities.source):
             raise ConfigError(
                 f"--task {name}: learns from {capabilities.source}, which need {_NEEDS[capabilities.source]}; the rows "
-                f"have {', '.join(data.rows[0])}"
+                f"have {described(data.rows)}"
             )
         context = AlgorithmContext(group_size=8, temperature=1.0, max_units=64, max_staleness=2)
         algorithm: Any = plugins.create("algorithm", name, {}, context, "algorithm.options")
@@ -184,8 +187,9 @@ def _task(columns: Columns, data: Data, given: Answers) -> str | None:
     """The likeliest task; a ConfigError says that the columns fit none, unless one is given."""
     if columns.task is None and given.task is None and not (columns.has_prompt and given.reward):
         raise ConfigError(
-            f"the columns fit no task: {', '.join(data.rows[0])}; wanted are prompt and completion, or messages (sft), "
-            "prompt and answer (grpo), chosen and rejected (dpo), or a prompt and --reward"
+            f"the columns fit no task: {described(data.rows)}; wanted are a prompt and a completion, or chats in "
+            "messages (sft), a prompt and an answer (grpo), chosen and rejected, as whole chats or beside a prompt "
+            "(dpo), or a prompt and --reward"
         )
     return columns.task or "grpo"
 
@@ -217,10 +221,13 @@ def _hardware(text: str) -> Hardware:
     if plain != "cpu" and (match is None or match[1] == "0"):
         raise ConfigError(f"--hardware {text}: give cpu, gpu, or a number of GPUs such as 8")
     number = int(match[1]) if match else 0
-    here = machine.gpus() if visible_gpus() else []
-    return Hardware(
-        num_gpus=number, gpu_bytes=min((gpu.memory_bytes for gpu in here), default=0), has_gpus=bool(visible_gpus())
-    )
+    here = []
+    if visible_gpus():
+        # Where the driver says nothing their memory is assumed; `cosmos doctor` says why.
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+            here = machine.gpus()
+    least = min((gpu.memory_bytes for gpu in here), default=0)
+    return Hardware(num_gpus=number, gpu_bytes=least, has_gpus=bool(visible_gpus()))
 
 
 def make(choice: Choice, say: Callable[[str], None]) -> None:

@@ -164,6 +164,8 @@ def _table(path: Path) -> Iterator[Mapping[str, Any]]:
         return
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError as error:
+        raise ConfigError(f"data {path}: JSON that is too deep to be read") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"data {path}: line {error.lineno}: no JSON: {error.msg} at column {error.colno}") from None
     for number, row in enumerate(rows, 1):

@@ -140,6 +140,9 @@ def gpus(facts: dict[str, Any], there: Sequence[machine.Gpu], visible: Sequence[
         yield ok("gpus", "none; models train and generate on the CPU")
         return
     driver = f", driver {there[0].driver}" if there else ""
+    if not visible and not facts["seen"]:
+        yield ok("gpus", f"{len(there)} here{driver}, hidden by CUDA_VISIBLE_DEVICES")
+        return
     if not facts["seen"]:
         seen = f"{len(there) or len(visible)} here{driver}, and torch {facts['version']} sees none"
         if facts["cuda"] or facts["hip"]:
@@ -151,7 +154,9 @@ def gpus(facts: dict[str, Any], there: Sequence[machine.Gpu], visible: Sequence[
             )
         return
     yield ok("gpus", f"torch sees {facts['seen']}{driver}")
-    for number, (gpu, capability) in enumerate(zip(there, facts["capability"], strict=False)):
+    # The driver lists hidden ones, too; parts of GPUs, which have no number, are taken in its order.
+    chosen = [there[int(each)] for each in visible if each.isdecimal() and int(each) < len(there)] or there
+    for number, (gpu, capability) in enumerate(zip(chosen, facts["capability"], strict=False)):
         able = [name for name, least in (("bf16", _BF16), ("fp8", _FP8)) if tuple(capability) >= least]
         memory = f"{gpu.free_bytes / _BYTES:.0f} of {gpu.memory_bytes / _BYTES:.0f} GiB free"
         text = f"{number}: {gpu.name}, {memory}, {' and '.join(able) or 'neither bf16 nor fp8'}"

@@ -123,6 +123,9 @@ def test_gpus_are_compared_with_what_torch_sees():
     told = words([*software.gpus(cuda, [H200], ["0"])])
     assert "torch sees 1, driver 580.1" in told
     assert "0: H200, 140 of 141 GiB free, bf16 and fp8" in told
+    other = Gpu(name="T4", memory_bytes=15 << 30, free_bytes=15 << 30, driver="580.1")
+    assert "0: H200" in words([*software.gpus(cuda, [other, H200], ["1"])]), "torch sees what is visible alone"
+    assert "2 here, driver 580.1, hidden by CUDA_VISIBLE_DEVICES" in words([*software.gpus(FACTS, [other, H200], [])])
     for facts, gpu, status, text in [
         (FACTS, H200, "problem", "it is a build for CPUs"),
         ({**cuda, "seen": 0}, H200, "problem", "whether the driver is new enough for CUDA 13.0"),

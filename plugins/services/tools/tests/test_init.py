@@ -33,7 +33,7 @@ def test_questions_with_answers_make_a_run_from_rewards(cosmos, here, rows):
     rows("questions.jsonl", *QUESTIONS)
     recipe = written(cosmos, here, "sub/my.toml", model="models/chat", data="questions.jsonl")
     assert (recipe.run.name, recipe.algorithm.plugin, recipe.model.plugin) == ("my", "grpo", "qwen")
-    assert recipe.model.path == str((here / "models/chat").resolve()), "it is not below the recipe"
+    assert recipe.model.path == str(here / "models/chat"), "it is not below the recipe"
     assert recipe.dataset.options == {
         "train": str(here / "questions.jsonl"),
         "heldout_rows": 4,
@@ -57,6 +57,9 @@ def test_each_task_and_kind_of_file_plans(cosmos, here, rows):
     recipe = written(cosmos, here, "chats.toml", model="models/chat", data="chats.jsonl")
     assert (recipe.algorithm.plugin, recipe.dataset.options["messages"]) == ("sft", "messages")
     assert "heldout_rows" not in recipe.dataset.options, "of eight rows none is spared"
+    recipe = written(cosmos, here, "plain.toml", model="models/plain", data="chats.jsonl")
+    assert recipe.model.path == "models/plain"
+    assert "{{ turn.content }}" in recipe.model.options["chat_template"]
 
     rows("pairs.jsonl", *PREFERENCES)
     recipe = written(cosmos, here, "pairs.toml", model="models/plain", data="pairs.jsonl", hardware="2")
@@ -75,12 +78,14 @@ def test_each_task_and_kind_of_file_plans(cosmos, here, rows):
     assert recipe.dataset.options["prompt"] == "{instruction}\n{input}"
 
 
-@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "saved"])
 def test_tables_of_other_kinds_plan(cosmos, here, kind, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
     path = here / f"table.{kind}"
     if kind == "json":
         path.write_text(json.dumps(DEMONSTRATIONS, indent=1))
+    elif kind == "saved":
+        pytest.importorskip("datasets").Dataset.from_list(DEMONSTRATIONS).save_to_disk(path)
     elif kind == "parquet":
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet
@@ -113,6 +118,7 @@ def test_a_model_that_cannot_be_reached_is_assumed(cosmos, here, rows, monkeypat
         "init", "my.toml", "--model", "nobody/none-8b", "--data", "questions.jsonl", "--hardware", "8", "--yes"
     )
     assert "Not planned: HF_HUB_OFFLINE is set, and it is not in the cache. Assumed of the model:" in said
+    assert "about 8 billion parameters" in said
     recipe = load_recipe(here / "my.toml")
     assert (recipe.model.path, recipe.model.plugin) == ("nobody/none-8b", "hf")
     assert (recipe.policy.mesh.dp_shard, recipe.rollout.replicas) == (4, 4)
@@ -145,10 +151,17 @@ def test_a_model_too_large_for_its_hardware_gets_adapters(here):
         assert choice.lr == pytest.approx(1e-4 if adapts else 1e-5)
 
 
-def test_bad_input_is_refused_in_a_sentence(cosmos, here, rows):
+def test_bad_input_is_refused_in_a_sentence(cosmos, here, rows, monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    (here / "broken").mkdir()
+    (here / "broken/config.json").write_text('{"hidden_size": [], "num_hidden_layers": "two"}')
     rows("questions.jsonl", *QUESTIONS)
     rows("odd.jsonl", {"a": 1, "b": 2})
     rows("long.jsonl", *({"prompt": "?", "answer": "so " * 90} for _ in range(4)))
+    rows("null.jsonl", {"prompt": "?", "answer": None}, {"prompt": "?", "answer": "3"})
     (here / "empty.jsonl").write_text("")
     (here / "bad.jsonl").write_text('{"a": 1}\n{oops\n')
     (here / "bad.json").write_text('[{"a": 1},\n {oops]')
@@ -167,8 +180,11 @@ def test_bad_input_is_refused_in_a_sentence(cosmos, here, rows):
         ({"data": "list.json"}, "data list.json: row 1 is no object of named fields, but a int"),
         ({"data": "notes.txt"}, "data notes.txt: not a kind of file that is read: .jsonl, "),
         ({"data": "folder"}, "data folder: a folder of .jsonl, "),
-        ({"data": "odd.jsonl"}, "the columns fit no task: a, b; wanted are"),
+        ({"data": "nobody/none:main"}, "its columns cannot be looked at on the Hub: no route to host; try again when"),
+        ({"model": "broken"}, "model broken: config.json is no config of a model: "),
+        ({"data": "odd.jsonl"}, "the columns fit no task: a (text), b (text); wanted are"),
         ({"data": "long.jsonl"}, "--reward: grpo learns from rewards, and the answers in 'answer' are too long"),
+        ({"data": "null.jsonl"}, "the columns fit no task: prompt (text), answer (null or text); wanted are"),
         ({"model": "models/cht"}, "model models/cht: no such folder; did you mean models/chat?"),
         ({"model": "folder"}, "model folder: no language model of Hugging Face's: has no config.json"),
         ({"model": "notes.txt"}, "model notes.txt: a file; give the folder"),
@@ -197,8 +213,10 @@ def test_what_is_missing_is_named_where_there_is_no_terminal(cosmos, here, rows)
         (("--yes",), "no terminal to ask at; give --model, --data"),
         (
             ("--model", "models/chat", "--data", "questions.jsonl"),
-            "no terminal to ask at; give --task (such as grpo), --hardware (such as cpu), or --yes for what is "
-            "detected",
+            (
+                "no terminal to ask at; give --task (such as grpo), --hardware (such as cpu), or --yes for what is "
+                "detected"
+            ),
         ),
     ]:
         with pytest.raises(ConfigError) as caught:

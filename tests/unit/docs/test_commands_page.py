@@ -1,0 +1,23 @@
+"""The page of the commands of cosmos-service-tools has each of their options."""
+
+from pathlib import Path
+
+import typer
+
+from cosmos_service_tools.doctor import doctor
+from cosmos_service_tools.init import init
+from cosmos_service_tools.recipes import app
+
+PAGE = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
+
+
+def test_every_command_and_option_is_on_the_page():
+    for name, command in (("init", init), ("doctor", doctor)):
+        application = typer.Typer(add_completion=False)
+        application.command()(command)
+        section = PAGE.partition(f"## `cosmos {name}`")[2].partition("\n## ")[0]
+        options = [option for each in typer.main.get_command(application).params for option in each.opts]
+        assert [option for option in options if option.startswith("--") and option not in section] == []
+    for command in app.registered_commands:
+        assert f"$ cosmos recipes {command.name or command.callback.__name__}" in PAGE
+    assert "`--force`" in PAGE
