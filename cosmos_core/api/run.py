@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ class Child:
             stdout=output,
             stderr=subprocess.STDOUT if self.is_quiet else None,
             start_new_session=True,
+            env=_plain_environment() if self.is_quiet else None,
         )
         atexit.register(self.wait)
 
@@ -76,6 +78,7 @@ class Child:
             except KeyboardInterrupt:
                 self.interrupt()
         atexit.unregister(self.wait)
+        show()
         refusal = self._place / REFUSAL
         told = json.loads(refusal.read_text(encoding="utf-8")) if refusal.exists() else None
         printed = self.output()
@@ -172,6 +175,11 @@ def _table(rows: Sequence[Mapping[str, Any]], kind: str) -> Any:
     import pandas as pd  # noqa: PLC0415 - a second to import, and not of the core's dependencies
 
     return pd.DataFrame(found)
+
+
+def _plain_environment() -> dict[str, str]:
+    """The environment without a kernel's demand that whatever is printed be coloured, as on a terminal."""
+    return {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "CLICOLOR_FORCE"}}
 
 
 def is_notebook() -> bool:
