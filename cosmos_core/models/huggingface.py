@@ -234,6 +234,10 @@ class HuggingFaceModel:
         """The completion as text, special tokens left out."""
         return str(self.tokenizer.decode(values(payload, "completion").tolist(), skip_special_tokens=True))
 
+    def prompt_text(self, payload: Payload) -> str:
+        """The prompt of a payload as text, special tokens in it."""
+        return str(self.tokenizer.decode(values(payload, "prompt").tolist()))
+
     def encode_observation(
         self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
     ) -> list[int]:

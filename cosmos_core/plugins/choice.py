@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -19,14 +18,31 @@ from cosmos_core.errors import (
 )
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE, PluginRecord, autoload_disabled
 from cosmos_core.plugins.functions import function_record
-from cosmos_core.plugins.known import KNOWN, known_names
+from cosmos_core.plugins.known import KNOWN
 from cosmos_core.protocols import KINDS, Kind
 
 _REFUSED: Final[Mapping[str, type[PluginError]]] = {
     "incompatible": PluginIncompatibleError,
     "invalid": PluginBrokenError,
 }
-_USUAL_NAME: Final = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*", re.IGNORECASE)
+
+
+def choose_all(
+    selections: Iterable[tuple[Kind, str]], records: Sequence[PluginRecord]
+) -> dict[tuple[Kind, str], PluginRecord]:
+    """The plugins of several selections, by these; raises as `choose` does, once all that are not found are known."""
+    chosen: dict[tuple[Kind, str], PluginRecord] = {}
+    missing: dict[tuple[Kind, str], str] = {}
+    for kind, selection in dict.fromkeys(selections):
+        try:
+            chosen[kind, selection] = choose(kind, selection, records)
+        except PluginNotFoundError as error:
+            missing[kind, selection] = str(error)
+    if missing:
+        named = sorted({KNOWN[key] for key in missing if key in KNOWN})
+        line = [f"those of cosmos-core: pip install {' '.join(named)}"] if len(named) > 1 else []
+        raise PluginNotFoundError("\n".join([*missing.values(), *line]))
+    return chosen
 
 
 def choose(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> PluginRecord:
@@ -114,7 +130,7 @@ def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> s
         message += f" by {distribution}"
     providers = sorted(record.distribution for record in of_kind if record.name == name)
     hints = [f"it is installed by {' and '.join(providers)}"] if providers else _hints([kind], name, of_kind)
-    return "; ".join([message, *hints, *(_elsewhere(kind, name, records) or _usual_name(kind, name, of_kind))])
+    return "; ".join([message, *hints, *_elsewhere(kind, name, records)])
 
 
 def _hints(kinds: Collection[Kind], name: str, records: Iterable[PluginRecord]) -> list[str]:
@@ -130,14 +146,6 @@ def _hints(kinds: Collection[Kind], name: str, records: Iterable[PluginRecord]) 
     if autoload_disabled():
         hints.append(f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen")
     return hints or [f"installed: {', '.join(sorted(installed)) or 'none'}"]
-
-
-def _usual_name(kind: Kind, name: str, of_kind: Iterable[PluginRecord]) -> list[str]:
-    """The line for a name that is like none that is known: the nearest name is the better guess where there is one."""
-    known = {record.name for record in of_kind} | {*known_names(kind)}
-    if nearest(name, known) or not _USUAL_NAME.fullmatch(name):
-        return []
-    return [f"if it is published under the usual name: pip install {canonicalize_name(f'cosmos-{kind}-{name}')}"]
 
 
 def _elsewhere(kind: Kind, name: str, records: Iterable[PluginRecord]) -> list[str]:

@@ -49,8 +49,3 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
 KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     (kind, name): distribution for (kind, distribution), names in _PROVIDED.items() for name in names.split()
 }
-
-
-def known_names(kind: Kind) -> list[str]:
-    """Names of first-party plugins of a kind, installed or not."""
-    return [name for known_kind, name in KNOWN if known_kind == kind]

@@ -14,7 +14,7 @@ from cosmos_core.config.problems import nearest
 from cosmos_core.config.sources import split
 from cosmos_core.config.structure import check_class, structure, unstructure
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError, PluginIncompatibleError
-from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.choice import choose, choose_all
 from cosmos_core.plugins.compatibility import protocol_deprecation, protocol_mismatch
 from cosmos_core.plugins.discovery import PluginRecord, discover
 from cosmos_core.plugins.functions import import_function
@@ -180,7 +180,7 @@ class PluginSet:
             records: What is installed; discovered if not given.
 
         Raises:
-            PluginNotFoundError: A name is unknown.
+            PluginNotFoundError: Names are unknown; all of them are told.
             PluginConflictError: Two distributions provide a name.
             PluginIncompatibleError: A plugin was made for another release.
             PluginBrokenError: A plugin cannot be imported or does not keep the protocol.
@@ -188,7 +188,7 @@ class PluginSet:
         plugins = cls()
         installed = discover() if records is None else records
         # All names are looked up first: a wrong one is told before any import takes its time.
-        chosen = {(kind, name): choose(kind, name, installed) for kind, name in selections}
+        chosen = choose_all(selections, installed)
         targets = {key: plugins._register(key, record) for key, record in chosen.items()}
         plugins._check_hooks()
         for key, record in chosen.items():

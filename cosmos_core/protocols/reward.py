@@ -92,7 +92,8 @@ class Reward(Protocol):
 class RewardExtras(Protocol):
     """Methods that a reward may have beside `score`: any of them, each found by its name.
 
-    A model may have `vet`, too, such as a world model: planning asks it where demonstrations are learned.
+    A model may have `vet`, too, such as a world model: planning asks it where demonstrations are learned. It may have
+    `prompt_text(payload) -> str`: the prompt of a payload as the model sees it, for `cosmos plan` to print.
     """
 
     def vet(self, prompt: Prompt) -> None:

@@ -100,9 +100,9 @@ class Worker(process.Worker):
         try:
             async with deadline:
                 value = await score
-            outcome = _judged(value)
+            outcome = judged(value)
         except Exception as error:  # noqa: BLE001 - as below
-            outcome = _failed(described(error))
+            outcome = failed(described(error))
             if deadline.expired():
                 detail = f"no score within {timeout_s:g} s"
                 outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
@@ -113,22 +113,23 @@ def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
     """Score a completion; a coroutine's score is still to be awaited."""
     try:
         score = reward.score(task.completion)
-        return cast("Awaitable[Any]", score) if inspect.isawaitable(score) else _judged(score)
+        return cast("Awaitable[Any]", score) if inspect.isawaitable(score) else judged(score)
     except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
-        return _failed(described(error))
+        return failed(described(error))
 
 
-def _failed(detail: str) -> Outcome:
+def failed(detail: str) -> Outcome:
+    """The outcome of a completion that could not be scored."""
     return Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
 
 
-def _judged(score: Any) -> Outcome:
-    """A finite number, or why it is none."""
+def judged(score: Any) -> Outcome:
+    """The outcome of what a reward returned: a finite number, or why it is none."""
     value = score.value if isinstance(score, Score) else score
     if not isinstance(value, numbers.Real):
-        return _failed(shown(f"the score is no number but {value!r:.200}"))
+        return failed(shown(f"the score is no number but {value!r:.200}"))
     if not math.isfinite(value):
-        return _failed(shown(f"the score is not finite: {value!r:.200}"))
+        return failed(shown(f"the score is not finite: {value!r:.200}"))
     details = score.details if isinstance(score, Score) else {}
     return Outcome(value=float(value), status=SampleStatus.OK, detail=_shown(details))
 

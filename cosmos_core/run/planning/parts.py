@@ -29,6 +29,7 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.dataset import Omission
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import Record
+from cosmos_core.run.planning.first_row import FirstRow
 from cosmos_core.types import Payload, Prompt
 from cosmos_core.types.prompt import GIVEN_FRAMES
 
@@ -85,6 +86,7 @@ class Parts:
     Attributes:
         stages: Each stage with its algorithm's capabilities, in order.
         measured: What some of the train rows are like.
+        first_row: The first train row as the model and the rewards take it.
         omitted: Rows that the dataset leaves out of each split, by reason.
         records: What the model's options ask the engine to record.
         preflight: What the engine says of the run.
@@ -105,6 +107,7 @@ class Parts:
     num_train_rows: int
     num_heldout_rows: int
     measured: Measured
+    first_row: FirstRow | None = None
     records: Sequence[Record] = ()
     environment: EnvironmentCapabilities | None = None
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)

@@ -38,6 +38,7 @@ from cosmos_core.protocols.model import MoEModel, MultiTurnModel
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.checks import emptiness, problems, unlike
+from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.run.planning.frozen import frozen_facts
 from cosmos_core.run.planning.parts import Parts, lacks_tokenizer, look_at_rows, texts
 from cosmos_core.run.planning.preflight import (
@@ -239,6 +240,8 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     measured = look_at_rows(
         model, dataset, rewards if is_scored else [], sizes, recipe, imitates=learns, longest=longest
     )
+    capable = [plugins.provider("reward", each.plugin).capabilities for each in recipe.reward]
+    scoring = list(zip(recipe.reward, capable, rewards, strict=True)) if is_scored else []
     preflight = Preflight()
     if uses_engine:
         preflight = engine_preflight(recipe, plugins, model, facts, shows_media=measured.num_with_media > 0)
@@ -247,12 +250,13 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         facts=facts,
         dataset=plugins.provider("dataset", recipe.dataset.plugin).capabilities,
         stages=algorithms,
-        rewards=[plugins.provider("reward", reward.plugin).capabilities for reward in recipe.reward],
+        rewards=capable,
         engine=plugins.provider("engine", recipe.rollout.engine.plugin).capabilities if uses_engine else None,
         num_train_rows=sizes["train"],
         num_heldout_rows=sizes["heldout"],
         measured=measured,
         preflight=preflight,
+        first_row=look_at_first(model, dataset, scoring, sizes["train"]),
         records=tuple(model.records()) if isinstance(model, MoEModel) else (),
         environment=environment,
         is_multi_turn=isinstance(model, MultiTurnModel),

@@ -22,6 +22,7 @@ from cosmos_core.run.planning.preflight import exposure
 from cosmos_core.run.planning.weight_transport import transport
 
 _MANY_EPOCHS = 100
+_SHOWN = 800
 _PART_WIDTH = 26
 _SIZE_WIDTH = 13
 
@@ -30,7 +31,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     """Print everything about a planned run."""
     job = plan.job
     console.print(Text.assemble(("Plan of ", ""), (job.recipe.run.name, "bold"), (f"  →  {job.directory}", "dim")))
-    for table in (_parts(plan), _batches(plan), _processes(plan), *_memory(plan, console.width), _weights(plan)):
+    for table in (
+        _parts(plan),
+        *_first_row(plan),
+        _batches(plan),
+        _processes(plan),
+        *_memory(plan, console.width),
+        _weights(plan),
+    ):
         console.print()
         console.print(table)
 
@@ -119,6 +127,28 @@ def _limit(recipe: Recipe, parts: Parts) -> str:
     if any(capable.source == "rollouts" for _, capable in parts.stages):
         return f"{where} with a completion of {recipe.rollout.sampling.max_units}"
     return f"{where} with a demonstration"
+
+
+def _first_row(plan: Plan) -> Iterator[Table]:
+    first = plan.parts.first_row
+    if first is None:
+        return
+    table = _table("First row", "", "")
+    table.show_header = False
+    units = f"prompt, {first.num_units} {plan.job.unit}s" if first.num_units else "prompt"
+    what, good = first.good
+    rows = [(units, first.shown), (what, good), ("media", ", ".join(first.prompt.media))]
+    for trial in first.trials:
+        scores = [(f"the {what}" if what else "an empty answer", trial.good), ("a wrong answer", trial.wrong)]
+        told = [
+            f"{name} {'fails: ' + each.detail if each.value is None else f'{each.value:g}'}" for name, each in scores
+        ]
+        rows.append((f"reward {trial.label}", ", ".join(told)))
+    for key, value in rows:
+        if value:
+            shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]"
+            table.add_row(Text(key, style="dim"), Text(shown))
+    yield table
 
 
 def _batches(plan: Plan) -> Table:

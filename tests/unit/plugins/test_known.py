@@ -1,7 +1,7 @@
 import tomllib
 from pathlib import Path
 
-from cosmos_core.plugins.known import KNOWN, known_names
+from cosmos_core.plugins.known import KNOWN
 from cosmos_core.protocols import KINDS
 from cosmos_core.protocols.provider import entry_point_group
 
@@ -16,20 +16,3 @@ def test_every_first_party_plugin_is_known_and_no_other():
             for name in project.get("entry-points", {}).get(entry_point_group(kind), {}):
                 provided[kind, name] = project["name"]
     assert provided == KNOWN
-
-
-def test_names_of_a_kind():
-    assert known_names("dataset") == [
-        "arithmetic",
-        "curriculum",
-        "huggingface",
-        "jsonl",
-        "mixture",
-        "reason",
-        "reason-mock",
-        "shapes",
-        "world-folder",
-        "world-mock",
-        "world-prompts",
-        "world-webdataset",
-    ]
