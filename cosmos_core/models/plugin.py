@@ -10,7 +10,7 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.models.head import DIVERGENCES
 from cosmos_core.models.huggingface import HuggingFaceModel
 from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
-from cosmos_core.models.weights.loading import LIBRARY_ERRORS
+from cosmos_core.models.weights.loading import LIBRARY_ERRORS, require_folder
 from cosmos_core.protocols import Model, ModelCapabilities, ModelContext, Provider, hookimpl
 from cosmos_core.protocols.layout import Axis
 
@@ -46,6 +46,7 @@ def create(options: GenericOptions, context: ModelContext) -> HuggingFaceModel:
 def _sees(context: ModelContext) -> bool:
     """Tell whether the config is of a vision-language model; where it cannot be read, the model says why when asked."""
     if context.path is not None:
+        require_folder(context.path)
         try:
             config_class = type(AutoConfig.from_pretrained(context.path, trust_remote_code=context.trust_remote_code))
         except LIBRARY_ERRORS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,9 @@ from typing import Any, Final
 import attrs
 import msgspec
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.constants import CONFIG_NAME, HF_HUB_OFFLINE
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, StrictDataclassError
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
@@ -272,8 +275,28 @@ def refuse_nonfinite(name: str, values: torch.Tensor, path: str) -> None:
     )
 
 
+@functools.cache
 def require_folder(path: str) -> None:
-    """Refuse a path that cannot be a name on the hub and does not exist, rather than look it up on the network."""
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not Path(path).is_dir():
-        raise ConfigError(f"model.path: no folder {path!r}")
+    """Refuse what is no folder, and is no name on the hub or cannot be looked up there, without retries of a minute.
+
+    A path whose folder is here is none on the hub. What the hub says of a name is left to who reads the files.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):
+        beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        near = difflib.get_close_matches(folder.name, beside, 1)
+        hint = f"; did you mean {folder.with_name(near[0])}?" if near else ""
+        raise ConfigError(f"model.path: no folder {path!r}{hint}")
+    if HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(path, CONFIG_NAME), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(path, CONFIG_NAME))
+    except (HfHubHTTPError, EntryNotFoundError, ValueError):
+        return
+    except Exception as error:
+        raise ConfigError(
+            f"model.path: no folder {path!r}, and the hub cannot be asked for a model of that name "
+            f"({first_line(error)}); check the path, or the network"
+        ) from error
