@@ -6,8 +6,8 @@
 
     python -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 && .venv-trl/bin/pip install trl
 
-All three read the model that this script makes (0.1 M parameters, random weights) and `sums.py`. Each is timed as a whole
-process, start and end included, in turns; what each model then answers is scored alike, by transformers.
+All three read the model that this script makes (0.1 M parameters, random weights) and `sums.py`. Each is timed as a
+whole process, start and end included, in turns; what each model then answers is scored alike, by transformers.
 """
 
 from __future__ import annotations

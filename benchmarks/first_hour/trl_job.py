@@ -10,7 +10,7 @@ trainer.train()
 trainer.save_model("sft")
 common |= {"per_device_train_batch_size": 128, "num_generations": 8, "max_completion_length": 4}
 grpo = GRPOConfig("grpo", max_steps=60, learning_rate=1e-3, **common)
-reward = lambda completions, reference, **_: [right(*each) for each in zip(completions, reference)]
+reward = lambda completions, reference, **_: [right(*each) for each in zip(completions, reference, strict=True)]
 trainer = GRPOTrainer("sft", reward_funcs=reward, args=grpo, train_dataset=rows)
 trainer.train()
 trainer.save_model("trained")
