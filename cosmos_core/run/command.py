@@ -73,7 +73,11 @@ def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> Non
 
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
-        notes = submission_notes(plan) if capabilities_of(recipe, plan.plugins).submits else ()
+        notes: Sequence[str] = ()
+        if capabilities_of(recipe, plan.plugins).submits:
+            notes = submission_notes(plan)
+        else:
+            _check_port(recipe)
         print_plan(plan, console)
         for note in notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)
@@ -86,6 +90,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     folder.check_free(directory, overwrite=overwrite)
     prepare(recipe)
     require_idle(directory)
+    console.print(f"planning {recipe.run.name}: model, data, rewards", style="dim")
     in_fork(partial(_make_folder, recipe, recipe_path, overwrite=overwrite))
     with folder.held(directory):
         job = load_job(directory)

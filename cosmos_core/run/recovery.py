@@ -246,7 +246,7 @@ def _chosen(job: Job, steps: Sequence[int], wanted: str | None) -> int:
     earlier = [step for step in steps[:-1] if step]
     if wanted == "previous" and earlier:
         return earlier[-1]
-    named = next((step for step in steps if wanted == f"step-{step}"), None)
+    named = next((step for step in steps if wanted in {f"step-{step}", str(step)}), None)
     if named is None:
         there = [f"step-{step}" if step else "step-0 (its beginning)" for step in steps]
         there += [f"previous (step-{earlier[-1]})"] if earlier else []
