@@ -6,6 +6,7 @@ import pytest
 
 from cosmos_core.cli import main as cli
 from cosmos_core.errors import ConfigError, PluginNotFoundError, TransportError
+from cosmos_core.observe import output
 
 COMMANDS = (
     "run",
@@ -148,4 +149,4 @@ def test_what_goes_to_a_pipe_is_not_folded_to_a_terminal(monkeypatch):
         if columns is not None:
             monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setattr("sys.stdout", io.StringIO())
-        assert cli._console().width == width
+        assert output.console().width == width

@@ -235,7 +235,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(interrupted):
 
 def test_a_run_goes_back_to_the_checkpoint_that_is_asked_for_and_says_what_is_undone(interrupted):
     there = r"the run can go on from step-0 \(its beginning\), step-4, step-8, step-9, previous \(step-8\)$"
-    for wanted in ("step-7", "4", "step-04", "last"):
+    for wanted in ("step-7", "7", "step-04", "last"):
         with pytest.raises(ConfigError, match=f"^{wanted}: there is no such checkpoint; {there}"):
             resumed(interrupted, start=wanted)
     for start, step in [("previous", 8), ("step-8", 8), ("step-4", 4), (None, 9)]:
