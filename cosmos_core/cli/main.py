@@ -158,6 +158,7 @@ class _Commands(CommandGroup):
         "eval": artifacts.evaluate,
         "export": artifacts.export,
         "generate": artifacts.generate,
+        "samples": runs.samples,
         "audit": runs.audit,
         "recover": runs.recover,
         "launch": launch.app,

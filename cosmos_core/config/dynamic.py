@@ -35,6 +35,7 @@ CHANGEABLE: Final = (
     "policy.checkpoint.interval",
     "policy.checkpoint.keep",
     *TRAVEL,
+    "samples",
     "tracking",
     "control",
     "launch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final, get_args
 
 import torch
@@ -27,11 +28,12 @@ from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import PolicyReplica, UnitRate
 from cosmos_core.policy.training.setup import StageSettings, choose_device, make_trainer
-from cosmos_core.policy.training.step import StepRunner
+from cosmos_core.policy.training.step import StepRunner, schema
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.process import RoleArgs, run_role
+from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.weights.disk import VersionWriter
@@ -67,7 +69,9 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)
     writer = make_writer(job, world)
+    samples = PartWriter(job.directory / FOLDER, "steps", args.replica, schema, recipe.samples.max_bytes)
     with (
+        closing(samples),
         WeightPublisher(job.run_id, args.address, keyring=args.keyring, writer=writer) as publisher,
         PayloadClient(args.keyring) as payloads,
     ):
@@ -91,6 +95,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 trainer=trainer,
                 reader=make_reader(job, plugins, trainer, payloads),
                 num_heldout=job.num_measured_prompts,
+                samples=samples if world.rank == 0 and recipe.samples.max_bytes else None,
             ),
             publications=Publications(
                 publisher,

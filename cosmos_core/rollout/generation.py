@@ -33,8 +33,10 @@ from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.rewards import scoring
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
+from cosmos_core.rollout.samples import rows_of
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.workers.supervised import SupervisedThread
+from cosmos_core.storage.parts import PartWriter
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import GroupFailed, Report
@@ -56,9 +58,9 @@ class GenerationParts:
     """The parts of a replica that leased prompts pass through.
 
     `stage` is the index of the stage whose prompts are generated for, and `context_length` counts units of the longest
-    prompt and completion together. `media_writer` keeps the media of held-out samples, None where they are not kept;
-    `takes_media` says whether the engine takes prompts that show images or videos. Environments answer the model's
-    turns; None where a completion is one turn.
+    prompt and completion together. `samples` keeps all samples, and `media_writer` the media of held-out ones; None
+    where they are not kept. `takes_media` says whether the engine takes prompts that show images or videos.
+    Environments answer the model's turns; None where a completion is one turn.
     """
 
     recipe: Recipe
@@ -72,6 +74,7 @@ class GenerationParts:
     payloads: PayloadServer
     version_lock: VersionLock
     report: Callable[[Report], None]
+    samples: PartWriter | None = None
     media_writer: MediaWriter | None = None
     takes_media: bool = False
     environments: EnvironmentPool | None = None
@@ -310,6 +313,9 @@ class Generation:
             if is_train and not drop:
                 self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
             self._parts.report(attrs.evolve(told, busy_s=busy_s, scoring_s=scoring_s))
+        if (writer := self._parts.samples) is not None:
+            more = {"drop": drop, "media": media, "replica": writer.name}
+            writer.put(*rows_of(lease, work.prompt, samples, played, texts, **more))
 
     def _kept(self, lease: Lease, generated: Generated) -> str:
         """Keep the media of a held-out sample; returns their place, empty without media or if they are not kept."""

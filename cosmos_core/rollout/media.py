@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from cosmos_core.storage.parts import whole
 from cosmos_core.types import Payload
 
 FOLDER: Final = "media"
@@ -107,9 +108,8 @@ def _write_video(frames: Frames, fps: float, path: Path) -> bool:
         av: Any = importlib.import_module("av")
     except ImportError:
         return False
-    rest = path.with_name(f".{path.name}")
     try:
-        with av.open(str(rest), "w", format="mp4") as container:
+        with whole(path) as partial, av.open(str(partial), "w", format="mp4") as container:
             stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
             stream.height, stream.width = frames.shape[1:3]
             stream.pix_fmt = "yuv420p"
@@ -117,11 +117,9 @@ def _write_video(frames: Frames, fps: float, path: Path) -> bool:
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
             container.mux(stream.encode())
     except (av.FFmpegError, ValueError) as error:
-        rest.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise
         return False
-    rest.replace(path)
     return True
 
 
@@ -139,7 +137,5 @@ def _strip(frames: Frames) -> Image.Image:
 
 
 def _save(image: Image.Image, path: Path, **how: Any) -> None:
-    """Write a file whole or not at all."""
-    rest = path.with_name(f".{path.name}")
-    image.save(rest, format=path.suffix[1:], **how)
-    rest.replace(path)
+    with whole(path) as partial:
+        image.save(partial, format=path.suffix[1:], **how)

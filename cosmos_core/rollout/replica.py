@@ -33,8 +33,10 @@ from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRec
 from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
+from cosmos_core.rollout.samples import schema
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
+from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import host_id, rack_id
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
@@ -117,6 +119,10 @@ class Replica:
         environment = EnvironmentCapabilities()
         if recipe.environment is not None:
             environment = plugins.provider("environment", recipe.environment.plugin).capabilities
+        samples = None
+        if size := recipe.samples.max_bytes:
+            samples = PartWriter(job.directory / FOLDER, "samples", args.name, schema, size)
+            stack.callback(samples.close)
         parts = GenerationParts(
             recipe=recipe,
             stage=stage.index,
@@ -129,6 +135,7 @@ class Replica:
             payloads=payloads,
             version_lock=version_lock,
             report=self._report,
+            samples=samples,
             media_writer=MediaWriter(job.directory) if engine.renders else None,
             takes_media=engine.media,
             environments=environments,

@@ -70,6 +70,26 @@ def test_mlflow_has_its_metrics(run: Path) -> None:
     assert any("loss" in name for name in names), names
 
 
+def test_each_sample_can_be_read_with_what_became_of_it(cosmos: CommandLine, run: Path) -> None:
+    found = [json.loads(line) for line in cosmos("samples", str(run), "--json").splitlines()]
+    assert len({(each["lease"], each["index"]) for each in found}) == len(found)
+    assert f"{len(found):,} samples are kept, and the run's journal counts {len(found):,}\n" in cosmos(
+        "samples", str(run)
+    )
+    batches = {
+        group["lease"]: step["step"]
+        for step in json.loads(cosmos("audit", str(run), "--json"))["steps"]
+        for group in step["prompts"]
+        if step["stage"] == 1
+    }
+    consumed = [each for each in found if each["lease"] in batches]
+    assert len(consumed) == 8 * 16 * 8
+    assert all(each["step"] == batches[each["lease"]] and each["advantage"] is not None for each in consumed)
+    assert all(len(each["units"]) == len(each["logprobs"]) == each["num_units"] > 0 for each in found)
+    assert {each["replica"] for each in found} == {"rollout-0", "rollout-1"}
+    assert len(list((run / "samples").iterdir())) <= 4
+
+
 def test_its_journal_proves_that_each_prompt_was_consumed_once(cosmos: CommandLine, run: Path) -> None:
     audited = json.loads(cosmos("audit", str(run), "--json"))
     assert audited["problems"] == []

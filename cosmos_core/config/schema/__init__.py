@@ -16,6 +16,7 @@ from cosmos_core.config.schema.recipe import (
     Recipe,
     RewardConfig,
     RunConfig,
+    SamplesConfig,
     TokenizerConfig,
     TrackingConfig,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplesConfig",
     "SamplingConfig",
     "SyncConfig",
     "TokenizerConfig",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from typing import Literal
 
@@ -232,6 +234,29 @@ class TrackingConfig:
 
 
 @attrs.frozen(kw_only=True)
+class SamplesConfig:
+    """The samples that a run keeps in its folder, for people to read (`cosmos samples`)."""
+
+    keep: str = option(
+        "10GB",
+        help='Size that samples/ may have, such as "500MB"; beyond it the oldest are removed. "all": any; "none": off.',
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if not re.fullmatch(r"all|none|[0-9]+(\.[0-9]+)?[KMGT]B", self.keep):
+            raise ValueError(
+                f'keep is "{self.keep}"; give a size in KB, MB, GB or TB such as "500MB", or "all", or "none"'
+            )
+
+    @property
+    def max_bytes(self) -> int:
+        """The size in bytes; 0 keeps none."""
+        if self.keep in ("all", "none"):
+            return sys.maxsize if self.keep == "all" else 0
+        return int(float(self.keep[:-2]) * 1000 ** (1 + "KMGT".index(self.keep[-2])))
+
+
+@attrs.frozen(kw_only=True)
 class Recipe:
     """A whole run."""
 
@@ -249,6 +274,7 @@ class Recipe:
     rollout: RolloutConfig = option(factory=RolloutConfig, help="Rollout replicas.")
     sync: SyncConfig = option(factory=SyncConfig, help="How the two pools keep pace.")
     evaluation: EvaluationConfig = option(factory=EvaluationConfig, help="Held-out evaluation.")
+    samples: SamplesConfig = option(factory=SamplesConfig, help="Samples that are kept.")
     tracking: TrackingConfig = option(factory=TrackingConfig, help="Trackers and other lifecycle hooks.")
     control: ControlConfig = option(factory=ControlConfig, help="The controller.")
     launch: LaunchConfig = option(factory=LaunchConfig, help="How processes are started.")

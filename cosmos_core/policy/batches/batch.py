@@ -140,6 +140,7 @@ class Share:
         details: Of each of these reasons, what is wrong with one of them.
         temperatures: Those of the whole batch, of all replicas, in an order that is the same in every process.
         imitated: Demonstrations to imitate beside rollouts; None where the algorithm imitates none.
+        batch: The samples of the whole batch, of all replicas, that have an advantage.
     """
 
     sequences: tuple[TrainSequence, ...]
@@ -149,6 +150,7 @@ class Share:
     details: Mapping[str, str] = attrs.field(factory=dict)
     temperatures: tuple[float | None, ...] = (None,)
     imitated: Share | None = None
+    batch: tuple[Wanted, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -95,7 +95,9 @@ class ShareReader:
             return self._demonstrations(rows, group)
         # Before anything is fetched, which may fail here and nowhere else: processes tell each other what they read.
         imitated = self._imitated(order, group, algorithm)
-        wanted = wanted_samples(algorithm, order.groups, order.shares[group.rank])
+        batch = wanted_samples(algorithm, order.groups, range(len(order.groups)))
+        own = {order.groups[number].lease for number in order.shares[group.rank]}
+        wanted = [item for item in batch if item.group.lease in own]
         trained = needed(algorithm, wanted)
         lengths = [item.sample.num_prompt_units + item.sample.num_units for item in trained]
         mine, filler = self._mine(balanced(lengths, data_size(self.world.mesh)), lengths, first=0)
@@ -106,6 +108,7 @@ class ShareReader:
             filler=sequences[-1] if filler else None,
             temperatures=temperatures(order.groups),
             imitated=imitated,
+            batch=tuple(batch),
         )
 
     def heldout(self, number: int, group: GradientGroup) -> Share:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 
-from cosmos_core.policy.batches.batch import Counts, MissingPayloadsError, Share
+from cosmos_core.policy.batches.batch import Counts, MissingPayloadsError, Share, Wanted, needed
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.metrics import IMITATION, Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.storage.parts import PartWriter
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.reports import HeldOutLoss, StepDone, StepFailed
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+def schema() -> Any:
+    """The columns of a batch, a row a group, as a `pyarrow.Schema`; docs/samples.md says what they are."""
+    import pyarrow as pa  # noqa: PLC0415 - where samples are written
+
+    numbers = dict.fromkeys(("generation", "step", "attempt", "lease", "position"), pa.int64())
+    return pa.schema({**numbers, "advantages": pa.list_(pa.float64()), "trained": pa.list_(pa.bool_())})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -30,11 +39,13 @@ class StepRunner:
         trainer: This replica's weights.
         reader: Where its shares come from.
         num_heldout: Held-out demonstrations whose loss an order may ask for.
+        samples: Keeps the advantages of rollouts; None where they are not kept, or by another process.
     """
 
     trainer: Trainer
     reader: ShareReader
     num_heldout: int = 0
+    samples: PartWriter | None = None
 
     def run(
         self, order: TrainOrder, group: GradientGroup, publish: Callable[[], None], wait_s: float
@@ -72,6 +83,10 @@ class StepRunner:
             )
         heldout = self._measured(order, group, watch)
         applied = self.trainer.train(share, agreed.totals, group, watch, agreed.imitated)
+        if self.samples is not None and group.rank == 0 and any(each.samples for each in order.groups):
+            trained = () if applied.skipped else needed(self.trainer.algorithm, share.batch)
+            rows = _rows(order, group.generation, share.batch, trained)
+            self.samples.put(rows, 1024 * len(rows))
         with watch("publish_s"):
             publish()
         try:
@@ -168,6 +183,21 @@ def _agree(world: World, group: GradientGroup, share: Share, missing: tuple[int,
         missing=tuple(lease for each in answers for lease in each["missing"]),
         problem="; ".join(problems),
     )
+
+
+def _rows(
+    order: TrainOrder, generation: int, batch: Sequence[Wanted], trained: Sequence[Wanted]
+) -> list[dict[str, Any]]:
+    """Rows of `schema`: of each group the advantages of its samples, and which of them were trained on."""
+    advantages = {(item.group.lease, item.index): item.advantage for item in batch}
+    passed = {(item.group.lease, item.index) for item in trained}
+    shared = {"generation": generation, "step": order.step, "attempt": order.attempt}
+    rows = []
+    for group in order.groups:
+        names = [(group.lease, index) for index in range(len(group.samples))]
+        own = {"advantages": [advantages.get(name) for name in names], "trained": [name in passed for name in names]}
+        rows.append({**shared, "lease": group.lease, "position": group.position, **own})
+    return rows
 
 
 def _merge(meter: Meter, world: World, group: GradientGroup) -> dict[str, float]:

@@ -236,13 +236,23 @@ def test_a_lease_that_is_taken_away_is_aborted_and_never_reported(rig):
     assert rig.generation.num_active == 0
 
 
-def test_a_dropped_group_keeps_no_payload(rig):
+def test_a_dropped_group_keeps_no_payload_and_each_of_its_samples_is_kept_for_people(rig):
+    put = []
+    kept = SimpleNamespace(name="rollout-0", put=lambda *of_group: put.append(of_group))
+    rig.generation._parts = attrs.evolve(rig.generation._parts, samples=kept)
     rig.drop = "all rewards equal"
     rig.generation.reconcile([train(1)], ())
     rig.engine.handles["1"].finish()
     (report,) = rig.wait_reports(1)
     assert report.drop == "all rewards equal"
     assert not rig.payloads.store
+    rig.generation.close()
+    ((rows, num_bytes),) = put
+    assert [row["index"] for row in rows] == [0, 1, 2]
+    assert num_bytes > 3 * 1024
+    names = ("lease", "row", "purpose", "drop", "reward", "rewards", "completion", "replica", "reference")
+    told = (1, 4, "train", "all rewards equal", 1.0, [("math", 1.0)], "answer", "rollout-0", '"train"')
+    assert [tuple(row[name] for name in names) for row in rows] == [told] * 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 
@@ -269,6 +270,25 @@ def test_what_is_wrong_with_a_row_fits_a_report_whatever_it_says(model, kit):
     assert REPORT.decode(REPORT.encode(done)) == done
     assert done.details["bad_row"].startswith("train row 0: ?xxx")
     assert len(done.details["bad_row"]) < 600
+
+
+def test_the_lead_keeps_the_advantages_of_the_whole_batch(model, kit, batch):
+    groups, held = batch
+    put = []
+
+    def work(group):
+        runner = runner_of(kit, model, held)
+        kept = SimpleNamespace(put=lambda rows, num_bytes: put.append((group.rank, rows)))
+        runner = attrs.evolve(runner, samples=kept)
+        runner.run(order_of(groups, (0, 2, 5), (1, 3, 4)), group, nothing, 0.0)
+
+    pair(work)
+    ((rank, rows),) = put
+    assert rank == 0
+    assert [row["lease"] for row in rows] == [group.lease for group in groups]
+    assert [row["advantages"] for row in rows] == kit.Reinforce().advantages(groups)
+    assert [row["trained"] for row in rows] == [[each != 0 for each in row["advantages"]] for row in rows]
+    assert {(row["step"], row["attempt"], row["generation"]) for row in rows} == {(1, 1, 1)}
 
 
 def test_a_step_of_unusable_rows_only_is_done(model, kit):

@@ -1,0 +1,83 @@
+"""Rows of what a run generated, one a sample, for `storage.parts`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cosmos_core.rollout.episodes.dialogue import EpisodeResult
+from cosmos_core.transport.directives import Lease
+from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
+
+_TEXTS = ("purpose", "prompt", "reference", "metadata", "completion", "media", "status", "detail", "drop", "replica")
+
+
+def schema() -> Any:
+    """The columns, as a `pyarrow.Schema`; docs/samples.md says what they are."""
+    import pyarrow as pa  # noqa: PLC0415 - where samples are written
+
+    columns = dict.fromkeys(("lease", "position", "row", "oldest_version", "newest_version"), pa.int64())
+    columns |= dict.fromkeys(("index", "num_units", "num_prompt_units"), pa.int32()) | dict.fromkeys(
+        _TEXTS, pa.string()
+    )
+    columns |= {"reward": pa.float64(), "rewards": pa.map_(pa.string(), pa.float64()), "truncated": pa.bool_()}
+    columns |= {"units": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
+    return pa.schema({**columns, "prompt_media": pa.list_(pa.string()), "time": pa.float64()})
+
+
+def rows_of(
+    lease: Lease,
+    prompt: Prompt,
+    samples: Sequence[Sample],
+    played: Sequence[EpisodeResult],
+    texts: Sequence[str],
+    **told: str,
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a group, each with what else is `told`, and about how many bytes they take in memory."""
+    shared = {
+        **attrs.asdict(lease, recurse=False),
+        "prompt": _clean(prompt.words),
+        "prompt_media": [_clean(place) for place in prompt.media],
+        "reference": _clean(json.dumps(prompt.reference, ensure_ascii=False)),
+        "metadata": _clean(json.dumps(prompt.metadata, ensure_ascii=False)),
+        "time": time.time(),
+        **told,
+    }
+    rows = [
+        {
+            **shared,
+            **attrs.asdict(sample, recurse=False),
+            **_tokens(each.generated.payload),
+            "rewards": [*sample.rewards.items()],
+            "completion": _clean(text),
+            "truncated": each.status is SampleStatus.TRUNCATED,
+            "detail": _clean(sample.detail),
+        }
+        for sample, each, text in zip(samples, played, texts, strict=True)
+    ]
+    length = len(prompt.words) + max(map(len, texts)) + 8 * max(each.num_units for each in samples)
+    return rows, (1024 + length) * len(rows)
+
+
+def _tokens(payload: Payload) -> dict[str, Any]:
+    """Token ids and the log-prob of each, None where the model did not generate it; nothing of latents."""
+    arrays = payload.arrays
+    if payload.kind != "tokens" or "logprobs" not in arrays:
+        return {}
+    # Copies: what they are part of may be much larger, and is released before they are written.
+    units = np.frombuffer(arrays["completion"].data, np.int32).copy()
+    logprobs: Any = np.frombuffer(arrays["logprobs"].data, np.float32).copy()
+    if "decided" in arrays:
+        given = iter(logprobs.tolist())
+        logprobs = [next(given) if each else None for each in bytes(arrays["decided"].data)]
+    return {"units": units, "logprobs": logprobs}
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates, which JSON may have and UTF-8 does not."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

@@ -1,0 +1,227 @@
+"""`cosmos samples`: what a run has kept is found, joined with what became of it, and printed."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.policy.training import step as training
+from cosmos_core.rollout.samples import rows_of, schema
+from cosmos_core.run.samples import groups, print_samples, samples
+from cosmos_core.storage.parts import FOLDER, PartWriter
+from cosmos_core.transport.directives import Lease
+from cosmos_core.types import Array, Message, Payload, Prompt, Sample, SampleStatus
+
+
+def payload(decided=None):
+    import numpy as np
+
+    arrays = {
+        "prompt": np.arange(3, dtype=np.int32),
+        "completion": np.array([5, 6], np.int32),
+        "logprobs": np.array([-0.5] * (2 if decided is None else sum(decided)), np.float32),
+    }
+    if decided is not None:
+        arrays["decided"] = np.array(decided)
+    held = {name: Array(dtype=str(a.dtype), shape=a.shape, data=a.tobytes()) for name, a in arrays.items()}
+    return Payload(kind="tokens", arrays=held)
+
+
+def group(lease, *rewards, purpose="train", drop="", version=0, text="four \udce9\x1b[31m", **prompt):
+    """The rows of a group, with these rewards; None: it has none."""
+    made = [
+        Sample(
+            index=index,
+            status=SampleStatus.REWARD_FAILED if reward is None else SampleStatus.OK,
+            reward=reward,
+            rewards={} if reward is None else {"math": reward},
+            oldest_version=version,
+            newest_version=version,
+            num_units=2,
+            num_prompt_units=3,
+            detail="math: boom" if reward is None else "",
+        )
+        for index, reward in enumerate(rewards)
+    ]
+    played = [SimpleNamespace(generated=SimpleNamespace(payload=payload()), status=SampleStatus.OK) for _ in made]
+    held = Prompt(**{"text": f"prompt of {lease}?", "reference": {"answer": lease}, **prompt})
+    of = Lease(lease=lease, purpose=purpose, position=10 + lease, row=20 + lease, version=version)
+    told = {"drop": drop, "media": "", "replica": "rollout-0"}
+    return rows_of(of, held, made, played, [text] * len(made), **told)[0]
+
+
+def trained(generation, step, lease, *advantages, attempt=1):
+    own = {"advantages": list(advantages), "trained": [bool(each) for each in advantages]}
+    return {"generation": generation, "step": step, "attempt": attempt, "lease": lease, "position": 10 + lease, **own}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that was taken back from step 3 to step 1; its leases 3 and 4 were undone, 5 came in place of 3."""
+    tmp_path = tmp_path_factory.mktemp("run")
+    (tmp_path / "job.json").touch()
+    folder = tmp_path / FOLDER
+    # The steps of one policy replica, and after its loss of another.
+    for name, kind, columns, some in (
+        ("rollout-0", "samples", schema, [*group(1, 1.0, 0.0), *group(2, 0.5, None), *group(3, 1.0, 1.0)]),
+        (
+            "rollout-1",
+            "samples",
+            schema,
+            [*group(4, 0.0, 0.2, version=2), *group(5, 0.25, 0.75), *group(6, 1.0, drop="equal")],
+        ),
+        ("rollout-0", "samples", schema, [*group(7, 0.0), *group(8, 1.0, purpose="evaluation", version=2)]),
+        ("policy-1", "steps", training.schema, [trained(2, 2, 5, -1.0, 1.0, attempt=2)]),
+        (
+            "policy-0",
+            "steps",
+            training.schema,
+            [
+                *(trained(1, 1, 1, 0.5, -0.5), trained(1, 1, 2, 0.0, None)),
+                *(trained(1, 2, 3, 0.0, 0.0), trained(1, 3, 4, -1.0, 1.0), trained(1, 2, 5, 9.0, 9.0)),
+            ],
+        ),
+    ):
+        writer = PartWriter(folder, kind, name, columns, 1 << 30)
+        writer.put(some, 1)
+        writer.close()
+    return tmp_path
+
+
+def told(run, *names, **wanted):
+    return [tuple(each[name] for name in names) for each in samples(run, **wanted)]
+
+
+def test_samples_are_joined_with_the_newest_attempt_at_their_step(run):
+    assert sorted(told(run, "lease", "index", "fate", "step", "attempt", "advantage"), key=lambda each: each[:2]) == [
+        (1, 0, "trained", 1, 1, 0.5),
+        (1, 1, "trained", 1, 1, -0.5),
+        (2, 0, "skipped", 1, 1, 0.0),
+        (2, 1, "skipped", 1, 1, None),
+        (3, 0, "undone", 2, 1, 0.0),
+        (3, 1, "undone", 2, 1, 0.0),
+        (4, 0, "undone", 3, 1, -1.0),
+        (4, 1, "undone", 3, 1, 1.0),
+        (5, 0, "trained", 2, 2, -1.0),
+        (5, 1, "trained", 2, 2, 1.0),
+        (6, 0, "dropped", None, None, None),
+        (7, 0, "unused", None, None, None),
+        (8, 0, "evaluated", 2, None, None),
+    ]
+    first = next(samples(run, position=11))
+    assert first["prompt"] == "prompt of 1?"
+    assert (first["reference"], first["metadata"], first["rewards"]) == ({"answer": 1}, {}, {"math": 1.0})
+    assert first["completion"] == "four ?\x1b[31m"
+    assert (first["units"], first["logprobs"]) == ([5, 6], [-0.5, -0.5])
+    assert (first["row"], first["replica"], first["truncated"], first["num_prompt_units"]) == (
+        21,
+        "rollout-0",
+        False,
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "leases"),
+    [
+        ({"step": 2}, {3, 5, 8}),
+        ({"step": 2, "purpose": "train"}, {3, 5}),
+        ({"step": 7}, set()),
+        ({"purpose": "evaluation"}, {8}),
+        ({"status": "reward_failed"}, {2}),
+        ({"row": 24}, {4}),
+        ({"position": 14, "status": None}, {4}),
+        ({"grep": "of [67]"}, {6, 7}),
+        ({"grep": "four", "row": 25}, {5}),
+    ],
+)
+def test_samples_are_found(run, wanted, leases):
+    assert {lease for (lease,) in told(run, "lease", **wanted)} == leases
+
+
+def test_prompts_come_newest_worst_or_best_first(run):
+    assert [found[0]["lease"] for found in groups(run, order="worst", count=3, purpose="train")] == [7, 4, 1]
+    assert [found[0]["lease"] for found in groups(run, order="best", count=2, step=2)] == [3, 8]
+    assert [[each["index"] for each in found] for found in groups(run, grep="of 2")] == [[0, 1]]
+    for early, late in [(1, 5), (5, 7)]:
+        places = [found[0]["lease"] for found in groups(run, count=99)]
+        assert places.index(late) < places.index(early)
+
+
+def printed(run, **options):
+    console = Console(file=io.StringIO(), width=100)
+    print_samples(run, console, **{"order": "newest", "count": None, "as_json": False, **options})
+    return console.file.getvalue()
+
+
+def test_samples_are_printed_and_cannot_steer_the_terminal(run):
+    text = printed(run, row=22)
+    for words in (
+        "train: prompt 12, row 22, skipped, step 1",
+        'reference: {"answer": 2}',
+        "#0  reward 0.5 (math 0.5)  advantage 0  not trained on  ok  2 units after 3  versions 0 to 0",
+        "#1  no reward  not trained on  reward_failed",
+        "math: boom",
+        "four ?\\x1b[31m",
+        "13 samples are kept; how many there were is not known: ",
+    ):
+        assert words in text
+    assert "dropped, equal" in printed(run, row=26)
+    lines = printed(run, as_json=True).splitlines()
+    assert len(lines) == 13
+    assert json.loads(lines[0]).keys() == next(samples(run)).keys()
+    assert [json.loads(line)["lease"] for line in printed(run, as_json=True, order="best", row=28).splitlines()] == [8]
+
+
+def test_what_is_not_there_is_a_sentence(run, tmp_path):
+    run = Path(shutil.copytree(run, tmp_path / "copy"))
+    for wanted, words in (
+        ({"grep": "("}, "'(' is no regular expression: "),
+        ({"status": "good"}, "status 'good' is none of ok, truncated, "),
+        ({"purpose": "test"}, "purpose 'test' is none of train, evaluation"),
+        ({"step": 9}, "no kept sample is as asked for; steps 1 to 3 were trained"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            printed(run, **wanted)
+        assert words in str(caught.value)
+    with pytest.raises(ConfigError, match="nowhere: not the folder of a run"):
+        printed(tmp_path / "nowhere")
+    # A file that is no part, and one with a hole.
+    sound = next((run / FOLDER).glob("samples.rollout-1.*")).read_bytes()
+    for damaged in (b"PAR1 and no more", sound[:100] + b"?" * 400 + sound[500:]):
+        (run / FOLDER / "samples.rollout-3.1.parquet").write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"samples\.rollout-3\.1\.parquet: cannot be read: .*; remove it"):
+            printed(run)
+    for path in (run / FOLDER).iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"no samples are kept: none are finished, .* or an earlier release"):
+        printed(run)
+
+
+def test_a_dialogue_has_no_logprobs_where_the_model_did_not_speak_and_latents_have_no_tokens():
+    chat = Prompt(text=(Message(role="user", content="2+2?"),), media=("a.png",))
+    made = Sample(
+        index=0,
+        status=SampleStatus.OK,
+        reward=1.0,
+        rewards={},
+        oldest_version=0,
+        newest_version=0,
+        num_units=1,
+        num_prompt_units=3,
+    )
+    lease = Lease(lease=1, purpose="train", position=0, row=0, version=-1)
+    for held, tokens in (
+        (payload([False, True]), ([5, 6], [None, -0.5])),
+        (Payload(kind="latents", arrays={}), (None, None)),
+    ):
+        played = SimpleNamespace(generated=SimpleNamespace(payload=held), status=SampleStatus.TRUNCATED)
+        (row,), _ = rows_of(lease, chat, [made], [played], [""])
+        units = row.get("units")
+        assert (units if units is None else units.tolist(), row.get("logprobs")) == tokens
+        assert (row["prompt"], row["prompt_media"], row["truncated"]) == ("user: 2+2?", ["a.png"], True)
