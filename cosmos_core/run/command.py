@@ -40,6 +40,7 @@ from cosmos_core.run.metrics import recorded
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_hooks, check_keys, check_present
 from cosmos_core.run.recovery import Start, find_start
+from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending, Supervisor
 from cosmos_core.storage.scratch import scratch
@@ -293,8 +294,6 @@ def _supervise(session: _Session, console: Console, began: float) -> str:
             ending = Ending(outcome="failed", reason=str(error))
     finally:
         view.close()
-    from cosmos_core.run.report.page import write_report  # noqa: PLC0415 - matplotlib takes a second to import
-
     wall_s = session.earlier_s + time.monotonic() - began
     summary = summarise(job, follower, ending, wall_s=wall_s)
     hooks.notify("cosmos_run_ended", outcome=ending.outcome, summary=summary)

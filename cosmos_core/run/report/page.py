@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import jinja2
 
 from cosmos_core.config.job import Job, Stage, Unit, score_name, stages
 from cosmos_core.config.loading import dump_recipe
@@ -21,7 +18,8 @@ from cosmos_core.observe.live import clock
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.report.plots import Album, Picture, Series, contact_sheet, plot
+from cosmos_core.run.report.curves import Chart, Series, environment
+from cosmos_core.run.report.pictures import Album, Picture, contact_sheet
 from cosmos_core.run.report.summary import heldout_names, of_main_stage, own_measures, rates_key, unused, where_title
 from cosmos_core.types import JSON
 
@@ -49,18 +47,15 @@ class Comparison:
 
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
     """Write the report of a run; raises OSError if it could not be written."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
     album = Album(job.directory)
-    page = environment.get_template(_TEMPLATE).render(
+    page = environment().get_template(_TEMPLATE).render(
         name=summary["name"],
         subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
         outcome=summary["outcome"],
         failure=summary["reason"],
         tiles=list(_tiles(summary)),
-        plots=[(title, svg) for title, svg in _plots(job, follower) if svg],
+        charts=[chart for chart in _charts(job, follower) if chart.data["series"]],
         planes=list(_planes(summary["planes"])),
         where=where_title(summary),
         settings=summary["settings"],
@@ -110,47 +105,45 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}", "staleness mean / max"
 
 
-def _plots(job: Job, follower: Follower) -> Iterator[tuple[str, str]]:
+def _charts(job: Job, follower: Follower) -> Iterator[Chart]:
     steps = follower.steps
     # A change shows at the step before the first one that it holds at.
     changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
-    drawn = functools.partial(plot, x_label="step", changes=changes)
     rewarded = [timed for timed in steps if timed.record.reward is not None]
     score = score_name(job.unit)
     heldout = Series(label=f"held-out {score}", points=_heldout(follower, "score"), marked=True)
     learning = [Series(label="reward", points=_points(rewarded, "reward")), heldout]
-    yield "Learning", drawn("learning", learning, y_label=", ".join(dict.fromkeys(("reward", score))))
+    yield Chart(title="Learning", series=learning, changes=changes)
     if len(job.recipe.reward_names) > 1:
         parts = [Series(label=name, points=_points(rewarded, "rewards", name)) for name in job.recipe.reward_names]
-        yield "Rewards", drawn("rewards", parts, y_label="mean, unweighted")
+        yield Chart(title="Rewards", series=parts, y_label="mean, unweighted", changes=changes)
     staleness = [Series(label=name, points=_points(rewarded, f"staleness_{name}")) for name in ("mean", "max")]
-    yield "Staleness", drawn("staleness", staleness, y_label="steps")
-    yield "Throughput", plot("throughput", _throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
+    yield Chart(title="Staleness", series=staleness, y_label="steps", changes=changes)
+    yield Chart(title="Throughput", series=_throughput(follower), x_label="seconds", y_label=f"{job.unit}s/s")
     for stage in stages(job.recipe):
-        yield from _stage_plots(stage, follower, changes)
+        yield from _stage_charts(stage, follower, changes)
     for name, points in own_measures(of_main_stage(follower)).items():
-        lines = [Series(label=name, points=points)]
-        yield name.replace("_", " ").capitalize(), drawn(f"own-{name}", lines, y_label=name)
+        title = name.replace("_", " ").capitalize()
+        yield Chart(title=title, series=[Series(label=name, points=points)], changes=changes)
 
 
-def _stage_plots(stage: Stage, follower: Follower, changes: Sequence[float]) -> Iterator[tuple[str, str]]:
+def _stage_charts(stage: Stage, follower: Follower, changes: Sequence[float]) -> Iterator[Chart]:
     """Loss and gradient norm of a stage: those of two algorithms are not the same quantity."""
     steps = [timed for timed in follower.steps if timed.record.stage == stage.index]
     is_main = stage.key == "algorithm"
-    whose = "" if is_main else " of the warm-up"
+    # Another name for the axis: what is zoomed in one stage is not in the other.
+    whose, x_label = ("", "step") if is_main else (" of the warm-up", "step of the warm-up")
     own = [change for change in changes if stage.first_step <= change <= stage.last_step]
-    drawn = functools.partial(plot, x_label="step", changes=own)
     heldout = Series(label="held-out loss", points=_heldout(follower, "loss") if is_main else (), marked=True)
     loss = [Series(label="loss", points=_points(steps, "metrics", "loss")), heldout]
-    yield f"Loss{whose}", drawn(f"loss-{stage.key}", loss, y_label="loss")
-    norms = [(step, norm) for step, norm in _points(steps, "metrics", "grad_norm") if norm > 0]
-    norm = [Series(label="gradient norm", points=norms)]
-    yield f"Gradient norm{whose}", drawn(f"norm-{stage.key}", norm, y_label="norm", logarithmic=True)
+    yield Chart(title=f"Loss{whose}", series=loss, x_label=x_label, changes=own)
+    norm = [Series(label="gradient norm", points=_points(steps, "metrics", "grad_norm"))]
+    yield Chart(title=f"Gradient norm{whose}", series=norm, x_label=x_label, changes=own, logarithmic=True)
 
 
 def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:
     found = ((float(timed.record.version), getattr(timed.record, name)) for timed in follower.evaluations)
-    return [(version, value) for version, value in found if value is not None and math.isfinite(value)]
+    return [(version, value) for version, value in found if value is not None]
 
 
 def _points(steps: Sequence[TimedStep], name: str, key: str | None = None) -> list[tuple[float, float]]:

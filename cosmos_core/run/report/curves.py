@@ -1,0 +1,87 @@
+"""Curves of a page: what is drawn, as data, and the page that has the script which draws it, with hover and zoom.
+
+The script is uPlot and `assets/curves.js`, inlined. A page's policy lets nothing else run, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import jinja2
+from markupsafe import Markup
+
+MOST_POINTS: Final = 2000
+_HERE: Final = Path(__file__).parent
+_ASSETS: Final = _HERE / "assets"
+
+
+@attrs.frozen(kw_only=True)
+class Series:
+    """A line of a chart: its label and its (x, y); `marked` draws each point (few, exact ones)."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    marked: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Chart:
+    """Lines over one axis.
+
+    Attributes:
+        title: Above it.
+        series: The lines. One without points is not drawn, and keeps its colour.
+        x_label: The quantity along it; charts that share one are zoomed together.
+        y_label: The quantity upwards, with its unit.
+        changes: Where faint vertical lines stand, such as changes of settings.
+        logarithmic: Whether the vertical axis is; values that are not positive are left out.
+    """
+
+    title: str
+    series: Sequence[Series]
+    x_label: str = "step"
+    y_label: str = ""
+    changes: Sequence[float] = ()
+    logarithmic: bool = False
+
+    @functools.cached_property
+    def data(self) -> dict[str, Any]:
+        """The chart as `curves.js` takes it; its `series` is empty where there is nothing to draw."""
+        drawn = []
+        for colour, line in enumerate(self.series):
+            if points := thin([point for point in line.points if self._is_drawn(point[1])]):
+                xs, ys = zip(*((round(x, 3), float(f"{y:.6g}")) for x, y in points), strict=True)
+                drawn.append({"label": line.label, "marked": line.marked, "colour": colour, "xs": xs, "ys": ys})
+        return {"x": self.x_label, "logarithmic": self.logarithmic, "changes": list(self.changes), "series": drawn}
+
+    def _is_drawn(self, value: float) -> bool:
+        return math.isfinite(value) and (value > 0 or not self.logarithmic)
+
+
+def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """At most `most` points: neighbours are averaged, so that noise stays honest but the page stays small."""
+    if len(points) <= most:
+        return list(points)
+    edges = [round(index * len(points) / most) for index in range(most + 1)]
+    buckets = (points[first:last] for first, last in itertools.pairwise(edges))
+    return [(math.fsum(x for x, _ in some) / len(some), math.fsum(y for _, y in some) / len(some)) for some in buckets]
+
+
+def environment(*folders: Path) -> jinja2.Environment:
+    """Templates of `folders` and of the report: a page extends `base.html.j2`, and draws by its macro `plots`."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, _HERE]), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    asset = {path.name: path.read_text(encoding="utf-8") for path in _ASSETS.iterdir()}
+    script = f"/*\n{asset['uplot.LICENSE']}*/\n{asset['uplot.min.js']}\n{asset['curves.js']}"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    made.globals |= {"script": Markup(script), "script_hash": digest, "curves_style": Markup(asset["uplot.min.css"])}  # noqa: S704 - our own files
+    return made
