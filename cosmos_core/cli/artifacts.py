@@ -66,52 +66,46 @@ def export(
     typer.echo(f"Exported step {exported.step} to {exported.place} in {' and '.join(exported.dtypes)}")
 
 
+Source = Annotated[
+    Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder (its latest checkpoint), or an exported folder.")
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy, or without noise in the steps.")
+]
+NumSamples = Annotated[
+    int, typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt; each video has the next seed.")
+]
+Plugin = Annotated[
+    str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
+]
+Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")]
+_MEDIA_HELP = "An image or a video that each prompt shows, or that a world model goes on from; repeatable."
+Media = Annotated[
+    list[Path] | None,
+    typer.Option("--image", "--video", metavar="FILE", exists=True, readable=True, help=_MEDIA_HELP),
+]
+_FRAMES_HELP = "How many last frames of the video a world model goes on from; as in its run, else 1."
+GivenFrames = Annotated[int | None, typer.Option("--given-frames", metavar="N", min=1, help=_FRAMES_HELP)]
+Escapes = Annotated[bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")]
+
+
 def generate(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|MODEL", help="A run's folder (its latest checkpoint), or an exported folder."),
-    ],
+    source: Source,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete.")],
     *,
     max_units: MaxUnits = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy, or without noise in the steps.")
-    ] = 0.0,
-    num_samples: Annotated[
-        int,
-        typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt; each video has the next seed."),
-    ] = 1,
+    temperature: Temperature = 0.0,
+    num_samples: NumSamples = 1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the draws.")] = 0,
-    plugin: Annotated[
-        str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")
-    ] = Path("generated"),
-    media: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--image",
-            "--video",
-            metavar="FILE",
-            exists=True,
-            readable=True,
-            help="An image or a video that each prompt shows, or that a world model goes on from; repeatable.",
-        ),
-    ] = None,
-    given_frames: Annotated[
-        int | None,
-        typer.Option(
-            "--given-frames",
-            metavar="N",
-            min=1,
-            help="How many last frames of the video a world model goes on from; as in its run, else 1.",
-        ),
-    ] = None,
+    plugin: Plugin = None,
+    output: Output = Path("generated"),
+    media: Media = None,
+    given_frames: GivenFrames = None,
     chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's turn of a chat.")] = False,
-    escapes: Annotated[
-        bool, typer.Option("-e", "--escapes", help="Read \\n and \\t in prompts as line break and tab.")
-    ] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="The system's turn before it; implies --chat.")
+    ] = None,
+    escapes: Escapes = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Complete prompts with a model, by the same engine that training uses; images and videos become files.
@@ -119,7 +113,7 @@ def generate(
     \b
     Examples:
       cosmos generate runs/arithmetic/export -e "Ann has 7 cards, buys 5 more, then loses 4. How many cards now?\\n"
-      cosmos generate my-model --chat "Who are you?"
+      cosmos generate my-model --chat "Who are you?" --system "You are a pirate."
       cosmos generate my-model "Once upon a time" --temperature 0.8 --samples 3 --max-units 64
       cosmos generate runs/wan-tiny-sft red --output videos
       cosmos generate runs/my-world "The arm lifts the cup." --video clip.mp4 --given-frames 5
@@ -140,6 +134,7 @@ def generate(
         media=[str(path) for path in media or ()],
         given_frames=given_frames,
         as_chat=chat,
+        system=system,
         trust_remote_code=trust_remote_code,
     )
     for prompt, completions in zip(prompts, texts, strict=True):
@@ -148,7 +143,7 @@ def generate(
 
 
 def evaluate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder, or an exported folder.")],
+    source: Source,
     recipe: Annotated[
         Path | None,
         typer.Option(

@@ -20,6 +20,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Keep showing it until it ends; Ctrl-C ends the watching only.")
     ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for programs; with --watch an object a second, each on a line.")
+    ] = False,
 ) -> None:
     """Say how a run is doing (asking its controller), or how it ended (from its journal).
 
@@ -27,17 +30,21 @@ def status(
     Examples:
       cosmos status runs/arithmetic
       cosmos status runs/arithmetic --watch
+      cosmos status runs/arithmetic --json
     """  # noqa: D301 - the escape keeps the lines after it apart
     from rich.console import Console  # noqa: PLC0415
 
     from cosmos_core.run import status as run_status  # noqa: PLC0415
 
-    if not watch:
+    if not (watch or json):
         for text in run_status.look(run):
             typer.echo(text)
         return
     try:
-        run_status.watch(run, Console())
+        for text in run_status.tell(run, watches=watch) if json else ():
+            typer.echo(text)
+        if not json:
+            run_status.watch(run, Console())
     except KeyboardInterrupt:
         typer.echo(f"No longer watching; {run} goes on.", err=True)
 

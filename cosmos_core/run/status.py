@@ -1,13 +1,14 @@
-"""`cosmos status`: lines about a run, from its controller or else its journal; with `--watch`, a screen of it."""
+"""`cosmos status`: a run as lines, JSON or, with `--watch`, a screen; from its controller or else its journal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -113,6 +114,9 @@ def settings_lines(state: State) -> Iterator[str]:
             yield f"  {key} = {change.after} {'since' if has_come else 'from'} step {step} (recipe: {recipe.get(key)})"
 
 
+_LONG: Final = ("curves", "heldout", "samples", "news")
+"""Fields of a snapshot that are left out of its JSON."""
+_TOLD_S: Final = 1.0
 _POLL_S: Final = 0.25
 _PLAIN_S: Final = 5.0
 _GONE_S: Final = 15.0
@@ -149,6 +153,18 @@ class Watcher:
                 self._feed.catch_up(self._follower.state, entry[1])
         if entry is not None and self._follower.state is not None:
             self._feed.catch_up(self._follower.state, entry[1])
+
+    def as_json(self, snapshot: Snapshot | None) -> str:
+        """A snapshot, the checkpoints and the report's path as one JSON object on one line."""
+        names = [each.name for each in attrs.fields(Snapshot) if each.name not in _LONG]
+        told: dict[str, Any] = {"name": self._job.recipe.run.name, "run_id": self._job.run_id, "phase": "not begun"}
+        told |= {name: getattr(snapshot, name) for name in names if snapshot is not None}
+        state, report = self._follower.state, self._job.directory / folder.REPORT
+        saved = {} if state is None else state.checkpoints.saved
+        told["checkpoints"] = {step: saved[step] for step in completed(self._job.checkpoints) if step in saved}
+        told["best_checkpoint"] = None if state is None else best_checkpoint(state)
+        told["report"] = str(report) if report.exists() else None
+        return msgspec.json.encode(told).decode()
 
     def follow(self) -> Iterator[Snapshot | None]:
         """Snapshots a few times a second until the run has ended; None while there is nothing to see yet."""
@@ -246,6 +262,21 @@ class Watcher:
                 present = observer.newest if present < 0 else present
                 if not self.has_ended:
                     yield self.snapshot() if 0 <= present <= observer.last_sequence else None
+
+
+def tell(directory: Path, *, watches: bool) -> Iterator[str]:
+    """The run as JSON, a line; if it `watches`, one a second until it has ended."""
+    job = load_job(directory)
+    watcher, due = Watcher(job), 0.0
+    if not watches:
+        known = watcher.follow() if job.journal.exists() else iter(())
+        yield watcher.as_json(next((each for each in known if each is not None), None))
+        return
+    for snapshot in watcher.follow():
+        has_ended = snapshot is not None and snapshot.phase in (snapshot.outcome, INTERRUPTED)
+        if time.monotonic() >= due or has_ended:
+            due = time.monotonic() + _TOLD_S
+            yield watcher.as_json(snapshot)
 
 
 def watch(directory: Path, console: Console) -> str:

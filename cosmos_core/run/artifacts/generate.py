@@ -135,6 +135,7 @@ def complete_prompts(
     media: Sequence[str] = (),
     given_frames: int | None = None,
     as_chat: bool = False,
+    system: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[list[str]]:
     """Complete texts; the completions of each, or where they were written if they are images or videos.
@@ -151,6 +152,7 @@ def complete_prompts(
         media: Locations of images and videos that each prompt shows, in order.
         given_frames: How many last frames of a video a world model goes on from; as in the run if None.
         as_chat: Whether each prompt is a user's turn, to be put through the chat template.
+        system: The system's turn before it; then each prompt is one.
         trust_remote_code: Whether code inside the model's folder may run. That a run found beside the model allowed it
             does not count: whoever made the folder may have made the run, too.
 
@@ -161,7 +163,7 @@ def complete_prompts(
         EngineError: The engine failed.
     """
     job = run_of(source)
-    config = _model_config(source, job, plugin, trust_remote_code=trust_remote_code)
+    config = model_config(source, job, plugin, trust_remote_code=trust_remote_code)
     is_text = is_of_tokens("model", config.plugin)
     if is_text and temperature == 0.0 and num_samples > 1:
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
@@ -171,10 +173,12 @@ def complete_prompts(
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.
     together = num_samples if is_text else 1
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=together)
-    with _exported(source) as directory, serve(directory, config, engine) as served:
+    with exported(source) as directory, serve(directory, config, engine) as served:
         if media and not isinstance(served.model, (VisionModel, WorldModel)):
             raise ConfigError(f"--image, --video: models of plugin {config.plugin!r} are not shown any; leave them out")
-        texts = [(Message(role="user", content=text),) if as_chat else text for text in prompts]
+        first = () if system is None else (Message(role="system", content=system),)
+        is_chat = as_chat or system is not None
+        texts = [(*first, Message(role="user", content=text)) if is_chat else text for text in prompts]
         rows = [Prompt(text=text, media=tuple(media), metadata=metadata) for text in texts]
         encoded = [served.model.encode(row) for row in rows]
         payloads = [payload for payload in encoded for _ in range(num_samples // together)]
@@ -189,7 +193,7 @@ def complete_prompts(
         ]
 
 
-def _model_config(source: Path, job: Job | None, plugin: str | None, *, trust_remote_code: bool) -> ModelConfig:
+def model_config(source: Path, job: Job | None, plugin: str | None, *, trust_remote_code: bool) -> ModelConfig:
     """The model's options: those of the run that it is from, unless another plugin is named."""
     config = job.recipe.model if job is not None and plugin is None else ModelConfig(plugin=plugin or "hf")
     is_run = (source / "job.json").is_file()
@@ -213,8 +217,8 @@ def _frames_to_give(
 
 
 @contextmanager
-def _exported(source: Path) -> Iterator[Path]:
-    """The model itself, or the latest checkpoint of the run, exported for as long as it is needed."""
+def exported(source: Path) -> Iterator[Path]:
+    """The folder of the model itself, or of the latest checkpoint of the run, exported for as long as it is needed."""
     if not (source / "job.json").is_file():
         yield source
         return

@@ -49,23 +49,27 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
     """Write the report of a run; raises OSError if it could not be written."""
     scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
     album = Album(job.directory)
-    page = environment().get_template(_TEMPLATE).render(
-        name=summary["name"],
-        subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
-        outcome=summary["outcome"],
-        failure=summary["reason"],
-        tiles=list(_tiles(summary)),
-        charts=[chart for chart in _charts(job, follower) if chart.data["series"]],
-        planes=list(_planes(summary["planes"])),
-        where=where_title(summary),
-        settings=summary["settings"],
-        unused=(("samples dropped", summary["samples"]["dropped"]), *unused(summary)),
-        comparisons=_comparisons(scored, dataset, album),
-        sheet=contact_sheet(scored, album),
-        first_version=scored[0].version if scored else None,
-        last_version=scored[-1].version if scored else None,
-        recipe=dump_recipe(job.recipe, job.directory),
-        is_text=job.unit == "token",
+    page = (
+        environment()
+        .get_template(_TEMPLATE)
+        .render(
+            name=summary["name"],
+            subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
+            outcome=summary["outcome"],
+            failure=summary["reason"],
+            tiles=list(_tiles(summary)),
+            charts=[chart for chart in _charts(job, follower) if chart.data["series"]],
+            planes=list(_planes(summary["planes"])),
+            where=where_title(summary),
+            settings=summary["settings"],
+            unused=(("samples dropped", summary["samples"]["dropped"]), *unused(summary)),
+            comparisons=_comparisons(scored, dataset, album),
+            sheet=contact_sheet(scored, album),
+            first_version=scored[0].version if scored else None,
+            last_version=scored[-1].version if scored else None,
+            recipe=dump_recipe(job.recipe, job.directory),
+            is_text=job.unit == "token",
+        )
     )
     path = job.directory / REPORT
     path.write_text(page, encoding="utf-8")

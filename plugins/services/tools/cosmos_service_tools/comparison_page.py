@@ -83,9 +83,7 @@ def _charts(runs: Sequence[Compared]) -> dict[str, Chart]:
     def before(run: Compared, row: Mapping[str, Any]) -> float | None:
         return row["step"] if row["step"] <= run.warmup else None
 
-    return _stage(runs, main, "", label) | _stage(
-        runs, before, _OF_WARMUP, "step of the warm-up"
-    )
+    return _stage(runs, main, "", label) | _stage(runs, before, _OF_WARMUP, "step of the warm-up")
 
 
 def _stage(
@@ -104,7 +102,9 @@ def _stage(
             continue
         title = _FIRST.get(name, name) + whose
         is_marked = name.startswith("heldout/")
-        series = [Series(label=run.label, points=line, marked=is_marked) for run, line in zip(runs, points, strict=True)]
+        series = [
+            Series(label=run.label, points=line, marked=is_marked) for run, line in zip(runs, points, strict=True)
+        ]
         chart = Chart(title=title, series=series, x_label=x_label, logarithmic=name in _LOGARITHMIC)
         if chart.data["series"]:
             charts[title] = chart
