@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ import attrs
 import jinja2
 from markupsafe import Markup
 
-MOST_POINTS: Final = 2000
 _HERE: Final = Path(__file__).parent
 _ASSETS: Final = _HERE / "assets"
 
@@ -57,22 +55,11 @@ class Chart:
         """The chart as `curves.js` takes it; its `series` is empty where there is nothing to draw."""
         drawn = []
         for colour, line in enumerate(self.series):
-            if points := thin([point for point in line.points if self._is_drawn(point[1])]):
-                xs, ys = zip(*((round(x, 3), float(f"{y:.6g}")) for x, y in points), strict=True)
+            known = [(x, y) for x, y in line.points if math.isfinite(y) and (y > 0 or not self.logarithmic)]
+            if known:
+                xs, ys = zip(*((round(x, 3), float(f"{y:.6g}")) for x, y in known), strict=True)
                 drawn.append({"label": line.label, "marked": line.marked, "colour": colour, "xs": xs, "ys": ys})
         return {"x": self.x_label, "logarithmic": self.logarithmic, "changes": list(self.changes), "series": drawn}
-
-    def _is_drawn(self, value: float) -> bool:
-        return math.isfinite(value) and (value > 0 or not self.logarithmic)
-
-
-def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: neighbours are averaged, so that noise stays honest but the page stays small."""
-    if len(points) <= most:
-        return list(points)
-    edges = [round(index * len(points) / most) for index in range(most + 1)]
-    buckets = (points[first:last] for first, last in itertools.pairwise(edges))
-    return [(math.fsum(x for x, _ in some) / len(some), math.fsum(y for _, y in some) / len(some)) for some in buckets]
 
 
 def environment(*folders: Path) -> jinja2.Environment:

@@ -19,7 +19,7 @@ from cosmos_core.run import folder, metrics
 _PART: Final = 0.1
 """Of the steps, the first and the last whose rewards are averaged."""
 _IDENTITY: Final = ("run.name", "run.output_dir")
-_ABSENT: Final = "–"
+_ABSENT: Final = "-"
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ _FIRST: Final = {
 }
 _PARTS: Final = {"reward": "Rewards", "heldout": "Held out", "train": "Training"}
 _OF_WARMUP: Final = " of the warm-up"
+_MOST_POINTS: Final = 2000
+"""Of a line."""
 _LOGARITHMIC: Final = ("train/grad_norm",)
 
 
@@ -67,6 +71,15 @@ def _report(run: Compared, page: Path) -> str:
     return os.path.relpath(report, page.resolve().parent) if report.exists() else ""
 
 
+def thin(points: Points) -> Points:
+    """At most as many points as a page should hold: neighbours are averaged, so that noise stays honest."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    edges = [round(index * len(points) / _MOST_POINTS) for index in range(_MOST_POINTS + 1)]
+    buckets = (points[first:last] for first, last in itertools.pairwise(edges))
+    return [(math.fsum(x for x, _ in some) / len(some), math.fsum(y for _, y in some) / len(some)) for some in buckets]
+
+
 def _part(title: str) -> str:
     return _PARTS.get(title.partition("/")[0], "Other")
 
@@ -103,7 +116,7 @@ def _stage(
         title = _FIRST.get(name, name) + whose
         is_marked = name.startswith("heldout/")
         series = [
-            Series(label=run.label, points=line, marked=is_marked) for run, line in zip(runs, points, strict=True)
+            Series(label=run.label, points=thin(line), marked=is_marked) for run, line in zip(runs, points, strict=True)
         ]
         chart = Chart(title=title, series=series, x_label=x_label, logarithmic=name in _LOGARITHMIC)
         if chart.data["series"]:
