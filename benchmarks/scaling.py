@@ -35,7 +35,6 @@ from rich.table import Table
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.server_loop import ServerLoop
-from cosmos_core.run.report.plots import Series, plot
 from cosmos_core.transport import sockets
 from cosmos_core.transport.messages import DOWN, UP
 from cosmos_core.transport.reports import GroupFinished
@@ -269,22 +268,19 @@ def rows(outcomes: list[Outcome]) -> list[list[str]]:
 
 def write(out: Path, spent: Costs, outcomes: list[Outcome]) -> None:
     """A table into OUT.md, plots into OUT-*.svg."""
+    from control.plots import plot  # matplotlib is of the environment of developers
+
     lengths = sorted({each.group_s for each in outcomes})
     for name, label, value in (
         ("throughput", "groups accounted for a second", lambda each: each.accounted),
         ("busy", "controller busy, %", lambda each: each.busy * 100),
         ("empty", "places empty, %", lambda each: each.idle * 100),
     ):
-        series = [
-            Series(
-                label=f"{length:g} s a group",
-                points=[(each.num_replicas, value(each)) for each in outcomes if each.group_s == length],
-                marked=True,
-            )
+        lines = {
+            f"{length:g} s a group": [(each.num_replicas, value(each)) for each in outcomes if each.group_s == length]
             for length in lengths
-        ]
-        drawn = plot(f"scaling-{name}", series, x_label="replicas (simulated)", y_label=label)
-        out.with_name(f"{out.name}-{name}.svg").write_text(drawn, encoding="utf-8")
+        }
+        plot(out.with_name(f"{out.name}-{name}.svg"), lines, x_label="replicas (simulated)", y_label=label)
     sections = (
         f"# One controller and many replicas, simulated: `python benchmarks/scaling.py --out {out}`",
         __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(),

@@ -7,8 +7,6 @@ from pathlib import Path
 from control.accounting import Accounting
 from control.process import Measured
 
-from cosmos_core.run.report.plots import Series, plot
-
 
 def accounting_table(rows: list[Accounting]) -> list[list[str]]:
     """One row for each way of accounting."""
@@ -75,6 +73,8 @@ def markdown(columns: tuple[str, ...], rows: list[list[str]]) -> str:
 
 def write(out: Path, about: str, accounting: list[Accounting], measured: list[Measured]) -> None:
     """Tables into OUT.md, plots into OUT-*.svg; `about` says how it was measured."""
+    from control.plots import plot  # matplotlib is of the environment of developers
+
     plots = {
         "cost": ("CPU of the controller for a message, µs", [("a message", message_us)]),
         "start": ("CPU to join and begin, ms a replica", [("a replica", _start_ms)]),
@@ -82,12 +82,8 @@ def write(out: Path, about: str, accounting: list[Accounting], measured: list[Me
         "memory": ("memory of all replicas, MB", [("all", lambda row: row.served.replicas_mb)]),
     }
     for name, (label, lines) in plots.items():
-        series = [
-            Series(label=each, points=[(row.num_replicas, value(row)) for row in measured], marked=True)
-            for each, value in lines
-        ]
-        drawn = plot(f"controller-{name}", series, x_label="replicas", y_label=label)
-        out.with_name(f"{out.name}-{name}.svg").write_text(drawn, encoding="utf-8")
+        points = {each: [(row.num_replicas, value(row)) for row in measured] for each, value in lines}
+        plot(out.with_name(f"{out.name}-{name}.svg"), points, x_label="replicas", y_label=label)
     sections = (
         f"# The controller: `python benchmarks/controller.py --out {out}`",
         about,

@@ -114,7 +114,7 @@ def figures(run: Compared) -> dict[str, Any]:
     """
     summary = run.summary
     samples = summary.get("samples", {})
-    rates = next((value for key, value in summary.items() if key.endswith("s_per_s")), {})
+    rates: Mapping[str, float | None] = next((value for key, value in summary.items() if key.endswith("s_per_s")), {})
     return {
         "run": str(run.directory),
         "label": run.label,
@@ -207,7 +207,7 @@ def show(runs: Sequence[Compared]) -> None:
     console = Console()
     console.print(table)
     for note in notes(runs):
-        console.print(Text(note))
+        console.print(Text(note), soft_wrap=True)
 
 
 def as_plain(runs: Sequence[Compared]) -> str:

@@ -106,8 +106,8 @@ def _stage(
     for index, run in enumerate(runs):
         for row in run.rows:
             x = place(run, row)
-            for name, value in row.items() if x is not None else ():
-                if "/" in name and isinstance(value, int | float):
+            for name, value in row.items():
+                if x is not None and "/" in name and isinstance(value, int | float):
                     found.setdefault(name, [[] for _ in runs])[index].append((x, float(value)))
     charts = {}
     for name, points in sorted(found.items()):

@@ -10,9 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from cosmos_core.models.tokenizer import build_tokenizer
+from cosmos_service_tools.chat import chat
+from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
 from cosmos_service_tools.init import init
 from cosmos_service_tools.recipes import app
+from cosmos_service_tools.serve import serve
 
 SIZES = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
@@ -27,8 +30,8 @@ def cosmos():
     """Run a command: its output if it succeeds, else what it raises."""
     root = typer.Typer()
     root.add_typer(app, name="recipes")
-    root.command()(init)
-    root.command()(doctor)
+    for command in (chat, compare, doctor, init, serve):
+        root.command()(command)
 
     def run(*arguments, keys=None, code=0):
         result = CliRunner().invoke(root, [str(each) for each in arguments], input=keys)
