@@ -36,15 +36,12 @@ def status(
 
     from cosmos_core.run import status as run_status  # noqa: PLC0415
 
-    if not (watch or json):
-        for text in run_status.look(run):
-            typer.echo(text)
-        return
     try:
-        for text in run_status.tell(run, watches=watch) if json else ():
-            typer.echo(text)
-        if not json:
+        if watch and not json:
             run_status.watch(run, Console())
+            return
+        for text in run_status.tell(run, watches=watch) if json else run_status.look(run):
+            typer.echo(text)
     except KeyboardInterrupt:
         typer.echo(f"No longer watching; {run} goes on.", err=True)
 

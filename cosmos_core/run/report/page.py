@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +21,6 @@ from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.curves import Chart, Series, environment
-from cosmos_core.run.report.pictures import Album, Picture, contact_sheet
 from cosmos_core.run.report.summary import heldout_names, of_main_stage, own_measures, rates_key, unused, where_title
 from cosmos_core.types import JSON
 
@@ -32,6 +33,41 @@ _HELDOUT_TILES: Final = (
     ("perplexity", ("after",), 3),
 )
 _RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
+
+_PLACE: Final = re.compile(r"(media/step-[0-9]{1,12}/row-[0-9]{1,12})\.(png|mp4|webp)")
+_MOST_BYTES: Final = 8 << 20
+"""Of all strips of a page: larger ones are left out, and a link to the file stays."""
+_MOST_COLUMNS: Final = 6
+
+
+@attrs.frozen(kw_only=True)
+class Picture:
+    """An image or video in the run's folder, and some of its frames as a `data:` URL; none where it is not shown."""
+
+    file: str
+    strip: str
+
+
+class Album:
+    """The pictures of a run, as long as there is room for them in the page."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory: Final = directory
+        self._left = _MOST_BYTES
+
+    def picture(self, media: str) -> Picture | None:
+        """The picture of a held-out completion's media; None for anything but media of this run."""
+        place = _PLACE.fullmatch(media)
+        if place is None:
+            return None
+        path = self._directory / f"{place[1]}.strip.webp"
+        try:
+            data = path.read_bytes() if path.stat().st_size <= self._left else b""
+        except OSError:
+            data = b""
+        self._left -= len(data)
+        strip = f"data:image/webp;base64,{base64.b64encode(data).decode()}" if data else ""
+        return Picture(file=media, strip=strip)
 
 
 @attrs.frozen(kw_only=True)
@@ -49,30 +85,27 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
     """Write the report of a run; raises OSError if it could not be written."""
     scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
     album = Album(job.directory)
-    page = (
-        environment()
-        .get_template(_TEMPLATE)
-        .render(
-            name=summary["name"],
-            subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
-            outcome=summary["outcome"],
-            failure=summary["reason"],
-            tiles=list(_tiles(summary)),
-            charts=[chart for chart in _charts(job, follower) if chart.data["series"]],
-            planes=list(_planes(summary["planes"])),
-            where=where_title(summary),
-            settings=summary["settings"],
-            unused=(("samples dropped", summary["samples"]["dropped"]), *unused(summary)),
-            comparisons=_comparisons(scored, dataset, album),
-            sheet=contact_sheet(scored, album),
-            first_version=scored[0].version if scored else None,
-            last_version=scored[-1].version if scored else None,
-            recipe=dump_recipe(job.recipe, job.directory),
-            is_text=job.unit == "token",
-        )
+    page = environment().get_template(_TEMPLATE)
+    text = page.render(
+        name=summary["name"],
+        subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
+        outcome=summary["outcome"],
+        failure=summary["reason"],
+        tiles=list(_tiles(summary)),
+        charts=[chart for chart in _charts(job, follower) if chart.data["series"]],
+        planes=list(_planes(summary["planes"])),
+        where=where_title(summary),
+        settings=summary["settings"],
+        unused=(("samples dropped", summary["samples"]["dropped"]), *unused(summary)),
+        comparisons=_comparisons(scored, dataset, album),
+        sheet=contact_sheet(scored, album),
+        first_version=scored[0].version if scored else None,
+        last_version=scored[-1].version if scored else None,
+        recipe=dump_recipe(job.recipe, job.directory),
+        is_text=job.unit == "token",
     )
     path = job.directory / REPORT
-    path.write_text(page, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -207,3 +240,26 @@ def _comparisons(scored: Sequence[EvaluationRecord], dataset: Dataset, album: Al
             )
         )
     return compared
+
+
+@attrs.frozen(kw_only=True)
+class ContactSheet:
+    """Held-out rows over the run: the version of each column, and each row's number with its picture in each."""
+
+    versions: Sequence[int]
+    rows: Sequence[tuple[int, Sequence[Picture | None]]]
+
+
+def contact_sheet(evaluations: Sequence[EvaluationRecord], album: Album) -> ContactSheet | None:
+    """Some evaluations, the first and the last among them; None where nothing was rendered."""
+    seen = [record for record in evaluations if any(each.media for each in record.completions)]
+    if not seen:
+        return None
+    number = min(len(seen), _MOST_COLUMNS)
+    chosen = [seen[round(column * (len(seen) - 1) / max(1, number - 1))] for column in range(number)]
+    named = [{each.row: each.media for each in record.completions} for record in chosen]
+    rows = sorted({row for column in named for row in column})
+    return ContactSheet(
+        versions=[record.version for record in chosen],
+        rows=[(row, [album.picture(column.get(row, "")) for column in named]) for row in rows],
+    )

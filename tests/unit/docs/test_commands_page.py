@@ -4,15 +4,19 @@ from pathlib import Path
 
 import typer
 
+from cosmos_service_tools.chat import chat
+from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
 from cosmos_service_tools.init import init
 from cosmos_service_tools.recipes import app
+from cosmos_service_tools.serve import serve
 
 PAGE = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
 
 
 def test_every_command_and_option_is_on_the_page():
-    for name, command in (("init", init), ("doctor", doctor)):
+    for command in (init, doctor, compare, chat, serve):
+        name = command.__name__
         application = typer.Typer(add_completion=False)
         application.command()(command)
         section = PAGE.partition(f"## `cosmos {name}`")[2].partition("\n## ")[0]

@@ -19,6 +19,7 @@ NO_NAME = re.compile(
 NO_NAME_OF_THE_PRODUCT = re.compile(f"({NO_NAME.pattern}|claim|cell|boxe?|shallow|looking|asking|against)s?")
 FINE = {
     "FigureCanvasSVG",  # matplotlib's
+    "canvas",  # an element of HTML
     "_cell",  # of a table of Markdown
     "_box",  # of a slice of a tensor, in the template of engines
     "ring",  # Ring Attention

@@ -15,7 +15,7 @@ from cosmos_core.run import status as watching
 from cosmos_core.run.address import address_file
 from cosmos_core.run.folder import held
 from cosmos_core.run.screen import facts, lines, screen, sparkline
-from cosmos_core.run.status import Watcher, watch
+from cosmos_core.run.status import Watcher, tell, watch
 from cosmos_core.transport.sockets import Closing
 
 
@@ -111,6 +111,32 @@ def test_a_screen_and_lines_have_everything(told):
     rising = Curve(name="x", points=tuple((step, float(step)) for step in range(100)))
     assert sparkline(rising, width=8) == "▁▂▃▄▅▆▇█"
     assert sparkline(Curve(name="x", points=((1, 2.0), (2, 2.0)))) == "▁▁"
+
+
+def test_a_run_is_told_as_json(stored, job, told, monkeypatch):
+    # Of a run that is over, watching ends at once, too.
+    (line,) = tell(stored, watches=False)
+    (watched,) = tell(stored, watches=True)
+    known, again = json.loads(line), json.loads(watched)
+    assert known | {"time": 0} == again | {"time": 0}
+    assert (known["phase"], known["step"], known["num_steps"], known["accuracy"]) == ("finished", 9, 9, told.accuracy)
+    assert {"stage", "reward", "staleness_mean", "policy_units_per_s", "eta_s", "replicas", "reason"} <= known.keys()
+    assert not {"curves", "samples", "news", "heldout"} & known.keys()
+    assert known["report"] is None
+    (stored / "report.html").touch()
+    monkeypatch.setattr(watching, "completed", lambda url: [6, 9])
+    known = json.loads(next(tell(stored, watches=False)))
+    assert known["report"] == str(stored / "report.html")
+    assert known["checkpoints"].keys() <= {"6", "9"}
+    assert known["best_checkpoint"] in (6, 9)
+
+    # A figure that is no number is none; and so is all of a run that has not begun.
+    import attrs
+
+    watcher = Watcher(job)
+    assert json.loads(watcher.as_json(attrs.evolve(told, loss=float("nan"))))["loss"] is None
+    job.journal.unlink()
+    assert json.loads(next(tell(stored, watches=False)))["phase"] == "not begun"
 
 
 def test_a_run_that_is_over_is_told_at_once_from_its_journal(stored, job, monkeypatch):

@@ -1,4 +1,4 @@
-"""The command `cosmos chat`: a conversation with a model in the terminal."""
+"""The command `cosmos chat`: a dialogue with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ def chat(
       cosmos chat runs/arithmetic --plain --temperature 0 < questions.txt
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_service_tools.answers import speaking  # noqa: PLC0415
-    from cosmos_service_tools.conversation import Conversation, converse  # noqa: PLC0415
+    from cosmos_service_tools.dialogue import Dialogue, talk  # noqa: PLC0415
 
     with speaking(model, plugin=plugin, trust_remote_code=trust_remote_code) as speaker:
-        converse(
-            Conversation(
-                speaker, system=system, temperature=temperature, max_units=max_units, seed=seed, is_plain=plain
-            )
-        )
+        talk(Dialogue(speaker, system=system, temperature=temperature, max_units=max_units, seed=seed, is_plain=plain))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cosmos_core.errors import ConfigError
+from cosmos_core.observe.output import console
 from cosmos_core.run import folder, metrics
 
 _PART: Final = 0.1
@@ -204,10 +204,10 @@ def show(runs: Sequence[Compared]) -> None:
         table.add_column(Text(run.label), overflow="fold")
     for label, texts in lines(runs):
         table.add_row(Text(label), *(Text(text) for text in texts))
-    console = Console()
-    console.print(table)
+    output = console()
+    output.print(table)
     for note in notes(runs):
-        console.print(Text(note), soft_wrap=True)
+        output.print(Text(note), soft_wrap=True)
 
 
 def as_plain(runs: Sequence[Compared]) -> str:

@@ -47,6 +47,7 @@ def cosmos():
 def models(tmp_path_factory):
     """Folders of tiny models: `chat` has a template of chats, `plain` has none."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("models")
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SIZES, **HEADS))
     tokenizer = build_tokenizer(["3 + 4"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})

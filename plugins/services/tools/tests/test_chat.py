@@ -1,4 +1,6 @@
-"""Conversations: with a tiny model over a pipe, and with a stand-in that can be interrupted."""
+"""Dialogues: with a tiny model over a pipe, and with a stand-in that can be interrupted."""
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -6,9 +8,9 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Sampling
 from cosmos_core.run.artifacts.generate import complete_prompts
 from cosmos_core.types import Message
-from cosmos_service_tools import conversation
+from cosmos_service_tools import dialogue
 from cosmos_service_tools.answers import Part, speaking
-from cosmos_service_tools.conversation import Conversation, converse
+from cosmos_service_tools.dialogue import Dialogue, talk
 
 LIMITS = {"temperature": 0.0, "max_units": 8, "seed": 0}
 
@@ -46,10 +48,9 @@ def test_an_answer_in_parts_is_the_answer(speaker, here):
 
 def test_what_is_piped_in_is_a_turn_a_line(cosmos, here):
     options = ("--temperature", "0", "--max-units", "8")
-    said = cosmos("chat", "models/chat", *options, keys="3 + 4\n\n/reset\n3 + 4\n/system Be rude.\n3 + 4\n/exit\n3\n")
-    first, again, rude = said.splitlines()
-    assert first == again != rude
-    assert cosmos("chat", "models/chat", *options, "--system", "Be rude.", keys="3 + 4\n") == f"{rude}\n"
+    said = cosmos("chat", "models/chat", *options, keys="3 + 4\n\n/reset\n3 + 4\n/exit\n3\n")
+    first, again = said.splitlines()
+    assert first == again
 
     # A model without a template, or asked to, completes each line.
     plain = cosmos("chat", "models/plain", *options, keys="3 + 4\n3 + 4\n")
@@ -85,19 +86,18 @@ class Parrot:
 
 def test_an_interrupted_answer_is_remembered_and_the_chat_goes_on(monkeypatch, capsys):
     parrot = Parrot()
-    lines = iter(["ab!c", "d"])
+    lines = iter(["ab!c", " ", "d", "/system t", "e"])
 
-    def typed(_prompt):
-        return next(lines)
+    def typed(prompt):
+        assert prompt == "> "
+        if (line := next(lines, None)) is None:
+            raise KeyboardInterrupt
+        return line
 
-    monkeypatch.setattr(conversation.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(dialogue.sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", typed)
-    monkeypatch.setattr(conversation, "_read", lambda **_: next(lines, None))
-    converse(Conversation(parrot, system="s", **LIMITS))
-    assert capsys.readouterr().out == "ab [interrupted]\nd\n"
-    assert [(turn.role, turn.content) for turn in parrot.heard[-1]] == [
-        ("system", "s"),
-        ("user", "ab!c"),
-        ("assistant", "ab"),
-        ("user", "d"),
-    ]
+    talk(Dialogue(parrot, system="s", **LIMITS))
+    assert capsys.readouterr().out == "ab [interrupted]\nd\ne\n\n"
+    heard = [[f"{turn.role}: {turn.content}" for turn in turns] for turns in parrot.heard]
+    assert ["system: s", "user: ab!c", "assistant: ab", "user: d"] in heard
+    assert heard[-1] == ["system: t", "user: e"]

@@ -5,8 +5,7 @@ from PIL import Image
 
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.report.page import write_report
-from cosmos_core.run.report.pictures import Album, contact_sheet
+from cosmos_core.run.report.page import Album, contact_sheet, write_report
 from cosmos_core.run.report.summary import summarise
 from cosmos_core.run.supervisor import Ending
 from cosmos_core.types import Prompt
@@ -77,7 +76,7 @@ def test_pictures_are_of_media_of_the_run_as_long_as_there_is_room(tmp_path, mon
     assert (picture.file, picture.strip) == ("media/step-1/row-0.mp4", "")
 
     # The page stays small.
-    monkeypatch.setattr("cosmos_core.run.report.pictures._MOST_BYTES", 100)
+    monkeypatch.setattr("cosmos_core.run.report.page._MOST_BYTES", 100)
     album = Album(tmp_path)
     shown = [album.picture(strip(tmp_path, 1, row)).strip for row in range(6)]
     assert shown[0].startswith("data:image/webp;base64,")

@@ -1,4 +1,4 @@
-"""A conversation of several turns, and its loop in a terminal or over a pipe."""
+"""A dialogue of several turns, and its loop in a terminal or over a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HELP: Final = "Ctrl-C ends an answer; /reset, /system TEXT, /exit"
 _PLAIN: Final = "Each line is completed by itself ({why}); \\n in it is a line break."
 
 
-class Conversation:
+class Dialogue:
     """What was said so far.
 
     Attributes:
@@ -101,19 +101,19 @@ def _refusal(speaker: Speaker) -> str:
     return ""
 
 
-def converse(conversation: Conversation) -> None:
+def talk(dialogue: Dialogue) -> None:
     """Talk until the end of input: with a prompt on a terminal, else a turn a line. An error ends a pipe's alone."""
     is_terminal = sys.stdin.isatty()
-    if conversation.why_plain:
-        typer.echo(_PLAIN.format(why=conversation.why_plain), err=True)
+    if dialogue.why_plain:
+        typer.echo(_PLAIN.format(why=dialogue.why_plain), err=True)
     if is_terminal:
         import readline  # noqa: F401, PLC0415 - makes lines editable; it changes the terminal where it is imported
 
         typer.echo(_HELP, err=True)
     while (line := _read(is_terminal=is_terminal)) is not None:
         try:
-            if not _is_command(conversation, line):
-                _answer(conversation, line)
+            if not _is_command(dialogue, line):
+                _answer(dialogue, line)
         except CosmosError as error:
             if not is_terminal:
                 raise
@@ -135,22 +135,22 @@ def _read(*, is_terminal: bool) -> str | None:
             return line
 
 
-def _is_command(conversation: Conversation, line: str) -> bool:
+def _is_command(dialogue: Dialogue, line: str) -> bool:
     """Do what a line asks of the chat, if it does."""
     command, _, rest = line.partition(" ")
     if command == "/reset":
-        conversation.reset()
+        dialogue.reset()
     elif command == "/system":
-        conversation.system(rest.strip())
+        dialogue.system(rest.strip())
     else:
         return False
     return True
 
 
-def _answer(conversation: Conversation, line: str) -> None:
+def _answer(dialogue: Dialogue, line: str) -> None:
     ended = ""
     try:
-        with contextlib.closing(conversation.say(line)) as parts:
+        with contextlib.closing(dialogue.say(line)) as parts:
             for part in parts:
                 typer.echo(part.text, nl=False)
                 ended = part.reason
