@@ -27,7 +27,7 @@ CHARTS = [
         series=[Series(label="<b>reward</b>", points=EVERY), Series(label="held-out", points=SELDOM, marked=True)],
         changes=(30.5,),
     ),
-    Chart(title="Norm", series=[Series(label="norm", points=[(x, 10**y) for x, y in EVERY])], logarithmic=True),
+    Chart(title="Norm", series=[Series(label="held-out", points=[(x, 10**y) for x, y in EVERY])], logarithmic=True),
     Chart(title="Warm-up", series=[Series(label="loss", points=EVERY)], x_label="step of the warm-up"),
 ]
 PLOT = "document.querySelectorAll('.plot')[{}]"
@@ -88,6 +88,13 @@ def test_curves_are_hovered_zoomed_and_printed(browser):
     assert browser.evaluate(SPAN.format(2)) == 100
     browser.evaluate("document.querySelector('.card h3 button:not([hidden])').click()")
     browser.until(f"{SPAN.format(0)} === 100 && {SPAN.format(1)} === 100")
+
+    # A click on a name hides the lines of that name everywhere.
+    shown = "[...document.querySelectorAll('.plot')].map((place) => place.chart.series.at(-1).show).join()"
+    browser.evaluate(f"{rows}[2].querySelector('th').click()")
+    assert browser.evaluate(shown) == "false,false,true"
+    browser.evaluate(f"{rows}[2].querySelector('th').click()")
+    assert browser.evaluate(shown) == "true,true,true"
 
     # Ink is dark by day, light by night, dark on paper, and nothing is wider than a phone.
     assert DARK in inks(browser)

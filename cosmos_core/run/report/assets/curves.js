@@ -70,6 +70,15 @@ window.devicePixelRatio = Math.max(2, window.devicePixelRatio);
     }
   }
 
+  // What is hidden in one chart is hidden in all that have a line of that name.
+  function hides(u, line, { show }) {
+    if (show === undefined || line === null) return;
+    for (const other of charts) {
+      const same = other.series.findIndex((each) => each.label === u.series[line].label);
+      if (same > 0 && other.series[same].show !== show) other.setSeries(same, { show });
+    }
+  }
+
   function zoomed(u, button) {
     const xs = u.data[0];
     button.hidden = u.scales.x.min <= xs[0] && u.scales.x.max >= xs[xs.length - 1];
@@ -98,7 +107,7 @@ window.devicePixelRatio = Math.max(2, window.devicePixelRatio);
           value: told,
         })),
       ],
-      hooks: { draw: [marks(chart.changes)], setScale: [(u, key) => key === "x" && zoomed(u, button)], ready: [takesFingers] },
+      hooks: { draw: [marks(chart.changes)], setScale: [(u, key) => key === "x" && zoomed(u, button)], setSeries: [hides], ready: [takesFingers] },
     };
     const u = new uPlot(options, uPlot.join(chart.series.map((line) => [line.xs, line.ys])), place);
     button.addEventListener("click", () => u.over.dispatchEvent(new MouseEvent("dblclick", { bubbles: true })));
