@@ -104,7 +104,7 @@ def recipe_with(policy: Mapping[str, Any]) -> Recipe:
             "model": {"plugin": "hf", "path": "none"},
             "algorithm": {"plugin": "sft"},
             "dataset": {"plugin": "jsonl"},
-            "policy": {"micro_batch_units": UNITS, "precision": "fp32", **policy},
+            "policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": UNITS, "precision": "fp32", **policy},
         }
     )
 

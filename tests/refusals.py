@@ -45,6 +45,8 @@ BAD: dict[str, tuple[Bad, ...]] = {
     "Keys and names": (
         bad("run.stepps=3"),
         bad("run.steps=-1"),
+        bad("train.steps=3"),
+        bad("policy.optimizer.lr=0"),
         bad('policy.optimizer.lr="fast"'),
         bad('algorithm.options.aggregatoin="token-mean"'),
         bad('algorithm.plugin="gpro"'),

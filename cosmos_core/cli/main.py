@@ -21,7 +21,7 @@ try:
 
     from cosmos_core.cli import artifacts, keys, launch, plugins, replica, runs
     from cosmos_core.cli.commands import CommandGroup, is_debugging
-    from cosmos_core.errors import ConfigError, CosmosError, PluginError
+    from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
     from cosmos_core.observe.output import console
 except KeyboardInterrupt:
     # They take a moment to import, and `main` is not there yet to answer.
@@ -99,6 +99,14 @@ def run(
       cosmos run --resume runs/arithmetic
       cosmos run --resume runs/arithmetic --set run.steps=400
       cosmos run --resume runs/arithmetic --from previous
+
+    \b
+    Exit codes:
+      0    finished
+      1    the run failed, or what it needs did: memory, a port, a process
+      2    refused: the recipe, a plugin or the command is wrong
+      3    refused: data, a model, a checkpoint or a store cannot be used
+      130  stopped by Ctrl-C
     """  # noqa: D301 - the escape keeps the lines after it apart
     if resume is not None:
         if any([recipe, model, algorithm, dataset, reward, environment, name, dry_run, overwrite]):
@@ -181,14 +189,15 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 failed, 2 a wrong recipe, plugin or usage, 130 stopped by Ctrl-C."""
+    """Run the command line and exit; the codes of `cosmos run` are those of all commands."""
     try:
         app(args=arguments, prog_name="cosmos")
     except CosmosError as error:
         if is_debugging():
             raise
         typer.echo(f"cosmos: {error}", err=True)
-        sys.exit(2 if isinstance(error, ConfigError | PluginError) else 1)
+        other = 3 if isinstance(error, DataError | StorageError | CheckpointError) else 1
+        sys.exit(2 if isinstance(error, ConfigError | PluginError) else other)
     except SystemExit as end:
         # Typer ends in silence. Runs answer Ctrl-C themselves, once they have begun.
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):

@@ -11,7 +11,7 @@ import attrs
 
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.problems import suggestion
-from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig, Recipe, SyncConfig
+from cosmos_core.config.schema import MeshConfig, PolicyConfig, Recipe, SyncConfig
 from cosmos_core.errors import ConfigError
 
 
@@ -25,7 +25,6 @@ def check_recipe(recipe: Recipe) -> None:
         *_transport(recipe),
         *_meshes(recipe),
         *_offload(recipe.policy),
-        *_optimizers(recipe),
         *_shares(recipe),
         *_rest(recipe),
     ]
@@ -139,16 +138,6 @@ def _offload(policy: PolicyConfig) -> Iterator[str]:
             "policy.parallel.cpu_offload: it is FSDP's, and policy.mesh makes a replica of one process; "
             "raise policy.mesh.dp_shard, or remove it"
         )
-
-
-def _optimizers(recipe: Recipe) -> Iterator[str]:
-    optimizers: list[tuple[str, OptimizerConfig]] = [("policy.optimizer", recipe.policy.optimizer)]
-    if recipe.warmup is not None:
-        optimizers.append(("warmup.optimizer", recipe.warmup.optimizer))
-    for path, optimizer in optimizers:
-        for index, beta in enumerate(optimizer.betas):
-            if not 0.0 <= beta < 1.0:
-                yield f"{path}.betas.{index}: must be at least 0 and less than 1, got {beta}"
 
 
 def _shares(recipe: Recipe) -> Iterator[str]:

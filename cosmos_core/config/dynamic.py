@@ -16,9 +16,9 @@ import attrs
 
 from cosmos_core.config.overrides import parse_value
 from cosmos_core.config.problems import show, suggestion
-from cosmos_core.config.reference import demands, fields
+from cosmos_core.config.reference import demands
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.structure import unstructure
+from cosmos_core.config.structure import fields, unstructure
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Scalar
 

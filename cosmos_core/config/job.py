@@ -22,11 +22,6 @@ Unit: TypeAlias = Literal["token", "denoising step"]
 """What a sample is made of, and is counted in."""
 
 
-def score_name(unit: Unit) -> str:
-    """The score of rollouts: the accuracy of tokens, the reward of anything else."""
-    return "accuracy" if unit == "token" else "reward"
-
-
 @attrs.frozen(kw_only=True)
 class StageFacts:
     """Facts of a stage's algorithm for the controller, which imports no plugin.

@@ -18,7 +18,6 @@ from cosmos_core.config.dynamic import with_values
 from cosmos_core.config.job import Job
 from cosmos_core.config.overrides import apply_override, apply_selections
 from cosmos_core.config.problems import nearest
-from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import located, within
 from cosmos_core.config.structure import structure, unstructure, with_checksum, without_checksum
@@ -54,21 +53,11 @@ def load_recipe(
     """
     data = {} if path is None else located(read_toml(path), path.parent)
     apply_selections(data, selections or {})
-    override_all(data, overrides)
+    for override in overrides:
+        apply_override(data, override)
     if path is None:
         _name_run(data)
     return recipe_from(located(data, Path()))
-
-
-def override_all(data: MutableMapping[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `a.b.c=VALUE`s to a recipe in place, in order."""
-    tables = [field.name for field in attrs.fields(Recipe)]
-    for override in overrides:
-        apply_override(data, override)
-        key = override.partition("=")[0].strip()
-        whole = [name for name, _ in fields(Recipe) if name.endswith(f".{key}")]
-        if whole and key.partition(".")[0] not in tables:
-            raise ConfigError(f"--set {key}: unknown option; did you mean {' or '.join(whole)}?")
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:

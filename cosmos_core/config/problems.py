@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
@@ -12,6 +13,16 @@ import attrs
 Key: TypeAlias = str | int
 
 _LONGEST_VALUE: Final = 80
+_ELSEWHERE: Final = {
+    "actor": "policy",
+    "eval": "evaluation",
+    "learning_rate": "lr",
+    "max_tokens": "max_units",
+    "num_generations": "group_size",
+    "reward_function": "reward",
+    "train": "run",
+}
+"""Words of other frameworks, and the key that is the same here."""
 
 
 @attrs.frozen
@@ -62,11 +73,16 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 1) -> list[str]:
     return [candidate for plain in close for candidate in by_plain[plain]][:limit]
 
 
-def suggestion(name: str, known: Iterable[str], *, limit: int = 1) -> str:
-    """`did you mean …?`, or what is allowed if nothing looks alike."""
+def suggestion(name: str, known: Iterable[str], nested: Iterable[str] = (), *, limit: int = 1) -> str:
+    """`did you mean …?`, of tables below with their dotted names (`nested`), or what is allowed if nothing is alike."""
     candidates = sorted(known)
-    close = nearest(name, candidates, limit=limit)
-    if close:
+    homes: dict[str, list[str]] = {}
+    tables = (table for path in nested for table in itertools.accumulate(path.split("."), "{}.{}".format))
+    for path in dict.fromkeys(tables):
+        homes.setdefault(path.rpartition(".")[2], []).append(path)
+    homes |= {own: [own] for own in candidates}
+    homes = {**{word: homes[own] for word, own in _ELSEWHERE.items() if own in homes}, **homes}
+    if close := [path for found in nearest(name, homes, limit=limit) for path in homes[found]]:
         return f"did you mean {' or '.join(close)}?"
     return f"allowed: {', '.join(candidates)}" if candidates else "nothing is allowed here"
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from cosmos_core.config.problems import show
-from cosmos_core.config.structure import describe, unstructure
+from cosmos_core.config.structure import describe, fields, unstructure
 
 _SIGNS: Final = {ge: "≥", gt: ">", le: "≤", lt: "<"}
 
@@ -60,16 +60,6 @@ def keys(cls: type) -> list[Key]:
     ]
 
 
-def fields(cls: type, prefix: str = "") -> Iterator[tuple[str, attrs.Attribute[Any]]]:
-    """(dotted name, field) of an attrs class, where a nested class stands for its own fields."""
-    for field in attrs.fields(attrs.resolve_types(cls)):
-        name = f"{prefix}{field.alias}"
-        if isinstance(field.type, type) and attrs.has(field.type):
-            yield from fields(field.type, f"{name}.")
-        else:
-            yield name, field
-
-
 def as_text(value: Any) -> str:
     """A value as a recipe would write it, with `none` for what is absent or empty."""
     if value is None:
@@ -82,7 +72,7 @@ def as_text(value: Any) -> str:
 
 def _default(field: attrs.Attribute[Any]) -> str:
     default: Any = field.default
-    if default is attrs.NOTHING:
+    if default is attrs.NOTHING or field.metadata.get("required"):
         return "required"
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class that its stub calls a function
         return "computed" if default.takes_self else as_text(default.factory())

@@ -242,27 +242,39 @@ def unstructure(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def fields(cls: type, prefix: str = "") -> Iterator[tuple[str, attrs.Attribute[Any]]]:
+    """(dotted name, field) of an attrs class, where a nested class stands for its own fields."""
+    for field in attrs.fields(attrs.resolve_types(cls)):
+        name = f"{prefix}{field.alias}"
+        if isinstance(field.type, type) and attrs.has(field.type):
+            yield from fields(field.type, f"{name}.")
+        else:
+            yield name, field
+
+
 def _refuse_type(cls: Any) -> Hook:
     raise TypeError(f"a recipe cannot express a value of type {cls!r}")
 
 
 def _attrs_hook(cls: type, converter: cattrs.Converter) -> Hook:
-    fields = {field.alias: field for field in attrs.fields(attrs.resolve_types(cls)) if field.init}
-    hooks = {key: converter.get_structure_hook(_annotation(field)) for key, field in fields.items()}
+    own = {field.alias: field for field in attrs.fields(attrs.resolve_types(cls)) if field.init}
+    hooks = {key: converter.get_structure_hook(_annotation(field)) for key, field in own.items()}
 
     def hook(data: Any, _: Any) -> Any:
         if not isinstance(data, Mapping):
             raise RefusedError.of(f"expected a table, got {show(data)}")
         problems = [
-            Problem((key,), f"unknown option; {suggestion(str(key), fields)}") for key in data if key not in fields
+            Problem((key,), f"unknown option; {suggestion(str(key), own, (name for name, _ in fields(cls)))}")
+            for key in data
+            if key not in own
         ]
         values: dict[str, Any] = {}
-        for key, field in fields.items():
+        for key, field in own.items():
             try:
                 if key in data:
                     values[key] = hooks[key](data[key], _annotation(field))
                 else:
-                    values.update(_default(key, field))
+                    values.update(_default(key, field, hooks[key]))
             except RefusedError as refusal:
                 problems += refusal.under(key)
         return _build(cls, values, problems)
@@ -312,14 +324,16 @@ def _explain(error: Exception, name: str, value: Any) -> str:
     return text if "got" in text or str(value) in text else f"{text}, got {show(value)}"
 
 
-def _default(key: str, field: attrs.Attribute[Any]) -> dict[str, Any]:
-    """The default of a field that was not given, so that validators of others may look at it."""
+def _default(key: str, field: attrs.Attribute[Any], hook: Hook) -> dict[str, Any]:
+    """The default of a field that was not given, for validators of others; a table is empty, and may lack a key."""
     default: Any = field.default
-    if default is attrs.NOTHING:
+    if default is attrs.NOTHING or field.metadata.get("required"):
         meaning = field.metadata.get("help", "")
         raise RefusedError.of(f"required, but not given. {meaning}" if meaning else "required, but not given")
     if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class that its stub calls a function
         return {key: default}
+    if attrs.has(default.factory):
+        return {key: hook({}, default.factory)}
     return {} if default.takes_self else {key: default.factory()}
 
 

@@ -32,6 +32,7 @@ PAD: Final = "<pad>"
 BOS: Final = "<bos>"
 EOS: Final = "<eos>"
 FILE: Final = "tokenizer.json"
+_INSTEAD: Final = "add [model.tokenizer] to make one from the dataset, or give model.path a checkpoint that has one"
 
 
 def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
@@ -84,13 +85,12 @@ def load_tokenizer(assets: Path, path: str | None, *, trust_remote_code: bool) -
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         where = assets if (assets / FILE).is_file() else path
-        raise DataError(f"model: no usable tokenizer at {where}: {first_line(error)}") from error
+        # Of this one, transformers lists in many lines what it would take.
+        why = "it has no tokenizer.json" if "backend tokenizer" in str(error) else first_line(error)
+        raise DataError(f"model: no usable tokenizer at {where}: {why}; {_INSTEAD}") from error
     if loaded.vocab_size <= 1:
         # It knows no text: what transformers makes of a folder without a tokenizer's files.
-        raise DataError(
-            f"model: no tokenizer at {path}; add [model.tokenizer] to make one from the dataset, or give model.path a "
-            "checkpoint that has one"
-        )
+        raise DataError(f"model: no tokenizer at {path}; {_INSTEAD}")
     return loaded
 
 

@@ -179,7 +179,8 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
 def heldout_fact(accuracy: float | None, reward: float | None, unit: str) -> tuple[str, str]:
     """(label, value) of how good evaluated rollouts are: their accuracy or, without one, their reward."""
     score = reward if accuracy is None else accuracy
-    return "held-out" if unit == "token" else "held-out reward", "not measured" if score is None else f"{score:.3f}"
+    label = "held-out" if unit == "token" and reward is None else "held-out reward"
+    return label, "not measured" if score is None else f"{score:.3f}"
 
 
 def rate(units_per_s: float, unit: str) -> str:

@@ -34,7 +34,8 @@ def lines(snapshot: Snapshot) -> list[str]:
     """The figures of a run as one line, and one for its replicas."""
     figures = " | ".join(f"{label} {value}" for label, value in facts(snapshot))
     head = f"{snapshot.name}: {clock(snapshot.elapsed_s)} {snapshot.phase} | {_steps(snapshot)} | {figures}"
-    return [head, *(f"  {role}: {counts}" for role, counts in pools(snapshot))]
+    told = (f"  {each}" for each in snapshot.findings)
+    return [head, *(f"  {role}: {counts}" for role, counts in pools(snapshot)), *told]
 
 
 def screen(snapshot: Snapshot, height: int = 50) -> RenderableType:
@@ -48,6 +49,7 @@ def screen(snapshot: Snapshot, height: int = 50) -> RenderableType:
     head = bar_and_figures(left, snapshot.step, snapshot.num_steps, right, facts(snapshot))
     parts: list[RenderableType] = [*head, _replicas(snapshot, most_rows)]
     parts += [curves for curves in (_curves(snapshot),) if curves.row_count]
+    parts += [Text(str(each), style="yellow") for each in snapshot.findings]
     parts.append(_news(snapshot))
     if snapshot.reason:
         parts.append(Text(snapshot.reason, style="red"))

@@ -11,8 +11,8 @@ import attrs
 from cosmos_core.config.dynamic import chosen
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job, recipe_with
-from cosmos_core.config.reference import fields
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.structure import fields
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.recipe import load_algorithm, load_model, selections, unmet
 from cosmos_core.plugins.selection import PluginSet

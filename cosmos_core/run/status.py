@@ -16,6 +16,7 @@ from rich.text import Text
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
+from cosmos_core.control.live.diagnosis import findings
 from cosmos_core.control.live.event_feed import EventFeed
 from cosmos_core.control.live.snapshot import Snapshot, status_of, take
 from cosmos_core.control.machine import changes
@@ -77,6 +78,7 @@ def look(directory: Path) -> Iterator[str]:
         yield from _replicas(state)
         yield from (f"  {words}" for words in page_words(job))
     yield from settings_lines(state)
+    yield from (f"  {each}" for each in findings(state))
     best = best_checkpoint(state)
     for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
         yield f"  checkpoint of step {step}{' (best)' if step == best else ''}: {state.checkpoints.saved[step]}"

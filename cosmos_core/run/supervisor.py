@@ -15,6 +15,7 @@ import attrs
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.control.journal import entries
+from cosmos_core.control.live.diagnosis import findings
 from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import CheckpointError, ReplicaError, TransportError
@@ -114,8 +115,12 @@ class TerminalLog:
                 self._say(f"{key}: {before} -> {after} from step {step} on")
 
     def look(self, state: State) -> None:
-        """Say what is new of a state: problems, who was asked to leave, and of which role nobody is left."""
+        """Say what is new of a state: problems, why it does not learn, who shall leave, which role has nobody left."""
         self._look_at_problems(state)
+        for finding in findings(state):
+            if finding.code not in self._told:
+                self._told.add(finding.code)
+                self._say(str(finding))
         draining = frozenset(state.draining)
         for name in sorted(draining - self._draining):
             self._say(f"{name} is leaving, as soon as it has finished what it has begun")
@@ -365,6 +370,8 @@ class Supervisor:
         """Fold what the journal holds and no notice brought; its writer has ended by now."""
         if self._job.journal.exists() and not (self._is_current() and self._follower.has_ended):
             self._follower.fold(entries(self._job.journal), self._hear)
+        if self._follower.state is not None and self._is_current():
+            self._log.look(self._follower.state)
         self._note_best()
 
     def _ending(self) -> Ending:

@@ -19,6 +19,7 @@ LEAST_TEMPERATURE = 0.01
 """A run goes on with at least this: below it, not every engine draws at the temperature that it is asked for."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """torch dtype names of precisions."""
+USUAL_LR = "usual: 1e-6 for RL of a pretrained model, 1e-5 to 2e-5 for SFT, 1e-4 with LoRA, 1e-3 for a tiny model"
 NAME = check.matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -29,6 +30,7 @@ def option(
     validator: Any = None,
     factory: Any = None,
     dynamic: Any = False,
+    required: bool = False,
 ) -> Any:
     """An attrs field of a recipe, or of a plugin's options.
 
@@ -40,8 +42,9 @@ def option(
         dynamic: Whether it may change while a run goes on (`cosmos set`): a truth value, a number or a string, absent
             or not, whose validators are of `ge`, `gt`, `le`, `lt`, `in_`, `optional` and `and_`. A validator says what
             it must be then, besides. Of plugins, options of algorithms may be.
+        required: Whether a recipe must say, although code need not: the default is then for objects made in code.
     """
-    metadata = {"help": help, "dynamic": dynamic}
+    metadata = {"help": help, "dynamic": dynamic, "required": required}
     if factory is not None:
         return attrs.field(factory=factory, validator=validator, metadata=metadata)
     return attrs.field(default=default, validator=validator, metadata=metadata)
@@ -51,8 +54,10 @@ def option(
 class OptimizerConfig:
     """AdamW and its schedule."""
 
-    lr: float = option(1e-6, help="Peak learning rate.", validator=NOT_NEGATIVE, dynamic=True)
-    betas: tuple[float, float] = option((0.9, 0.95), help="AdamW's decay rates.")
+    lr: float = option(1e-6, help=f"Peak learning rate; {USUAL_LR}.", validator=ABOVE_ZERO, dynamic=True, required=True)
+    betas: tuple[float, float] = option(
+        (0.9, 0.95), help="AdamW's decay rates.", validator=check.deep_iterable(check.and_(NOT_NEGATIVE, check.lt(1.0)))
+    )
     eps: float = option(1e-8, help="AdamW's epsilon.", validator=ABOVE_ZERO)
     weight_decay: float = option(0.0, help="Decoupled weight decay.", validator=NOT_NEGATIVE, dynamic=True)
     clip_norm: float = option(

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from cosmos_core.config.job import Stage
+from cosmos_core.control.live.diagnosis import Finding, findings
 from cosmos_core.control.live.event_feed import Curve, EventFeed, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, Timeline, figures
 from cosmos_core.control.machine import changes
@@ -84,6 +85,7 @@ class Snapshot(Progress):
         settings: Dynamic keys that were changed, with the newest value and the first step of it.
         refused: What was not let in so far: connections, messages and processes.
         samples: What the model made lately, newest last; not escaped.
+        findings: All that explains, now, why the run does not learn.
         heldout: The newest evaluation of which samples are kept, with these; not escaped. None without one.
     """
 
@@ -110,6 +112,7 @@ class Snapshot(Progress):
     curves: tuple[Curve, ...]
     rewards: dict[str, float] = attrs.field(factory=dict)
     heldout: EvaluationRecord | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 def take(
@@ -153,6 +156,7 @@ def take(
         samples=tuple(feed.samples),
         curves=feed.curves(),
         rewards=_rewards(state),
+        findings=findings(state),
         heldout=next((done for done in reversed(state.evaluations) if done.completions), None),
     )
 

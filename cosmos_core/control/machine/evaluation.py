@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.job import Unit
-from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
+from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion, are_right_or_wrong
 from cosmos_core.control.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFinished, HeldOutLoss
@@ -200,13 +200,13 @@ def _loss_record(found: HeldOutLoss) -> EvaluationRecord:
 
 
 def _record(evaluation: Evaluation, unit: Unit) -> EvaluationRecord:
-    """Rewards of denoised samples may be below 0 throughout, so that one without a score must not count as 0."""
+    """Rewards may be below 0 throughout, so that one without a score must not count as 0 in their mean."""
     results = [evaluation.results[row] for row in sorted(evaluation.results)]
     scores = [result.score for result in results if result.score is not None]
     rewards = [result.reward for result in results if result.reward is not None]
     return EvaluationRecord(
         version=evaluation.version,
-        accuracy=sum(scores) / len(results) if scores and unit == "token" else None,
+        accuracy=sum(scores) / len(results) if scores and are_right_or_wrong(scores, unit) else None,
         reward=sum(rewards) / len(rewards) if rewards else None,
         num_prompts=len(results),
         num_unscored=len(results) - len(scores),

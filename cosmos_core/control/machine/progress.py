@@ -181,6 +181,7 @@ def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: i
             rewards.setdefault(name, []).append(value)
     ages = [state.step - sample.oldest_version for sample in scored]
     truncated = sum(sample.status == SampleStatus.TRUNCATED for sample in scored)
+    given = [[sample.reward for sample in group.samples if sample.is_scored] for group in groups]
     return StepRecord(
         step=running.order.step,
         stage=stage,
@@ -201,4 +202,5 @@ def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: i
         settings=running.order.settings,
         drawn=changes.drawn(group.settings for group in groups),
         generation=running.generation,
+        num_equal=sum(len(each) > 1 and len(set(each)) == 1 for each in given),
     )

@@ -73,7 +73,7 @@ class Settings:
         sync_from: Main steps after which publications are counted from; not 0 once their pace has changed.
         dynamic: Keys that may change while the run goes on, with the recipe's values.
         fixed: Keys that might, and cannot in this run, and why.
-        unit: What samples are made of; only those of tokens are right or wrong, and have an accuracy.
+        unit: What samples are made of; only those of tokens may be right or wrong, and have an accuracy.
     """
 
     run_id: str

@@ -39,11 +39,16 @@ class Deferred:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """One reward of one completion: `value` is None unless `status` is OK; `detail` is why, or how so."""
+    """One reward of one completion: `value` is None unless `status` is OK; `detail` is why, or how so.
+
+    Where the reward raised, `place` is the file and line, and `trace` the traceback.
+    """
 
     value: float | None
     status: SampleStatus
     detail: str = ""
+    place: str = ""
+    trace: str = ""
 
 
 Outcomes: TypeAlias = list[list[Outcome]]

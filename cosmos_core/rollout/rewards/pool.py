@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.errors import TransportError
+from cosmos_core.errors import PluginError, TransportError
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
@@ -33,6 +33,8 @@ from cosmos_core.types import SampleStatus
 
 _MAX_AHEAD: Final = 8
 _MAX_DEFERRED: Final = 64
+MOST_LATE: Final = 5
+"""Scores in a row that a reward may let time out, and times its time limit that this has to take: else it hangs."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -145,6 +147,8 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._next_ticket = 0
         self._scoring_s = 0.0
         self._num_replaced = 0
+        self._places: Final[set[str]] = set()
+        self._late: Final[dict[int, tuple[float, int]]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -185,7 +189,25 @@ class RewardPool(WorkerPool[RewardProcess]):
             self._scoring_s += time.monotonic() - assignment.since
             self._close(assignment.task, message.outcome)
 
+    def _watch(self, index: int, outcome: Outcome) -> None:
+        """Log where a reward raises, each place once, and give up one that answers nothing, by a PluginError."""
+        reward, now = self._rewards[index], time.monotonic()
+        if outcome.place and outcome.place not in self._places:
+            self._places.add(outcome.place)
+            _LOG.warning("reward %s raised at %s:\n%s", reward.label, outcome.place, outcome.trace)
+        if outcome.status is not SampleStatus.REWARD_TIMEOUT:
+            self._late.pop(index, None)
+            return
+        since, number = self._late.get(index, (now - reward.timeout_s, 0))
+        self._late[index] = since, number + 1
+        if number + 1 >= MOST_LATE and now - since >= MOST_LATE * reward.timeout_s:
+            raise PluginError(
+                f"reward {reward.label}: the last {number + 1} scores were not there within {reward.timeout_s:g} s: it "
+                f"hangs; mend it, or raise reward.{index}.timeout_s (or rollout.reward_workers) if it is only slow"
+            )
+
     def _close(self, task: Task, outcome: Outcome) -> None:
+        self._watch(task.reward, outcome)
         job, index = self._open.pop(task.ticket)
         job.outcomes[index][task.reward] = outcome
         job.num_open -= 1

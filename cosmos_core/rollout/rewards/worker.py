@@ -13,8 +13,11 @@ import json
 import math
 import numbers
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
+
+import attrs
 
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
@@ -29,8 +32,11 @@ from cosmos_core.rollout.rewards.messages import (
     Task,
 )
 from cosmos_core.rollout.workers import process
-from cosmos_core.rollout.workers.process import Ready, described, live, shown
+from cosmos_core.rollout.workers.process import Ready, described, live, place_of, shown
+from cosmos_core.transport.bounds import sendable
 from cosmos_core.types import JSON, SampleStatus
+
+_LONGEST_TRACE: Final = 8000
 
 
 def load(setup: Setup) -> list[Reward]:
@@ -102,7 +108,7 @@ class Worker(process.Worker):
                 value = await score
             outcome = judged(value)
         except Exception as error:  # noqa: BLE001 - as below
-            outcome = failed(described(error))
+            outcome = raised(error)
             if deadline.expired():
                 detail = f"no score within {timeout_s:g} s"
                 outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
@@ -115,7 +121,14 @@ def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
         score = reward.score(task.completion)
         return cast("Awaitable[Any]", score) if inspect.isawaitable(score) else judged(score)
     except Exception as error:  # noqa: BLE001 - any plugin error is an answer: this completion has no score
-        return failed(described(error))
+        return raised(error)
+
+
+def raised(error: Exception) -> Outcome:
+    """The outcome of a completion whose score raised, with the place, if that is a plugin's, and the traceback."""
+    place, trace = place_of(error), sendable("".join(traceback.format_exception(error))[-_LONGEST_TRACE:])
+    detail = shown(f"{described(error)} ({place})") if place else described(error)
+    return attrs.evolve(failed(detail), place=sendable(place), trace=trace)
 
 
 def failed(detail: str) -> Outcome:

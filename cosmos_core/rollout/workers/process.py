@@ -10,8 +10,11 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -68,6 +71,8 @@ class Unframer:
 
 _CHUNK: Final = 1 << 16
 _START_S: Final = 120.0
+_CORE: Final = str(Path(__file__).parents[2])
+_LIBRARIES: Final = tuple(sysconfig.get_paths().values())
 GRACE_S: Final = 1.0
 """How much later than the worker's own time limit of a coroutine the replica takes action."""
 
@@ -216,6 +221,15 @@ def live(make: Callable[[socket.socket], Worker]) -> None:
 def described(error: BaseException) -> str:
     """An error of a plugin, as people are told of it."""
     return shown(f"{type(error).__name__}: {error}")
+
+
+def place_of(error: BaseException) -> str:
+    """File and line at which a plugin raised an error, or called the library that did; empty of a `CosmosError`."""
+    if isinstance(error, CosmosError):
+        return ""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_CORE)]
+    own = [each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames[:1]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def shown(text: str) -> str:

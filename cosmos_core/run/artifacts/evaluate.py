@@ -14,11 +14,12 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Job, Unit, score_name
+from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.config.structure import unstructure
+from cosmos_core.control.machine.records import are_right_or_wrong
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import greedy, load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
@@ -115,15 +116,15 @@ class Evaluated:
     """The result of an evaluation.
 
     Attributes:
-        score: As in a run's own evaluations, None where no prompt was scored. Of tokens the accuracy, the mean of the
-            first reward, of which unscored prompts count 0; of denoised samples the mean reward of the scored prompts.
+        name: `accuracy` or `reward`.
+        score: As in a run's own evaluations, None where no prompt was scored. The accuracy is the mean of the first
+            reward, of which unscored prompts count 0; the reward the mean reward of the scored prompts.
         num_prompts: Held-out prompts.
         num_unscored: Those without a score.
         num_truncated: Those cut at the longest length.
         rewards: Mean of each reward over the scored prompts.
         total: The same score of all held-out prompts that can be read, and its confidence interval; None if none can.
         groups: The same for the prompts of each label, where a key of the metadata to group by was given.
-        unit: What the samples are made of, which decides what the score is.
     """
 
     score: float | None
@@ -133,13 +134,13 @@ class Evaluated:
     rewards: dict[str, float]
     total: MeanScore | None = None
     groups: tuple[MeanScore, ...] = ()
-    unit: Unit = "token"
+    name: str = "accuracy"
 
 
 def figures(evaluated: Evaluated) -> Iterator[str]:
     """The figures of all prompts, line by line."""
     score = "not measured" if evaluated.score is None else f"{evaluated.score:.4f}"
-    yield f"held-out {score_name(evaluated.unit)} {score}"
+    yield f"held-out {evaluated.name} {score}"
     yield f"prompts {evaluated.num_prompts}, unscored {evaluated.num_unscored}, truncated {evaluated.num_truncated}"
     for name, value in evaluated.rewards.items():
         yield f"reward {name} {value:.4f}"
@@ -164,8 +165,8 @@ def check_place(path: Path | None) -> None:
 
 def write(evaluated: Evaluated, path: Path, by: str | None) -> None:
     """Write the figures as JSON; the score is under its name, `accuracy` or `reward`."""
-    said = {score_name(evaluated.unit): evaluated.score, **unstructure(evaluated), "by": by}
-    del said["score"]
+    said = {evaluated.name: evaluated.score, **unstructure(evaluated), "by": by}
+    del said["score"], said["name"]
     try:
         path.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -286,11 +287,13 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
             scored = _score(served, answered, job, pool)
     finally:
         pool.close()
-    scores = _scores(prompts, answered, scored, job.unit)
-    # Rewards of denoised samples may be below 0 throughout, so that one without a score must not count as 0.
-    unscored = 0.0 if job.unit == "token" else None
+    firsts = (value for each in scored if each.is_scored for value in list(each.rewards.values())[:1])
+    name = "accuracy" if are_right_or_wrong(firsts, job.unit) else "reward"
+    scores = _scores(prompts, answered, scored, name)
+    # Rewards may be below 0 throughout, so that one without a score must not count as 0.
+    unscored = 0.0 if name == "accuracy" else None
     return attrs.evolve(
-        _result(scored, job.unit, num_prompts=rows),
+        _result(scored, name, num_prompts=rows),
         total=mean_score("all", [score for _, score in scores], unscored=unscored) if scores else None,
         groups=() if by is None else tuple(mean_scores_by(scores, by, unscored=unscored)),
     )
@@ -363,29 +366,29 @@ def _score(served: Served, answered: list[tuple[Prompt, EpisodeResult]], job: Jo
 
 
 def _scores(
-    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, EpisodeResult]], samples: list[Sample], unit: Unit
+    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, EpisodeResult]], samples: list[Sample], name: str
 ) -> list[tuple[Prompt, float | None]]:
     """The score of each prompt; None of those that were not answered or could not be scored."""
     found = {
-        id(prompt): _score_of(sample, unit) if sample.is_scored else None
+        id(prompt): _score_of(sample, name) if sample.is_scored else None
         for (prompt, _), sample in zip(answered, samples, strict=True)
     }
     return [(prompt, found.get(id(prompt))) for _, prompt in prompts]
 
 
-def _score_of(sample: Sample, unit: Unit) -> float | None:
-    """The score of a sample; of tokens, the first reward says whether it is right."""
-    return next(iter(sample.rewards.values())) if unit == "token" else sample.reward
+def _score_of(sample: Sample, name: str) -> float | None:
+    """The score of a sample; of an accuracy, the first reward says whether it is right."""
+    return next(iter(sample.rewards.values())) if name == "accuracy" else sample.reward
 
 
-def _result(samples: list[Sample], unit: Unit, *, num_prompts: int) -> Evaluated:
+def _result(samples: list[Sample], name: str, *, num_prompts: int) -> Evaluated:
     scored = [each for each in samples if each.is_scored]
     names = list(scored[0].rewards) if scored else []
     totals = {name: sum(each.rewards[name] for each in scored) for name in names}
-    values = [score for each in scored if (score := _score_of(each, unit)) is not None]
-    counted = num_prompts if unit == "token" else len(values)
+    values = [score for each in scored if (score := _score_of(each, name)) is not None]
+    counted = num_prompts if name == "accuracy" else len(values)
     return Evaluated(
-        unit=unit,
+        name=name,
         score=sum(values) / counted if values else None,
         num_prompts=num_prompts,
         num_unscored=num_prompts - len(scored),

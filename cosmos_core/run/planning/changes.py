@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 
 from cosmos_core.config.dynamic import CHANGEABLE, LAYOUT, TRAVEL, dynamic_keys, is_in
-from cosmos_core.config.loading import override_all, recipe_from
+from cosmos_core.config.loading import recipe_from
+from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.problems import show
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import unstructure
@@ -38,7 +39,8 @@ class Change:
 def changed(recipe: Recipe, overrides: Sequence[str]) -> tuple[Recipe, list[Change]]:
     """A run's recipe with `--set KEY=VALUE` applied, and what differs."""
     data = unstructure(recipe)
-    override_all(data, overrides)
+    for override in overrides:
+        apply_override(data, override)
     new = recipe_from(data)
     differences = list(_differences(unstructure(recipe), unstructure(new)))
     fixed = [change.key for change in differences if not is_in(change.key, CHANGEABLE)]

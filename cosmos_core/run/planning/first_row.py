@@ -16,8 +16,7 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Completion, Dataset, Model, Reward, RewardCapabilities
 from cosmos_core.rollout.rewards.messages import Outcome
-from cosmos_core.rollout.rewards.worker import failed, judged
-from cosmos_core.rollout.workers.process import described
+from cosmos_core.rollout.rewards.worker import failed, judged, raised
 from cosmos_core.types import Message, Prompt
 
 _LOOKED_AT: Final = 3
@@ -114,7 +113,7 @@ def _scored(reward: Reward, prompt: Prompt, text: str, timeout_s: float) -> Outc
             made: Any = reward.score(completion)
             done.put(judged(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made))
         except Exception as error:  # noqa: BLE001 - any plugin error is an answer
-            done.put(failed(described(error)))
+            done.put(raised(error))
 
     threading.Thread(target=score, name="reward", daemon=True).start()
     try:

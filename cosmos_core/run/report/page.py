@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from cosmos_core.config.job import Job, Stage, Unit, score_name, stages
+from cosmos_core.config.job import Job, Stage, Unit, stages
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord
@@ -92,7 +92,8 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         outcome=summary["outcome"],
         failure=summary["reason"],
         tiles=list(_tiles(summary)),
-        charts=[chart for chart in _charts(job, follower) if chart.data["series"]],
+        findings=summary["findings"],
+        charts=[chart for chart in _charts(job, follower, summary["score"]) if chart.data["series"]],
         planes=list(_planes(summary["planes"])),
         where=where_title(summary),
         settings=summary["settings"],
@@ -111,14 +112,14 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
 
 def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(value, label) of evaluations before and after."""
-    unit: Unit = summary["unit"]
-    has_unscored = any(each.get(score_name(unit), 0.0) is None for each in summary["evaluations"])
+    score: str = summary["score"]
+    has_unscored = any(each.get(score, 0.0) is None for each in summary["evaluations"])
     for name, times, digits in _HELDOUT_TILES:
-        for when in times if name in heldout_names(unit) else ():
+        for when in times if name in heldout_names(score, summary["unit"]) else ():
             value = summary[f"heldout_{name}_{when}"]
             if value is not None:
                 yield f"{value:.{digits}f}", f"held-out {name} {when}"
-            elif name == score_name(unit) and has_unscored:
+            elif name == score and has_unscored:
                 yield "not measured", f"held-out {name} {when}"
 
 
@@ -130,7 +131,7 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield clock(summary["wall_s"]), "wall time"
     if summary["samples"]["generated"]:
         yield f"{summary['samples']['generated']:,}", "samples generated"
-        yield f"{summary['samples']['consumed']:,}", "samples trained on"
+        yield f"{summary['samples']['trained']:,}", "samples trained on"
     for pool, rate in summary[rates_key(unit)].items():
         if rate is not None:
             yield f"{rate:,.0f}", f"{pool} {unit}s/s"
@@ -142,13 +143,12 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}", "staleness mean / max"
 
 
-def _charts(job: Job, follower: Follower) -> Iterator[Chart]:
+def _charts(job: Job, follower: Follower, score: str) -> Iterator[Chart]:
     steps = follower.steps
     # A change shows at the step before the first one that it holds at.
     changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
     rewarded = [timed for timed in steps if timed.record.reward is not None]
-    score = score_name(job.unit)
-    heldout = Series(label=f"held-out {score}", points=_heldout(follower, "score"), marked=True)
+    heldout = Series(label=f"held-out {score}", points=_heldout(follower, score), marked=True)
     learning = [Series(label="reward", points=_points(rewarded, "reward")), heldout]
     yield Chart(title="Learning", series=learning, changes=changes)
     if len(job.recipe.reward_names) > 1:

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.config.job import Job, Unit, score_name, stages
+from cosmos_core.config.job import Job, Unit, stages
+from cosmos_core.control.live.diagnosis import findings
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine import changes
-from cosmos_core.control.machine.records import EvaluationRecord, StageTotals
+from cosmos_core.control.machine.records import EvaluationRecord, StageTotals, score_name
 from cosmos_core.control.machine.state import State
 from cosmos_core.observe.live import clock
 from cosmos_core.protocols.algorithm import is_core_metric
@@ -101,6 +102,7 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
     """
     state = follower.state
     evaluations = [timed.record for timed in follower.evaluations]
+    score = score_name(evaluations, job.unit)
     totals = [ledger.totals for ledger in state.ledgers] if state else []
     saved, failed = (state.checkpoints.saved, state.checkpoints.failed) if state else ({}, {})
     return {
@@ -115,8 +117,10 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
         "wall_s": round(wall_s, 3),
         "running_s": None if follower.timeline.is_recovered else round(follower.timeline.elapsed_s(None), 3),
         "unit": job.unit,
-        **_heldout(state, evaluations, job.unit),
-        "evaluations": [_evaluation(each, job.unit) for each in evaluations],
+        "score": score,
+        **_heldout(state, evaluations, score, job.unit),
+        "evaluations": [_evaluation(each, score, job.unit) for each in evaluations],
+        "findings": [attrs.asdict(each) for each in findings(state)] if state else [],
         "samples": _samples(follower, ending),
         "prompts": _prompts(state),
         "rows": rows_of(job, totals),
@@ -140,20 +144,22 @@ def rates_key(unit: Unit) -> str:
     return f"{unit}s_per_s".replace(" ", "_")
 
 
-def heldout_names(unit: Unit) -> tuple[str, ...]:
+def heldout_names(score: str, unit: Unit) -> tuple[str, ...]:
     """Figures of evaluations that the summary tells; only a loss of tokens has a perplexity."""
-    return (score_name(unit), "loss", *(("perplexity",) if unit == "token" else ()))
+    return (score, "loss", *(("perplexity",) if unit == "token" else ()))
 
 
-def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord], unit: Unit) -> dict[str, float | None]:
+def _heldout(
+    state: State | None, evaluations: Sequence[EvaluationRecord], score: str, unit: Unit
+) -> dict[str, float | None]:
     """The evaluation before the main stage and the last one after a step of it.
 
     Figures of an evaluation that was not made, or scored nothing, are None.
     """
     first_version = state.settings.main.first_version if state else 0
     found: dict[str, float | None] = {}
-    for name in heldout_names(unit):
-        of_rollouts = name == score_name(unit)
+    for name in heldout_names(score, unit):
+        of_rollouts = name == score
         values = [(each.version, getattr(each, name)) for each in evaluations if each.is_of_rollouts == of_rollouts]
         before = next((value for version, value in values if version <= first_version), None)
         after = next((value for version, value in reversed(values) if version > first_version), None)
@@ -161,9 +167,9 @@ def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord], unit:
     return found
 
 
-def _evaluation(record: EvaluationRecord, unit: Unit) -> dict[str, Any]:
+def _evaluation(record: EvaluationRecord, score: str, unit: Unit) -> dict[str, Any]:
     if record.is_of_rollouts:
-        return {"step": record.version, score_name(unit): record.score, "unscored": record.num_unscored}
+        return {"step": record.version, score: getattr(record, score), "unscored": record.num_unscored}
     perplexity = {"perplexity": _written(record.perplexity)} if unit == "token" else {}
     return {
         "step": record.version,
@@ -184,6 +190,7 @@ def _written(value: float | None) -> float | None:
 def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
     """Generated = consumed + dropped; what was generated and never batched counts as dropped once the run is over.
 
+    `trained` are those consumed that had a part in the gradient: not of skipped steps, nor of advantage 0 without use.
     `wasted_units` were generated for what was dropped; `wasted_s` is what that took, by the mean pace of the run.
     """
     ledgers = follower.state.ledgers if follower.state else ()
@@ -198,6 +205,7 @@ def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
     return {
         "generated": generated,
         "consumed": consumed,
+        "trained": sum(ledger.totals.trained for ledger in ledgers),
         "dropped": dict(sorted(dropped.items())),
         "units": units,
         "wasted_units": wasted,
@@ -280,6 +288,8 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
     console.print(title)
     if summary["reason"]:
         console.print(Text(str(summary["reason"]), style=colour))
+    for each in summary["findings"]:
+        console.print(Text(f"{each['code']}: {each['text']}; {each['advice']}", style="yellow"))
     console.print(_figures(summary))
     if summary["planes"]:
         console.print(_planes_table(summary))
@@ -296,7 +306,7 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     table = _grid("\nResult")
     table.add_column()
     unit: Unit = summary["unit"]
-    score = score_name(unit)
+    score = summary["score"]
     if any(score in evaluation for evaluation in summary["evaluations"]):
         table.add_row(f"held-out {score}", _before_and_after(summary, score, digits=3))
     measured = [evaluation for evaluation in summary["evaluations"] if "loss" in evaluation]
@@ -307,7 +317,8 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         table.add_row("held-out", _of_what(measured[-1], unit))
     samples = summary["samples"]
     if samples["generated"]:
-        table.add_row("samples", f"{samples['generated']:,} generated, {samples['consumed']:,} trained on")
+        words = "{generated:,} generated, {consumed:,} consumed, {trained:,} of them trained on"
+        table.add_row("samples", words.format_map(samples))
         table.add_row("samples dropped", Text(_dropped(samples, unit)))
     for label, counts in unused(summary):
         table.add_row(label, Text(_counted(counts)))

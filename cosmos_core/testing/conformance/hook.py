@@ -45,6 +45,7 @@ _RECIPE: Final[Mapping[str, JSON]] = {
     "run": {"name": "kit", "steps": 3},
     "model": {"config": {"model_type": "qwen3", "layer_types": ["full_attention"]}},
     "algorithm": {"plugin": "grpo"},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "arithmetic", "options": {"max_operand": 9}},
     "reward": [{"plugin": "math"}, {"plugin": "brevity", "weight": 0.5}],
 }

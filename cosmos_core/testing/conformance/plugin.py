@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 import attrs
 import pytest
 
-from cosmos_core.config.reference import fields
-from cosmos_core.config.structure import structure
+from cosmos_core.config.structure import fields, structure
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, Provider

@@ -35,7 +35,7 @@ def test_a_recipe_that_is_not_there(cosmos: CommandLine) -> None:
 def test_a_dataset_of_no_rows(cosmos: CommandLine, arithmetic: Arguments, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     options = f"dataset.options={{train='{tmp_path}/empty.jsonl', prompt='$question'}}"
-    output = refused(cosmos, arithmetic, "dataset.plugin='jsonl'", options, "evaluation.prompts=0", code=1)
+    output = refused(cosmos, arithmetic, "dataset.plugin='jsonl'", options, "evaluation.prompts=0", code=3)
     assert "empty.jsonl: empty; give a source that has rows" in output
 
 
@@ -98,10 +98,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def plan_of(cosmos: CommandLine, path: Path, *, code: int = 1) -> str:
+def plan_of(cosmos: CommandLine, path: Path, *, code: int = 3) -> str:
     """What `cosmos plan` says of a checkpoint."""
     names = ("--model", "qwen", "--algorithm", "sft", "--dataset", "arithmetic")
-    settings = (f"model.path='{path}'", "evaluation.prompts=0", "policy.prompts_per_step=8")
+    settings = (f"model.path='{path}'", "evaluation.prompts=0", "policy.prompts_per_step=8", "policy.optimizer.lr=1e-6")
     pairs = [argument for setting in settings for argument in ("--set", setting)]
     output = cosmos("plan", *names, *pairs, code=code)
     assert "Traceback" not in output

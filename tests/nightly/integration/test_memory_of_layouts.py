@@ -42,7 +42,13 @@ UNITS = sum(LENGTHS)
 
 
 def recipe(mesh, parallel):
-    policy = {"micro_batch_units": UNITS, "precision": "fp32", "mesh": mesh, "parallel": parallel}
+    policy = {
+        "optimizer": {"lr": 1e-6},
+        "micro_batch_units": UNITS,
+        "precision": "fp32",
+        "mesh": mesh,
+        "parallel": parallel,
+    }
     return recipe_from(
         {
             "run": {"name": "demo", "steps": 1},

@@ -28,6 +28,7 @@ def test_what_is_wrong_with_a_recipe_is_raised_at_once():
 
 def test_what_planning_finds_is_raised_too(tmp_path):
     recipe = "run = { name = 'r', steps = 1 }\nmodel = { path = 'm' }\ndataset = { plugin = 'arithmetic' }\n"
+    recipe += "policy = { optimizer = { lr = 1e-6 } }\n"
     (tmp_path / "r.toml").write_text(recipe)
     with pytest.raises(PluginNotFoundError, match="no algorithm plugin named 'no-such'"):
         cosmos.train(tmp_path / "r.toml", algorithm="no-such", reward="math")

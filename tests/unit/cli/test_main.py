@@ -5,7 +5,14 @@ import sys
 import pytest
 
 from cosmos_core.cli import main as cli
-from cosmos_core.errors import ConfigError, PluginNotFoundError, TransportError
+from cosmos_core.errors import (
+    ConfigError,
+    DamagedCheckpointError,
+    DataError,
+    PluginNotFoundError,
+    StorageError,
+    TransportError,
+)
 from cosmos_core.observe import output
 
 COMMANDS = (
@@ -60,7 +67,14 @@ def test_every_command_teaches_by_example(capsys):
 
 
 def test_an_error_is_one_message_and_a_code(capsys, monkeypatch):
-    for error, code in [(ConfigError("a.b: bad"), 2), (PluginNotFoundError("no x"), 2), (TransportError("port"), 1)]:
+    for error, code in [
+        (ConfigError("a.b: bad"), 2),
+        (PluginNotFoundError("no x"), 2),
+        (DataError("rows.jsonl:3: no prompt"), 3),
+        (StorageError("s3://x: refused"), 3),
+        (DamagedCheckpointError("step-3"), 3),
+        (TransportError("port"), 1),
+    ]:
 
         def fail(*_arguments, error=error, **_options):
             raise error

@@ -11,6 +11,7 @@ def load(*overrides: str):
         "run": {"name": "a", "steps": 3},
         "model": {"path": "m"},
         "algorithm": {"plugin": "grpo"},
+        "policy": {"optimizer": {"lr": 1e-6}},
         "dataset": {"plugin": "arithmetic"},
         "reward": [{"plugin": "math"}],
     }
@@ -43,11 +44,14 @@ def test_contradictions_are_refused(subtests):
         (["policy.parallel.cpu_offload=true", "policy.mesh.dp_shard=2", "policy.device=cpu"], "CPU memory already"),
         (["policy.parallel.cpu_offload=true"], "cpu_offload: .* a replica of one process"),
         (["rollout.mesh.dp_shard=4"], "rollout.mesh.dp_shard: must be 1, got 4; .*rollout.replicas"),
-        (["policy.optimizer.betas=[0.9, 1.0]"], "policy.optimizer.betas.1: must be .* less than 1, got 1.0"),
-        (["warmup={plugin='s', steps=1, optimizer={betas=[-1, 0.5]}}"], "warmup.optimizer.betas.0"),
+        (["policy.optimizer.betas=[0.9, 1.0]"], "policy.optimizer.betas: must be < 1.0: 1.0, got"),
+        (
+            ["warmup={plugin='s', steps=1, optimizer={lr=1e-3, betas=[-1, 0.5]}}"],
+            "warmup.optimizer.betas: must be >= 0",
+        ),
         (["policy.replicas=3", "policy.prompts_per_step=2"], "policy.prompts_per_step: 2 prompts"),
         (
-            ["policy.replicas=3", "warmup={plugin='s', steps=1, prompts_per_step=2}"],
+            ["policy.replicas=3", "warmup={plugin='s', steps=1, prompts_per_step=2, optimizer={lr=1e-3}}"],
             "warmup.prompts_per_step: 2 prompts",
         ),
         (["evaluation.max_units=0"], "evaluation.max_units: must be >= 1, got 0"),

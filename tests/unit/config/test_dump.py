@@ -9,6 +9,7 @@ BASE = {
     "run": {"name": "a", "steps": 3},
     "model": {"path": "m"},
     "algorithm": {"plugin": "grpo"},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "arithmetic"},
 }
 SCALARS = (

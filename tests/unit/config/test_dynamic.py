@@ -16,6 +16,7 @@ RECIPE = {
     "run": {"name": "r", "steps": 3},
     "model": {"path": "somewhere"},
     "algorithm": {"plugin": "grpo", "options": {"clip_low": 0.1}},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "jsonl"},
     "reward": [{"plugin": "math"}],
 }

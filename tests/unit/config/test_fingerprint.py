@@ -14,6 +14,7 @@ def recipe():
             "run": {"name": "demo", "steps": 3},
             "model": {"plugin": "hf", "path": "somewhere"},
             "algorithm": {"plugin": "sft"},
+            "policy": {"optimizer": {"lr": 1e-6}},
             "dataset": {"plugin": "arithmetic"},
         }
     )

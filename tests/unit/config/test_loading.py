@@ -19,11 +19,14 @@ path = "model"
 [algorithm]
 plugin = "grpo"
 options = { epsilon = 0.2 }
+[policy.optimizer]
+lr = 1e-6
 [dataset]
 plugin = "arithmetic"
 [[reward]]
 plugin = "math"
 """
+GIVEN = ("model.path=x", "policy.optimizer.lr=1e-6")
 
 
 @pytest.fixture
@@ -38,6 +41,7 @@ def make_job(directory: Path) -> Job:
         "run": {"name": "a", "steps": 3},
         "model": {"path": "m"},
         "algorithm": {"plugin": "grpo"},
+        "policy": {"optimizer": {"lr": 1e-6}},
         "dataset": {"plugin": "arithmetic"},
     }
     return Job(
@@ -86,14 +90,14 @@ def test_an_unknown_key_of_an_override_names_the_nearest(recipe_file):
         load_recipe(recipe_file, overrides=["policy.replcas=2"])
     with pytest.raises(ConfigError, match=r"polcy: unknown option; did you mean policy\?"):
         load_recipe(recipe_file, overrides=["polcy.replicas=2"])
-    with pytest.raises(ConfigError, match=r"^--set checkpoint.interval: .* did you mean policy.checkpoint.interval\?$"):
+    with pytest.raises(ConfigError, match=r"^checkpoint: unknown option; did you mean policy.checkpoint\?$"):
         load_recipe(recipe_file, overrides=["checkpoint.interval=20"])
 
 
 def test_names_alone_make_a_recipe():
     recipe = load_recipe(
         None,
-        overrides=["model.path=x"],
+        overrides=GIVEN,
         selections={"model": "qwen", "algorithm": "cosmos-algorithm-grpo:grpo", "dataset": "jsonl", "reward": "math"},
     )
     assert recipe.run.name == "grpo-jsonl"
@@ -103,7 +107,7 @@ def test_names_alone_make_a_recipe():
 
 def test_without_a_recipe_what_was_given_stays():
     selections = {"algorithm": "grpo", "dataset": "jsonl"}
-    recipe = load_recipe(None, overrides=["model.path=x", "run.steps=3", "run.name=mine"], selections=selections)
+    recipe = load_recipe(None, overrides=[*GIVEN, "run.steps=3", "run.name=mine"], selections=selections)
     assert (recipe.run.steps, recipe.run.name) == (3, "mine")
 
 
@@ -111,7 +115,23 @@ def test_without_anything_the_error_says_what_is_required():
     with pytest.raises(ConfigError) as caught:
         load_recipe(None)
     text = str(caught.value)
-    assert all(f"{key}: required" in text for key in ("run.name", "model", "algorithm", "dataset"))
+    assert all(
+        f"{key}: required" in text for key in ("run.name", "model", "algorithm", "dataset", "policy.optimizer.lr")
+    )
+
+
+def test_a_learning_rate_has_to_be_said_and_to_be_above_0(recipe_file):
+    said = recipe_file.read_text()
+    for table, absent in [("policy.optimizer", ""), ("policy.optimizer", "[policy]"), ("warmup.optimizer", said)]:
+        recipe_file.write_text(absent if absent != "[policy]" else said.replace("lr = 1e-6", ""))
+        overrides = ["warmup.plugin=sft", "warmup.steps=2"] if table.startswith("warmup") else []
+        with pytest.raises(
+            ConfigError, match=rf"{table}\.lr: required, but not given\. .* 1e-6 for RL of a pretrained"
+        ):
+            load_recipe(recipe_file, overrides=overrides)
+    recipe_file.write_text(said)
+    with pytest.raises(ConfigError, match=r"^policy\.optimizer\.lr: must be > 0\.0, got 0\.0$"):
+        load_recipe(recipe_file, overrides=["policy.optimizer.lr=0"])
 
 
 def test_a_missing_file_names_a_similar_one(recipe_file):

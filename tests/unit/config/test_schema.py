@@ -22,7 +22,11 @@ def test_no_default_names_a_plugin_of_another_distribution(subtests):
 
 
 def test_a_warm_up_must_name_its_plugin():
-    assert [key.name for key in keys(schema.WarmupConfig) if key.is_required] == ["plugin", "steps"]
+    assert [key.name for key in keys(schema.WarmupConfig) if key.is_required] == [
+        "plugin",
+        "steps",
+        "optimizer.lr",
+    ]
 
 
 def test_the_size_of_samples_is_a_number_of_bytes():

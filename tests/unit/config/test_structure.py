@@ -173,9 +173,10 @@ def test_a_recipe_survives_the_way_to_plain_data_and_back():
             "run": {"name": "a", "steps": 3},
             "model": {"config": {"hidden_size": 8}, "tokenizer": {}},
             "algorithm": {"plugin": "grpo", "options": {"x": [1, 2.5, "s"]}},
+            "policy": {"optimizer": {"lr": 1e-6}},
             "dataset": {"plugin": "arithmetic"},
             "reward": [{"plugin": "math", "weight": 2}],
-            "warmup": {"plugin": "sft", "steps": 2},
+            "warmup": {"optimizer": {"lr": 1e-6}, "plugin": "sft", "steps": 2},
         },
         Recipe,
     )

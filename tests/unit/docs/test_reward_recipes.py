@@ -29,6 +29,7 @@ def test_the_pages_have_a_recipe_for_every_reward_that_makes_it():
                 "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
                 "algorithm": {"plugin": "grpo"},
                 "dataset": {"plugin": "arithmetic"},
+                "policy": {"optimizer": {"lr": 1e-6}},
                 **tomllib.loads(block),
             }
         )

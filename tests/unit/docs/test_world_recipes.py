@@ -23,6 +23,7 @@ BLOCKS = {
 REST = {
     "run": {"name": "page", "steps": 1},
     "algorithm": {"plugin": "sft"},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "world-mock"},
 }
 
@@ -39,7 +40,9 @@ def test_a_block_of_each_page_is_what_its_plugins_take():
     assert {name.rpartition("-")[0] for name in BLOCKS} == {"docs", *ALGORITHMS}
     for block in BLOCKS.values():
         model = {"plugin": "wan", **block.get("model", {})}
-        recipe = recipe_from({**REST, **block, "model": model if "path" in model else {**model, "config": {}}})
+        policy = {**REST["policy"], **block.get("policy", {})}
+        model = model if "path" in model else {**model, "config": {}}
+        recipe = recipe_from({**REST, **block, "policy": policy, "model": model})
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "reward", "dataset", "engine")))
         tables = [
             ("model", recipe.model.plugin, recipe.model.options),

@@ -190,6 +190,8 @@ steps = 1
 path = "m"
 [algorithm]
 plugin = "grpo"
+[policy.optimizer]
+lr = 1e-6
 [dataset]
 plugin = "jsonl"
 [[reward]]

@@ -45,9 +45,10 @@ RECIPE = {
     "run": {"name": "a", "steps": 3, "seed": 5},
     "model": {"plugin": "m", "path": "weights", "options": {"x": 1}},
     "algorithm": {"plugin": "a", "options": {"x": 2}},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "d", "options": {"x": 3}},
     "reward": [{"plugin": "r", "options": {"x": 4}}, {"plugin": "q"}],
-    "warmup": {"plugin": "s", "steps": 2, "options": {"x": 6}},
+    "warmup": {"optimizer": {"lr": 1e-6}, "plugin": "s", "steps": 2, "options": {"x": 6}},
     "sync": {"mode": "sync"},
     "rollout": {"group_size": 4, "sampling": {"temperature": 0.7, "max_units": 9}},
     "tracking": {"hooks": ["mlflow"]},
@@ -159,7 +160,7 @@ def test_each_stage_gets_an_algorithm_of_its_own(plugins, tmp_path):
     assert (options.x, context.group_size, context.temperature, context.max_units) == (2, 4, 0.7, 9)
     assert context.max_staleness == 0
     assert not context.generates_average
-    averaging = make_job(tmp_path, policy={"average": {"publish": True}})
+    averaging = make_job(tmp_path, policy={"optimizer": {"lr": 1e-6}, "average": {"publish": True}})
     assert load_algorithm(averaging, plugins, main)[1].generates_average
 
 
@@ -173,7 +174,7 @@ def test_a_wrong_option_is_named_by_its_path_in_the_recipe(plugins, tmp_path):
             load(make_job(tmp_path, **changes), plugins)
     job = make_job(
         tmp_path,
-        warmup={"plugin": "s", "steps": 1, "options": {"y": 1}},
+        warmup={"optimizer": {"lr": 1e-6}, "plugin": "s", "steps": 1, "options": {"y": 1}},
         algorithm={"plugin": "a", "options": {"y": 1}},
     )
     for stage, path in zip(stages(job.recipe), ("warmup.options.y", "algorithm.options.y"), strict=True):

@@ -11,6 +11,7 @@ RECIPE = recipe_from(
         "run": {"name": "r", "steps": 3},
         "model": {"path": "somewhere"},
         "algorithm": {"plugin": "dapo", "options": {"clip_low": 0.1}},
+        "policy": {"optimizer": {"lr": 1e-6}},
         "dataset": {"plugin": "jsonl"},
         "reward": [{"plugin": "math"}],
     }
@@ -43,9 +44,9 @@ def test_what_is_known_is_not_made_again_and_what_is_old_is_forgotten(recipes):
     assert recipes.of(COLD) is recipes.of(dict(COLD))
     assert len(recipes.made) == 2
     for number in range(40):
-        recipes.of({"policy.optimizer.lr": number / 100})
+        recipes.of({"policy.optimizer.lr": (number + 1) / 100})
     assert len(recipes._known) == 16
-    assert recipes.of({"policy.optimizer.lr": 0.39}) is recipes.of({"policy.optimizer.lr": 0.39})
+    assert recipes.of({"policy.optimizer.lr": 0.4}) is recipes.of({"policy.optimizer.lr": 0.4})
     assert len(recipes.made) == 42
 
 

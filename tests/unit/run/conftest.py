@@ -32,8 +32,8 @@ RECIPE = {
     "algorithm": {"plugin": "grpo"},
     "dataset": {"plugin": "numbers"},
     "reward": [{"plugin": "right"}],
-    "warmup": {"plugin": "sft", "steps": 3, "prompts_per_step": 2},
-    "policy": {"prompts_per_step": 2, "checkpoint": {"interval": 4}},
+    "warmup": {"optimizer": {"lr": 1e-6}, "plugin": "sft", "steps": 3, "prompts_per_step": 2},
+    "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 2, "checkpoint": {"interval": 4}},
     "rollout": {"group_size": 4, "max_in_flight": 8},
     "evaluation": {"interval": 3, "prompts": 5},
 }

@@ -123,7 +123,7 @@ def test_a_run_whose_last_step_is_ordered_takes_no_change(asked, history, job):
 
 def test_what_is_wrong_is_refused_before_anybody_is_asked(asked, history, job):
     for overrides, told in [
-        ([f"{LR}=-1"], "policy.optimizer.lr: expected a number ≥ 0, got -1"),
+        ([f"{LR}=-1"], "policy.optimizer.lr: expected a number > 0, got -1"),
         (["algorithm.options.clip_hihg=0.3"], "did you mean algorithm.options.clip_high?"),
         (
             ["algorithm.options.old_logprobs=recompute"],

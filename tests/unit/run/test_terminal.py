@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cosmos_core.run.follower import Follower
@@ -79,3 +80,12 @@ def test_of_problems_of_an_earlier_session_nothing_is_told(job, history):
     news.look(state)
     news.look(state)
     assert said == ["reward_error: of yesterday", "bad_row: row 3"]
+
+
+def test_why_a_run_does_not_learn_is_told_once(told, finished):
+    news, said = told
+    state = finished.state
+    for cut, number in [(0.0, 0), (1.0, 1), (0.0, 1), (1.0, 1)]:
+        state.steps = [attrs.evolve(each, truncated=cut) for each in state.steps]
+        news.look(state)
+        assert len([words for words in said if words.startswith("truncated: 100% of the completions")]) == number

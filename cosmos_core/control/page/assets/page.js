@@ -45,7 +45,7 @@ function figures(run) {
     ["Reward", short(run.reward)],
     ["Loss", short(run.loss)],
     ["Mismatch (KL)", short(run.mismatch)],
-    [run.unit === "token" ? "Held-out accuracy" : "Held-out reward", heldout(run)],
+    [run.unit === "token" && run.heldout_reward === null ? "Held-out accuracy" : "Held-out reward", heldout(run)],
     [`Policy ${run.unit}s/s`, run.policy_units_per_s === null ? "" : short(Math.round(run.policy_units_per_s))],
     [`Rollout ${run.unit}s/s`, run.rollout_units_per_s === null ? "" : short(Math.round(run.rollout_units_per_s))],
     ["Dropped", dropped],
@@ -114,12 +114,18 @@ const show = {
     at("steps").textContent = `step ${run.step} of ${run.num_steps}, ${clock(run.elapsed_s)}${run.eta_s === null ? "" : `, ETA ${clock(run.eta_s)}`}`;
     at("reason").textContent = run.reason;
     at("reason").hidden = !run.reason;
+    at("findings-section").hidden = !run.findings.length;
+    at("findings").replaceChildren(...run.findings.map((finding) => {
+      const told = tag("p");
+      told.append(tag("b", finding.code), `: ${finding.text}; ${finding.advice}`);
+      return told;
+    }));
     unit = run.unit;
     at("rate").textContent = `${unit[0].toUpperCase()}${unit.slice(1)}s/s`;
     figures(run);
     replicas(run);
     at("staleness").replaceChildren(bars("Staleness", Object.entries(run.staleness).map(([age, count]) => [age === "1" ? "1 step" : `${age} steps`, count])));
-    at("consumed").textContent = `Of this stage; each is in one place. ${short(run.queue.consumed)} were trained on.`;
+    at("consumed").textContent = `Of this stage; each is in one place. ${short(run.queue.consumed)} were consumed by training.`;
     at("queue").replaceChildren(bars("Prompts", PLACES.map(([place, label]) => [label, run.queue[place]])));
   },
   curves(curves) {

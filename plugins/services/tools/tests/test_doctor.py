@@ -17,6 +17,7 @@ model.plugin = "hf"
 model.path = "m"
 algorithm.plugin = "sft"
 dataset.plugin = "jsonl"
+policy.optimizer.lr = 1e-6
 """
 FACTS = {"version": "2.13.0", "cuda": None, "hip": None, "seen": 0, "nccl": None, "capability": []}
 
@@ -179,6 +180,10 @@ def test_a_page_that_is_off_and_another_launcher_fix_no_port(here):
     from cosmos_core.config.loading import recipe_from
 
     tables = {"run": {"name": "x", "steps": 1}, "model": {"path": "m"}, "algorithm": {"plugin": "sft"}}
-    tables |= {"dataset": {"plugin": "jsonl"}, "control": {"port": 1, "page_port": -1}}
+    tables |= {
+        "dataset": {"plugin": "jsonl"},
+        "policy": {"optimizer": {"lr": 1e-6}},
+        "control": {"port": 1, "page_port": -1},
+    }
     assert list(needs.ports(recipe_from({**tables, "launch": {"launcher": "slurm"}}))) == []
     assert all(each.check == "its ports" for each in needs.ports(recipe_from(tables)))

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 
+import attrs
 import pytest
 
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, JoinTimedOut, ReplicaLost, Reported, RunOpened
+from cosmos_core.control.machine.records import StageTotals
 from cosmos_core.errors import JournalError, TransportError
 from cosmos_core.transport.reports import REPORT, CheckpointSaved, Failed, GroupFinished, StepDone
 
@@ -53,6 +55,13 @@ def test_a_step_record_tells_what_was_trained_on(run, make_sample):
     assert record.truncated == pytest.approx(1 / 6)
     assert record.failed == {"reward_failed": 1, "reward_timeout": 1}
     assert (record.num_groups, record.num_samples, record.num_units) == (2, 6, 11)
+    # One group's scored samples differ, and the other's are all equal.
+    assert record.num_equal == 1
+    assert it.state.ledger.totals.trained == record.num_trained == 6
+    totals = StageTotals()
+    totals.add(attrs.evolve(record, metrics={"trained_sequences": 2.0}))
+    totals.add(attrs.evolve(record, skipped=True))
+    assert (totals.samples, totals.trained) == (12, 2)
     assert record.metrics == {"loss": 1.0, "wait_s": 0.5}
     samples = it.state.ledger.samples
     assert (samples.generated, samples.consumed) == (8, 6)

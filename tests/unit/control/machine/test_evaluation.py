@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from cosmos_core.control.machine.progress import best_checkpoint
+from cosmos_core.control.machine.records import score_name
 from cosmos_core.control.machine.settings import StageSettings
 from cosmos_core.transport.reports import GroupFailed, HeldOutLoss, StepDone
 
@@ -54,16 +55,25 @@ def test_unscored_rows_count_as_not_right(run, make_sample):
     it.start()
     leases = it.leases()
     it.finish("r0", leases[0], make_sample(reward=1.0), text="four")
-    it.finish("r0", leases[1], make_sample(reward=0.5, status="truncated"), text="five")
+    it.finish("r0", leases[1], make_sample(reward=0.0, status="truncated"), text="five")
     it.finish("r0", leases[2], make_sample(status="reward_timeout"), text="six")
     it.report("r0", GroupFailed(lease=leases[3].lease, reason="too_long", detail=""))
     (done,) = it.state.evaluations
     assert done.version == 0
-    assert done.accuracy == pytest.approx(1.5 / 4)
-    assert done.reward == pytest.approx(1.5 / 2)
+    assert done.accuracy == pytest.approx(1 / 4)
+    assert done.reward == pytest.approx(1 / 2)
     assert (done.num_prompts, done.num_unscored, done.num_truncated) == (4, 2, 1)
     assert [(each.row, each.text) for each in done.completions] == [(0, "four"), (1, "five"), (2, "six")]
     assert it.state.ledger.samples.generated == 0
+
+    # What is neither right nor wrong has a reward, and no accuracy.
+    it = run(evaluation_prompts=2)
+    it.start()
+    for lease, reward in zip(it.leases()[:2], (1.0, 0.5), strict=True):
+        it.finish("r0", lease, make_sample(reward=reward))
+    (done,) = it.state.evaluations
+    assert (done.accuracy, done.reward, done.score) == (None, 0.75, 0.75)
+    assert score_name([done], "token") == "reward"
 
     it = run(evaluation_prompts=1)
     it.start()

@@ -19,6 +19,7 @@ def make_job(tmp_path):
             "run": {"name": "demo", "steps": 6},
             "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
             "algorithm": {"plugin": "sft"},
+            "policy": {"optimizer": {"lr": 1e-6}},
             "dataset": {"plugin": "numbers"},
             "control": control,
         }

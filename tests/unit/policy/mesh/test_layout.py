@@ -38,7 +38,7 @@ def found(mesh, *, axes=ALL, facts=FACTS, **policy):
             "model": {"plugin": "hf", "path": "x"},
             "algorithm": {"plugin": "grpo"},
             "dataset": {"plugin": "numbers"},
-            "policy": {"prompts_per_step": 64, "mesh": mesh, **policy},
+            "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 64, "mesh": mesh, **policy},
         }
     )
     return misfits(recipe.policy, ModelCapabilities(mesh_axes=axes), facts)

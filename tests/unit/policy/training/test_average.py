@@ -174,13 +174,14 @@ def test_a_recipe_without_the_table_is_refused(kit):
         "run": {"name": "demo", "steps": 6},
         "model": {"plugin": "hf", "config": {}},
         "algorithm": {"plugin": "nft"},
+        "policy": {"optimizer": {"lr": 1e-6}},
         "dataset": {"plugin": "numbers"},
     }
     recipe = recipe_from(raw)
     (problem,) = unmet(recipe, stages(recipe)[0], consulting(kit))
     assert problem.startswith("policy.average: 'nft'")
     assert "publish = true where rollouts are to come from the average" in problem
-    recipe = recipe_from({**raw, "policy": {"average": {}}})
+    recipe = recipe_from({**raw, "policy": {"optimizer": {"lr": 1e-6}, "average": {}}})
     assert list(unmet(recipe, stages(recipe)[0], consulting(kit))) == []
 
 

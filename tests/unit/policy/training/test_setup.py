@@ -15,7 +15,7 @@ RECIPE = {
     "model": {"path": "somewhere"},
     "algorithm": {"plugin": "dpo"},
     "dataset": {"plugin": "jsonl"},
-    "policy": {"precision": "fp32", "parallel": {"compile": "off"}, "lora": {"rank": 2}},
+    "policy": {"optimizer": {"lr": 1e-6}, "precision": "fp32", "parallel": {"compile": "off"}, "lora": {"rank": 2}},
 }
 
 

@@ -13,10 +13,11 @@ DATA = {
     "run": {"name": "r", "steps": 3},
     "model": {"path": "somewhere"},
     "algorithm": {"plugin": "grpo"},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "jsonl"},
     "reward": [{"plugin": "math"}],
     "rollout": {"sampling": {"temperature": 0.8}},
-    "warmup": {"plugin": "sft", "steps": 2},
+    "warmup": {"optimizer": {"lr": 1e-6}, "plugin": "sft", "steps": 2},
 }
 LR, CLIP, TEMPERATURE = "policy.optimizer.lr", "algorithm.options.clip_high", "rollout.sampling.temperature"
 

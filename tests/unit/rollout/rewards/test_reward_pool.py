@@ -11,9 +11,11 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import Setup
+from cosmos_core.rollout.rewards.pool import MOST_LATE
 from cosmos_core.rollout.rewards.worker import load
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
+NAMES = ("cannot read", "lost")
 OK, FAILED, LATE = SampleStatus.OK, SampleStatus.REWARD_FAILED, SampleStatus.REWARD_TIMEOUT
 
 
@@ -68,6 +70,36 @@ def test_a_hang_is_a_timeout_of_that_completion_alone(scorer):
         found = pool.score("number 1", "async 0.1", text, "number 2", "async 0.05", "number 3")
         assert [outcome.status for outcome in found] == [OK, OK, LATE, OK, OK, OK]
         assert "1.5 s" in found[2].detail
+
+
+def test_where_a_reward_raises_is_told_and_logged_once_a_place(scorer, plugin, caplog):
+    pool = scorer(num_workers=2)
+    found = pool.score("raise rats", "raise mice", "async-raise", "circular", "none")
+    source = (plugin / "obedient_plugin.py").read_text().splitlines()
+    lines = {name: number for number, line in enumerate(source, 1) for name in NAMES if name in line}
+    assert found[0].detail == f"ValueError: cannot read rats (obedient_plugin.py:{lines['cannot read']})"
+    assert found[2].detail == f"KeyError: 'lost' (obedient_plugin.py:{lines['lost']})"
+    # What is no error of the reward's has no place.
+    assert found[4].detail == "the score is no number but None"
+    told = [record.message for record in caplog.records if " raised at " in record.message]
+    assert [each.splitlines()[0] for each in told if "obedient_plugin" in each] == [
+        f"reward obedient raised at obedient_plugin.py:{lines[name]}:" for name in NAMES
+    ]
+    assert 'raise ValueError("cannot read " + rest)' in told[0]
+
+
+def test_a_reward_that_answers_nothing_is_given_up(scorer):
+    began = time.monotonic()
+    with pytest.raises(
+        PluginError, match=r"reward obedient: the last \d scores were not there within 0\.3 s: it hangs"
+    ):
+        scorer(timeout_s=0.3).score(*["hang"] * 9)
+    assert time.monotonic() - began > MOST_LATE * 0.3
+    # Many that are late at once are not late again and again;
+    scorer(timeout_s=1.0).score(*["async-hang"] * 9)
+    # and whoever answers in between is only slow.
+    found = scorer(timeout_s=0.3).score(*["hang", "hang", "number 1"] * 3)
+    assert [outcome.status for outcome in found] == [LATE, LATE, OK] * 3
 
 
 def test_a_slow_score_within_its_time_is_no_timeout_though_others_wait(scorer):

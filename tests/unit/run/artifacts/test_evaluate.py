@@ -35,22 +35,22 @@ SAMPLES = [sample(1.0, -4.0), sample(0.0, -2.0), sample(None, None)]
 
 
 def test_the_score_is_that_of_a_run():
-    # Of tokens it is the first reward and unscored prompts count.
-    found = _result(SAMPLES, "token", num_prompts=4)
-    assert (found.score, found.num_unscored, found.unit) == (0.25, 2, "token")
+    # An accuracy is of the first reward, and unscored prompts count.
+    found = _result(SAMPLES, "accuracy", num_prompts=4)
+    assert (found.score, found.num_unscored, found.name) == (0.25, 2, "accuracy")
 
-    # Of denoised samples it is the mean reward of those that have one.
-    found = _result(SAMPLES, "denoising step", num_prompts=4)
-    assert (found.score, found.num_unscored, found.unit) == (-1.0, 2, "denoising step")
+    # A reward is the mean of those that have one.
+    found = _result(SAMPLES, "reward", num_prompts=4)
+    assert (found.score, found.num_unscored, found.name) == (-1.0, 2, "reward")
     assert found.rewards == {"right": 0.5, "short": -3.0}
 
     # Where nothing was scored there is none.
-    for unit in ["token", "denoising step"]:
-        assert _result(SAMPLES[2:], unit, num_prompts=1).score is None
+    for name in ["accuracy", "reward"]:
+        assert _result(SAMPLES[2:], name, num_prompts=1).score is None
 
     # The mean is of what was counted.
     unweighed = attrs.evolve(SAMPLES[0], reward=None)
-    assert _result([unweighed, SAMPLES[1]], "denoising step", num_prompts=2).score == -1.0
+    assert _result([unweighed, SAMPLES[1]], "reward", num_prompts=2).score == -1.0
 
 
 def test_each_row_has_the_noise_of_the_runs_own_evaluations():
@@ -102,7 +102,7 @@ def test_what_cannot_be_evaluated_is_told_before_anything_is_generated(tmp_path,
 
     (tmp_path / "recipe.toml").write_text(
         'run = {name = "r", steps = 1}\nmodel = {plugin = "hf", config = {model_type = "qwen3"}}\n'
-        'algorithm = {plugin = "grpo"}\ndataset = {plugin = "numbers"}\n'
+        'algorithm = {plugin = "grpo"}\ndataset = {plugin = "numbers"}\npolicy = {optimizer = {lr = 1e-6}}\n'
         'reward = [{plugin = "keyed", name = "judged"}]\n'
     )
     monkeypatch.setattr(evaluate, "_evaluate", generate)

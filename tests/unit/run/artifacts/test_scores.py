@@ -95,7 +95,7 @@ def test_a_table_and_figures_for_people():
     # Figures are called what they are.
     of_text = ["held-out accuracy 0.5000", "prompts 2, unscored 1, truncated 0", "reward r 1.0000"]
     assert list(figures(evaluated())) == of_text
-    denoised = attrs.evolve(evaluated(), unit="denoising step")
+    denoised = attrs.evolve(evaluated(), name="reward")
     assert list(figures(denoised)) == ["held-out reward 0.5000", *of_text[1:]]
     assert next(figures(attrs.evolve(denoised, score=None))) == "held-out reward not measured"
 
@@ -107,7 +107,7 @@ def test_a_file_for_programs(tmp_path):
     assert [group["label"] for group in found["groups"]] == ["space", "time"]
 
     # A file says reward where there is no accuracy.
-    write(attrs.evolve(evaluated(), unit="denoising step"), tmp_path / "found.json", None)
+    write(attrs.evolve(evaluated(), name="reward"), tmp_path / "found.json", None)
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["reward"], "accuracy" in found) == (0.5, False)
 

@@ -7,7 +7,7 @@ BASE = {
     "model": {"plugin": "m", "path": "p"},
     "algorithm": {"plugin": "a"},
     "dataset": {"plugin": "d"},
-    "policy": {"replicas": 2, "mesh": {"dp_shard": 2, "tp": 2}},
+    "policy": {"optimizer": {"lr": 1e-6}, "replicas": 2, "mesh": {"dp_shard": 2, "tp": 2}},
     "rollout": {"replicas": 3, "mesh": {"tp": 4}, "device": "cuda"},
 }
 
@@ -20,5 +20,5 @@ def test_pools_have_processes_and_gpus():
     )
 
     # Imitation needs no rollouts and the cpu no gpus.
-    recipe = recipe_from({**BASE, "policy": {"device": "cpu"}})
+    recipe = recipe_from({**BASE, "policy": {"optimizer": {"lr": 1e-6}, "device": "cpu"}})
     assert pools(recipe, uses_rollouts=False) == (Pool(role="policy", replicas=1),)

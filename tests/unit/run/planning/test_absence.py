@@ -28,6 +28,7 @@ def ask(monkeypatch):
             "run": {"name": "demo", "steps": 6},
             "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
             "algorithm": {"plugin": "grpo"},
+            "policy": {"optimizer": {"lr": 1e-6}},
             "dataset": {"plugin": "numbers"},
             "reward": [
                 {"plugin": "keyed", "name": f"r{index}", "options": {"key": "K"}} for index in range(len(rewards))

@@ -29,9 +29,10 @@ RECIPE = {
     "run": {"name": "demo", "steps": 6},
     "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
     "algorithm": {"plugin": "grpo"},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "numbers"},
     "reward": [{"plugin": "right"}],
-    "warmup": {"plugin": "sft", "steps": 3},
+    "warmup": {"optimizer": {"lr": 1e-6}, "plugin": "sft", "steps": 3},
     "rollout": {"sampling": {"max_units": 100}},
 }
 FACTS = ModelFacts(
@@ -100,7 +101,11 @@ def test_what_cannot_run_is_named_with_its_key():
         ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
         (rollout(sampling={"max_units": 256}), {}, "rollout.sampling.max_units: 256 leaves no room.*256"),
         ({"evaluation": {"max_units": 300}}, {}, "evaluation.max_units: 300 leaves no room"),
-        ({"policy": {"micro_batch_units": 119}}, {}, "policy.micro_batch_units: 119.*raise it to 120"),
+        (
+            {"policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": 119}},
+            {},
+            "policy.micro_batch_units: 119.*raise it to 120",
+        ),
         ({"reward": []}, {}, "reward: 'grpo' learns from rewards"),
         (rollout(group_size=1), {}, "rollout.group_size: 1.*at least 2"),
         ({}, {"dataset": DatasetCapabilities()}, "warmup.plugin: 'sft' learns from demonstrations.*have none"),
@@ -139,7 +144,7 @@ def test_what_cannot_run_is_named_with_its_key():
     assert len(found) > 1
 
     # A mesh that does not fit the model is refused.
-    (problem,) = check({"policy": {"mesh": {"tp": 2}}})
+    (problem,) = check({"policy": {"optimizer": {"lr": 1e-6}, "mesh": {"tp": 2}}})
     assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")
 
 
@@ -186,10 +191,12 @@ def test_lengths_that_leave_no_room_are_refused():
 
     # Demonstrations of which none fits a forward are refused.
     main = AlgorithmCapabilities(source="demonstrations")
-    alone = {"reward": [], "warmup": None, "policy": {"micro_batch_units": 9}}
+    alone = {"reward": [], "warmup": None, "policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": 9}}
     (problem,) = check(alone, main=main, engine=None)
     assert problem.startswith("policy.micro_batch_units: no demonstration fits: the shortest of 10 prompts has 9 units")
-    assert check({**alone, "policy": {"micro_batch_units": 10}}, main=main, engine=None) == []
+    assert (
+        check({**alone, "policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": 10}}, main=main, engine=None) == []
+    )
 
 
 def test_an_engine_takes_media_and_records_what_is_trained_on():
@@ -217,18 +224,18 @@ def test_processes_have_a_gpu_and_sequences_each(monkeypatch):
     # Processes of a replica do not share a gpu.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(ConfigError, match=r"policy.mesh: 4 processes .* need a GPU each, and this machine has 2"):
-        check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
-    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 2}}}))
-    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}, "device": "cpu"}}))
+        check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 4}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 2}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 4}, "device": "cpu"}}))
     with pytest.raises(ConfigError, match=r"rollout.mesh: 4 processes .*or rollout.device = 'cpu'"):
         check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4})}))
     check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_gpus(recipe_from({**RECIPE, "policy": {"mesh": {"dp_shard": 4}}}))
+    check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 4}}}))
 
     # Processes that no sequence is left for are refused.
     axes = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
-    policy = {"prompts_per_step": 4, "mesh": {"dp_shard": 32}}
+    policy = {"optimizer": {"lr": 1e-6}, "prompts_per_step": 4, "mesh": {"dp_shard": 32}}
     (idle,) = check({"policy": policy, "rollout": {**RECIPE["rollout"], "group_size": 4}, "warmup": None}, model=axes)
     assert idle.startswith("policy.prompts_per_step: 16 sequences a step cannot be shared")
     assert "= 32 processes; raise it to at least 8" in idle
@@ -271,7 +278,7 @@ def test_a_format_needs_an_engine_a_model_and_a_layout_that_have_it():
 
     def found(tp, quantization, facts=facts):
         changes = {
-            "policy": {"mesh": {"tp": tp}, "micro_batch_units": 12},
+            "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"tp": tp}, "micro_batch_units": 12},
             "rollout": {**RECIPE["rollout"], "quantization": quantization},
         }
         return [each for each in check(changes, engine=engine, facts=facts, model=model) if "in a byte" in each]
@@ -386,7 +393,7 @@ def teacher(*, plugin="hf", capabilities=None, **facts):
 
 def test_a_frozen_model_fits_the_policys_mesh_and_sequences():
     # A frozen model lies on the policys mesh.
-    mesh = {"policy": {"mesh": {"dp_shard": 2}, "lora": {"rank": 2}}}
+    mesh = {"policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 2}, "lora": {"rank": 2}}}
     spread = ModelCapabilities(mesh_axes=frozenset({"dp_shard"}))
     assert check(mesh, model=spread, frozen={"teacher": teacher(capabilities=spread)}) == []
     (problem,) = check(mesh, model=spread, frozen={"teacher": teacher()})
@@ -412,7 +419,10 @@ def test_divergences_take_both_model_plugins_and_memory():
 
     # References of a steps decisions are kept together.
     for top, each in [(None, 300 * 4), (300, 300 * 4), (64, 64 * 12)]:
-        changes = {"rollout": {"group_size": 4, "sampling": {"max_units": 100}}, "policy": {"prompts_per_step": 6}}
+        changes = {
+            "rollout": {"group_size": 4, "sampling": {"max_units": 100}},
+            "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 6},
+        }
         consults = {1: {"reference": None, "teacher": Divergence(kind="jsd", top=top)}}
         recipe, parts = recipe_from({**RECIPE, **changes}), parts_of(changes, consults=consults)
         assert reference_bytes(recipe, parts) == 6 * 4 * 100 * each

@@ -41,6 +41,7 @@ plugin = "sft"
 [policy]
 prompts_per_step = 10
 micro_batch_units = 128
+optimizer = { lr = 1e-6 }
 
 [evaluation]
 prompts = 0

@@ -31,6 +31,7 @@ def recipe(**changes):
         "run": {"name": "demo", "steps": 1},
         "model": {"plugin": "hf", "path": "x"},
         "algorithm": {"plugin": "grpo"},
+        "policy": {"optimizer": {"lr": 1e-6}},
         "dataset": {"plugin": "numbers"},
     }
     return recipe_from({**base, **changes})
@@ -59,7 +60,7 @@ def test_memory_of_a_rollout_replica_by_hand():
     settings = {"rollout": {"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}}}
     plain, talks = (
         recipe(**settings),
-        recipe(**settings, environment={"plugin": "game"}, policy={"micro_batch_units": 50}),
+        recipe(**settings, environment={"plugin": "game"}, policy={"optimizer": {"lr": 1e-6}, "micro_batch_units": 50}),
     )
     assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
     assert rollout_memory(talks, FACTS, longest_prompt=20)["KV cache (at most)"] == 2 * 2 * 8 * 2 * 50 * 3
@@ -89,7 +90,10 @@ def test_bytes_of_a_weight_sync():
 
 
 def test_the_process_table_names_everyone():
-    made = recipe(policy={"replicas": 2, "mesh": {"tp": 2, "dp_shard": 3}}, rollout={"replicas": 2, "device": "cpu"})
+    made = recipe(
+        policy={"optimizer": {"lr": 1e-6}, "replicas": 2, "mesh": {"tp": 2, "dp_shard": 3}},
+        rollout={"replicas": 2, "device": "cpu"},
+    )
     assert processes(made, uses_rollouts=True) == [
         ("controller", "cosmos_core.control", "cpu", 1),
         ("policy-0", "cosmos_core.policy", "auto", 6),

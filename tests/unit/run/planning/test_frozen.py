@@ -17,7 +17,7 @@ RECIPE = {
     "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
     "algorithm": {"plugin": "distill"},
     "dataset": {"plugin": "jsonl"},
-    "policy": {"mesh": {"pp": 2}, "lora": {"modules": ["all-linear"]}},
+    "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"pp": 2}, "lora": {"modules": ["all-linear"]}},
     "teacher": {"path": "somewhere", "plugin": "moe"},
 }
 

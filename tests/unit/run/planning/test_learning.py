@@ -63,7 +63,11 @@ def latents(**algorithm):
 
 def test_latents_have_no_context_and_no_units_to_limit():
     # Latents have no context that could be too short.
-    changes = {"warmup": None, "policy": {"micro_batch_units": 2}, "rollout": {"sampling": {"max_units": 300}}}
+    changes = {
+        "warmup": None,
+        "policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": 2},
+        "rollout": {"sampling": {"max_units": 300}},
+    }
     assert check(changes, **latents()) == []
     assert len(check(changes)) > 0
 

@@ -54,7 +54,13 @@ def memory(mesh=None, *, facts=FACTS, references=0, **policy):
             "model": {"plugin": "hf", "path": "x"},
             "algorithm": {"plugin": "grpo"},
             "dataset": {"plugin": "numbers"},
-            "policy": {"micro_batch_units": 16, "precision": "fp32", "mesh": mesh or {}, **policy},
+            "policy": {
+                "optimizer": {"lr": 1e-6},
+                "micro_batch_units": 16,
+                "precision": "fp32",
+                "mesh": mesh or {},
+                **policy,
+            },
         }
     )
     return policy_memory(recipe, facts, references=references)

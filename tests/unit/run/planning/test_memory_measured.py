@@ -66,7 +66,7 @@ def recipe(units, **policy):
             "model": {"plugin": "hf", "path": "x"},
             "algorithm": {"plugin": "grpo"},
             "dataset": {"plugin": "numbers"},
-            "policy": {"micro_batch_units": units, "precision": "fp32", **policy},
+            "policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": units, "precision": "fp32", **policy},
         }
     )
 

@@ -24,6 +24,7 @@ RECIPE = {
     "run": {"name": "demo", "steps": 6},
     "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
     "algorithm": {"plugin": "grpo"},
+    "policy": {"optimizer": {"lr": 1e-6}},
     "dataset": {"plugin": "numbers"},
 }
 MODEL = object()

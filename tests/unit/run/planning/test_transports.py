@@ -10,6 +10,7 @@ def recipe(*overrides):
         "run": {"name": "a", "steps": 3},
         "model": {"path": "m"},
         "algorithm": {"plugin": "grpo"},
+        "policy": {"optimizer": {"lr": 1e-6}},
         "dataset": {"plugin": "arithmetic"},
         "reward": [{"plugin": "math"}],
     }

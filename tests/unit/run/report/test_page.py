@@ -74,11 +74,23 @@ def test_several_rewards_have_curves_of_their_own(job, finished):
     recipe = attrs.evolve(job.recipe, reward=(*job.recipe.reward, RewardConfig(plugin="length", name="brief")))
     follower = Follower()
     follower.fold(finished.entries)
-    assert "Rewards" not in {chart.title for chart in _charts(job, follower)}
+    assert "Rewards" not in {chart.title for chart in _charts(job, follower, "accuracy")}
     for timed in follower.steps:
         timed.record.rewards["brief"] = -0.5
-    charts = {chart.title: chart for chart in _charts(attrs.evolve(job, recipe=recipe), follower)}
+    charts = {chart.title: chart for chart in _charts(attrs.evolve(job, recipe=recipe), follower, "accuracy")}
     assert [line.label for line in charts["Rewards"].series] == ["right", "brief"]
+
+
+def test_why_a_run_did_not_learn_is_told_before_its_figures(job, finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    summary = summarise(job, follower, Ending(outcome="finished"), wall_s=60.0)
+    job.directory.mkdir()
+    page = write_report(job, follower, summary, Numbers()).read_text()
+    assert "Why it may not learn" not in page
+    finding = {"code": "equal", "text": "all <b>equal</b>", "advice": "change reward"}
+    page = write_report(job, follower, {**summary, "findings": [finding]}, Numbers()).read_text()
+    assert page.index("<b>equal</b>: all &lt;b&gt;equal&lt;/b&gt;; change reward") < page.index('class="tiles"')
 
 
 def test_a_run_that_failed_at_once_has_a_report(write):

@@ -101,7 +101,7 @@ def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
     ending = Ending(outcome="failed", reason="the controller could not start")
     summary = summarise(job, Follower(), ending, wall_s=1.0)
     assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
-    nothing = dict.fromkeys(("generated", "consumed", "units", "wasted_units", "wasted_s"), 0)
+    nothing = dict.fromkeys(("generated", "consumed", "trained", "units", "wasted_units", "wasted_s"), 0)
     assert summary["samples"] == {**nothing, "dropped": {}}
     assert print_(summary, job).count("the controller could not start") == 1
     # What a recovered run took to start and to end is not known.
@@ -113,6 +113,17 @@ def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
     shown = print_({**summary, "planes": {"policy": {"training": 1.0}}}, job)
     assert "steps in 16:40\n" in shown
     assert "Where the time went since the recovery (s)" in " ".join(shown.split())
+
+
+def test_why_a_run_did_not_learn_is_told_at_its_end(job, follower, summary):
+    assert summary["findings"] == []
+    assert summary["samples"]["trained"] == summary["samples"]["consumed"]
+    state = follower.state
+    state.steps = [attrs.evolve(each, num_equal=each.num_groups) for each in state.steps]
+    summary = summarise(job, follower, Ending(outcome="finished"), wall_s=12.5)
+    (found,) = summary["findings"]
+    assert (found["code"], found["text"].startswith("all rewards are equal in 100%")) == ("equal", True)
+    assert f"equal: {found['text']}; {found['advice']}" in " ".join(print_(summary, job).split())
 
 
 def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):

@@ -1,0 +1,206 @@
+"""Says why a run does not learn: pure functions of its state, of which each sees one thing, or says nothing.
+
+What is said is of the newest steps of the running stage, so that a finding which no longer holds is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from cosmos_core.config.schema.training import USUAL_LR
+from cosmos_core.control.live.figures import NEWEST_STEPS
+from cosmos_core.control.machine.records import StepRecord
+from cosmos_core.control.machine.state import State
+from cosmos_core.types import SampleStatus
+
+LEAST_STEPS: Final = 5
+"""Steps that something is said of: chance explains fewer, and a tiny run has made them within seconds."""
+LEAST_PROMPTS: Final = 16
+"""Prompts, or samples, that something is said of where no step may have been made: a batch of a small recipe."""
+MOST: Final = 0.5
+MANY: Final = 0.1
+"""Share of stale prompts above which generation is wasted; some are dropped whenever a pool starts again."""
+NEARLY_ALL: Final = 0.9
+"""Share of groups of equal rewards above which a batch has hardly a gradient. Half is usual of rewards of 0 and 1."""
+LEAST_MOVE: Final = 1e-6
+"""AdamW moves a weight by about the learning rate a step; a usual one is 0.02, of which this is 0.005 %."""
+COLLAPSED: Final = 0.1
+"""Share of the first entropy below which hardly anything new is tried; it may well halve in a run that learns."""
+FAR: Final = 2.0
+"""Factor from 1 beyond which a mean ratio is of another policy: bounds of clipping are near 1.2."""
+FALLEN: Final = 0.1
+"""Share of the best held-out score or loss by which three evaluations in a row got worse; chance rarely does that."""
+
+_FAILURES: Final = frozenset(status.value for status in SampleStatus if not status.is_scored)
+
+
+@attrs.frozen
+class Finding:
+    """A reason why a run does not learn: a word for it, what is seen with its figures, and the keys to change."""
+
+    code: str
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}; {self.advice}"
+
+
+@attrs.frozen
+class _Seen:
+    """The state, the newest steps of the running stage, and the first ones that are known of it."""
+
+    state: State
+    newest: Sequence[StepRecord]
+    first: Sequence[StepRecord]
+
+    def __str__(self) -> str:
+        return f"the newest {len(self.newest)} steps"
+
+    @property
+    def has_learned(self) -> bool:
+        """True if the reward is above that of the first steps: then it is no wonder that little is left to learn."""
+        before, now = (_mean(each.reward for each in records) for records in (self.first, self.newest))
+        return before is not None and now is not None and now > before
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Prompts dropped since the newest steps began, by reason: since the stage did, if there are not many."""
+        before = self.newest[0].dropped if len(self.newest) == NEWEST_STEPS else {}
+        return {reason: count - before.get(reason, 0) for reason, count in self.state.ledger.dropped.items()}
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that the newest steps consumed, and those dropped since they began."""
+        return sum(each.num_groups for each in self.newest) + sum(self.dropped.values())
+
+
+def findings(state: State) -> tuple[Finding, ...]:
+    """All that explains, now, why the run does not learn."""
+    stage = state.stage_index
+    newest = [each for each in state.steps[-NEWEST_STEPS:] if each.stage == stage]
+    first = itertools.islice((each for each in state.steps if each.stage == stage), LEAST_STEPS)
+    seen = _Seen(state, newest, tuple(first))
+    optimizer = "policy.optimizer" if state.stage is state.settings.main else "warmup.optimizer"
+    looks = {**_OF_PROMPTS, **(_OF_STEPS if len(newest) >= LEAST_STEPS else {})}.items()
+    told = ((code, look(seen), advice.format(optimizer=optimizer)) for code, (look, advice) in looks)
+    return tuple(Finding(*each) for each in told if each[1])
+
+
+def _unscored(seen: _Seen) -> str:
+    size = seen.state.settings.rollout_group_size
+    lost = sum(sum(each.failed.values()) for each in seen.newest) + size * seen.dropped.get("unscored", 0)
+    if lost < LEAST_PROMPTS or lost <= MOST * size * seen.num_prompts:
+        return ""
+    why = next((f" ({kind}: {why})" for kind, why in seen.state.status_details.items() if kind in _FAILURES), "")
+    return f"{lost:,} of the newest {size * seen.num_prompts:,} samples have no reward{why}"
+
+
+def _stale(seen: _Seen) -> str:
+    number = seen.dropped.get("stale", 0)
+    is_much = number >= LEAST_PROMPTS and number > MANY * seen.num_prompts
+    return f"{number:,} of the newest {seen.num_prompts:,} prompts were too old to train on" if is_much else ""
+
+
+def _dropped(seen: _Seen) -> str:
+    dropped = {reason: count for reason, count in seen.dropped.items() if reason not in ("stale", "unscored")}
+    number, most = sum(dropped.values()), max(dropped, key=dropped.__getitem__, default="")
+    if number < LEAST_PROMPTS or number <= NEARLY_ALL * seen.num_prompts:
+        return ""
+    why = seen.state.status_details.get(most, most)
+    return f"{number:,} of the newest {seen.num_prompts:,} prompts were dropped, most of them for {why!r}"
+
+
+def _equal(seen: _Seen) -> str:
+    now, before = (
+        sum(each.num_equal for each in records) / max(1, sum(each.num_groups for each in records))
+        for records in (seen.newest, seen.first)
+    )
+    if now < NEARLY_ALL or (seen.has_learned and before < NEARLY_ALL):
+        return ""
+    return f"all rewards are equal in {now:.0%} of the groups of {seen}, so advantages are 0: nothing to learn from"
+
+
+def _truncated(seen: _Seen) -> str:
+    share = _mean(each.truncated for each in seen.newest if each.reward is not None) or 0.0
+    return f"{share:.0%} of the completions of {seen} were cut off at the longest length" if share > MOST else ""
+
+
+def _untrained(seen: _Seen) -> str:
+    number = sum(each.skipped for each in seen.newest)
+    if number > MOST * len(seen.newest):
+        return f"the gradient of {number} of {seen} was not finite, so that the weights stayed as they were"
+    is_idle = not any(each.num_trained for each in seen.newest) and not _equal(seen)
+    return f"no sample of {seen} was trained on: all advantages are 0, or all rows of no use" if is_idle else ""
+
+
+def _learning_rate(seen: _Seen) -> str:
+    rates = [each.metrics["lr"] for each in (*seen.first, *seen.newest) if "lr" in each.metrics]
+    steps = seen.state.stage.steps
+    is_small = bool(rates) and max(rates) * steps < LEAST_MOVE
+    return f"the learning rate is {max(rates):.2g}: in {steps} steps no weight changes noticeably" if is_small else ""
+
+
+def _entropy(seen: _Seen) -> str:
+    before, now = _mean_metric(seen.first, "entropy"), _mean_metric(seen.newest, "entropy")
+    if before is None or now is None or seen.has_learned or now >= COLLAPSED * before:
+        return ""
+    return f"the entropy fell from {before:.3g} to {now:.3g}, and the reward did not rise"
+
+
+def _off_policy(seen: _Seen) -> str:
+    ratio, clipped = (_mean_metric(seen.newest, name) for name in ("ratio", "clip_fraction"))
+    if ratio is not None and not 1.0 / FAR <= ratio <= FAR:
+        return f"the mean ratio of the new to the old policy is {ratio:.3g} in {seen}: it should be near 1"
+    is_much = clipped is not None and clipped > MOST
+    return f"{clipped:.0%} of the decisions of {seen} are clipped: they hardly count" if is_much else ""
+
+
+def _overfitted(seen: _Seen) -> str:
+    main, every = seen.state.settings.main, seen.state.evaluations
+    known = [each for each in every if each.version >= main.first_version and math.isfinite(each.merit)]
+    known = [each for each in known if each.is_of_rollouts == main.uses_rollouts][-3:]
+    if len(known) < 3 or main.source == "preferences":
+        return ""
+    first, between, last = known
+    since = [each for each in seen.state.steps if first.version < each.step <= last.version]
+    # Of demonstrations, the loss of a batch stands for its reward.
+    merits = [each.reward if main.uses_rollouts else -each.metrics.get("loss", math.nan) for each in since]
+    before, now = (_mean(part) for part in (merits[: len(merits) // 2], merits[len(merits) // 2 :]))
+    is_worse = first.merit > between.merit > last.merit and first.merit - last.merit > FALLEN * abs(first.merit)
+    if before is None or now is None or now <= before or not is_worse:
+        return ""
+    what = "score" if main.uses_rollouts else "loss"
+    values = ", then ".join(f"{abs(each.merit):.3g} at step {each.version}" for each in known)
+    return f"training gets better and held-out rows worse: their {what} was {values}"
+
+
+def _mean_metric(records: Iterable[StepRecord], name: str) -> float | None:
+    return _mean(each.metrics.get(name) for each in records)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None
+
+
+_Looks = dict[str, tuple[Callable[[_Seen], str], str]]
+_OF_PROMPTS: Final[_Looks] = {
+    "unscored": (_unscored, "mend the reward (the replica's log has where it failed), or raise reward.timeout_s"),
+    "stale": (_stale, "raise sync.max_staleness, or lower rollout.replicas or rollout.max_in_flight"),
+    "dropped": (_dropped, "change the rows (dataset), their limits (dataset.max_prompt_units) or the reward"),
+}
+_OF_STEPS: Final[_Looks] = {
+    "equal": (_equal, "change the reward, the rows (dataset), rollout.sampling.temperature or rollout.group_size"),
+    "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),
+    "untrained": (_untrained, "lower {optimizer}.lr, or change policy.precision, reward.weight or algorithm.options"),
+    "learning-rate": (_learning_rate, f"raise {{optimizer}}.lr; {USUAL_LR}"),
+    "entropy": (_entropy, "lower {optimizer}.lr, raise rollout.sampling.temperature, or bind to a [reference]"),
+    "off-policy": (_off_policy, "lower {optimizer}.lr or sync.max_staleness, or widen the bounds (algorithm.options)"),
+    "overfitted": (_overfitted, "stop earlier (run.steps), take more rows (dataset), or look how the reward is fooled"),
+}

@@ -1,0 +1,99 @@
+"""Ten recipes that cannot learn, each of which is told what is wrong with it while it runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ForkedCommandLine
+from tests.runs import arithmetic
+
+# Planning tries a reward with "I do not know.", and refuses one that scores nothing.
+MINE = """
+import asyncio, random, time
+
+def constant(completion):
+    return 0.5
+
+def whim(completion):
+    return sum(completion.encode()) % 7 / 7
+
+def first(completion):
+    return ord(completion[0]) % 7 / 7 if completion else 0.0
+
+async def late(prompt, completion):
+    await asyncio.sleep(0.0 if sum(prompt.encode()) % 4 else 2.0)
+    return whim(completion)
+
+def raises(completion):
+    return 0.0 if "know" in completion else completion["answer"]
+
+def hangs(completion):
+    time.sleep(0 if "know" in completion else 1000)
+    return 0.0
+
+def nothing(completion):
+    return 0.0 if "know" in completion else float("nan")
+
+def noise(split):
+    draw = random.Random(split)
+    for _ in range(16):
+        prompt, completion = ("".join(draw.choices("0123456789", k=number)) for number in (4, 6))
+        yield {"prompt": prompt, "completion": completion}
+"""
+SHORT = ("evaluation.prompts=0", "run.steps=12", "policy.prompts_per_step=8", "rollout.group_size=4")
+MEMORISED = (
+    "dataset={plugin='./mine.py:noise'}",
+    "warmup={plugin='sft', steps=1, optimizer={lr=1e-4}}",
+    "algorithm={plugin='sft'}",
+    "reward=[]",
+    "run.steps=120",
+    "evaluation.prompts=16",
+    "evaluation.interval=20",
+    "policy.optimizer.lr=5e-3",
+)
+BOUND = ("algorithm={plugin='cispo', options={weight_floor=1.0, weight_cap=1.0}}",)
+LATE = (
+    "run.steps=8",
+    "reward.0.timeout_s=10",
+    "sync.max_staleness=1",
+    "policy.prompts_per_step=32",
+    "rollout.group_size=2",
+    "rollout.max_in_flight=128",
+)
+BROKEN = {
+    "constant": ("constant", (), r"equal: all rewards are equal in 100% of the groups"),
+    "cold": ("first", ("rollout.sampling.temperature=0.01",), r"equal: all rewards are equal in"),
+    "cut": ("whim", ("rollout.sampling.max_units=3",), r"truncated: \d+% of the completions"),
+    "raises": ("raises", (), r"unscored: .* have no reward \(reward_failed: raises: TypeError: .* \(mine\.py:18\)\)"),
+    "nothing": ("nothing", (), r"unscored: .* have no reward \(reward_failed: nothing: the score is not finite: nan\)"),
+    "hangs": ("hangs", (), r"reward_timeout: hangs: no score within 0\.5 s"),
+    "still": ("whim", ("policy.optimizer.lr=1e-12",), r"learning-rate: the learning rate is 1e-12: in 12 steps"),
+    "bound": ("whim", BOUND, r"off-policy: \d+% of the decisions of the newest \d+ steps are clipped"),
+    "memorised": ("", MEMORISED, r"overfitted: training gets better and held-out rows worse: their loss"),
+    "late": ("late", LATE, r"stale: \d+ of the newest \d+ prompts were too old to train on"),
+}
+FAILED = ("raises", "nothing", "hangs")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_run_that_cannot_learn_says_why_before_it_ends(tmp_path: Path, name: str) -> None:
+    reward, changes, finding = BROKEN[name]
+    (tmp_path / "mine.py").write_text(MINE)
+    given = f"reward=[{{plugin='./mine.py:{reward}', timeout_s=0.5}}]"
+    cosmos = ForkedCommandLine(tmp_path)
+    output = cosmos("run", *arithmetic(name, *SHORT, given, *changes), code=int(name in FAILED))
+    assert not cosmos.left_behind()
+    meanwhile, ended, after = output.partition(f"\n{name} {'failed' if name in FAILED else 'finished'} after ")
+    assert ended
+    assert re.search(finding, meanwhile), output
+    if name == "hangs":
+        assert "rollout-0: reward hangs: the last 5 scores were not there within 0.5 s: it hangs; mend it" in after
+    elif name == "raises":
+        log = (tmp_path / "runs" / name / "logs" / "rollout-0.jsonl").read_text()
+        assert log.count("reward raises raised at mine.py:18:") == 1
+        assert 'completion[\\"answer\\"]' in log

@@ -1,0 +1,211 @@
+"""What a run that does not learn says, by records that are made up: each finding, and what is just not one."""
+
+import attrs
+import pytest
+
+from cosmos_core.control.live.diagnosis import LEAST_STEPS, findings
+from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
+from cosmos_core.control.machine.state import opened
+from tests.run_settings import demonstrations, rollouts, small_settings
+
+SOUND = StepRecord(
+    step=1,
+    stage=0,
+    attempt=1,
+    skipped=False,
+    num_groups=4,
+    num_samples=16,
+    num_units=160,
+    reward=0.5,
+    rewards={},
+    truncated=0.25,
+    failed={},
+    staleness_mean=0.0,
+    staleness_max=0,
+    metrics={"lr": 1e-3, "trained_sequences": 12.0, "entropy": 1.0, "ratio": 1.0, "clip_fraction": 0.1},
+    dropped={},
+    num_equal=2,
+)
+
+
+def step(number=1, metrics=None, **changes):
+    return attrs.evolve(SOUND, step=number, metrics={**SOUND.metrics, **(metrics or {})}, **changes)
+
+
+STAGES = (rollouts(0, 100, 4),)
+
+
+def state_of(*records, stages=STAGES, dropped=None, evaluations=()):
+    """A state whose newest steps are these, numbered anew, and whose stage has dropped as many prompts."""
+    state = opened(small_settings(*stages))
+    state.steps = [attrs.evolve(each, step=number) for number, each in enumerate(records, 1)]
+    state.step = len(records)
+    state.ledger.dropped.update(dropped or {})
+    state.evaluations += evaluations
+    return state
+
+
+def told(*records, **changes):
+    """The texts of all findings, by code."""
+    return {found.code: found.text for found in findings(state_of(*records, **changes))}
+
+
+def newest(number=LEAST_STEPS, **changes):
+    return [step(**changes) for _ in range(number)]
+
+
+def test_a_run_that_learns_has_no_finding_and_neither_has_one_that_has_not_begun():
+    assert told() == {}
+    assert told(*newest(50)) == {}
+    # Nothing is said of a few steps, however bad they are.
+    bad = {"num_equal": 4, "truncated": 1.0, "metrics": {"lr": 1e-12, "ratio": 9.0}}
+    assert told(*newest(LEAST_STEPS - 1, **bad)) == {}
+    assert set(told(*newest(LEAST_STEPS, **bad))) == {"equal", "truncated", "learning-rate", "off-policy"}
+
+
+def test_a_finding_is_of_the_newest_steps_and_goes_when_they_are_sound():
+    cut = newest(10, truncated=1.0)
+    assert "truncated" in told(*newest(10), *cut, *cut)
+    assert told(*cut, *newest(20)) == {}
+    # Those of the warm-up are of another stage.
+    cut = [step(stage=0, truncated=1.0) for _ in range(10)]
+    state = state_of(*cut, *newest(5, stage=1), stages=(demonstrations(0, 10, 4), rollouts(10, 90, 4)))
+    assert state.stage_index == 1
+    assert findings(state) == ()
+
+
+def test_rewards_that_are_all_equal_unless_that_was_learned():
+    text = told(*newest(num_equal=4))["equal"]
+    assert text.startswith("all rewards are equal in 100% of the groups of the newest 5 steps")
+    assert "equal" in told(*newest(15, num_equal=3), *newest(20, num_equal=4, reward=0.5))
+    assert "equal" not in told(*newest(num_equal=3))
+    # A reward that has risen until nearly every group is right is what a run is for;
+    assert "equal" not in told(*newest(15, num_equal=1, reward=0.2), *newest(20, num_equal=4, reward=1.0))
+    # one that only wanders, with equal groups from the first step on, is not.
+    assert "equal" in told(*newest(15, num_equal=4, reward=0.2), *newest(20, num_equal=4, reward=0.3))
+
+
+def test_completions_that_are_cut_off():
+    assert told(*newest(truncated=0.6))["truncated"].startswith("60% of the completions of the newest 5 steps")
+    assert told(*newest(truncated=0.5)) == {}
+    assert told(*newest(truncated=0.6, reward=None)) == {}
+
+
+def test_a_learning_rate_that_moves_nothing():
+    (found,) = findings(state_of(*newest(metrics={"lr": 9e-9})))
+    assert found.code == "learning-rate"
+    assert "9e-09: in 100 steps" in found.text
+    assert found.advice.startswith("raise policy.optimizer.lr;")
+    assert str(found) == f"learning-rate: {found.text}; {found.advice}"
+    assert told(*newest(metrics={"lr": 1.1e-8})) == {}
+    # A schedule that ends near 0 began higher.
+    assert told(*newest(metrics={"lr": 1e-4}), *newest(20, metrics={"lr": 1e-12})) == {}
+    # A warm-up has an optimizer of its own.
+    stages = (demonstrations(0, 50, 4), rollouts(50, 10, 4))
+    plain = {"reward": None, "num_equal": 0, "metrics": {"lr": 1e-12, "trained_sequences": 4.0}}
+    (found,) = findings(state_of(*newest(**plain), stages=stages))
+    assert "warmup.optimizer.lr" in found.advice
+
+
+def test_nothing_that_is_trained_on():
+    text = told(*newest(3, skipped=True), *newest(2))["untrained"]
+    assert text == "the gradient of 3 of the newest 5 steps was not finite, so that the weights stayed as they were"
+    assert told(*newest(3, skipped=True), *newest(3)) == {}
+    idle = {"trained_sequences": 0.0}
+    assert told(*newest(metrics=idle))["untrained"].startswith("no sample of the newest 5 steps was trained on")
+    assert told(*newest(4, metrics=idle), step()) == {}
+    # Where that is because rewards are equal, it is said once.
+    assert set(told(*newest(metrics=idle, num_equal=4))) == {"equal"}
+
+
+def test_entropy_that_collapsed_without_a_better_reward():
+    low = newest(20, metrics={"entropy": 0.09})
+    assert told(*newest(), *low)["entropy"].startswith("the entropy fell from 1 to 0.09")
+    assert told(*newest(), *newest(20, metrics={"entropy": 0.11})) == {}
+    assert told(*newest(), *newest(20, metrics={"entropy": 0.09}, reward=0.6)) == {}
+
+
+def test_a_ratio_or_a_clip_fraction_that_is_far_off(subtests):
+    for metrics, text in [
+        ({"ratio": 2.1}, "the mean ratio of the new to the old policy is 2.1"),
+        ({"ratio": 0.4}, "the mean ratio of the new to the old policy is 0.4"),
+        ({"clip_fraction": 0.6}, "60% of the decisions of the newest 5 steps are clipped"),
+        ({"ratio": 1.9, "clip_fraction": 0.5}, None),
+        ({"ratio": 0.6}, None),
+    ]:
+        with subtests.test(metrics=metrics):
+            found = told(*newest(metrics=metrics)).get("off-policy")
+            assert found is text if text is None else found.startswith(text)
+
+
+def test_prompts_that_are_dropped_before_or_between_steps():
+    # Nothing has a reward: no step is ever made.
+    state = state_of(dropped={"unscored": 16})
+    state.status_details.update(checkpoint="no space", reward_failed="brevity: KeyError: 'x' (mine.py:3)")
+    (found,) = findings(state)
+    assert found.code == "unscored"
+    assert found.text == (
+        "64 of the newest 64 samples have no reward (reward_failed: brevity: KeyError: 'x' (mine.py:3))"
+    )
+    assert told(dropped={"unscored": 3}) == {}
+    # Half of the samples of the groups that are trained on.
+    assert told(*newest(num_samples=7, failed={"reward_failed": 9}))["unscored"].startswith("45 of the newest 80")
+    assert told(*newest(num_samples=8, failed={"reward_failed": 8})) == {}
+
+    assert told(*newest(10), dropped={"stale": 16})["stale"].startswith("16 of the newest 56 prompts were too old")
+    assert told(*newest(20, num_groups=10), dropped={"stale": 22}) == {}
+    assert "stale" in told(*newest(20, num_groups=10), dropped={"stale": 23})
+    assert told(*newest(1), dropped={"stale": 15}) == {}
+    assert "stale" in told(*newest(19, dropped={"stale": 100}), dropped={"stale": 100})
+    # What was dropped before the newest steps is no longer held against the run.
+    assert told(*newest(25, dropped={"stale": 100}), dropped={"stale": 100}) == {}
+
+    state = state_of(*newest(1), dropped={"equal rewards": 50, "too_long": 10})
+    assert [found.text for found in findings(state)] == [
+        "60 of the newest 64 prompts were dropped, most of them for 'equal rewards'"
+    ]
+    assert told(*newest(2), dropped={"equal rewards": 50}) == {}
+
+
+def heldout(version, score=None, loss=None):
+    return EvaluationRecord(
+        version=version,
+        accuracy=score,
+        reward=score,
+        num_prompts=100,
+        num_unscored=0,
+        num_truncated=0,
+        completions=(),
+        loss=loss,
+    )
+
+
+def test_training_that_gets_better_while_held_out_rows_get_worse():
+    rising = [step(reward=0.01 * number) for number in range(40)]
+    scores = [heldout(20 * number, score) for number, score in enumerate((0.5, 0.47, 0.44))]
+    assert told(*rising, evaluations=scores)["overfitted"] == (
+        "training gets better and held-out rows worse: their score was 0.5 at step 0, then 0.47 at step 20, "
+        "then 0.44 at step 40"
+    )
+    # A fall that chance may make, one that has ended, and one that training shares.
+    assert told(*rising, evaluations=[*scores[:2], heldout(40, 0.46)]) == {}
+    assert told(*rising, evaluations=[*scores[:2], heldout(40, 0.48)]) == {}
+    assert told(*rising, evaluations=[scores[0], heldout(20, 0.52), scores[2]]) == {}
+    assert told(*rising, evaluations=[*scores, heldout(40, 0.6)]) == {}
+    assert told(*rising[::-1], evaluations=scores) == {}
+    assert told(*rising, evaluations=scores[:2]) == {}
+
+    plain = {"reward": None, "num_equal": 0}
+    falling = [step(metrics={"loss": 2.0 - 0.01 * number}, **plain) for number in range(40)]
+    losses = [heldout(20 * number, loss=loss) for number, loss in enumerate((1.0, 1.1, 1.2))]
+    stages = {"stages": (demonstrations(0, 100, 4),)}
+    assert "their loss was 1 at step 0" in told(*falling, evaluations=losses, **stages)["overfitted"]
+    paired = attrs.evolve(demonstrations(0, 100, 4), source="preferences")
+    assert told(*falling, evaluations=losses, stages=(paired,)) == {}
+
+
+@pytest.mark.parametrize(("skipped", "metrics", "trained"), [(False, {}, 12), (True, {}, 0)])
+def test_samples_count_as_trained_on_where_they_had_a_part_in_the_gradient(skipped, metrics, trained):
+    assert step(skipped=skipped, metrics=metrics).num_trained == trained
+    # Steps of earlier releases do not say.
+    assert attrs.evolve(SOUND, metrics={}).num_trained == SOUND.num_samples
