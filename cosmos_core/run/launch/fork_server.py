@@ -144,7 +144,10 @@ def _folder() -> Path:
     stack = contextlib.ExitStack()
     # After multiprocessing has removed what it put there.
     Finalize(None, stack.close, exitpriority=_LAST)
-    return stack.enter_context(scratch("forks"))
+    folder = stack.enter_context(scratch("forks"))
+    # To tear down all that it has imported takes it two seconds, for which this process would wait.
+    stack.callback(_kill)
+    return folder
 
 
 def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
