@@ -1,4 +1,4 @@
-"""`cosmos export`, `cosmos generate` and `cosmos eval`: use a run's model."""
+"""`cosmos export` and `cosmos generate`: use a run's model."""
 
 from __future__ import annotations
 
@@ -140,51 +140,3 @@ def generate(
     for prompt, completions in zip(prompts, texts, strict=True):
         for completion in completions:
             typer.echo(f"> {prompt}\n{completion}\n")
-
-
-def evaluate(
-    source: Source,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            "--recipe", metavar="FILE", help="Dataset and rewards; those of the run whose folder it lies in, if absent."
-        ),
-    ] = None,
-    prompts: Annotated[
-        int | None, typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts; the recipe's if absent.")
-    ] = None,
-    step: Step = "latest",
-    *,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", metavar="KEY", help="Group by this key of the prompts' metadata, such as labels."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the figures there, too, as JSON.")
-    ] = None,
-    trust_remote_code: TrustRemoteCode = False,
-) -> None:
-    """Complete held-out prompts greedily and score them.
-
-    \b
-    Examples:
-      cosmos eval runs/arithmetic
-      cosmos eval runs/arithmetic --step best --prompts 64
-      cosmos eval my-model --recipe recipes/arithmetic.toml
-      cosmos eval my-model --recipe benchmark.toml --by labels --output benchmark.json
-    """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.run.artifacts.evaluate import (  # noqa: PLC0415
-        check_place,
-        evaluate_model,
-        figures,
-        lines,
-        write,
-    )
-
-    check_place(output)
-    result = evaluate_model(
-        source, recipe_path=recipe, num_prompts=prompts, step=step, trust_remote_code=trust_remote_code, by=by
-    )
-    typer.echo("\n".join([*figures(result), *(["", *lines(result, by)] if by is not None else [])]))
-    if output is not None:
-        write(result, output, by)

@@ -43,11 +43,19 @@ class CommandGroup(TyperGroup):
         return [*own, *sorted(set(installed_commands()) - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as Typer calls it
-        """The command of a name, imported if a distribution adds it; None if there is none."""
+        """The command of a name, imported if a distribution adds it; None, or a PluginError that says how to get it."""
         if cmd_name in self.core:
             return _built(cmd_name, self.core[cmd_name])
-        entries = installed_commands().get(cmd_name, ())
-        return _load(cmd_name, entries) if entries else None
+        if entries := installed_commands().get(cmd_name):
+            return _load(cmd_name, entries)
+        from cosmos_core.plugins.known import COMMANDS  # noqa: PLC0415 - where a command is missing
+
+        if distribution := COMMANDS.get(cmd_name):
+            raise PluginError(
+                f"cosmos {cmd_name} comes with another distribution (unless COSMOS_DISABLE_PLUGIN_AUTOLOAD hides it): "
+                f"pip install {distribution}"
+            )
+        return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands with the first sentence of each."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cosmos_core.errors import ConfigError
-
 if TYPE_CHECKING:
     from cosmos_core.plugins.card import Card
     from cosmos_core.plugins.discovery import PluginRecord
@@ -35,7 +33,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 @app.callback()
 def _root() -> None:
-    """List, show and make plugins."""
+    """List, show and make plugins; `cosmos check` judges them."""
 
 
 @app.command("list")
@@ -113,12 +111,6 @@ def new_plugin(
         ("cosmos check .", "whether it is fit to be published"),
     ):
         typer.echo(f"  {command:<40}{f'# {purpose}' if purpose else ''}".rstrip())
-
-
-@app.command("check", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def check_plugin() -> None:
-    """Say which command checks a plugin."""
-    raise ConfigError("a plugin is checked by the command cosmos check, of: pip install cosmos-service-check")
 
 
 def _plain(record: PluginRecord) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""First-party plugins and the distributions that provide them, for the hint when one is not installed."""
+"""First-party plugins and commands, and the distributions that provide them, for the hint when one is not installed."""
 
 from __future__ import annotations
 
@@ -48,4 +48,10 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
 }
 KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     (kind, name): distribution for (kind, distribution), names in _PROVIDED.items() for name in names.split()
+}
+_TOOLS: Final = "chat compare doctor eval init recipes samples serve"
+COMMANDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_TOOLS.split(), "cosmos-service-tools"),
+    "check": "cosmos-service-check",
+    "reward-service": "cosmos-service-reward-service",
 }

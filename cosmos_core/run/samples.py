@@ -1,4 +1,4 @@
-"""Reads the samples that a run has kept, part by part, and prints them; the run may go on meanwhile."""
+"""Reads the samples that a run has kept, part by part; the run may go on meanwhile."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.text import Text
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
@@ -33,10 +27,6 @@ from cosmos_core.types import SampleStatus
 _KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
 _KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
 _BATCH_ROWS: Final = 1024
-_SHOWN: Final = 5
-"""Prompts that are printed if nobody says how many."""
-_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Would steer the terminal."""
 
 
 def samples(
@@ -77,7 +67,7 @@ def samples(
                         yield each | _fate(each, steps.get(each["lease"]))
 
 
-def groups(directory: Path, *, order: str = "newest", count: int = _SHOWN, **wanted: Any) -> list[list[dict[str, Any]]]:
+def groups(directory: Path, *, order: str = "newest", count: int = 5, **wanted: Any) -> list[list[dict[str, Any]]]:
     """Read the samples of at most `count` prompts, each prompt's together; `wanted` as by `samples`.
 
     The order is `newest` first, or `worst` or `best` first by the mean reward of a prompt's samples, if it has one.
@@ -183,57 +173,9 @@ def accounted(directory: Path) -> str:
     return "; ".join(told)
 
 
-def print_samples(
-    directory: Path, console: Console, *, order: str, count: int | None, as_json: bool, **wanted: Any
-) -> None:
-    """Print the samples of `count` prompts (None: 5), or as lines of JSON (None: all), and how many are kept.
-
-    A ConfigError if there are none, or as of `samples`.
-    """
-    found: Iterable[Sequence[Mapping[str, Any]]]
-    if as_json and count is None and order == "newest":
-        found = ((each,) for each in samples(directory, **wanted))
-    else:
-        found = groups(directory, order=order, count=count or (sys.maxsize if as_json else _SHOWN), **wanted)
-    number = 0
-    for number, group in enumerate(found, start=1):  # noqa: B007 - how many there were
-        if as_json:
-            console.file.writelines(json.dumps(each) + "\n" for each in group)
-        else:
-            _show(group, console)
-    if not number:
-        steps = sorted(each["step"] for each in _steps(directory).values())
-        why = "no kept sample is as asked for" + (f"; steps {steps[0]} to {steps[-1]} were trained" if steps else "")
-        if not _parts(directory, "samples"):
-            why = 'no samples are kept: none are finished, samples.keep is "none", or an earlier release made the run'
-        raise ConfigError(f"{directory}: {why}")
-    if not as_json:
-        console.print(accounted(directory), highlight=False)
-
-
-def _show(group: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the samples of one prompt."""
-    first = group[0]
-    more = first["drop"] if first["step"] is None else f"step {first['step']}"
-    fate = ", ".join(filter(None, (first["fate"], more)))
-    place = f"{first['purpose']}: prompt {first['position']}, row {first['row']}, {fate}"
-    console.print(Rule(Text(place), align="left"))
-    _print(first["prompt"], console, 2)
-    for name in ("reference", "prompt_media"):
-        if first[name]:
-            _print(f"{name}: {json.dumps(first[name], ensure_ascii=False)}", console, 2)
-    for each in group:
-        parts = ", ".join(f"{name} {value:g}" for name, value in each["rewards"].items())
-        words = [f"#{each['index']}", "no reward" if each["reward"] is None else f"reward {each['reward']:g} ({parts})"]
-        words += [f"advantage {each['advantage']:.3g}"] if each["advantage"] is not None else []
-        words += ["not trained on"] if each["fate"] == "skipped" else []
-        words += [each["status"], f"{each['num_units']:,} units after {each['num_prompt_units']:,}"]
-        words += [f"versions {each['oldest_version']} to {each['newest_version']}"]
-        _print("  ".join(words), console, 0)
-        for text in (each["completion"], each["detail"], each["media"]):
-            _print(text, console, 4)
-
-
-def _print(text: str, console: Console, indent: int) -> None:
-    if text.strip():
-        console.print(Padding(Text(text.rstrip().translate(_CONTROL)), (0, 0, 0, indent), expand=False))
+def none_found(directory: Path) -> str:
+    """Say why no sample is as asked for."""
+    if not _parts(directory, "samples"):
+        return 'no samples are kept: none are finished, samples.keep is "none", or an earlier release made the run'
+    steps = sorted(each["step"] for each in _steps(directory).values())
+    return "no kept sample is as asked for" + (f"; steps {steps[0]} to {steps[-1]} were trained" if steps else "")

@@ -34,6 +34,12 @@ def test_commands_of_distributions_are_listed_and_run(make_distribution, cosmos,
     monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
     assert "greet" not in cosmos("--help").output
 
+    # One that is known to come with a distribution says with which, whatever follows it.
+    for command, package in (("eval", "cosmos-service-tools"), ("check", "cosmos-service-check")):
+        with pytest.raises(PluginError, match=rf"^cosmos {command} comes with .*: pip install {package}$"):
+            raise cosmos(command, "runs/x", "--by", "labels").exception
+    assert "No such command 'great'" in cosmos("great").output
+
 
 def test_the_core_keeps_its_commands_and_two_rivals_are_refused(make_distribution, cosmos):
     for name in ("one", "two"):

@@ -20,7 +20,6 @@ COMMANDS = (
     "plan",
     "export",
     "generate",
-    "eval",
     "status",
     "launch",
     "replica",

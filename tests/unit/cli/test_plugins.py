@@ -165,8 +165,3 @@ def test_show_takes_kind_and_distribution_and_names_the_nearest(run, short, make
     with pytest.raises(ConfigError, match="reward and of a dataset plugin; say which with --kind"):
         run("show", "short")
     assert "reward short" in run("show", "short", "--kind", "reward")
-
-
-def test_the_check_is_a_command_of_its_own(run):
-    with pytest.raises(ConfigError, match="by the command cosmos check, of: pip install cosmos-service-check"):
-        run("check", "short", "--set", "options.length=3")

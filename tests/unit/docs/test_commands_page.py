@@ -7,16 +7,18 @@ import typer
 from cosmos_service_tools.chat import chat
 from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
+from cosmos_service_tools.evaluate import evaluate
 from cosmos_service_tools.init import init
 from cosmos_service_tools.recipes import app
+from cosmos_service_tools.samples import samples
 from cosmos_service_tools.serve import serve
 
 PAGE = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
 
 
 def test_every_command_and_option_is_on_the_page():
-    for command in (init, doctor, compare, chat, serve):
-        name = command.__name__
+    for command in (init, doctor, compare, samples, evaluate, chat, serve):
+        name = command.__name__.replace("evaluate", "eval")
         application = typer.Typer(add_completion=False)
         application.command()(command)
         section = PAGE.partition(f"## `cosmos {name}`")[2].partition("\n## ")[0]

@@ -1,18 +1,21 @@
 import tomllib
 from pathlib import Path
 
-from cosmos_core.plugins.known import KNOWN
+from cosmos_core.plugins.known import COMMANDS, KNOWN
 from cosmos_core.protocols import KINDS
 from cosmos_core.protocols.provider import entry_point_group
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 
 
-def test_every_first_party_plugin_is_known_and_no_other():
-    provided = {}
+def test_every_first_party_plugin_and_command_is_known_and_no_other():
+    provided, commands = {}, {}
     for file in PLUGINS.glob("*/*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
         for kind in KINDS:
             for name in project.get("entry-points", {}).get(entry_point_group(kind), {}):
                 provided[kind, name] = project["name"]
+        added = project.get("entry-points", {}).get("cosmos_core.commands", {})
+        commands |= dict.fromkeys(added, project["name"])
     assert provided == KNOWN
+    assert commands == COMMANDS

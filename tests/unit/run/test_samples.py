@@ -1,18 +1,15 @@
-"""`cosmos samples`: what a run has kept is found, joined with what became of it, and printed."""
+"""Samples that a run has kept are found, and joined with what became of them."""
 
-import io
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.training import step as training
 from cosmos_core.rollout.samples import rows_of, schema
-from cosmos_core.run.samples import groups, print_samples, samples
+from cosmos_core.run.samples import accounted, groups, none_found, samples
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Array, Message, Payload, Prompt, Sample, SampleStatus
@@ -153,54 +150,29 @@ def test_prompts_come_newest_worst_or_best_first(run):
         assert places.index(late) < places.index(early)
 
 
-def printed(run, **options):
-    console = Console(file=io.StringIO(), width=100)
-    print_samples(run, console, **{"order": "newest", "count": None, "as_json": False, **options})
-    return console.file.getvalue()
-
-
-def test_samples_are_printed_and_cannot_steer_the_terminal(run):
-    text = printed(run, row=22)
-    for words in (
-        "train: prompt 12, row 22, skipped, step 1",
-        'reference: {"answer": 2}',
-        "#0  reward 0.5 (math 0.5)  advantage 0  not trained on  ok  2 units after 3  versions 0 to 0",
-        "#1  no reward  not trained on  reward_failed",
-        "math: boom",
-        "four ?\\x1b[31m",
-        "13 samples are kept; how many there were is not known: ",
-    ):
-        assert words in text
-    assert "dropped, equal" in printed(run, row=26)
-    lines = printed(run, as_json=True).splitlines()
-    assert len(lines) == 13
-    assert json.loads(lines[0]).keys() == next(samples(run)).keys()
-    assert [json.loads(line)["lease"] for line in printed(run, as_json=True, order="best", row=28).splitlines()] == [8]
-
-
 def test_what_is_not_there_is_a_sentence(run, tmp_path):
     run = Path(shutil.copytree(run, tmp_path / "copy"))
+    assert accounted(run).startswith("13 samples are kept; how many there were is not known: ")
+    assert none_found(run) == "no kept sample is as asked for; steps 1 to 3 were trained"
     for wanted, words in (
         ({"grep": "("}, "'(' is no regular expression: "),
         ({"status": "good"}, "status 'good' is none of ok, truncated, "),
         ({"purpose": "test"}, "purpose 'test' is none of train, evaluation"),
-        ({"step": 9}, "no kept sample is as asked for; steps 1 to 3 were trained"),
     ):
         with pytest.raises(ConfigError) as caught:
-            printed(run, **wanted)
+            groups(run, **wanted)
         assert words in str(caught.value)
     with pytest.raises(ConfigError, match="nowhere: not the folder of a run"):
-        printed(tmp_path / "nowhere")
+        groups(tmp_path / "nowhere")
     # A file that is no part, and one with a hole.
     sound = next((run / FOLDER).glob("samples.rollout-1.*")).read_bytes()
     for damaged in (b"PAR1 and no more", sound[:100] + b"?" * 400 + sound[500:]):
         (run / FOLDER / "samples.rollout-3.1.parquet").write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"samples\.rollout-3\.1\.parquet: cannot be read: .*; remove it"):
-            printed(run)
+            list(samples(run))
     for path in (run / FOLDER).iterdir():
         path.unlink()
-    with pytest.raises(ConfigError, match=r"no samples are kept: none are finished, .* or an earlier release"):
-        printed(run)
+    assert none_found(run).startswith("no samples are kept: none are finished, ")
 
 
 def test_a_dialogue_has_no_logprobs_where_the_model_did_not_speak_and_latents_have_no_tokens():

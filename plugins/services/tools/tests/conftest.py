@@ -13,8 +13,10 @@ from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_service_tools.chat import chat
 from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
+from cosmos_service_tools.evaluate import evaluate
 from cosmos_service_tools.init import init
 from cosmos_service_tools.recipes import app
+from cosmos_service_tools.samples import samples
 from cosmos_service_tools.serve import serve
 
 SIZES = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -30,7 +32,8 @@ def cosmos():
     """Run a command: its output if it succeeds, else what it raises."""
     root = typer.Typer()
     root.add_typer(app, name="recipes")
-    for command in (chat, compare, doctor, init, serve):
+    root.command("eval")(evaluate)
+    for command in (chat, compare, doctor, init, samples, serve):
         root.command()(command)
 
     def run(*arguments, keys=None, code=0):

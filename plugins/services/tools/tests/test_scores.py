@@ -6,7 +6,8 @@ import attrs
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.run.artifacts.evaluate import (
+from cosmos_core.types import Prompt
+from cosmos_service_tools.scores import (
     Evaluated,
     check_place,
     figures,
@@ -16,7 +17,6 @@ from cosmos_core.run.artifacts.evaluate import (
     mean_scores_by,
     write,
 )
-from cosmos_core.types import Prompt
 
 
 def scored(*pairs, key="labels"):

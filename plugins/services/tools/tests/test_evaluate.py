@@ -10,10 +10,10 @@ from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EvaluationConfig, RolloutConfig, RunConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.run.artifacts import evaluate
-from cosmos_core.run.artifacts.evaluate import _check_key, _complete, _result, evaluate_model
 from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.types import Array, Payload, Prompt, Sample, SampleStatus
+from cosmos_service_tools import evaluation
+from cosmos_service_tools.evaluation import _check_key, _complete, _result, evaluate_model
 
 
 def sample(first, second):
@@ -105,9 +105,9 @@ def test_what_cannot_be_evaluated_is_told_before_anything_is_generated(tmp_path,
         'algorithm = {plugin = "grpo"}\ndataset = {plugin = "numbers"}\npolicy = {optimizer = {lr = 1e-6}}\n'
         'reward = [{plugin = "keyed", name = "judged"}]\n'
     )
-    monkeypatch.setattr(evaluate, "_evaluate", generate)
-    monkeypatch.setattr(evaluate, "load_rewards", lambda *_: (Keyed(),))
-    monkeypatch.setattr(evaluate.PluginSet, "load", lambda _: None)
-    monkeypatch.setattr(evaluate, "is_of_tokens", lambda *_: True)
+    monkeypatch.setattr(evaluation, "_evaluate", generate)
+    monkeypatch.setattr(evaluation, "load_rewards", lambda *_: (Keyed(),))
+    monkeypatch.setattr(evaluation.PluginSet, "load", lambda _: None)
+    monkeypatch.setattr(evaluation, "is_of_tokens", lambda *_: True)
     with pytest.raises(ConfigError, match=r"^reward judged: KEY: not set$"):
         evaluate_model(tmp_path, recipe_path=tmp_path / "recipe.toml", num_prompts=1, step="latest")

@@ -1,0 +1,74 @@
+"""Prints the samples that a run has kept, prompt by prompt or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.samples import accounted, groups, none_found, samples
+
+_SHOWN: Final = 5
+"""Prompts that are printed if nobody says how many."""
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Would steer the terminal."""
+
+
+def print_samples(
+    directory: Path, console: Console, *, order: str, count: int | None, as_json: bool, **wanted: Any
+) -> None:
+    """Print the samples of `count` prompts (None: 5), or as lines of JSON (None: all), and how many are kept.
+
+    A ConfigError if there are none, or as of `samples`.
+    """
+    found: Iterable[Sequence[Mapping[str, Any]]]
+    if as_json and count is None and order == "newest":
+        found = ((each,) for each in samples(directory, **wanted))
+    else:
+        found = groups(directory, order=order, count=count or (sys.maxsize if as_json else _SHOWN), **wanted)
+    number = 0
+    for number, group in enumerate(found, start=1):  # noqa: B007 - how many there were
+        if as_json:
+            console.file.writelines(json.dumps(each) + "\n" for each in group)
+        else:
+            _show(group, console)
+    if not number:
+        raise ConfigError(f"{directory}: {none_found(directory)}")
+    if not as_json:
+        console.print(accounted(directory), highlight=False)
+
+
+def _show(group: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print the samples of one prompt."""
+    first = group[0]
+    more = first["drop"] if first["step"] is None else f"step {first['step']}"
+    fate = ", ".join(filter(None, (first["fate"], more)))
+    place = f"{first['purpose']}: prompt {first['position']}, row {first['row']}, {fate}"
+    console.print(Rule(Text(place), align="left"))
+    _print(first["prompt"], console, 2)
+    for name in ("reference", "prompt_media"):
+        if first[name]:
+            _print(f"{name}: {json.dumps(first[name], ensure_ascii=False)}", console, 2)
+    for each in group:
+        parts = ", ".join(f"{name} {value:g}" for name, value in each["rewards"].items())
+        words = [f"#{each['index']}", "no reward" if each["reward"] is None else f"reward {each['reward']:g} ({parts})"]
+        words += [f"advantage {each['advantage']:.3g}"] if each["advantage"] is not None else []
+        words += ["not trained on"] if each["fate"] == "skipped" else []
+        words += [each["status"], f"{each['num_units']:,} units after {each['num_prompt_units']:,}"]
+        words += [f"versions {each['oldest_version']} to {each['newest_version']}"]
+        _print("  ".join(words), console, 0)
+        for text in (each["completion"], each["detail"], each["media"]):
+            _print(text, console, 4)
+
+
+def _print(text: str, console: Console, indent: int) -> None:
+    if text.strip():
+        console.print(Padding(Text(text.rstrip().translate(_CONTROL)), (0, 0, 0, indent), expand=False))

@@ -1,0 +1,65 @@
+"""Samples that a run has kept are printed, for people and as lines of JSON."""
+
+import json
+
+import pytest
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.policy.training import step
+from cosmos_core.rollout.samples import schema
+from cosmos_core.run.samples import samples
+from cosmos_core.storage.parts import FOLDER, PartWriter
+
+
+def row(lease, index, reward, **more):
+    known = {"purpose": "train", "position": 10 + lease, "row": 20 + lease, "oldest_version": 0, "newest_version": 0}
+    texts = {"prompt": f"prompt of {lease}?", "reference": f'{{"answer": {lease}}}', "metadata": "{}", "drop": ""}
+    made = {"completion": "four ?\x1b[31m", "media": "", "detail": "", "replica": "rollout-0", "prompt_media": []}
+    numbers = {"num_units": 2, "num_prompt_units": 3, "truncated": False, "time": float(lease), "status": "ok"}
+    scores = {"reward": reward, "rewards": [] if reward is None else [("math", reward)]}
+    return {"lease": lease, "index": index, **known, **texts, **made, **numbers, **scores, **more}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has trained a group of two, one without a reward, and dropped a group of one."""
+    (tmp_path / "job.json").touch()
+    kept = [row(2, 0, 0.5), row(2, 1, None, status="reward_failed", detail="math: boom"), row(6, 0, 1.0, drop="equal")]
+    batch = {"generation": 1, "step": 1, "attempt": 1, "lease": 2, "position": 12}
+    steps = [batch | {"advantages": [0.0, None], "trained": [False, False]}]
+    for kind, columns, rows in (("samples", schema, kept), ("steps", step.schema, steps)):
+        writer = PartWriter(tmp_path / FOLDER, kind, "replica-0", columns, 1 << 30)
+        writer.put(rows, 1)
+        writer.close()
+    return tmp_path
+
+
+def test_samples_are_printed_and_cannot_steer_the_terminal(cosmos, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    text = cosmos("samples", run)
+    for words in (
+        "train: prompt 12, row 22, skipped, step 1",
+        'reference: {"answer": 2}',
+        "#0  reward 0.5 (math 0.5)  advantage 0  not trained on  ok  2 units after 3  versions 0 to 0",
+        "#1  no reward  not trained on  reward_failed",
+        "math: boom",
+        "four ?\\x1b[31m",
+        "dropped, equal",
+        "3 samples are kept; how many there were is not known: ",
+    ):
+        assert words in text
+    assert text.index("row 26") < text.index("row 22")
+    assert "row 22" not in cosmos("samples", run, "-n", 1)
+    lines = cosmos("samples", run, "--json").splitlines()
+    assert [json.loads(line).keys() for line in lines] == [next(samples(run)).keys()] * 3
+    assert [json.loads(line)["lease"] for line in cosmos("samples", run, "--json", "--worst").splitlines()] == [2, 2, 6]
+
+
+def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path):
+    for arguments, words in (
+        ([run, "--step", 9], "no kept sample is as asked for; steps 1 to 1 were trained"),
+        ([run, "--worst", "--best"], "--worst and --best: give one of them"),
+        ([tmp_path / "nowhere"], "nowhere: not the folder of a run"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            cosmos("samples", *arguments)
