@@ -217,13 +217,13 @@ def _frames_to_give(
 
 
 @contextmanager
-def exported(source: Path) -> Iterator[Path]:
-    """The folder of the model itself, or of the latest checkpoint of the run, exported for as long as it is needed."""
+def exported(source: Path, step: str = "latest") -> Iterator[Path]:
+    """The folder of the model itself, or of a checkpoint of the run, exported for as long as it is needed."""
     if not (source / "job.json").is_file():
         yield source
         return
     with scratch("generate") as folder:
-        export_run(source, step="latest", output=folder / "model", dtype=TRAINED)
+        export_run(source, step=step, output=folder / "model", dtype=TRAINED)
         yield folder / "model"
 
 

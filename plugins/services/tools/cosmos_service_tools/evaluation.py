@@ -27,9 +27,7 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
-from cosmos_core.run.artifacts.export import TRAINED, export_run
-from cosmos_core.run.artifacts.generate import Served, check_folder, is_of_tokens, run_of, serve
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, run_of, serve
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
 from cosmos_service_tools.scores import Evaluated, mean_score, mean_scores_by
 
@@ -95,7 +93,6 @@ def evaluate_model(
         by: Key of the prompts' metadata to group by; None for no groups.
     """
     check_folder(source)
-    is_run = (source / "job.json").is_file()
     job = _job(source, recipe_path)
     if not job.recipe.reward_names:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
@@ -104,14 +101,11 @@ def evaluate_model(
     # Before anything is generated.
     if absent := absent_here(rewards, load_rewards(job, plugins)):
         raise ConfigError("; ".join(absent))
-    if not is_run:
-        if recipe_path is None:
-            model = attrs.evolve(job.recipe.model, trust_remote_code=trust_remote_code)
-            job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
-        return _evaluate(source, job, num_prompts, by)
-    with scratch("eval") as folder:
-        export_run(source, step=step, output=folder / "model", dtype=TRAINED)
-        return _evaluate(folder / "model", job, num_prompts, by)
+    if recipe_path is None and not (source / "job.json").is_file():
+        model = attrs.evolve(job.recipe.model, trust_remote_code=trust_remote_code)
+        job = attrs.evolve(job, recipe=attrs.evolve(job.recipe, model=model))
+    with exported(source, step) as folder:
+        return _evaluate(folder, job, num_prompts, by)
 
 
 def _job(source: Path, recipe_path: Path | None) -> Job:
