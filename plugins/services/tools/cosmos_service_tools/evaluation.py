@@ -12,10 +12,11 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Job, Unit
+from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
+from cosmos_core.control.machine.records import are_right_or_wrong
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import greedy, load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
@@ -141,11 +142,13 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
             scored = _score(served, answered, job, pool)
     finally:
         pool.close()
-    scores = _scores(prompts, answered, scored, job.unit)
-    # Rewards of denoised samples may be below 0 throughout, so that one without a score must not count as 0.
-    unscored = 0.0 if job.unit == "token" else None
+    firsts = (value for each in scored if each.is_scored for value in list(each.rewards.values())[:1])
+    name = "accuracy" if are_right_or_wrong(firsts, job.unit) else "reward"
+    scores = _scores(prompts, answered, scored, name)
+    # Rewards may be below 0 throughout, so that one without a score must not count as 0.
+    unscored = 0.0 if name == "accuracy" else None
     return attrs.evolve(
-        _result(scored, job.unit, num_prompts=rows),
+        _result(scored, name, num_prompts=rows),
         total=mean_score("all", [score for _, score in scores], unscored=unscored) if scores else None,
         groups=() if by is None else tuple(mean_scores_by(scores, by, unscored=unscored)),
     )
@@ -218,29 +221,29 @@ def _score(served: Served, answered: list[tuple[Prompt, EpisodeResult]], job: Jo
 
 
 def _scores(
-    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, EpisodeResult]], samples: list[Sample], unit: Unit
+    prompts: list[tuple[int, Prompt]], answered: list[tuple[Prompt, EpisodeResult]], samples: list[Sample], name: str
 ) -> list[tuple[Prompt, float | None]]:
     """The score of each prompt; None of those that were not answered or could not be scored."""
     found = {
-        id(prompt): _score_of(sample, unit) if sample.is_scored else None
+        id(prompt): _score_of(sample, name) if sample.is_scored else None
         for (prompt, _), sample in zip(answered, samples, strict=True)
     }
     return [(prompt, found.get(id(prompt))) for _, prompt in prompts]
 
 
-def _score_of(sample: Sample, unit: Unit) -> float | None:
-    """The score of a sample; of tokens, the first reward says whether it is right."""
-    return next(iter(sample.rewards.values())) if unit == "token" else sample.reward
+def _score_of(sample: Sample, name: str) -> float | None:
+    """The score of a sample; of an accuracy, the first reward says whether it is right."""
+    return next(iter(sample.rewards.values())) if name == "accuracy" else sample.reward
 
 
-def _result(samples: list[Sample], unit: Unit, *, num_prompts: int) -> Evaluated:
+def _result(samples: list[Sample], name: str, *, num_prompts: int) -> Evaluated:
     scored = [each for each in samples if each.is_scored]
     names = list(scored[0].rewards) if scored else []
     totals = {name: sum(each.rewards[name] for each in scored) for name in names}
-    values = [score for each in scored if (score := _score_of(each, unit)) is not None]
-    counted = num_prompts if unit == "token" else len(values)
+    values = [score for each in scored if (score := _score_of(each, name)) is not None]
+    counted = num_prompts if name == "accuracy" else len(values)
     return Evaluated(
-        unit=unit,
+        name=name,
         score=sum(values) / counted if values else None,
         num_prompts=num_prompts,
         num_unscored=num_prompts - len(scored),

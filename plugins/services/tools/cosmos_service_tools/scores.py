@@ -10,7 +10,6 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Unit, score_name
 from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import Prompt
@@ -95,15 +94,15 @@ class Evaluated:
     """The result of an evaluation.
 
     Attributes:
-        score: As in a run's own evaluations, None where no prompt was scored. Of tokens the accuracy, the mean of the
-            first reward, of which unscored prompts count 0; of denoised samples the mean reward of the scored prompts.
+        name: `accuracy` or `reward`.
+        score: As in a run's own evaluations, None where no prompt was scored. The accuracy is the mean of the first
+            reward, of which unscored prompts count 0; the reward the mean reward of the scored prompts.
         num_prompts: Held-out prompts.
         num_unscored: Those without a score.
         num_truncated: Those cut at the longest length.
         rewards: Mean of each reward over the scored prompts.
         total: The same score of all held-out prompts that can be read, and its confidence interval; None if none can.
         groups: The same for the prompts of each label, where a key of the metadata to group by was given.
-        unit: What the samples are made of, which decides what the score is.
     """
 
     score: float | None
@@ -113,13 +112,13 @@ class Evaluated:
     rewards: dict[str, float]
     total: MeanScore | None = None
     groups: tuple[MeanScore, ...] = ()
-    unit: Unit = "token"
+    name: str = "accuracy"
 
 
 def figures(evaluated: Evaluated) -> Iterator[str]:
     """The figures of all prompts, line by line."""
     score = "not measured" if evaluated.score is None else f"{evaluated.score:.4f}"
-    yield f"held-out {score_name(evaluated.unit)} {score}"
+    yield f"held-out {evaluated.name} {score}"
     yield f"prompts {evaluated.num_prompts}, unscored {evaluated.num_unscored}, truncated {evaluated.num_truncated}"
     for name, value in evaluated.rewards.items():
         yield f"reward {name} {value:.4f}"
@@ -144,8 +143,8 @@ def check_place(path: Path | None) -> None:
 
 def write(evaluated: Evaluated, path: Path, by: str | None) -> None:
     """Write the figures as JSON; the score is under its name, `accuracy` or `reward`."""
-    said = {score_name(evaluated.unit): evaluated.score, **unstructure(evaluated), "by": by}
-    del said["score"]
+    said = {evaluated.name: evaluated.score, **unstructure(evaluated), "by": by}
+    del said["score"], said["name"]
     try:
         path.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
