@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,11 @@ from cosmos_core.types import JSON
 
 Unit: TypeAlias = Literal["token", "denoising step"]
 """What a sample is made of, and is counted in."""
+
+
+def are_right_or_wrong(scores: Iterable[float], unit: Unit) -> bool:
+    """True if the mean of scores is an accuracy: of text, each of them 0 or 1."""
+    return unit == "token" and set(scores) <= {0.0, 1.0}
 
 
 @attrs.frozen(kw_only=True)

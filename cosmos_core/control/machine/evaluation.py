@@ -12,8 +12,8 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Unit
-from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion, are_right_or_wrong
+from cosmos_core.config.job import Unit, are_right_or_wrong
+from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.control.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFinished, HeldOutLoss

@@ -204,11 +204,6 @@ class EvaluationRecord:
         return -self.loss if self.loss is not None and not math.isnan(self.loss) else -math.inf
 
 
-def are_right_or_wrong(scores: Iterable[float], unit: Unit) -> bool:
-    """True if the mean of scores is an accuracy: of text, each of them 0 or 1."""
-    return unit == "token" and set(scores) <= {0.0, 1.0}
-
-
 def score_name(evaluations: Iterable[EvaluationRecord], unit: Unit) -> str:
     """The score of a run's rollouts: `accuracy` if all evaluations that scored some have one, else `reward`."""
     has_one = (each.accuracy is not None for each in evaluations if each.score is not None)

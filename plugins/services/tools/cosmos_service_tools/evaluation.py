@@ -12,11 +12,10 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.job import Job
+from cosmos_core.config.job import Job, are_right_or_wrong
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.control.machine.records import are_right_or_wrong
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import greedy, load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
