@@ -165,7 +165,6 @@ class _Commands(CommandGroup):
         "drain": runs.drain,
         "export": artifacts.export,
         "generate": artifacts.generate,
-        "audit": runs.audit,
         "recover": runs.recover,
         "launch": launch.app,
         "replica": replica.app,

@@ -25,7 +25,6 @@ COMMANDS = (
     "replica",
     "set",
     "drain",
-    "audit",
     "recover",
     "keys",
     "plugins",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from cosmos_service_tools.audit import audit
 from cosmos_service_tools.chat import chat
 from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
@@ -18,7 +19,7 @@ PAGE = (DOCS / "commands.md").read_text()
 
 
 def test_every_command_and_option_is_on_the_page():
-    for command in (init, doctor, compare, samples, evaluate, chat, serve):
+    for command in (init, doctor, audit, compare, samples, evaluate, chat, serve):
         name = command.__name__.replace("evaluate", "eval")
         application = typer.Typer(add_completion=False)
         application.command()(command)

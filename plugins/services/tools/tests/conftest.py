@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from cosmos_core.models.tokenizer import build_tokenizer
+from cosmos_service_tools.audit import audit
 from cosmos_service_tools.chat import chat
 from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
@@ -33,7 +34,7 @@ def cosmos():
     root = typer.Typer()
     root.add_typer(app, name="recipes")
     root.command("eval")(evaluate)
-    for command in (chat, compare, doctor, init, samples, serve):
+    for command in (audit, chat, compare, doctor, init, samples, serve):
         root.command()(command)
 
     def run(*arguments, keys=None, code=0):
