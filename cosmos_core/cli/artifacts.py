@@ -81,8 +81,7 @@ Plugin = Annotated[
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")]
 _MEDIA_HELP = "An image or a video that each prompt shows, or that a world model goes on from; repeatable."
 Media = Annotated[
-    list[Path] | None,
-    typer.Option("--image", "--video", metavar="FILE", exists=True, readable=True, help=_MEDIA_HELP),
+    list[Path] | None, typer.Option("--image", "--video", metavar="FILE", exists=True, readable=True, help=_MEDIA_HELP)
 ]
 _FRAMES_HELP = "How many last frames of the video a world model goes on from; as in its run, else 1."
 GivenFrames = Annotated[int | None, typer.Option("--given-frames", metavar="N", min=1, help=_FRAMES_HELP)]

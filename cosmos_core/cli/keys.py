@@ -52,14 +52,10 @@ def new(
       cosmos keys new keys --rollout 'gpu7-*' --person ann
       cosmos keys new runs/arithmetic --observer wall-display
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.transport.key_folder import USUAL, Wanted, make  # noqa: PLC0415
+    from cosmos_core.transport.key_folder import USUAL, Wanted, make, role_of  # noqa: PLC0415
 
-    named = [
-        *(Wanted(role="policy", name=name) for name in policy or ()),
-        *(Wanted(role="rollout", name=name) for name in rollout or ()),
-        *(Wanted(role="person", name=name) for name in person or ()),
-        *(Wanted(role="observer", name=name) for name in observer or ()),
-    ]
+    given = {"policy": policy, "rollout": rollout, "person": person, "observer": observer}
+    named = [Wanted(role=role_of(role), name=name) for role, names in given.items() for name in names or ()]
     keys = _folder(folder)
     for path in make(keys, named or USUAL):
         typer.echo(f"Made {path}")

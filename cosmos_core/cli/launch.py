@@ -30,8 +30,7 @@ def launch(
         bool, typer.Option("--render-only", help="Print what would be submitted; leave nothing behind.")
     ] = False,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the run of this name, unless it is running."),
+        bool, typer.Option("--overwrite", help="Replace the run of this name, unless it is running.")
     ] = False,
 ) -> None:
     """Hand a run over to a cluster; what runs where is derived from the same recipe and plan as for `cosmos run`.

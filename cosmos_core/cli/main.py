@@ -203,12 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _load(
-    recipe: Path | None,
-    names: tuple[str | None, ...],
-    overrides: list[str] | None,
-    name: str | None,
-) -> Recipe:
+def _load(recipe: Path | None, names: tuple[str | None, ...], overrides: list[str] | None, name: str | None) -> Recipe:
     from cosmos_core.config.loading import load_recipe  # noqa: PLC0415
 
     kinds = ("model", "algorithm", "dataset", "reward", "environment")

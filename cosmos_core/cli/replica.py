@@ -58,12 +58,7 @@ def policy(
 
 
 @app.command()
-def rollout(
-    *,
-    controller: Controller = None,
-    run: RunFolder = None,
-    name: Name = None,
-) -> None:
+def rollout(*, controller: Controller = None, run: RunFolder = None, name: Name = None) -> None:
     """Add a rollout replica: it generates as soon as it has the newest weights.
 
     \b

@@ -75,13 +75,7 @@ def policy_memory(
     """
     mesh = recipe.policy.mesh
     of_rank = functools.partial(
-        _Rank,
-        recipe=recipe,
-        facts=facts,
-        publishes=publishes,
-        frozen=frozen,
-        references=references,
-        latents=latents,
+        _Rank, recipe=recipe, facts=facts, publishes=publishes, frozen=frozen, references=references, latents=latents
     )
     each = [of_rank(place=place).memory() for place in range(mesh.pp)]
     found, first, per_stage = [], 0, world_size(mesh) // mesh.pp

@@ -25,13 +25,7 @@ from cosmos_core.plugins.recipe import (
 )
 from cosmos_core.plugins.selection import PluginSet, describe
 from cosmos_core.policy.trial import tried
-from cosmos_core.protocols import (
-    AlgorithmCapabilities,
-    Dataset,
-    Model,
-    Preflight,
-    Split,
-)
+from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflight, Split
 from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import MoEModel, MultiTurnModel
