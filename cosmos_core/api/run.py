@@ -21,6 +21,7 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.run import folder, metrics
 from cosmos_core.run.requests import ask
+from cosmos_core.run.samples import samples
 from cosmos_core.run.status import look
 from cosmos_core.transport.messages import Stop
 
@@ -139,11 +140,19 @@ class Run:
 
     def metrics(self) -> Any:
         """The figures of each step, as a table (pandas) or, without pandas, a list of dictionaries."""
-        return _table(metrics.read(self.directory), "step")
+        return self._figures("step")
 
     def evaluations(self) -> Any:
         """The figures of each held-out evaluation, likewise."""
-        return _table(metrics.read(self.directory), "evaluation")
+        return self._figures("evaluation")
+
+    def samples(self, **wanted: Any) -> Any:
+        """The kept samples, likewise, with the columns of docs/samples.md; `wanted` as of `cosmos_core.run.samples`."""
+        return _table(list(samples(self.directory, **wanted)))
+
+    def _figures(self, kind: str) -> Any:
+        rows = (row for row in metrics.read(self.directory) if row["kind"] == kind)
+        return _table([{name: value for name, value in row.items() if name != "kind"} for row in rows])
 
     def summary(self) -> dict[str, Any]:
         """The summary of an ended run (`summary.json`); empty before that."""
@@ -168,8 +177,7 @@ def open_run(directory: str | Path) -> Run:
     return Run(Path(directory))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], kind: str) -> Any:
-    found = [{name: value for name, value in row.items() if name != "kind"} for row in rows if row["kind"] == kind]
+def _table(found: Sequence[Mapping[str, Any]]) -> Any:
     if find_spec("pandas") is None:
         return found
     import pandas as pd  # noqa: PLC0415 - a second to import, and not of the core's dependencies

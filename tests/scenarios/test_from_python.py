@@ -59,5 +59,8 @@ def test_it_is_found_again_with_its_figures_and_its_model(run: Path) -> None:
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert 0.0 < rows[-1]["reward/mean"] < 1.0
     assert found.evaluations().to_dict("records")[0]["step"] == 4
+    kept = found.samples(purpose="train").to_dict("records")
+    assert {each["fate"] for each in kept} >= {"trained"}
+    assert all(each["reward"] == 1 - len(each["completion"]) / 60 for each in kept if len(each["completion"]) < 60)
     assert found.summary()["outcome"] == found.wait() == "stopped"
     assert (found.model() / "config.json").exists()

@@ -19,3 +19,9 @@ def test_every_first_party_plugin_and_command_is_known_and_no_other():
         commands |= dict.fromkeys(added, project["name"])
     assert provided == KNOWN
     assert commands == COMMANDS
+
+
+def test_the_extra_all_is_of_every_distribution():
+    extras = tomllib.loads((PLUGINS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {tomllib.loads(file.read_text())["project"]["name"] for file in PLUGINS.glob("*/*/pyproject.toml")}
+    assert {line.partition(">=")[0] for line in extras["all"]} == named
