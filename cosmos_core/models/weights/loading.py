@@ -14,9 +14,10 @@ from typing import Any, Final
 import attrs
 import msgspec
 import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.constants import CONFIG_NAME, HF_HUB_OFFLINE
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.constants import CONFIG_NAME, HF_HUB_CACHE, HF_HUB_OFFLINE
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, StrictDataclassError
+from huggingface_hub.file_download import repo_folder_name
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
@@ -289,7 +290,7 @@ def require_folder(path: str) -> None:
         near = difflib.get_close_matches(folder.name, beside, 1)
         hint = f"; did you mean {folder.with_name(near[0])}?" if near else ""
         raise ConfigError(f"model.path: no folder {path!r}{hint}")
-    if HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(path, CONFIG_NAME), str):
+    if HF_HUB_OFFLINE or Path(HF_HUB_CACHE, repo_folder_name(repo_id=path, repo_type="model")).is_dir():
         return
     try:
         get_hf_file_metadata(hf_hub_url(path, CONFIG_NAME))

@@ -356,7 +356,8 @@ def _planned(plugin: str, capabilities: AlgorithmCapabilities) -> list[str]:
     sampling = {"max_units": 16, "temperature": 0.7}
     chosen = {"run": {"name": "conformance", "steps": 1}, "model": {"config": {}}, "dataset": {"plugin": "any"}}
     rollout = {"group_size": max(2, capabilities.min_group_size), "sampling": sampling}
-    scored = {"algorithm": {"plugin": plugin}, "reward": [{"plugin": "any"}], "rollout": rollout}
+    policy = {"optimizer": {"lr": 1e-3}}
+    scored = {"algorithm": {"plugin": plugin}, "reward": [{"plugin": "any"}], "policy": policy, "rollout": rollout}
     recipe = structure({**chosen, **scored}, Recipe)
     facts = ModelFacts(architecture="Any", num_parameters=1, num_layers=1, hidden_size=1, context_length=1 << 20)
     parts = Parts(

@@ -185,6 +185,7 @@ def test_a_checkpoint_is_fetched_from_the_branch_that_has_it(make, checkpoint, t
         return folder if revision == "diffusers/base/post-trained" else str(tmp_path)
 
     monkeypatch.setattr("cosmos_core.models.weights.streaming.snapshot_download", fetch)
+    monkeypatch.setattr("cosmos_core.models.weights.loading.get_hf_file_metadata", lambda url: None)
     size = {"height": 16, "width": 16, "num_frames": 9}
     for name in ("2B", "14B"):
         assert make(path=f"nvidia/Cosmos-Predict2.5-{name}", **size).facts().num_layers == 2

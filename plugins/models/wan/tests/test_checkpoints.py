@@ -222,6 +222,7 @@ def test_of_a_checkpoint_on_the_hub_planning_fetches_no_weights(make, folder, tm
         return str(tmp_path / "hub")
 
     monkeypatch.setattr("cosmos_core.models.weights.streaming.snapshot_download", fetch)
+    monkeypatch.setattr("cosmos_core.models.weights.loading.get_hf_file_metadata", lambda url: None)
     model = make(path="some/name", revision="tag", **SIZE)
     assert model.facts().num_parameters > 20_000
     assert not list((tmp_path / "hub").rglob("*.safetensors"))

@@ -29,7 +29,7 @@ def test_a_path_whose_folder_is_here_is_no_name_on_the_hub(asked, tmp_path, monk
     assert asked == []
 
 
-def test_a_hub_that_cannot_be_asked_is_told_at_once(asked, monkeypatch):
+def test_a_hub_that_cannot_be_asked_is_told_at_once(asked, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"no folder 'Qwen/Q', and the hub cannot be asked .*service not known"):
         loading.require_folder("Qwen/Q")
     assert len(asked) == 1
@@ -39,3 +39,9 @@ def test_a_hub_that_cannot_be_asked_is_told_at_once(asked, monkeypatch):
 
     monkeypatch.setattr(loading, "get_hf_file_metadata", refuse)
     loading.require_folder("Qwen/R")  # who reads its files says what the hub says
+
+    # Of one that was fetched before, the files are there.
+    monkeypatch.setattr(loading, "HF_HUB_CACHE", tmp_path)
+    (tmp_path / "models--Qwen--S").mkdir()
+    monkeypatch.setattr(loading, "get_hf_file_metadata", None)
+    loading.require_folder("Qwen/S")
