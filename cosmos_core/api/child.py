@@ -7,15 +7,16 @@ it does. A refusal is written beside the order, for the caller to raise.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import CosmosError
 from cosmos_core.observe.output import console
-from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.run.command import run_recipe, show_plan
 
 REFUSAL: Final = "refusal.json"
@@ -23,7 +24,7 @@ REFUSAL: Final = "refusal.json"
 
 def main(order: Path) -> None:
     """Do what the order says: `overwrite` is null of a plan."""
-    die_with_parent(signal.SIGTERM)
+    threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
     told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
     try:
         recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
@@ -31,10 +32,19 @@ def main(order: Path) -> None:
             show_plan(recipe, place, console())
         else:
             run_recipe(recipe, place, console(), overwrite=told["overwrite"])
+    except KeyboardInterrupt:
+        sys.exit(130)
     except CosmosError as error:
         words = json.dumps({"kind": type(error).__name__, "words": str(error)})
         order.with_name(REFUSAL).write_text(words, encoding="utf-8")
         sys.exit(1)
+
+
+def _stop_with_caller() -> None:
+    """Stop the run when the caller's process ends, of which the end of standard input tells."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

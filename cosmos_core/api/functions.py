@@ -6,8 +6,8 @@ They never import the script itself: it would start the run again.
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
+import symtable
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -67,14 +67,14 @@ class _Parts:
         home = getattr(value, "__module__", None)
         if isinstance(value, ModuleType):
             self.imports.append(f"import {value.__name__} as {name}")
-        elif inspect.isfunction(value) or inspect.isclass(value):
+        elif inspect.isfunction(value) or inspect.isclass(value) or (home == _MAIN and hasattr(value, "__wrapped__")):
             if home == _MAIN:
                 self._define(value)
             else:
                 self.imports.append(f"from {home} import {value.__qualname__} as {name}")
         elif _is_plain(value):
             self.constants.append(f"{name} = {value!r}")
-        elif home in sys.modules and getattr(sys.modules[home], name, None) is value:
+        elif home != _MAIN and home in sys.modules and getattr(sys.modules[home], name, None) is value:
             self.imports.append(f"from {home} import {name}")  # such as what `typing` has
         else:
             raise ConfigError(
@@ -89,17 +89,22 @@ class _Parts:
             raise ConfigError(
                 f"{self._wanted}: the source of {value.__qualname__} is not known ({error}); put it into a .py file"
             ) from None
-        for name in _names(source):
+        for name in _names(symtable.symtable(source, value.__qualname__, "exec")):
             if name in self._known and name != value.__qualname__:
                 self.add(name, self._known[name])
         self.definitions.extend(["", source])
 
 
-def _names(source: str) -> Iterator[str]:
-    """The names that a definition uses, but for builtins."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
-            yield node.id
+def _names(table: symtable.SymbolTable) -> Iterator[str]:
+    """The names of its module that a definition uses, or its decorators, defaults and annotations do."""
+    is_module = table.get_type() == "module"
+    yield from (
+        each.get_name()
+        for each in table.get_symbols()
+        if (each.is_referenced() and not each.is_assigned() if is_module else each.is_global())
+    )
+    for child in table.get_children():
+        yield from _names(child)
 
 
 def _is_plain(value: Any) -> bool:

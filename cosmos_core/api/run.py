@@ -43,7 +43,7 @@ class Child:
         # Ctrl-C is this process's to pass on: once, however many processes the terminal would send it to.
         self._process: Final = subprocess.Popen(
             [sys.executable, "-P", "-m", "cosmos_core.api.child", str(file)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # never written to: it ends with this process
             stdout=output,
             stderr=subprocess.STDOUT if self.is_quiet else None,
             start_new_session=True,
@@ -79,6 +79,8 @@ class Child:
             except KeyboardInterrupt:
                 self.interrupt()
         atexit.unregister(self.wait)
+        assert self._process.stdin is not None, "it was opened"
+        self._process.stdin.close()
         show()
         refusal = self._place / REFUSAL
         told = json.loads(refusal.read_text(encoding="utf-8")) if refusal.exists() else None

@@ -14,6 +14,7 @@ from cosmos_core.api.run import Child, Run
 from cosmos_core.config.loading import read_toml, recipe_from
 from cosmos_core.config.overrides import apply_selections, assign
 from cosmos_core.config.sources import located
+from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run import folder
 from cosmos_core.storage.scratch import scratch
 
@@ -60,8 +61,15 @@ def train(
         folder.check_free(directory, overwrite=overwrite)
         before = _made(directory)
         child = Child(order | {"overwrite": overwrite}, stack.pop_all(), place)
-    while not child.has_ended and _made(directory) == before:
-        time.sleep(_POLL_S)
+    try:
+        while not child.has_ended and _made(directory) in (None, before):
+            time.sleep(_POLL_S)
+    except BaseException:
+        # Ctrl-C: nobody would have the run.
+        child.interrupt()
+        with contextlib.suppress(CosmosError):
+            child.wait()
+        raise
     if child.has_ended:
         child.wait()
     return Run(directory, child)
@@ -91,14 +99,18 @@ def _order(recipe: Recipe, named: Mapping[str, Any], overrides: Mapping[str, Any
     """The recipe as plain data, and the folder that its paths start at."""
     file = Path(recipe) if isinstance(recipe, str | Path) else None
     at = Path.cwd() if file is None else file.parent.absolute()
-    data = json.loads(json.dumps(recipe)) if file is None else read_toml(file)
-    chosen = {}
+    try:
+        data = json.loads(json.dumps(recipe)) if file is None else read_toml(file)
+    except TypeError as error:
+        raise ConfigError(f"recipe: {error}; give text, numbers, truth values, lists and dictionaries") from None
+    chosen: dict[str, str | Sequence[str]] = {}
     for kind, value in named.items():
-        several = value if isinstance(value, list | tuple) else [value]
         if value is not None:
-            chosen[kind] = ",".join(reference(each, place) for each in several)
+            several = value if isinstance(value, list | tuple) else [value]
+            named_here = [reference(each, place) for each in several]
+            chosen[kind] = named_here if kind == "reward" else named_here[0]
     data = located(data, at)
-    apply_selections(data, located(chosen, Path.cwd()))
+    apply_selections(data, chosen)
     for key, value in overrides.items():
         assign(data, key.replace("__", "."), value)
     return {"recipe": located(data, Path.cwd()), "folder": str(at)}

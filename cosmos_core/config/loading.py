@@ -44,7 +44,7 @@ DEFAULT_STEPS: Final = 100
 
 
 def load_recipe(
-    path: Path | None, *, overrides: Sequence[str] = (), selections: Mapping[str, str] | None = None
+    path: Path | None, *, overrides: Sequence[str] = (), selections: Mapping[str, str | Sequence[str]] | None = None
 ) -> Recipe:
     """Load, change, structure and check a recipe; without a path it starts from `selections` and `overrides` alone.
 

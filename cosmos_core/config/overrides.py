@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import datetime as dt
 import tomllib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from cosmos_core.config.problems import show, suggestion
+from cosmos_core.config.sources import absolute
 from cosmos_core.errors import ConfigError
 
 SELECTABLE: Final = ("model", "algorithm", "dataset", "reward", "environment")
@@ -35,7 +37,7 @@ def assign(data: MutableMapping[str, Any], key: str, value: Any) -> None:
     _assign(data, _parse_key(key, key), value, f"{key}={show(value)}")
 
 
-def apply_selections(data: MutableMapping[str, Any], selections: Mapping[str, str]) -> None:
+def apply_selections(data: MutableMapping[str, Any], selections: Mapping[str, str | Sequence[str]]) -> None:
     """Select plugins by name in place.
 
     A plugin other than the recipe's takes the place of the recipe's choice, whose options were that other
@@ -45,7 +47,10 @@ def apply_selections(data: MutableMapping[str, Any], selections: Mapping[str, st
     for kind, name in selections.items():
         if kind not in SELECTABLE:
             raise ConfigError(f"{kind}: cannot be selected by name; {suggestion(kind, SELECTABLE)}")
-        names = [part.strip() for part in name.split(",")] if kind == "reward" else [name.strip()]
+        listed = [name] if isinstance(name, str) else name
+        # What is typed has commas between rewards.
+        listed = name.split(",") if kind == "reward" and isinstance(name, str) else listed
+        names = [absolute(part.strip(), Path()) for part in listed]
         if not all(names):
             raise ConfigError(f"--{kind}: expected the name of a plugin, got {show(name)}")
         if kind == "reward":

@@ -30,9 +30,23 @@ def label(selection: str) -> str:
     return selection if found is None else found[1]
 
 
+def is_copy(path: Path) -> bool:
+    """True if a file lies where a run keeps one: its folder says what its SHA-256 begins with."""
+    return path.parent.parent.name == FOLDER and re.fullmatch(r"[0-9a-f]{12}", path.parent.name) is not None
+
+
+def absolute(selection: str, folder: Path) -> str:
+    """A selection with its path, if it has one, that starts at a folder made absolute; ConfigError: no such home."""
+    found = split(selection)
+    try:
+        return selection if found is None else f"{(folder / found[0].expanduser()).absolute()}:{found[1]}"
+    except RuntimeError as error:
+        raise ConfigError(f"plugin: {selection}: {error}") from None
+
+
 def located(data: Any, folder: Path) -> Any:
     """Plain data of a recipe, with every `plugin` of a file that starts at a folder made absolute."""
-    return _changed(data, lambda path: (folder / path.expanduser()).absolute())
+    return _changed(data, lambda path: Path(absolute(f"{path}:x", folder)[:-2]))
 
 
 def within(data: Any, folder: Path) -> Any:

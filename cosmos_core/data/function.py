@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from cosmos_core.data.dataset import RowsDataset
 from cosmos_core.data.mapping import chat_of, plain
 from cosmos_core.data.media import locations
@@ -100,7 +102,8 @@ class _Mapping:
     def prompt(self, row: Any, folder: Path) -> Prompt:
         """Make the prompt of a row; raises BadRowError if it cannot be used."""
         if isinstance(row, Prompt):
-            return row
+            metadata = {str(name): plain(value, str(name)) for name, value in row.metadata.items()}
+            return attrs.evolve(row, reference=plain(row.reference, "reference"), metadata=metadata)
         if isinstance(row, str):
             row = {"prompt": row}
         if not isinstance(row, Mapping):

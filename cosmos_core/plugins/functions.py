@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ import attrs
 
 from cosmos_core.config import option
 from cosmos_core.config.problems import nearest
-from cosmos_core.config.sources import read, split
+from cosmos_core.config.sources import is_copy, read, split
 from cosmos_core.data.function import GIVEN, FunctionDataset
 from cosmos_core.data.options import RowsOptions
 from cosmos_core.errors import CosmosError, PluginBrokenError, PluginNotFoundError
@@ -61,6 +62,10 @@ def function_record(kind: Kind, selection: str) -> PluginRecord | None:
         )
         raise PluginNotFoundError(f"{kind} plugin {name!r}: no such file {path}; {hint}")
     version = hashlib.sha256(read(path)).hexdigest()[:12]
+    if is_copy(path) and path.parent.name != version:
+        raise PluginBrokenError(
+            f"{kind} plugin {name!r}: {path} is not what the run was made with (SHA-256 {version}…); restore it"
+        )
     return PluginRecord(kind=kind, name=name, distribution=path.name, version=version, module=selection)
 
 
@@ -81,12 +86,12 @@ def import_function(record: PluginRecord) -> Any:
         close = nearest(name, [each for each in vars(module) if not each.startswith("_")])
         hint = f"; did you mean {close[0]}?" if close else ""
         raise PluginBrokenError(f"{where}: the file has nothing of that name{hint}") from None
-    if not callable(target):
+    if not (inspect.isfunction(target) or inspect.isclass(target)):
         raise PluginBrokenError(f"{where}: it is {target!r:.100}; name a function or a class")
     hook = f"cosmos_{record.kind}"
     try:
         provider = None if name == hook else provider_of(record.kind, target)
-    except (TypeError, ValueError, NameError) as error:
+    except Exception as error:  # an annotation of an option may be any expression
         raise PluginBrokenError(f"{where}: {error}") from error
     return type("Function", (), {hook: staticmethod(hookimpl(target if provider is None else lambda: provider))})()
 
@@ -130,7 +135,7 @@ def provider_of(kind: Kind, target: Callable[..., Any]) -> Provider[Any]:
     Raises:
         TypeError: It cannot be a plugin of the kind; the message says why.
     """
-    parameters = inspect.signature(target, eval_str=True).parameters.values()
+    parameters = inspect.signature(target).parameters.values()
     options = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
     given = [each.name for each in parameters if each.kind in _POSITIONAL]
 
@@ -174,5 +179,8 @@ def _options(target: Callable[..., Any], parameters: Mapping[str, inspect.Parame
         annotations[name] = unsaid if each.annotation is each.empty else each.annotation
         default = attrs.NOTHING if each.default is each.empty else each.default
         fields[name] = option(default, help=f"Parameter of {target.__name__}.")
-    made = type(f"{target.__name__}_options", (base,), {"__annotations__": annotations, **fields})
+    # Of these alone: what else the function annotates may be imported for a type checker only.
+    said = type("Annotated", (), {"__annotations__": annotations})
+    hints = typing.get_type_hints(said, vars(sys.modules[target.__module__]))
+    made = type(f"{target.__name__}_options", (base,), {"__annotations__": hints, **fields})
     return attrs.frozen(kw_only=True)(made)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -82,13 +84,13 @@ class _Single:
         self._name: Final = name
         parameters = inspect.signature(function).parameters.values()
         asked = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-        self._needed: Final = {_MANY.get(each.name, each.name): each.default is each.empty for each in asked}
+        self._needed: Final = {_MANY.get(each.name, each.name): each.default for each in asked}
         self._takes_all: Final = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
     def vet(self, prompt: Prompt) -> None:
         """Refuse a row without a column that the function needs, by a DataError."""
-        for name, is_needed in self._needed.items():
-            if is_needed and name not in _GIVEN and name not in prompt.metadata:
+        for name, default in self._needed.items():
+            if default is inspect.Parameter.empty and name not in _GIVEN and name not in prompt.metadata:
                 raise DataError(
                     f"reward {self._name}: the function takes {name!r}, a column that the row does not have (it has "
                     f"{', '.join(prompt.metadata) or 'none'}); name it in dataset.options.metadata, or give a default"
@@ -101,7 +103,9 @@ class _Single:
     def _arguments(self, completion: Completion) -> dict[str, Any]:
         self.vet(completion.prompt)
         columns = completion.prompt.metadata
-        found = {name: columns[name] for name in columns if name in self._needed or self._takes_all}
+        found = {name: default for name, default in self._needed.items() if name not in _GIVEN} | {
+            name: columns[name] for name in columns if name in self._needed or self._takes_all
+        }
         given = {*self._needed, *(("prompt", "completion", "reference") if self._takes_all else ())}
         return found | {name: _GIVEN[name](completion) for name in given if name in _GIVEN}
 
@@ -122,6 +126,28 @@ class _Awaited(_Single):
     async def score(self, completion: Completion) -> Any:
         """Await the function."""
         return self._scored(await self._function(**self._arguments(completion), **self._options))
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Call on a thread of its own, for which nothing waits that ends: it may hang."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def finish(result: Any, error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=run, name="batch", daemon=True).start()
+    return await done
 
 
 class _Batched(_Single):
@@ -145,7 +171,7 @@ class _Batched(_Single):
             scores = await call()
         else:
             async with self._turn:
-                scores = await asyncio.to_thread(call)
+                scores = await _in_thread(call)
         found = list(scores) if isinstance(scores, Sequence | np.ndarray) else scores
         if not isinstance(found, list) or len(found) != len(items):
             raise DataError(

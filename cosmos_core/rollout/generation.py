@@ -315,7 +315,10 @@ class Generation:
             self._parts.report(attrs.evolve(told, busy_s=busy_s, scoring_s=scoring_s))
         if (writer := self._parts.samples) is not None:
             more = {"drop": drop, "media": media, "replica": writer.name}
-            writer.put(*rows_of(lease, work.prompt, samples, played, texts, **more))
+            try:
+                writer.put(*rows_of(lease, work.prompt, samples, played, texts, **more))
+            except Exception as error:  # noqa: BLE001 - what people may read later ends no run
+                writer.leave_out(len(samples), error)
 
     def _kept(self, lease: Lease, generated: Generated) -> str:
         """Keep the media of a held-out sample; returns their place, empty without media or if they are not kept."""

@@ -43,10 +43,10 @@ def rows_of(
         **attrs.asdict(lease, recurse=False),
         "prompt": _clean(prompt.words),
         "prompt_media": [_clean(place) for place in prompt.media],
-        "reference": _clean(json.dumps(prompt.reference, ensure_ascii=False)),
-        "metadata": _clean(json.dumps(prompt.metadata, ensure_ascii=False)),
+        "reference": _json(prompt.reference),
+        "metadata": _json(prompt.metadata),
         "time": time.time(),
-        **told,
+        **{name: _clean(text) for name, text in told.items()},
     }
     rows = [
         {
@@ -76,6 +76,14 @@ def _tokens(payload: Payload) -> dict[str, Any]:
         given = iter(logprobs.tolist())
         logprobs = [next(given) if each else None for each in bytes(arrays["decided"].data)]
     return {"units": units, "logprobs": logprobs}
+
+
+def _json(value: Any) -> str:
+    """JSON of what a dataset gives, which may hold what JSON has no word for."""
+    try:
+        return _clean(json.dumps(value, ensure_ascii=False, default=repr))
+    except (TypeError, ValueError):
+        return _clean(json.dumps(repr(value)))
 
 
 def _clean(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,16 +23,18 @@ _LOG: Final = logging.getLogger(__name__)
 
 def recorded(directory: Path, notify: Notify) -> Notify:
     """A `Notify` that writes the figures into the run's folder, and then tells `notify`."""
-    has_failed = False
+    has_failed = is_begun = False
 
     def record(hook: str, **arguments: Any) -> None:
-        nonlocal has_failed
+        nonlocal has_failed, is_begun
         if hook in _KINDS:
             told = {"kind": _KINDS[hook], "step": arguments["step"], "time": round(time.time(), 3)}
-            row = told | dict(arguments["metrics"])
+            row = told | {name: value if math.isfinite(value) else None for name, value in arguments["metrics"].items()}
             try:
                 with (directory / FILE).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                    # What a killed session has cut off is a line of its own.
+                    file.write(("" if is_begun or not file.tell() else "\n") + json.dumps(row) + "\n")
+                is_begun = True
             except OSError as error:
                 if not has_failed:
                     _LOG.warning("metrics are not kept: %s cannot be written: %s", directory / FILE, error)
@@ -46,12 +49,12 @@ def read(directory: Path) -> list[dict[str, Any]]:
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     newest = 0
     path = directory / FILE
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
-        except ValueError:
+            kind, step = row["kind"], row["step"]
+        except (ValueError, TypeError, KeyError):
             continue
-        kind, step = row["kind"], row["step"]
         if kind == "step":
             if step <= newest:
                 rows = {key: each for key, each in rows.items() if key[1] < step}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cosmos_core import __version__
+from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.plugins.manifest import manifest
@@ -82,7 +83,13 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _by_distribution(plugins: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {plugin["distribution"]: plugin for plugin in plugins}
+    # Files may share a name, as those of two folders do.
+    return {
+        plugin["distribution"]
+        if split(plugin["module"]) is None
+        else f"{plugin['kind']} {plugin['name']} of {plugin['distribution']}": plugin
+        for plugin in plugins
+    }
 
 
 def _machine() -> dict[str, Any]:

@@ -56,6 +56,7 @@ def samples(
     except re.error as error:
         raise ConfigError(f"{grep!r} is no regular expression: {error}") from error
     steps = _steps(directory)
+    redone = _redone(steps)
     condition = _condition(step, steps, wanted)
     for path in _parts(directory, "samples"):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
@@ -64,7 +65,7 @@ def samples(
             for batch in file.iter_batches(_BATCH_ROWS, columns=[*columns, *_KEYS] if columns else None):
                 for each in pa.Table.from_batches([batch]).filter(condition).to_pylist():
                     if not grep or pattern.search(each["prompt"]) or pattern.search(each["completion"]):
-                        yield each | _fate(each, steps.get(each["lease"]))
+                        yield each | _fate(each, steps.get(each["lease"]), redone)
 
 
 def groups(directory: Path, *, order: str = "newest", count: int = 5, **wanted: Any) -> list[list[dict[str, Any]]]:
@@ -137,13 +138,23 @@ def _steps(directory: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _fate(record: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, Any]:
+def _redone(steps: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Of each step the newest lease of its batch, infinite where it is undone: evaluations of earlier ones are, too."""
+    newest = dict.fromkeys((row["step"] for row in steps.values()), math.inf)
+    for lease, row in steps.items():
+        if not row["undone"]:
+            newest[row["step"]] = lease if newest[row["step"]] == math.inf else max(newest[row["step"]], lease)
+    return newest
+
+
+def _fate(record: Mapping[str, Any], known: Mapping[str, Any] | None, redone: Mapping[int, float]) -> dict[str, Any]:
     """The fate of a sample, and those of its values that are text or pairs in the file."""
     told = {name: json.loads(record[name]) for name in ("reference", "metadata") if name in record}
     told |= {"rewards": dict(record["rewards"])} if "rewards" in record else {}
     told |= {"fate": "dropped" if record["drop"] else "unused", "step": None, "attempt": None, "advantage": None}
     if record["purpose"] == "evaluation":
-        told |= {"fate": "evaluated", "step": record["newest_version"]}
+        version = record["newest_version"]
+        told |= {"fate": "undone" if record["lease"] < redone.get(version, -1) else "evaluated", "step": version}
     elif known is not None:
         fate = "undone" if known["undone"] else "trained" if known["trained"][record["index"]] else "skipped"
         told |= {"fate": fate, "advantage": known["advantages"][record["index"]]}

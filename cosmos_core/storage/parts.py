@@ -75,6 +75,12 @@ class PartWriter:
             if self._thread.ident is None:
                 self._thread.start()
 
+    def leave_out(self, number: int, error: Exception) -> None:
+        """Count rows that could not be made, or written."""
+        with self._lock:
+            self._lost["left_out"] += number
+        self._warn("%s in %s are not kept as they should be: %s", self._kind, self._folder, error)
+
     def close(self) -> None:
         """Write what waits."""
         self._closed.set()
@@ -107,9 +113,8 @@ class PartWriter:
             self._write(rows, self._counts + lost)
             rows, lost = [], Counter()
             lost = self._make_room()
-        except OSError as error:
-            self._warn("%s in %s are not kept as they should be: %s", self._kind, self._folder, error)
-            lost["left_out"] += len(rows)
+        except Exception as error:  # noqa: BLE001 - a full disk, a value that a column does not take: the run goes on
+            self.leave_out(len(rows), error)
         with self._lock:
             self._lost += lost
 
@@ -121,6 +126,10 @@ class PartWriter:
         if self._table is not None:
             table = pa.concat_tables([self._table.replace_schema_metadata(table.schema.metadata), table])
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._table is None:
+            # Of a process of this name that was killed while it wrote.
+            for left in self._folder.glob(f".{self._kind}.{self.name}.*.partial"):
+                left.unlink(missing_ok=True)
         with whole(self._path) as partial:
             parquet.write_table(table, partial, compression="zstd")
         self._table, self._counts = table, counts

@@ -14,7 +14,7 @@ import attrs
 
 from cosmos_core.config.schema.training import USUAL_LR
 from cosmos_core.control.live.figures import NEWEST_STEPS
-from cosmos_core.control.machine.records import StepRecord
+from cosmos_core.control.machine.records import StepRecord, merits
 from cosmos_core.control.machine.state import State
 from cosmos_core.types import SampleStatus
 
@@ -163,20 +163,22 @@ def _off_policy(seen: _Seen) -> str:
 
 def _overfitted(seen: _Seen) -> str:
     main, every = seen.state.settings.main, seen.state.evaluations
-    known = [each for each in every if each.version >= main.first_version and math.isfinite(each.merit)]
-    known = [each for each in known if each.is_of_rollouts == main.uses_rollouts][-3:]
+    known = [each for each in every if each.is_of_rollouts == main.uses_rollouts]
+    merit = merits(known)
+    known = [each for each in known if each.version >= main.first_version and math.isfinite(merit[each.version])][-3:]
     if len(known) < 3 or main.source == "preferences":
         return ""
-    first, between, last = known
+    first, _, last = known
     since = [each for each in seen.state.steps if first.version < each.step <= last.version]
     # Of demonstrations, the loss of a batch stands for its reward.
-    merits = [each.reward if main.uses_rollouts else -each.metrics.get("loss", math.nan) for each in since]
-    before, now = (_mean(part) for part in (merits[: len(merits) // 2], merits[len(merits) // 2 :]))
-    is_worse = first.merit > between.merit > last.merit and first.merit - last.merit > FALLEN * abs(first.merit)
+    gains = [each.reward if main.uses_rollouts else -each.metrics.get("loss", math.nan) for each in since]
+    before, now = (_mean(part) for part in (gains[: len(gains) // 2], gains[len(gains) // 2 :]))
+    start, middle, end = (merit[each.version] for each in known)
+    is_worse = start > middle > end and start - end > FALLEN * abs(start)
     if before is None or now is None or now <= before or not is_worse:
         return ""
     what = "score" if main.uses_rollouts else "loss"
-    values = ", then ".join(f"{abs(each.merit):.3g} at step {each.version}" for each in known)
+    values = ", then ".join(f"{abs(merit[each.version]):.3g} at step {each.version}" for each in known)
     return f"training gets better and held-out rows worse: their {what} was {values}"
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from cosmos_core.control.machine import batch_assembly, changes, evaluation, history, publication
-from cosmos_core.control.machine.records import StepRecord
+from cosmos_core.control.machine.records import StepRecord, merits
 from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved, StepDone
@@ -132,7 +132,8 @@ def best_checkpoint(state: State) -> int | None:
     measured = [done for done in saved if done.loss is not None]
     by_loss = [] if state.settings.main.source == "preferences" else measured
     evaluated = [done for done in saved if done.score is not None] or by_loss
-    best = max(evaluated, key=lambda done: (done.merit, done.version), default=None)
+    known = merits(evaluated)
+    best = max(evaluated, key=lambda done: (known[done.version], done.version), default=None)
     return best.version if best is not None else None
 
 

@@ -196,12 +196,21 @@ class EvaluationRecord:
             return None
         return math.exp(self.loss) if self.loss < _LARGEST_EXPONENT else math.inf
 
-    @property
-    def merit(self) -> float:
-        """Higher for better weights; that of a loss which is no number, or of no score, is the lowest."""
-        if self.score is not None:
-            return self.score
-        return -self.loss if self.loss is not None and not math.isnan(self.loss) else -math.inf
+
+def merits(evaluations: Iterable[EvaluationRecord]) -> dict[int, float]:
+    """The merit of each version: higher for better weights, and of one scale.
+
+    Of rollouts it is their accuracy, if all that were scored have one, else their reward; of demonstrations minus their
+    loss. That of a loss which is no number, or of no score, is the lowest.
+    """
+    known = list(evaluations)
+    is_accuracy = all(each.accuracy is not None for each in known if each.score is not None)
+
+    def merit(done: EvaluationRecord) -> float:
+        found = (done.accuracy if is_accuracy else done.reward) if done.is_of_rollouts else -(done.loss or 0.0)
+        return -math.inf if found is None or math.isnan(found) else found
+
+    return {each.version: merit(each) for each in known}
 
 
 def score_name(evaluations: Iterable[EvaluationRecord], unit: Unit) -> str:

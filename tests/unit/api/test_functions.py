@@ -12,6 +12,7 @@ from cosmos_core.protocols import Completion, RewardContext
 from cosmos_core.types import Prompt
 
 SCRIPT = """
+import functools
 import math as maths
 from collections import Counter
 from typing import Any, Final
@@ -30,8 +31,14 @@ def repeated(text: str) -> int:
     return Words(text.split()).most()
 
 
+@functools.lru_cache
+def sum(number: float) -> float:  # of the script, whatever Python calls so
+    return number + 1
+
+
 def brevity(prompt: Any, completion: str, *, power: float = 1.0) -> float:
-    return maths.pow(WEIGHTS["long"] * repeated(completion) / LIMIT, power)
+    model = WEIGHTS["long"]
+    return sum(maths.pow(model * repeated(completion) / LIMIT, power))
 
 
 def needs_model(completion):
@@ -67,7 +74,7 @@ def test_a_function_of_a_script_is_written_with_what_it_needs(script, tmp_path, 
     monkeypatch.undo()  # the worker's __main__ is another one
     made = PluginSet.load([("reward", found)])
     reward = made.create("reward", found, {"power": 2.0}, RewardContext(name="brevity", seed=0))
-    assert reward.score(Completion(prompt=Prompt(text="p"), text="a b a a")) == pytest.approx((0.5 * 3 / 40) ** 2)
+    assert reward.score(Completion(prompt=Prompt(text="p"), text="a b a a")) == pytest.approx(1 + (0.5 * 3 / 40) ** 2)
 
 
 def test_what_cannot_be_written_down_is_refused(script, tmp_path):

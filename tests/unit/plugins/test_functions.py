@@ -12,7 +12,7 @@ from cosmos_core.protocols import Completion, DatasetContext, RewardContext, Sco
 from cosmos_core.run import folder
 from cosmos_core.types import Array, Message, Payload, Prompt
 
-REWARDS = """
+REWARDS = """from __future__ import annotations
 from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
 
 def brevity(prompt, completion, reference, *, longest: int = 10):
@@ -33,6 +33,8 @@ def nothing(completion): return None
 def unnamed(completion): return {"value": 1.0}
 def everything(completion, **columns): return {"score": 1.0, **columns}
 def light(frames): return float(frames.mean())
+def defaulted(completions, level=7): return [float(each) for each in level]
+def typed(completion: Unknown, *, longest: "int" = 3) -> Unknown: return float(longest)
 def positional(*texts): return 1.0
 def blind(prompt): return 1.0
 def mixed(prompt, completions): return [1.0]
@@ -82,6 +84,7 @@ def test_a_function_scores_by_the_names_it_takes(file):
     assert made(file, "light").score(Completion(prompt=PROMPT, text="", media=frames)) == 7.0
     assert made(file, "Longest", {"most": 3}).score(COMPLETION) == 3
     assert made(file, "cosmos_reward").score(COMPLETION) == 2.0
+    assert made(file, "typed").score(COMPLETION) == 3.0  # what only a type checker knows is left alone
 
 
 def test_a_function_of_lists_scores_what_arrives_together(file):
@@ -90,6 +93,7 @@ def test_a_function_of_lists_scores_what_arrives_together(file):
         return await asyncio.gather(*(reward.score(COMPLETION) for _ in range(number)), return_exceptions=True)
 
     assert asyncio.run(scores("many", 3)) == [32.0, 32.0, 32.0]
+    assert asyncio.run(scores("defaulted", 2)) == [7.0, 7.0]
     (first, _) = asyncio.run(scores("short_list", 2))
     assert "returned [1.0] for 2 completions" in str(first)
 
@@ -218,6 +222,12 @@ def test_a_run_keeps_copies_of_the_files_and_may_move(file, tmp_path):
     plugins = PluginSet.load([("reward", each.plugin) for each in loaded.recipe.reward])
     assert len({entry["sha256"] for entry in manifest(plugins)}) == 2
     assert all(Path(each.plugin.rpartition(":")[0]).is_relative_to(moved) for each in loaded.recipe.reward)
+    kept = Path(loaded.recipe.reward[0].plugin.rpartition(":")[0])
+    source = kept.read_bytes()
+    kept.write_text("def brevity(completion): return 1.0")
+    with pytest.raises(PluginBrokenError, match="is not what the run was made with"):
+        PluginSet.load([("reward", loaded.recipe.reward[0].plugin)])
+    kept.write_bytes(source)
     folder.save(loaded)
     assert str(moved) not in (moved / "recipe.resolved.toml").read_text()
     assert load_recipe(moved / "recipe.resolved.toml").reward == loaded.recipe.reward

@@ -94,6 +94,31 @@ def told(run, *names, **wanted):
     return [tuple(each[name] for name in names) for each in samples(run, **wanted)]
 
 
+def test_evaluations_of_what_was_undone_are_undone(tmp_path):
+    (tmp_path / "job.json").touch()
+    rolled_back = [trained(1, 2, 3, 1.0), trained(1, 3, 5, 1.0), trained(2, 2, 7, 1.0)]
+    evaluated = [(4, 2), (6, 3), (8, 2), (2, 1)]
+    for kind, columns, rows in (
+        ("steps", training.schema, rolled_back),
+        (
+            "samples",
+            schema,
+            [row for lease, version in evaluated for row in group(lease, 1.0, purpose="evaluation", version=version)],
+        ),
+    ):
+        writer = PartWriter(tmp_path / FOLDER, kind, "rollout-0", columns, 1 << 30)
+        writer.put(rows, 1)
+        writer.close()
+    fates = {4: "undone", 6: "undone", 8: "evaluated", 2: "evaluated"}
+    assert dict(told(tmp_path, "lease", "fate")) == fates
+
+
+def test_what_json_has_no_word_for_is_kept_as_words(run):
+    (row,) = group(1, 1.0, reference={"day": {1, 2}}, metadata={(1, 2): "pair"})
+    assert row["reference"] == '{"day": "{1, 2}"}'
+    assert "pair" in row["metadata"]
+
+
 def test_samples_are_joined_with_the_newest_attempt_at_their_step(run):
     assert sorted(told(run, "lease", "index", "fate", "step", "attempt", "advantage"), key=lambda each: each[:2]) == [
         (1, 0, "trained", 1, 1, 0.5),

@@ -127,7 +127,8 @@ def figures(run: Compared) -> dict[str, Any]:
         "reward": _first_and_last([row["reward/mean"] for row in run.steps if row.get("reward/mean") is not None]),
         **{f"{pool}_units_per_s": rate for pool, rate in rates.items()},
         "samples": samples.get("generated"),
-        "trained_on": samples.get("consumed"),
+        "consumed": samples.get("consumed"),
+        "trained_on": samples.get("trained"),
         "dropped": sum(samples["dropped"].values()) if "dropped" in samples else None,
     }
 
@@ -169,6 +170,7 @@ _LABELS: Final = {
     "heldout_loss": "held-out loss",
     "policy_units_per_s": "units/s, policy",
     "rollout_units_per_s": "units/s, rollout",
+    "consumed": "samples consumed",
     "trained_on": "samples trained on",
     "dropped": "samples dropped",
 }

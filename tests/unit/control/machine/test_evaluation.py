@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from cosmos_core.control.machine.progress import best_checkpoint
-from cosmos_core.control.machine.records import score_name
+from cosmos_core.control.machine.records import merits, score_name
 from cosmos_core.control.machine.settings import StageSettings
 from cosmos_core.transport.reports import GroupFailed, HeldOutLoss, StepDone
 
@@ -98,7 +98,8 @@ def test_an_evaluation_without_a_score_measured_nothing_and_is_never_the_best(ru
             it.start()
             it.finish("r0", it.leases()[0], make_sample(status="reward_failed"))
             (done,) = it.state.evaluations
-            assert (done.score, done.reward, done.num_unscored, done.merit) == (None, None, 1, -math.inf)
+            assert (done.score, done.reward, done.num_unscored) == (None, None, 1)
+            assert merits([done]) == {done.version: -math.inf}
             it.state.checkpoints.saved.update({0: "none", 1: "worse", 2: "better"})
             assert best_checkpoint(it.state) is None
             scored = attrs.evolve(done, num_unscored=0)
@@ -363,8 +364,12 @@ def test_the_best_checkpoint_has_the_best_accuracy_or_else_the_lowest_loss(run, 
             it = imitating(run)
             it.report("p0", done(it.directive("p0").train, 0, loss=loss))
             record = it.state.evaluations[0]
-            assert record.merit == merit
-            assert attrs.evolve(record, accuracy=0.25).merit == 0.25
+            assert merits([record]) == {0: merit}
+    # Of one scale: where one evaluation has no accuracy, the rewards of all count.
+    right = attrs.evolve(record, loss=None, accuracy=0.5, reward=-0.1)
+    partly = attrs.evolve(right, version=1, accuracy=None, reward=0.35)
+    assert merits([right]) == {0: 0.5}
+    assert merits([right, partly]) == {0: -0.1, 1: 0.35}
 
 
 def test_a_loss_that_is_lacking_is_asked_for_again_or_taken_from_another_member(run):
