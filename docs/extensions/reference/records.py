@@ -97,4 +97,4 @@ def _default(field: attrs.Attribute[Any]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(repr, value)))}}}" if value else "frozenset()"
-    return value.__name__ if isinstance(value, type) else repr(value)
+    return value.__name__ if isinstance(value, type) or inspect.isfunction(value) else repr(value)

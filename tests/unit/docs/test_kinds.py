@@ -50,6 +50,7 @@ def test_every_method_of_a_kind_has_its_exact_signature_and_text():
 def test_every_record_of_a_kind_has_its_fields_with_types_and_meanings():
     for kind in KINDS:
         text = kinds.reference(kind)
+        assert " at 0x" not in text
         module = MODULES.get(kind, protocols.hooks)
         own = [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
         for cls in filter(attrs.has, own):
