@@ -139,7 +139,7 @@ def _steps(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def _redone(steps: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """Of each step the newest lease of its batch, infinite where it is undone: evaluations of earlier ones are, too."""
+    """The newest lease of each step's batch, infinite where it is undone: evaluations of earlier leases are, too."""
     newest = dict.fromkeys((row["step"] for row in steps.values()), math.inf)
     for lease, row in steps.items():
         if not row["undone"]:
