@@ -136,9 +136,9 @@ class _Job:
 
 
 class RewardPool(WorkerPool[RewardProcess]):
-    """Worker processes for the rewards of a recipe."""
+    """Worker processes for the rewards of a recipe; unless it `lasts`, as for strangers, it gives up one that hangs."""
 
-    def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int) -> None:
+    def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int, lasts: bool = False) -> None:
         super().__init__(thread="rewards", worker="a reward worker", num_workers=num_workers)
         self._rewards: Final = tuple(rewards)
         self._setup: Final = Setup(rewards=tuple(rewards), seed=seed)
@@ -149,6 +149,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._num_replaced = 0
         self._places: Final[set[str]] = set()
         self._late: Final[dict[int, tuple[float, int]]] = {}
+        self._lasts: Final = lasts
 
     @property
     def is_ready(self) -> bool:
@@ -200,7 +201,7 @@ class RewardPool(WorkerPool[RewardProcess]):
             return
         since, number = self._late.get(index, (now - reward.timeout_s, 0))
         self._late[index] = since, number + 1
-        if number + 1 >= MOST_LATE and now - since >= MOST_LATE * reward.timeout_s:
+        if not self._lasts and number + 1 >= MOST_LATE and now - since >= MOST_LATE * reward.timeout_s:
             raise PluginError(
                 f"reward {reward.label}: the last {number + 1} scores were not there within {reward.timeout_s:g} s: it "
                 f"hangs; mend it, or raise reward.{index}.timeout_s (or rollout.reward_workers) if it is only slow"

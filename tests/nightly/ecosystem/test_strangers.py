@@ -128,7 +128,8 @@ def test_packages_that_were_removed_leave_nothing_and_are_unknown(published: Pub
     shutil.rmtree(project / "runs", ignore_errors=True)
     output = " ".join(published.clean.run("cosmos", "run", "example.toml", folder=project, code=2).split())
     assert f"no {kind} plugin named '{NAME}' is installed" in output
-    assert f"pip install {distribution_of(kind)}" in output
+    # Whose that name may be by now is not for the core to guess.
+    assert f"pip install {distribution_of(kind)}" not in output
 
 
 def passes_its_own_tests(project: Path, clean: CleanEnvironment) -> None:

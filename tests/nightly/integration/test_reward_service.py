@@ -69,7 +69,7 @@ def test_64_clients_beside_a_scorer_that_crashes_and_hangs_all_get_their_answer(
         wanted = {
             CRASH: ("reward_failed", "the reward ended its process (exit code 7)"),
             HANG: ("reward_timeout", "no score within 2 s"),
-            RAISE: ("reward_failed", "ValueError: not in the mood"),
+            RAISE: ("reward_failed", "ValueError: not in the mood (reward_plugins.py:42)"),
         }[special[index]]
         assert (second["status"], second["error"]) == wanted
     assert service.metric('cosmos_reward_restarts_total{scorer="moody"}') >= before + 4
@@ -216,7 +216,10 @@ def test_a_client_of_cosmos_rl_is_served(service):
     data = json.dumps({**line, "reward_fn": {"moody": 1.0}}).encode() + b"\n" + file.getvalue()
     uuid = service.ask("POST", "/api/reward/enqueue", data, **octets)[1]["uuid"]
     service.fetch(uuid, 10)
-    assert pull(uuid, "moody") == (500, {"message": "reward_failed: ValueError: not in the mood"})
+    assert pull(uuid, "moody") == (
+        500,
+        {"message": "reward_failed: ValueError: not in the mood (reward_plugins.py:42)"},
+    )
 
     uuid = service.ask("POST", "/api/reward/enqueue", data.replace(bytes([RAISE, 9]), bytes([9, 9])), **octets)[1][
         "uuid"

@@ -121,7 +121,7 @@ class Scorer:
 
     def _make(self) -> RewardPool:
         settings = self._settings
-        return RewardPool([settings.reward], num_workers=settings.workers, seed=settings.seed)
+        return RewardPool([settings.reward], num_workers=settings.workers, seed=settings.seed, lasts=True)
 
     async def _replace(self, fault: str, pause_s: float) -> None:
         self._fault = fault

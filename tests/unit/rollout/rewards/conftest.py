@@ -179,9 +179,9 @@ def shared():
 def scorer():
     pools = []
 
-    def make(*, num_workers=1, timeout_s=5.0, rewards=None):
+    def make(*, num_workers=1, timeout_s=5.0, rewards=None, **options):
         configs = rewards or [RewardConfig(plugin="obedient", timeout_s=timeout_s)]
-        pool = RewardPool(configs, num_workers=num_workers, seed=0)
+        pool = RewardPool(configs, num_workers=num_workers, seed=0, **options)
         pool.start()
         pools.append(pool)
         return Scorer(pool)

@@ -95,6 +95,9 @@ def test_a_reward_that_answers_nothing_is_given_up(scorer):
     ):
         scorer(timeout_s=0.3).score(*["hang"] * 9)
     assert time.monotonic() - began > MOST_LATE * 0.3
+    # A service goes on: strangers choose what is scored.
+    late = scorer(timeout_s=0.3, lasts=True).score(*["hang"] * 7)
+    assert {outcome.status for outcome in late} == {LATE}
     # Many that are late at once are not late again and again;
     scorer(timeout_s=1.0).score(*["async-hang"] * 9)
     # and whoever answers in between is only slow.
