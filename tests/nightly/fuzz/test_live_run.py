@@ -219,7 +219,14 @@ def live(folder: Path) -> Iterator[tuple[CommandLine, Following]]:
     process = cosmos.start("run", str(RECIPE), "--name", "fuzzed", *pairs)
     try:
         with Following(folder / "runs" / "fuzzed", process) as following:
-            following.until(lambda state: state.step >= 40 and len(state.replicas) == 3, within_s=600)
+            kept = folder / "runs" / "fuzzed" / "samples"
+            following.until(
+                # The first samples are written with libraries that a replica imports for that: before it is measured.
+                lambda state: (
+                    state.step >= 40 and len(state.replicas) == 3 and len(list(kept.glob("samples.*.parquet"))) == 2
+                ),
+                within_s=600,
+            )
             yield cosmos, following
     finally:
         if process.poll() is None:
