@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,8 @@ from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.run import folder, metrics
 from cosmos_core.run.requests import ask
 from cosmos_core.run.samples import samples
-from cosmos_core.run.status import look
+from cosmos_core.run.screen import lines
+from cosmos_core.run.status import Watcher, look
 from cosmos_core.transport.messages import Stop
 
 _LOOK_S: Final = 0.5
@@ -73,8 +75,8 @@ class Child:
         """
         while not self.has_ended:
             try:
-                self._process.wait(_LOOK_S)
-            except subprocess.TimeoutExpired:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LOOK_S)
                 show()
             except KeyboardInterrupt:
                 self.interrupt()
@@ -202,10 +204,19 @@ def _shown(directory: Path) -> Callable[[], None]:
     from IPython.display import HTML, display  # noqa: PLC0415 - it is a notebook
 
     handle = display(HTML(""), display_id=True)
+    watcher = Watcher(load_job(directory))
+    following = watcher.follow()
 
     def show() -> None:
-        with contextlib.suppress(CosmosError, OSError):
-            lines = [line.replace("&", "&amp;").replace("<", "&lt;") for line in look(directory)]
-            handle.update(HTML(f"<pre>{chr(10).join(lines)}</pre>"))
+        nonlocal following
+        if not folder.is_held(directory):
+            following = watcher.follow()  # it is over: what the journal holds at last
+        try:
+            snapshot = next(following)
+        except (StopIteration, CosmosError, OSError):
+            following = watcher.follow()  # an interrupt, too, has ended it
+            return
+        if snapshot is not None:
+            handle.update(HTML(f"<pre>{escape(chr(10).join(lines(snapshot)))}</pre>"))
 
     return show
