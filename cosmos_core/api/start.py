@@ -53,14 +53,7 @@ def train(
         CosmosError: The recipe cannot run, as `cosmos plan` would say.
     """
     named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
-    with contextlib.ExitStack() as stack:
-        place = stack.enter_context(scratch("api"))
-        order = _order(recipe, named, overrides, place)
-        run = recipe_from(order["recipe"]).run
-        directory = Path(run.output_dir) / run.name
-        folder.check_free(directory, overwrite=overwrite)
-        before = _made(directory)
-        child = Child(order | {"overwrite": overwrite}, stack.pop_all(), place)
+    child, directory, before = _begun(recipe, named, overrides, overwrite=overwrite)
     try:
         while not child.has_ended and _made(directory) in (None, before):
             time.sleep(_POLL_S)
@@ -87,12 +80,23 @@ def plan(
 ) -> None:
     """Check everything about a run without starting it, and print what would run; see `train`."""
     named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
+    child, _, _ = _begun(recipe, named, overrides, overwrite=None)
+    child.wait()
+
+
+def _begun(
+    recipe: Recipe, named: Mapping[str, Any], overrides: Mapping[str, Any], *, overwrite: bool | None
+) -> tuple[Child, Path, tuple[int, int] | None]:
+    """The process of a run, or of a plan (`overwrite` is None); the run's folder, and the job that was there before."""
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(scratch("api"))
         order = _order(recipe, named, overrides, place)
-        recipe_from(order["recipe"])
-        child = Child(order | {"overwrite": None}, stack.pop_all(), place)
-    child.wait()
+        run = recipe_from(order["recipe"]).run
+        directory = Path(run.output_dir) / run.name
+        if overwrite is not None:
+            folder.check_free(directory, overwrite=overwrite)
+        before = _made(directory)
+        return Child(order | {"overwrite": overwrite}, stack.pop_all(), place), directory, before
 
 
 def _order(recipe: Recipe, named: Mapping[str, Any], overrides: Mapping[str, Any], place: Path) -> dict[str, Any]:

@@ -70,11 +70,16 @@ def copied(data: Any, folder: Path) -> tuple[Any, dict[Path, bytes]]:
 
     def keep(path: Path) -> Path:
         content = read(path)
-        place = folder.absolute() / FOLDER / hashlib.sha256(content).hexdigest()[:12] / path.name
+        place = folder.absolute() / FOLDER / version_of(content) / path.name
         files[place] = content
         return place
 
     return _changed(data, keep), files
+
+
+def version_of(content: bytes) -> str:
+    """The first twelve digits of a file's SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def read(path: Path) -> bytes:

@@ -21,7 +21,7 @@ import attrs
 
 from cosmos_core.config import option
 from cosmos_core.config.problems import nearest
-from cosmos_core.config.sources import is_copy, read, split
+from cosmos_core.config.sources import is_copy, read, split, version_of
 from cosmos_core.data.function import GIVEN, FunctionDataset
 from cosmos_core.data.options import RowsOptions
 from cosmos_core.errors import CosmosError, PluginBrokenError, PluginNotFoundError
@@ -61,7 +61,7 @@ def function_record(kind: Kind, selection: str) -> PluginRecord | None:
             f"did you mean {path.with_name(close[0])}.py?" if close else "relative paths start at the recipe's folder"
         )
         raise PluginNotFoundError(f"{kind} plugin {name!r}: no such file {path}; {hint}")
-    version = hashlib.sha256(read(path)).hexdigest()[:12]
+    version = version_of(read(path))
     if is_copy(path) and path.parent.name != version:
         raise PluginBrokenError(
             f"{kind} plugin {name!r}: {path} is not what the run was made with (SHA-256 {version}…); restore it"

@@ -15,6 +15,7 @@ import attrs
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.sources import split
 from cosmos_core.errors import PluginError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
@@ -91,6 +92,11 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
         *(("hook", name) for name in recipe.tracking.hooks),
     ]
     return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))
+
+
+def files(recipe: Recipe) -> list[str]:
+    """The plugins of a recipe that are functions or classes of files, `PATH.py:NAME`."""
+    return [name for _, name in selections(recipe) if split(name) is not None]
 
 
 def source_of(plugins: PluginSet, stage: Stage) -> Source:

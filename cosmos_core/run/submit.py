@@ -16,9 +16,8 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
-from cosmos_core.plugins.recipe import selections
+from cosmos_core.plugins.recipe import files, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Pool
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
@@ -51,9 +50,9 @@ def launch_recipe(
         check(directory, overwrite=overwrite)
         require_idle(directory)
     else:
-        if files := [name for _, name in selections(recipe) if split(name) is not None]:
+        if named := files(recipe):
             raise ConfigError(
-                f"plugin: {', '.join(files)}: launcher {recipe.launch.launcher!r} makes the run's folder where these "
+                f"plugin: {', '.join(named)}: launcher {recipe.launch.launcher!r} makes the run's folder where these "
                 "files are not; make a package of each with cosmos plugins new, and install it there"
             )
         _check_elsewhere(recipe, overwrite=overwrite)

@@ -16,9 +16,8 @@ from cosmos_core.config.job import Job, are_right_or_wrong
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugins.recipe import greedy, load_dataset, load_rewards, selections
+from cosmos_core.plugins.recipe import files, greedy, load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, Request, Sampling
 from cosmos_core.protocols.model import MultiTurnModel
@@ -97,11 +96,10 @@ def evaluate_model(
     job = _job(source, recipe_path)
     if not job.recipe.reward_names:
         raise ConfigError("reward: the recipe has none, so there is nothing to evaluate by")
-    files = [name for _, name in selections(job.recipe) if split(name) is not None]
     is_beside = recipe_path is None and not (source / "job.json").is_file()
-    if files and is_beside and not trust_remote_code:
+    if is_beside and not trust_remote_code and (named := files(job.recipe)):
         raise ConfigError(
-            f"{source}: the run beside it names code of its own folder ({', '.join(files)}), which whoever made the "
+            f"{source}: the run beside it names code of its own folder ({', '.join(named)}), which whoever made the "
             "folder may have written; read it, and add --trust-remote-code, or give --recipe FILE"
         )
     rewards = job.recipe.reward
