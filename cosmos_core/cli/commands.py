@@ -1,7 +1,7 @@
 """Commands that other distributions add to `cosmos`: entry points of the group `cosmos_core.commands`.
 
-An entry point names a function as Typer takes it, or a `typer.Typer` application. Metadata is read only where
-a command is not one of the core's own, or where all are listed.
+An entry point names a function as Typer takes it, or a `typer.Typer` application; one named `plugins.new` is
+`cosmos plugins new`. Metadata is read only where a command is not one of the core's own, or where all are listed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,41 @@ GROUP: Final = "cosmos_core.commands"
 _DEBUG: Final = "COSMOS_DEBUG"
 
 
-class CommandGroup(TyperGroup):
-    """The commands of the core, and after them those that distributions add; a core command's name is never taken."""
+class OpenGroup(TyperGroup):
+    """Commands of the core, and after them those that distributions add; a core command's name is never taken."""
+
+    parent: ClassVar[str] = ""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order of `--help`."""
+        own = super().list_commands(ctx)
+        added = {name.rpartition(".")[2] for name in installed_commands() if name.rpartition(".")[0] == self.parent}
+        return [*own, *sorted(added - set(own))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name, imported if a distribution adds it; None, or a PluginError that says how to get it."""
+        if own := super().get_command(ctx, cmd_name):
+            return own
+        entry, typed = f"{self.parent}.{cmd_name}".strip("."), f"{self.parent} {cmd_name}".strip()
+        if entries := installed_commands().get(entry):
+            return _load(typed, entries)
+        from cosmos_core.plugins.known import COMMANDS  # noqa: PLC0415 - where a command is missing
+
+        if distribution := COMMANDS.get(entry):
+            raise PluginError(
+                f"cosmos {typed} comes with another distribution (unless COSMOS_DISABLE_PLUGIN_AUTOLOAD hides it): "
+                f"pip install {distribution}"
+            )
+        return None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with the first sentence of each."""
+        described = {name: self.commands.get(name) or self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        TyperGroup(commands=described).format_commands(ctx, formatter)
+
+
+class CommandGroup(OpenGroup):
+    """All commands of `cosmos`."""
 
     core: ClassVar[Mapping[str, Callable[..., Any] | typer.Typer]] = {}
 
@@ -37,30 +70,10 @@ class CommandGroup(TyperGroup):
         for name, command in self.core.items():
             self.commands[name] = TyperCommand(name, help=_described(command), rich_markup_mode=None)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all commands, in the order of `--help`."""
-        own = super().list_commands(ctx)
-        return [*own, *sorted(set(installed_commands()) - set(own))]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as Typer calls it
-        """The command of a name, imported if a distribution adds it; None, or a PluginError that says how to get it."""
-        if cmd_name in self.core:
-            return _built(cmd_name, self.core[cmd_name])
-        if entries := installed_commands().get(cmd_name):
-            return _load(cmd_name, entries)
-        from cosmos_core.plugins.known import COMMANDS  # noqa: PLC0415 - where a command is missing
-
-        if distribution := COMMANDS.get(cmd_name):
-            raise PluginError(
-                f"cosmos {cmd_name} comes with another distribution (unless COSMOS_DISABLE_PLUGIN_AUTOLOAD hides it): "
-                f"pip install {distribution}"
-            )
-        return None
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands with the first sentence of each."""
-        described = {name: self.commands.get(name) or self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        TyperGroup(commands=described).format_commands(ctx, formatter)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; one of the core's is built when it is asked for."""
+        own = self.core.get(cmd_name)
+        return _built(cmd_name, own) if own else super().get_command(ctx, cmd_name)
 
 
 def is_debugging() -> bool:

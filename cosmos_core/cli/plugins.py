@@ -1,14 +1,14 @@
-"""`cosmos plugins`: lists, shows and makes plugins."""
+"""`cosmos plugins`: lists and shows plugins."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+
+from cosmos_core.cli.commands import OpenGroup
 
 if TYPE_CHECKING:
     from cosmos_core.plugins.card import Card
@@ -28,12 +28,17 @@ def _kind(typed: str) -> Kind:
 KindOption = Annotated[Any, typer.Option("--kind", metavar="KIND", parser=_kind, help="Only plugins of this kind.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+class _Plugins(OpenGroup):
+    parent: ClassVar = "plugins"
+
+
+app = typer.Typer(cls=_Plugins, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
 def _root() -> None:
-    """List, show and make plugins; `cosmos check` judges them."""
+    """List and show plugins; `cosmos plugins new` and `cosmos check` of cosmos-service-check make and judge them."""
 
 
 @app.command("list")
@@ -73,44 +78,6 @@ def show_plugin(
     chosen = kind or kind_of(name, records)
     shown = card(PluginSet.load([(chosen, name)], records=records), chosen, name)
     typer.echo(json.dumps(plain(shown), indent=2) if as_json else "\n".join(_lines(shown)))
-
-
-@app.command("new")
-def new_plugin(
-    kind: Annotated[str, typer.Argument(help="model, algorithm, reward, dataset, engine, environment, launcher, hook")],
-    name: Annotated[str, typer.Argument(help="What recipes will call it, such as brevity or short-answers.")],
-    *,
-    into: Annotated[
-        Path, typer.Option("--into", metavar="DIR", help="Folder in which to make the package's.")
-    ] = Path(),
-    author: Annotated[str, typer.Option("--author", metavar="NAME", help="Who makes it, for its metadata.")] = "",
-    description: Annotated[
-        str, typer.Option("--description", metavar="TEXT", help="One line about it, for its metadata.")
-    ] = "",
-    function: Annotated[
-        str, typer.Option("--from", metavar="PATH.py:NAME", help="Make it of this function or class.")
-    ] = "",
-) -> None:
-    """Write a complete package with a small working plugin: options, tests, an example recipe, CI that publishes it.
-
-    \b
-    Examples:
-      cosmos plugins new reward brevity
-      cosmos plugins new reward brevity --from my_rewards.py:brevity
-      cosmos plugins new dataset chess-puzzles --into ~/plugins --author "Ann Lee"
-    """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.plugins.scaffold import new_package  # noqa: PLC0415
-
-    folder = new_package(kind, name, into=into.expanduser(), author=author, description=description, function=function)
-    typer.echo(f"Made {folder}/. Next:\n")
-    for command, purpose in (
-        (f"cd {shlex.quote(str(folder))}", ""),
-        ("pip install --editable . --group dev", "pip 25.1 or newer; from then on recipes may name it"),
-        ("pytest", "the conformance kit, and its own tests"),
-        ("cosmos run example.toml", "a few steps on this machine"),
-        ("cosmos check .", "whether it is fit to be published"),
-    ):
-        typer.echo(f"  {command:<40}{f'# {purpose}' if purpose else ''}".rstrip())
 
 
 def _plain(record: PluginRecord) -> dict[str, str]:

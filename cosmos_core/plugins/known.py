@@ -52,6 +52,6 @@ KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
 _TOOLS: Final = "audit chat compare doctor eval init recipes samples serve"
 COMMANDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(_TOOLS.split(), "cosmos-service-tools"),
-    "check": "cosmos-service-check",
+    **dict.fromkeys(("check", "plugins.new"), "cosmos-service-check"),
     "reward-service": "cosmos-service-reward-service",
 }

@@ -1,5 +1,7 @@
 """Commands that distributions add to `cosmos`."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -35,10 +37,22 @@ def test_commands_of_distributions_are_listed_and_run(make_distribution, cosmos,
     assert "greet" not in cosmos("--help").output
 
     # One that is known to come with a distribution says with which, whatever follows it.
-    for command, package in (("eval", "cosmos-service-tools"), ("check", "cosmos-service-check")):
+    known = {"eval": "cosmos-service-tools", "check": "cosmos-service-check", "plugins new": "cosmos-service-check"}
+    for command, package in known.items():
         with pytest.raises(PluginError, match=rf"^cosmos {command} comes with .*: pip install {package}$"):
-            raise cosmos(command, "runs/x", "--by", "labels").exception
+            raise cosmos(*command.split(), "runs/x", "--by", "labels").exception
     assert "No such command 'great'" in cosmos("great").output
+
+
+def test_a_command_may_be_added_below_plugins(make_distribution, cosmos):
+    entries = "[cosmos_core.commands]\nplugins.greet = greets:greet\nplugins.list = greets:greet\n"
+    make_distribution("greeter", entries=entries, modules={"greets.py": GREETS})
+    assert cosmos("plugins", "greet", "Ann").output == "hello Ann\n"
+    assert re.search(r"  greet +Greet somebody\.", cosmos("plugins", "--help").output)
+    assert "--debug" in cosmos("plugins", "greet", "--help").output
+    assert "greet" not in cosmos("--help").output
+    # The core's own names are kept.
+    assert "KIND" in cosmos("plugins", "list").output
 
 
 def test_the_core_keeps_its_commands_and_two_rivals_are_refused(make_distribution, cosmos):

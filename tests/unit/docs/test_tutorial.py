@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.plugins.scaffold import new_package
+from cosmos_service_check.scaffold import new_package
 from tests.nightly.ecosystem.follow import File, steps
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tutorial.md"

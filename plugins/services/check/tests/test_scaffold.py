@@ -17,13 +17,13 @@ from cosmos_core import __version__
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.problems import show
 from cosmos_core.errors import ConfigError, CosmosError, PluginConflictError
-from cosmos_core.plugins import scaffold
 from cosmos_core.plugins.known import KNOWN
-from cosmos_core.plugins.scaffold import Names, new_package
 from cosmos_core.protocols import KINDS
 from cosmos_core.protocols.provider import entry_point_group
+from cosmos_service_check import scaffold
+from cosmos_service_check.scaffold import Names, new_package
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 LONG = "a" + "-b2" * 13
 """A name of 40 characters."""
 
@@ -109,7 +109,7 @@ def test_a_name_that_cannot_be_is_refused():
 
 
 def test_a_name_that_is_installed_is_refused(tmp_path, make_distribution):
-    make_distribution("acme", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
+    make_distribution("acme", entries="[cosmos_core.rewards]\nshort = acme_a\n", modules={"acme_a.py": ""})
     with pytest.raises(PluginConflictError, match=r"the reward 'short' is provided by acme 1\.0; choose another name"):
         new_package("reward", "short", into=tmp_path)
     new_package("dataset", "short", into=tmp_path)

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -19,10 +20,11 @@ import attrs
 import jinja2
 from packaging.version import Version
 
-from cosmos_core import __version__, protocols
+from cosmos_core import protocols
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError, PluginConflictError
+from cosmos_core.plugins.compatibility import CORE
 from cosmos_core.plugins.discovery import RULE, discover, is_valid, nearest_valid
 from cosmos_core.plugins.functions import function_record, import_function
 from cosmos_core.plugins.known import KNOWN
@@ -182,7 +184,7 @@ def _text(environment: jinja2.Environment, template: str, variables: Mapping[str
 
 
 def _variables(names: Names, author: str, description: str) -> dict[str, Any]:
-    release = Version(__version__)
+    release = Version(version(CORE))
     return {
         "kind": names.kind,
         "Kind": names.kind.capitalize(),
