@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +13,7 @@ import numpy as np
 from cosmos_core.errors import DataError
 from cosmos_core.plugins.batching import Batcher
 from cosmos_core.protocols import Completion, Reward, RewardCapabilities, Score
+from cosmos_core.threads import begin
 from cosmos_core.types import Payload, Prompt
 
 _BATCH: Final = 64
@@ -128,28 +127,6 @@ class _Awaited(_Single):
         return self._scored(await self._function(**self._arguments(completion), **self._options))
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Call on a thread of its own, for which nothing waits that ends: it may hang."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def finish(result: Any, error: Exception | None) -> None:
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = call()
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(finish, result, failure)
-
-    threading.Thread(target=run, name="batch", daemon=True).start()
-    return await done
-
-
 class _Batched(_Single):
     """A function of lists, of what arrives within moments; a plain one gets one batch at a time, in a thread."""
 
@@ -171,7 +148,10 @@ class _Batched(_Single):
             scores = await call()
         else:
             async with self._turn:
-                scores = await _in_thread(call)
+                try:
+                    scores = await asyncio.wrap_future(begin(call, "batch"))
+                except SystemExit as error:
+                    raise DataError(f"reward {self._name}: the function raised SystemExit: {error}") from error
         found = list(scores) if isinstance(scores, Sequence | np.ndarray) else scores
         if not isinstance(found, list) or len(found) != len(items):
             raise DataError(

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any, Final, TypeVar
 
 import pluggy
@@ -18,6 +18,7 @@ from cosmos_core.config.structure import unstructure
 from cosmos_core.errors import PluginBrokenError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RunInfo
+from cosmos_core.threads import begin
 
 _QUEUE_SIZE: Final = 4096
 _LOG: Final = logging.getLogger(__name__)
@@ -126,21 +127,14 @@ _MAKE_S: Final = 60.0
 
 def make_in_time(name: str, make: Callable[[], T], timeout_s: float) -> T:
     """Make the hook `name`, or refuse it: a hook that blocks when it is made must not hold up the run's start."""
-    made: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except Exception as error:  # noqa: BLE001 - it is raised again in the thread that waits
-            made.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - raised there, SystemExit would end the run without a word
-            why = f"hook {name!r} could not be made: {type(error).__name__}: {error}"
-            made.set_exception(PluginBrokenError(why))
-
-    threading.Thread(target=run, name=f"hook:{name}:make", daemon=True).start()
+    made = begin(make, f"hook:{name}:make")
     wait([made], timeout_s)
     if made.done():
-        return made.result()
+        error = made.exception()
+        if error is None or isinstance(error, Exception):
+            return made.result()
+        # SystemExit would end the run without a word.
+        raise PluginBrokenError(f"hook {name!r} could not be made: {type(error).__name__}: {error}") from error
     raise PluginBrokenError(
         f"hook {name!r} was not made within {timeout_s:g} s; do slow work in cosmos_run_started, which is called "
         "beside the run, not in Provider.create"

@@ -23,7 +23,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -32,6 +34,7 @@ import zmq
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TransportError
+from cosmos_core.threads import begin
 from cosmos_core.transport.addresses import address_towards
 from cosmos_core.weights.wire import REQUEST_SLICES, Backend
 
@@ -82,24 +85,14 @@ def meet(host: str, port: int, timeout_s: float) -> TCPStore:
 
     The store waits for the answer to its first word without a limit, so it is made on a thread of its own.
     """
-    made: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
-
-    def connect() -> None:
-        timeout = timedelta(seconds=timeout_s)
-        try:
-            made.put(TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False))
-        except Exception as error:  # noqa: BLE001 - whoever waits raises it
-            made.put(error)
-
-    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+    timeout = timedelta(seconds=timeout_s)
+    connect = partial(TCPStore, host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    made = begin(connect, "rendezvous")
     with _told(f"{host}:{port} cannot be met"):
-        try:
-            store = made.get(timeout=timeout_s + _ANSWER_S)
-        except queue.Empty:
-            raise RuntimeError(f"it does not answer within {timeout_s + _ANSWER_S:g} s") from None
-        if isinstance(store, Exception):
-            raise store
-        return store
+        wait([made], timeout_s + _ANSWER_S)
+        if not made.done():
+            raise RuntimeError(f"it does not answer within {timeout_s + _ANSWER_S:g} s")
+        return made.result()
 
 
 class Pair:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from datetime import timedelta
 from typing import Final
 
@@ -23,6 +24,7 @@ from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.activity import Activity
 from cosmos_core.replica.health_leader import listen
+from cosmos_core.threads import begin
 from cosmos_core.transport.addresses import in_url
 
 FORM_TIMEOUT_S: Final = 60.0
@@ -139,29 +141,17 @@ def _waited(entry: _Entry, join: Callable[[], Collectives], interrupted: Callabl
     Raises:
         GradientGroupError: It could not; or it is stuck, and left behind.
     """
-    joined: list[Collectives] = []
-    problems: list[Exception] = []
-
-    def run() -> None:
-        try:
-            joined.append(join())
-        except Exception as error:  # noqa: BLE001 - raised on the other thread
-            problems.append(error)
-
-    thread = threading.Thread(target=run, name=f"generation-{entry.generation}", daemon=True)
-    thread.start()
+    joined = begin(join, f"generation-{entry.generation}")
     # To be reached and met, and to connect.
     deadline = time.monotonic() + 2 * entry.timeout_s + _LAST_WORDS_S
-    while thread.is_alive() and not entry.is_off.is_set():
-        thread.join(_POLL_S)
+    while not joined.done() and not entry.is_off.is_set():
+        wait([joined], _POLL_S)
         if interrupted() or time.monotonic() > deadline:
             entry.is_off.set()
-            thread.join(_LAST_WORDS_S)
-    if thread.is_alive():
+            wait([joined], _LAST_WORDS_S)
+    if not joined.done():
         raise entry.error(f"given up while {entry.store} or a member did not answer: it is cut off, or stopped")
-    if problems:
-        raise problems[0]
-    return joined[0]
+    return joined.result()
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -124,7 +124,7 @@ def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
         return raised(error)
 
 
-def raised(error: Exception) -> Outcome:
+def raised(error: BaseException) -> Outcome:
     """The outcome of a completion whose score raised, with the place, if that is a plugin's, and the traceback."""
     place, trace = place_of(error), sendable("".join(traceback.format_exception(error))[-_LONGEST_TRACE:])
     detail = shown(f"{described(error)} ({place})") if place else described(error)

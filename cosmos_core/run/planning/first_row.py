@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import queue
-import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Any, Final
 
 import attrs
@@ -17,6 +16,7 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Completion, Dataset, Model, Reward, RewardCapabilities
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.rewards.worker import failed, judged, raised
+from cosmos_core.threads import begin
 from cosmos_core.types import Message, Prompt
 
 _LOOKED_AT: Final = 3
@@ -106,20 +106,17 @@ def _scored(reward: Reward, prompt: Prompt, text: str, timeout_s: float) -> Outc
     """Score a completion on a thread, as a worker does; one that hangs is left behind."""
     turns = (Message(role="assistant", content=text),)
     completion = Completion(prompt=prompt, text=text, turns=turns, num_units=len(text.split()))
-    done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
-    def score() -> None:
-        try:
-            made: Any = reward.score(completion)
-            done.put(judged(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made))
-        except Exception as error:  # noqa: BLE001 - any plugin error is an answer
-            done.put(raised(error))
+    def score() -> Outcome:
+        made: Any = reward.score(completion)
+        return judged(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
 
-    threading.Thread(target=score, name="reward", daemon=True).start()
-    try:
-        return done.get(timeout=timeout_s)
-    except queue.Empty:
+    scored = begin(score, "reward")
+    wait([scored], timeout_s)
+    if not scored.done():
         return failed(f"no score within {timeout_s:g} s")
+    error = scored.exception()
+    return scored.result() if error is None else raised(error)
 
 
 async def _awaited(score: Any) -> Any:

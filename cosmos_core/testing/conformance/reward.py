@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import inspect
 import math
 import numbers
 import struct
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -32,6 +31,7 @@ from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.plugin import Make, fault, json_problem
 from cosmos_core.testing.conformance.worker import ENDLESS, GARBLED, METADATA, Answer, Ask, WorkerConformance, WorkerRun
+from cosmos_core.threads import begin
 from cosmos_core.types import JSON, Array, Message, Payload, Prompt, SampleStatus
 
 _TOLERANCE: Final = 1e-6
@@ -327,13 +327,7 @@ def _goes_on_when_cancelled(reward: Reward, completions: Sequence[Completion]) -
             await asyncio.wait({task})
         goes_on = is_cancelled and not task.cancelled() and task.exception() is None
 
-    def probe() -> None:
-        # What a score raises is told by another test.
-        with contextlib.suppress(Exception):
-            asyncio.run(cancel())
-
-    # A coroutine that cannot be cancelled would hold up a loop of this thread for ever.
-    thread = threading.Thread(target=probe, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
+    # A coroutine that cannot be cancelled would hold up a loop of this thread for ever. What a score raises is told by
+    # another test.
+    wait([begin(lambda: asyncio.run(cancel()), "probe")], _PATIENCE_S)
     return goes_on

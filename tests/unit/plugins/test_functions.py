@@ -29,6 +29,7 @@ def many(prompts, completions, difficulty):
 def short_list(completions):
     return [1.0]
 
+def leaves(completions): raise SystemExit(3)
 def nothing(completion): return None
 def unnamed(completion): return {"value": 1.0}
 def everything(completion, **columns): return {"score": 1.0, **columns}
@@ -96,6 +97,9 @@ def test_a_function_of_lists_scores_what_arrives_together(file):
     assert asyncio.run(scores("defaulted", 2)) == [7.0, 7.0]
     (first, _) = asyncio.run(scores("short_list", 2))
     assert "returned [1.0] for 2 completions" in str(first)
+    (first,) = asyncio.run(scores("leaves", 1))
+    assert isinstance(first, DataError)
+    assert "the function raised SystemExit: 3" in str(first)
 
 
 def test_what_a_function_lacks_is_said(file):

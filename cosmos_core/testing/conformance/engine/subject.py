@@ -6,10 +6,10 @@ Shape legend: N decisions of a completion, V tokens of the vocabulary.
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
+from concurrent.futures import wait
+from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
 import attrs
@@ -32,6 +32,7 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.testing.conformance.model.subject import by_payload, tensor_of
 from cosmos_core.testing.conformance.plugin import fault
+from cosmos_core.threads import begin
 from cosmos_core.types import JSON, Payload
 from cosmos_core.weights import slices
 from cosmos_core.weights.quantization import dequantise, quantise
@@ -221,17 +222,9 @@ class EngineDriver:
 
     @staticmethod
     def _within(timeout_s: float, what: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        answer: futures.Future[T] = futures.Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - it is raised again in the test
-                answer.set_exception(error)
-
-        threading.Thread(target=run, name=f"kit:{what}", daemon=True).start()
-        done, _ = futures.wait([answer], timeout_s)
-        if done:
+        answer = begin(partial(call, *args, **kwargs), f"kit:{what}")
+        wait([answer], timeout_s)
+        if answer.done():
             return answer.result()
         return fault(f"{what} did not return in {timeout_s:g} s; it must never wait for what cannot happen")
 

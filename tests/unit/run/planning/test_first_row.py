@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,16 @@ class Broken:
         return 1 / 0
 
 
+class Leaving:
+    def score(self, completion):
+        raise SystemExit(3)
+
+
+class Hanging:
+    def score(self, completion):
+        time.sleep(1.0)
+
+
 class Loading(Broken):
     def load(self):
         """Its scores need weights."""
@@ -48,7 +60,7 @@ class Loading(Broken):
 
 def look(*rewards, kinds=("tokens",)):
     capable = RewardCapabilities(payload_kinds=frozenset(kinds))
-    configs = [(RewardConfig(plugin=type(each).__name__, timeout_s=5.0), capable, each) for each in rewards]
+    configs = [(RewardConfig(plugin=type(each).__name__, timeout_s=0.4), capable, each) for each in rewards]
     return look_at_first(Model(), Dataset(), configs, 10)
 
 
@@ -64,6 +76,10 @@ def test_the_first_usable_row_is_rendered_and_scored():
 def test_a_reward_that_scores_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"reward Broken: it scores neither '7' nor .* ZeroDivisionError"):
         look(Broken())
+    with pytest.raises(ConfigError, match=r"reward Leaving: it scores neither .* SystemExit: 3"):
+        look(Leaving())
+    with pytest.raises(ConfigError, match=r"reward Hanging: it scores neither .* no score within 0.4 s"):
+        look(Hanging())
 
 
 def test_without_a_usable_row_there_is_nothing_to_show():
