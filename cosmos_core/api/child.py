@@ -17,7 +17,8 @@ from typing import Any, Final
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import CosmosError
 from cosmos_core.observe.output import console
-from cosmos_core.run.command import run_recipe, show_plan
+from cosmos_core.run.command import run_recipe
+from cosmos_core.run.plan import show_plan
 
 REFUSAL: Final = "refusal.json"
 

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn
 
@@ -117,11 +118,11 @@ def run(
     if start is not None:
         raise ConfigError(f"--from {start}: says where a run goes on, and no run is given; add --resume RUN")
     chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
-    from cosmos_core.run.command import run_recipe, show_plan  # noqa: PLC0415
-
     if dry_run:
-        show_plan(chosen, recipe, console())
+        _plan(chosen, recipe)
         return
+    from cosmos_core.run.command import run_recipe  # noqa: PLC0415
+
     raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, console(), overwrite=overwrite)])
 
 
@@ -144,9 +145,15 @@ def plan(
       cosmos plan recipes/arithmetic.toml --set policy.replicas=2
     """  # noqa: D301 - the escape keeps the lines after it apart
     chosen = _load(recipe, (model, algorithm, dataset, reward, environment), overrides, name)
-    from cosmos_core.run.command import show_plan  # noqa: PLC0415
+    _plan(chosen, recipe)
 
-    show_plan(chosen, recipe, console())
+
+def _plan(chosen: Recipe, recipe: Path | None) -> None:
+    from cosmos_core.run.fork import in_fork  # noqa: PLC0415
+    from cosmos_core.run.plan import show_plan  # noqa: PLC0415
+
+    # A process that has imported torch takes most of a second to end; a fork ends at once.
+    in_fork(partial(show_plan, chosen, recipe, console()))
 
 
 def version() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -107,6 +108,7 @@ def _active(requires: Iterable[str], extras: Iterable[str]) -> Iterator[Requirem
             yield requirement
 
 
+@functools.cache
 def _requirement(line: str) -> Requirement | None:
     """A requirement, if it can be read and its marker has a meaning."""
     try:

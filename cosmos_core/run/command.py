@@ -1,28 +1,20 @@
-"""`cosmos run` and `cosmos plan`: make a new run or resume one, supervise it, and write its summary and report."""
+"""`cosmos run`: make a new run or resume one, supervise it, and write its summary and report."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import multiprocessing
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 import attrs
-import zmq
 from rich.console import Console
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
-from cosmos_core.errors import ConfigError, CosmosError, TransportError
+from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
@@ -30,15 +22,16 @@ from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
 from cosmos_core.protocols import Dataset
-from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.address import require_gone
 from cosmos_core.run.folder import require_idle
 from cosmos_core.run.follower import Follower
+from cosmos_core.run.fork import in_fork
 from cosmos_core.run.hooks import RunHooks
-from cosmos_core.run.launch import Launcher, fork_server
+from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools, prepare
 from cosmos_core.run.metrics import recorded
+from cosmos_core.run.plan import check_port, importing
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_hooks, check_keys, check_present
 from cosmos_core.run.recovery import Start, find_start
@@ -46,13 +39,10 @@ from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending, Supervisor
 from cosmos_core.storage.scratch import scratch
-from cosmos_core.transport import sockets
 
 _HOOKS_TIMEOUT_S: Final = 30.0
-_LEAVE_S: Final = 5.0
 _SUPERVISED: Final = ("dataset", "launcher", "hook")
 """Kinds of plugins that a supervisor uses itself."""
-_MEMORY: Final = "the system ends processes so that need more memory than there is"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -66,35 +56,6 @@ class _Session:
     start: Start
     follower: Follower = attrs.field(factory=Follower)
     earlier_s: float = 0.0
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports make none, and to look takes a fifth of their time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:
-    """Validate everything and print the plan; nothing is left behind; raises CosmosError if the recipe cannot run."""
-    with _importing():
-        from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
-    from cosmos_core.run.planning.tables import print_plan  # noqa: PLC0415
-    from cosmos_core.run.submit import submission_notes  # noqa: PLC0415
-
-    with scratch("plan") as staging:
-        plan = make_plan(recipe, recipe_path, staging)
-        notes: Sequence[str] = ()
-        if capabilities_of(recipe, plan.plugins).submits:
-            notes = submission_notes(plan)
-        else:
-            _check_port(recipe)
-        print_plan(plan, console)
-        for note in notes:
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
@@ -116,7 +77,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
 
 def _make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -> None:
     """Plan a run, and make its folder once nothing is left to refuse."""
-    with _importing():
+    with importing():
         from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
 
     with scratch("plan") as staging:
@@ -124,7 +85,7 @@ def _make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -
         check_keys(plan.job)
         _launcher(plan.job, plan.plugins)
         check_present(plan.parts)
-        _check_port(recipe)
+        check_port(recipe)
         if recipe.policy.checkpoint.url is not None:
             _check_own(recipe.policy.checkpoint.url)
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
@@ -180,7 +141,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     follower = Follower()
     start, undone = find_start(job, follower, wanted)
     _check_length(job, start)
-    _check_port(recipe)
+    check_port(recipe)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
     where = f"Resuming from step {start.step} ({start.checkpoint or 'no checkpoint was saved'})."
@@ -200,52 +161,6 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
         follower=follower,
         earlier_s=earlier_s,
     )
-
-
-def in_fork(call: Callable[[], None]) -> None:
-    """Call something in a fork of this process, and wait for it; a CosmosError of it is raised here.
-
-    Planning imports torch; the memory that this takes, and whatever else the call changes in memory, is gone with the
-    fork. The fork ends with this process.
-    """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(call, sender))
-    process.start()
-    sender.close()
-    try:
-        refusal = receiver.recv()
-    except EOFError:
-        process.join()
-        # Its traceback has been printed.
-        if process.exitcode and process.exitcode > 0:
-            raise SystemExit(process.exitcode) from None
-        raise CosmosError(f"planning was ended by signal {-(process.exitcode or 0)}; {_MEMORY}") from None
-    finally:
-        receiver.close()
-        if process.is_alive():
-            process.terminate()
-        process.join(_LEAVE_S)
-        process.kill()
-        process.join()
-    if refusal is not None:
-        kind, words, trace = refusal
-        # As it was, though its class may be made of other arguments.
-        raise kind.__new__(kind, words) from RuntimeError(f"in the process that planned:\n{trace}")
-
-
-def _call(call: Callable[[], None], sender: Connection) -> None:
-    die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Ctrl-C is for its parent too, which ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    fork_server.borrow()
-    try:
-        call()
-    except CosmosError as error:
-        sender.send((type(error), str(error), traceback.format_exc()))
-    else:
-        sender.send(None)
 
 
 def _check_changed(job: Job) -> None:
@@ -280,15 +195,6 @@ def _check_length(job: Job, start: Start) -> None:
             f"run.steps: {job.recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
             "a run cannot be made shorter than it is"
         )
-
-
-def _check_port(recipe: Recipe) -> None:
-    """Find out now, not after seconds of start-up, that the controller could not listen."""
-    try:
-        with zmq.Context() as context:
-            sockets.router(context, recipe.control.bind, recipe.control.port).close()
-    except TransportError as error:
-        raise ConfigError(f"control.bind, control.port: {error}") from error
 
 
 def _supervise(session: _Session, console: Console, began: float) -> str:

@@ -7,15 +7,32 @@ from transformers.utils import is_sklearn_available
 
 from cosmos_core.testing.worlds import run_world
 
+UNNEEDED = ("sklearn", "scipy.optimize")
+
 
 def _imported():
-    return "transformers" in sys.modules, "sklearn" in sys.modules, importlib.util.find_spec("sklearn") is not None
+    can_be = [importlib.util.find_spec(name) is not None for name in UNNEEDED]
+    return "transformers" in sys.modules, [name in sys.modules for name in UNNEEDED], can_be
+
+
+def _used():
+    from transformers.loss.loss_for_object_detection import linear_sum_assignment
+    from transformers.models import bert, qwen3
+    from transformers.utils.import_utils import create_import_structure_from_path as read
+
+    package = importlib.util.find_spec("transformers.models")
+    names = sorted(each.__name__ for each in (bert.BertModel, qwen3.Qwen3ForCausalLM))
+    return names, linear_sum_assignment([[2, 1], [1, 2]])[1].tolist(), len(read(package.origin)) > 100
 
 
 def test_models_are_imported_without_what_they_do_not_need():
-    # MLflow's full package brings it along, and it can still be imported by whoever wants it.
-    assert run_world(1, _imported) == [(True, False, True)]
+    # MLflow's full package brings them along, and they can still be imported by whoever wants them.
+    assert run_world(1, _imported) == [(True, [False, False], [True, True])]
 
 
 def test_transformers_does_without():
     assert run_world(1, is_sklearn_available) == [False]
+
+
+def test_what_is_imported_later_works():
+    assert run_world(1, _used) == [(["BertModel", "Qwen3ForCausalLM"], [1, 0], True)]

@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
-from cosmos_core.run.command import in_fork
+from cosmos_core.run.fork import in_fork
 
 KNOWN = []
 

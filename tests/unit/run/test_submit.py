@@ -11,7 +11,8 @@ from cosmos_core.config.loading import dump_recipe, load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
 from cosmos_core.run import folder, submit
-from cosmos_core.run.command import run_recipe, show_plan
+from cosmos_core.run.command import run_recipe
+from cosmos_core.run.plan import show_plan
 from cosmos_core.run.planning import plan as planning
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides, reachable

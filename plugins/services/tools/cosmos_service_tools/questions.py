@@ -236,7 +236,7 @@ def make(choice: Choice, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: The file cannot be written, or the recipe that was written does not plan.
     """
-    from cosmos_core.run.command import show_plan  # noqa: PLC0415 - what it needs takes a second to import
+    from cosmos_core.run.plan import show_plan  # noqa: PLC0415 - what it needs takes a second to import
 
     path, text = choice.path, write(choice)
     try:
