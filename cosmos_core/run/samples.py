@@ -1,173 +1,25 @@
-"""Reads the samples that a run has kept, part by part; the run may go on meanwhile."""
+"""Reads the samples that a run has kept (`storage.samples`), and accounts for them by its journal."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
-import math
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Reported
-from cosmos_core.errors import ConfigError, CosmosError
+from cosmos_core.errors import CosmosError
 from cosmos_core.run.address import find_address
-from cosmos_core.run.folder import is_run
 from cosmos_core.run.observer import so_far
-from cosmos_core.storage.parts import FOLDER, counts_of
+from cosmos_core.storage.samples import counts, groups, none_found, samples
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import REPORT, GroupFinished
-from cosmos_core.types import SampleStatus
 
-_KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
-_KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
-_BATCH_ROWS: Final = 1024
-
-
-def samples(
-    directory: Path, *, step: int | None = None, grep: str = "", columns: Sequence[str] = (), **wanted: Any
-) -> Iterator[dict[str, Any]]:
-    """Read the kept samples of a run, about in the order in which they were finished.
-
-    Args:
-        directory: The run's folder.
-        step: Those of this step's batch, and those by which its weights were evaluated.
-        grep: Those in whose prompt or completion this regular expression is found.
-        columns: Those that are needed (docs/samples.md), besides some that are short; none: all.
-        wanted: Values of `purpose`, `status`, `row` and `position`, and several of `lease`; None: any.
-
-    Raises:
-        ConfigError: It is not the folder of a run, what is wanted is nonsense, or a part is damaged.
-    """
-    import pyarrow as pa  # noqa: PLC0415 - where samples are read
-
-    if not is_run(directory):
-        raise ConfigError(f"{directory}: not the folder of a run")
-    for name, known in _KNOWN.items():
-        if wanted.get(name) not in (None, *known):
-            raise ConfigError(f"{name} {wanted[name]!r} is none of {', '.join(known)}")
-    try:
-        pattern = re.compile(grep)
-    except re.error as error:
-        raise ConfigError(f"{grep!r} is no regular expression: {error}") from error
-    steps = _steps(directory)
-    redone = _redone(steps)
-    condition = _condition(step, steps, wanted)
-    for path in _parts(directory, "samples"):
-        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            if not len(file.read(columns=_KEYS).filter(condition)):
-                continue
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[*columns, *_KEYS] if columns else None):
-                for each in pa.Table.from_batches([batch]).filter(condition).to_pylist():
-                    if not grep or pattern.search(each["prompt"]) or pattern.search(each["completion"]):
-                        yield each | _fate(each, steps.get(each["lease"]), redone)
-
-
-def groups(directory: Path, *, order: str = "newest", count: int = 5, **wanted: Any) -> list[list[dict[str, Any]]]:
-    """Read the samples of at most `count` prompts, each prompt's together; `wanted` as by `samples`.
-
-    The order is `newest` first, or `worst` or `best` first by the mean reward of a prompt's samples, if it has one.
-    """
-    rewards, times = dict[int, list[float]](), dict[int, float]()
-    columns = ("reward", "time", *(("prompt", "completion") if wanted.get("grep") else ()))
-    for each in samples(directory, columns=columns, **wanted):
-        times[each["lease"]] = each["time"]
-        if each["reward"] is not None:
-            rewards.setdefault(each["lease"], []).append(each["reward"])
-    ranks = {lease: math.fsum(found) / len(found) for lease, found in rewards.items()} if order != "newest" else times
-    chosen = sorted(ranks, key=lambda lease: ranks[lease], reverse=order != "worst")[:count]
-    found: dict[int, list[dict[str, Any]]] = {lease: [] for lease in chosen}
-    for each in samples(directory, lease=chosen, **wanted):
-        found[each["lease"]].append(each)
-    # What was removed meanwhile is gone.
-    return [sorted(group, key=lambda each: each["index"]) for group in found.values() if group]
-
-
-def _condition(step: int | None, steps: Mapping[int, Mapping[str, Any]], wanted: Mapping[str, Any]) -> Any:
-    """A `pyarrow.compute.Expression` over `_KEYS`."""
-    from pyarrow import parquet  # noqa: PLC0415 - where samples are read
-
-    same: list[Any] = [("lease", ">=", 0)]
-    same += [(name, "in" if name == "lease" else "=", value) for name, value in wanted.items() if value is not None]
-    if step is None:
-        return parquet.filters_to_expression(same)
-    batch = [-1, *(lease for lease, each in steps.items() if each["step"] == step)]
-    evaluated = [("purpose", "=", "evaluation"), ("newest_version", "=", step)]
-    return parquet.filters_to_expression([[*same, ("lease", "in", batch)], [*same, *evaluated]])
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A part as a `pyarrow.parquet.ParquetFile`; FileNotFoundError: it was removed meanwhile."""
-    import pyarrow as pa  # noqa: PLC0415 - where samples are read
-    from pyarrow import parquet  # noqa: PLC0415
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read: {why}; remove it to read the others") from error
-
-
-def _parts(directory: Path, kind: str) -> list[Path]:
-    return sorted((directory / FOLDER).glob(f"{kind}.*.parquet"), key=lambda path: int(path.name.split(".")[-2]))
-
-
-def _steps(directory: Path) -> dict[int, dict[str, Any]]:
-    """Rows of `policy.training.step.schema` by lease, those of the newest attempts, and whether each was `undone`."""
-    rows: list[dict[str, Any]] = []
-    for path in _parts(directory, "steps"):
-        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            rows += file.read().to_pylist()
-    rows.sort(key=lambda row: (-row["generation"], row["step"]))
-    found, limit = dict[int, dict[str, Any]](), math.inf
-    for _, generation in itertools.groupby(rows, key=lambda row: row["generation"]):
-        held = [*generation]
-        for row in held:
-            found.setdefault(row["lease"], row | {"undone": row["step"] >= limit})
-        # Who trained a step in a later generation went on from before it.
-        limit = min(limit, held[0]["step"])
-    return found
-
-
-def _redone(steps: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """The newest lease of each step's batch, infinite where it is undone: evaluations of earlier leases are, too."""
-    newest = dict.fromkeys((row["step"] for row in steps.values()), math.inf)
-    for lease, row in steps.items():
-        if not row["undone"]:
-            newest[row["step"]] = lease if newest[row["step"]] == math.inf else max(newest[row["step"]], lease)
-    return newest
-
-
-def _fate(record: Mapping[str, Any], known: Mapping[str, Any] | None, redone: Mapping[int, float]) -> dict[str, Any]:
-    """The fate of a sample, and those of its values that are text or pairs in the file."""
-    told = {name: json.loads(record[name]) for name in ("reference", "metadata") if name in record}
-    told |= {"rewards": dict(record["rewards"])} if "rewards" in record else {}
-    told |= {"fate": "dropped" if record["drop"] else "unused", "step": None, "attempt": None, "advantage": None}
-    if record["purpose"] == "evaluation":
-        version = record["newest_version"]
-        told |= {"fate": "undone" if record["lease"] < redone.get(version, -1) else "evaluated", "step": version}
-    elif known is not None:
-        fate = "undone" if known["undone"] else "trained" if known["trained"][record["index"]] else "skipped"
-        told |= {"fate": fate, "advantage": known["advantages"][record["index"]]}
-        told |= {name: known[name] for name in ("step", "attempt")}
-    return told
+__all__ = ["accounted", "groups", "none_found", "samples"]
 
 
 def accounted(directory: Path) -> str:
     """Say how many samples are kept, how many the run's journal counts, evaluations included, and why not all are."""
-    counts = Counter[str]()
-    for path in _parts(directory, "samples"):
-        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            counts.update(counts_of(file.metadata))
+    kept = counts(directory)
     try:
         job = load_job(directory)
         address = find_address(job)
@@ -175,18 +27,10 @@ def accounted(directory: Path) -> str:
         reports = (REPORT.decode(event.report) for _, _, event in found if isinstance(event, Reported))
         number = sum({each.lease: len(each.samples) for each in reports if isinstance(each, GroupFinished)}.values())
     except CosmosError as error:
-        return f"{counts['rows']:,} samples are kept; how many there were is not known: {error}"
+        return f"{kept['rows']:,} samples are kept; how many there were is not known: {error}"
     words = {"removed": "were removed to make room (samples.keep)", "left_out": "could not be written"}
-    told = [f"{counts['rows']:,} samples are kept, and the run's journal counts {number:,}"]
-    told += [f"{counts[name]:,} {why}" for name, why in words.items() if counts[name]]
-    rest = number - counts.total()
+    told = [f"{kept['rows']:,} samples are kept, and the run's journal counts {number:,}"]
+    told += [f"{kept[name]:,} {why}" for name, why in words.items() if kept[name]]
+    rest = number - kept.total()
     told += [f"{rest:,} are not written yet, or were lost with a process that was killed"] if rest > 0 else []
     return "; ".join(told)
-
-
-def none_found(directory: Path) -> str:
-    """Say why no sample is as asked for."""
-    if not _parts(directory, "samples"):
-        return 'no samples are kept: none are finished, samples.keep is "none", or an earlier release made the run'
-    steps = sorted(each["step"] for each in _steps(directory).values())
-    return "no kept sample is as asked for" + (f"; steps {steps[0]} to {steps[-1]} were trained" if steps else "")

@@ -1,6 +1,7 @@
 """Curves of a page: what is drawn, as data, and the page that has the script which draws it, with hover and zoom.
 
-The script is uPlot and `assets/curves.js`, inlined. A page's policy lets nothing else run, and nothing be fetched.
+The script is uPlot, `assets/curves.js` and the browser of samples. A page's policy lets nothing else run, and nothing
+be fetched but images and videos that lie beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Final
 
 import attrs
 import jinja2
+
+from cosmos_core.observe.samples import ASSETS, SCRIPT, STYLE
 
 _HERE: Final = Path(__file__).parent
 _ASSETS: Final = _HERE / "assets"
@@ -66,8 +69,8 @@ def environment(*folders: Path) -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, _HERE]), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    asset = {path.name: path.read_text(encoding="utf-8") for path in _ASSETS.iterdir()}
-    script = f"/*\n{asset['uplot.LICENSE']}*/\n{asset['uplot.min.js']}\n{asset['curves.js']}"
+    asset = {path.name: path.read_text(encoding="utf-8") for path in (*_ASSETS.iterdir(), *ASSETS.iterdir())}
+    script = f"/*\n{asset['uplot.LICENSE']}*/\n{asset['uplot.min.js']}\n{asset['curves.js']}\n{asset[SCRIPT]}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    made.globals |= {"script": script, "script_hash": digest, "curves_style": asset["uplot.min.css"]}
+    made.globals |= {"script": script, "script_hash": digest, "style": f"{asset['uplot.min.css']}\n{asset[STYLE]}"}
     return made

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from markupsafe import Markup
 
 from cosmos_core.config.job import Job, Stage, Unit, stages
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord
-from cosmos_core.errors import DataError
+from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.observe.live import clock
+from cosmos_core.observe.samples import SampleBrowser, encoded
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
@@ -38,6 +40,8 @@ _PLACE: Final = re.compile(r"(media/step-[0-9]{1,12}/row-[0-9]{1,12})\.(png|mp4|
 _MOST_BYTES: Final = 8 << 20
 """Of all strips of a page: larger ones are left out, and a link to the file stays."""
 _MOST_COLUMNS: Final = 6
+_MOST_OF_SAMPLES: Final = 2 << 20
+"""Bytes of the samples of a page; `cosmos samples` shows the others."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,10 +108,22 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         last_version=scored[-1].version if scored else None,
         recipe=dump_recipe(job.recipe, job.directory),
         is_text=job.unit == "token",
+        **_samples(job),
     )
     path = job.directory / REPORT
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _samples(job: Job) -> dict[str, Any]:
+    """Data of the browser of samples, None where there are none, and a sentence about them."""
+    try:
+        found = SampleBrowser(job.directory).embedded(_MOST_OF_SAMPLES)
+    except ConfigError as error:
+        return {"samples": None, "samples_note": str(error)}
+    # Nothing in it can end the element that it is in.
+    data = Markup(encoded(found).decode()) if found["groups"] else None  # noqa: S704
+    return {"samples": data, "samples_note": found["note"]}
 
 
 def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

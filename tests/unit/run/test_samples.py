@@ -7,54 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.policy.training import step as training
-from cosmos_core.rollout.samples import rows_of, schema
+from cosmos_core.rollout.samples import rows_of
 from cosmos_core.run.samples import accounted, groups, none_found, samples
-from cosmos_core.storage.parts import FOLDER, PartWriter
+from cosmos_core.storage.parts import FOLDER
 from cosmos_core.transport.directives import Lease
-from cosmos_core.types import Array, Message, Payload, Prompt, Sample, SampleStatus
-
-
-def payload(decided=None):
-    import numpy as np
-
-    arrays = {
-        "prompt": np.arange(3, dtype=np.int32),
-        "completion": np.array([5, 6], np.int32),
-        "logprobs": np.array([-0.5] * (2 if decided is None else sum(decided)), np.float32),
-    }
-    if decided is not None:
-        arrays["decided"] = np.array(decided)
-    held = {name: Array(dtype=str(a.dtype), shape=a.shape, data=a.tobytes()) for name, a in arrays.items()}
-    return Payload(kind="tokens", arrays=held)
-
-
-def group(lease, *rewards, purpose="train", drop="", version=0, text="four \udce9\x1b[31m", **prompt):
-    """The rows of a group, with these rewards; None: it has none."""
-    made = [
-        Sample(
-            index=index,
-            status=SampleStatus.REWARD_FAILED if reward is None else SampleStatus.OK,
-            reward=reward,
-            rewards={} if reward is None else {"math": reward},
-            oldest_version=version,
-            newest_version=version,
-            num_units=2,
-            num_prompt_units=3,
-            detail="math: boom" if reward is None else "",
-        )
-        for index, reward in enumerate(rewards)
-    ]
-    played = [SimpleNamespace(generated=SimpleNamespace(payload=payload()), status=SampleStatus.OK) for _ in made]
-    held = Prompt(**{"text": f"prompt of {lease}?", "reference": {"answer": lease}, **prompt})
-    of = Lease(lease=lease, purpose=purpose, position=10 + lease, row=20 + lease, version=version)
-    told = {"drop": drop, "media": "", "replica": "rollout-0"}
-    return rows_of(of, held, made, played, [text] * len(made), **told)[0]
-
-
-def trained(generation, step, lease, *advantages, attempt=1):
-    own = {"advantages": list(advantages), "trained": [bool(each) for each in advantages]}
-    return {"generation": generation, "step": step, "attempt": attempt, "lease": lease, "position": 10 + lease, **own}
+from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
+from tests.kept_samples import group, keep, payload, trained
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +20,26 @@ def run(tmp_path_factory):
     """A run that was taken back from step 3 to step 1; its leases 3 and 4 were undone, 5 came in place of 3."""
     tmp_path = tmp_path_factory.mktemp("run")
     (tmp_path / "job.json").touch()
-    folder = tmp_path / FOLDER
     # The steps of one policy replica, and after its loss of another.
-    for name, kind, columns, some in (
-        ("rollout-0", "samples", schema, [*group(1, 1.0, 0.0), *group(2, 0.5, None), *group(3, 1.0, 1.0)]),
+    for name, kind, some in (
+        ("rollout-0", "samples", [*group(1, 1.0, 0.0), *group(2, 0.5, None), *group(3, 1.0, 1.0)]),
         (
             "rollout-1",
             "samples",
-            schema,
             [*group(4, 0.0, 0.2, version=2), *group(5, 0.25, 0.75), *group(6, 1.0, drop="equal")],
         ),
-        ("rollout-0", "samples", schema, [*group(7, 0.0), *group(8, 1.0, purpose="evaluation", version=2)]),
-        ("policy-1", "steps", training.schema, [trained(2, 2, 5, -1.0, 1.0, attempt=2)]),
+        ("rollout-0", "samples", [*group(7, 0.0), *group(8, 1.0, purpose="evaluation", version=2)]),
+        ("policy-1", "steps", [trained(2, 2, 5, -1.0, 1.0, attempt=2)]),
         (
             "policy-0",
             "steps",
-            training.schema,
             [
                 *(trained(1, 1, 1, 0.5, -0.5), trained(1, 1, 2, 0.0, None)),
                 *(trained(1, 2, 3, 0.0, 0.0), trained(1, 3, 4, -1.0, 1.0), trained(1, 2, 5, 9.0, 9.0)),
             ],
         ),
     ):
-        writer = PartWriter(folder, kind, name, columns, 1 << 30)
-        writer.put(some, 1)
-        writer.close()
+        keep(tmp_path, kind, name, some)
     return tmp_path
 
 
@@ -98,17 +51,14 @@ def test_evaluations_of_what_was_undone_are_undone(tmp_path):
     (tmp_path / "job.json").touch()
     rolled_back = [trained(1, 2, 3, 1.0), trained(1, 3, 5, 1.0), trained(2, 2, 7, 1.0)]
     evaluated = [(4, 2), (6, 3), (8, 2), (2, 1)]
-    for kind, columns, rows in (
-        ("steps", training.schema, rolled_back),
+    for kind, rows in (
+        ("steps", rolled_back),
         (
             "samples",
-            schema,
             [row for lease, version in evaluated for row in group(lease, 1.0, purpose="evaluation", version=version)],
         ),
     ):
-        writer = PartWriter(tmp_path / FOLDER, kind, "rollout-0", columns, 1 << 30)
-        writer.put(rows, 1)
-        writer.close()
+        keep(tmp_path, kind, "rollout-0", rows)
     fates = {4: "undone", 6: "undone", 8: "evaluated", 2: "evaluated"}
     assert dict(told(tmp_path, "lease", "fate")) == fates
 
@@ -167,8 +117,8 @@ def test_samples_are_found(run, wanted, leases):
 
 
 def test_prompts_come_newest_worst_or_best_first(run):
-    assert [found[0]["lease"] for found in groups(run, order="worst", count=3, purpose="train")] == [7, 4, 1]
-    assert [found[0]["lease"] for found in groups(run, order="best", count=2, step=2)] == [3, 8]
+    assert [found[0]["lease"] for found in groups(run, order="worst", count=3, purpose="train")] == [7, 4, 5]
+    assert [found[0]["lease"] for found in groups(run, order="best", count=2, step=2)] == [8, 3]
     assert [[each["index"] for each in found] for found in groups(run, grep="of 2")] == [[0, 1]]
     for early, late in [(1, 5), (5, 7)]:
         places = [found[0]["lease"] for found in groups(run, count=99)]

@@ -7,13 +7,16 @@ import re
 import attrs
 import pytest
 
+from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.curves import Chart, Series
 from cosmos_core.run.report.page import _charts, write_report
 from cosmos_core.run.report.summary import summarise
 from cosmos_core.run.supervisor import Ending
+from cosmos_core.storage.parts import FOLDER
 from cosmos_core.types import Prompt
+from tests.kept_samples import group, keep, trained
 
 
 class Numbers:
@@ -49,8 +52,8 @@ def test_the_report_is_one_page_with_curves_and_completions(write, finished):
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert (
-        f"content=\"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:\""
-        in page
+        f"content=\"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: 'self'; "
+        "media-src data: 'self'\"" in page
     )
     assert "The MIT License" in script
     rest = page.replace(script, "")
@@ -108,3 +111,24 @@ def test_what_cannot_be_drawn_is_left_out_and_a_line_keeps_its_colour():
     (line,) = Chart(title="", series=lines, logarithmic=True).data["series"]
     assert line == {"label": "</script>'", "marked": True, "colour": 1, "xs": (1.0,), "ys": (1.23457,)}
     assert Chart(title="", series=lines[:1]).data["series"] == []
+
+
+def test_the_report_has_the_samples_or_says_why_not(job):
+    summary = summarise(job, Follower(), Ending(outcome="stopped"), wall_s=60.0)
+    save_job(job)
+
+    def page():
+        return write_report(job, Follower(), summary, Numbers()).read_text()
+
+    assert "no samples are kept: none are finished" in page()
+    evil = "</script><script>alert(1)</script>"
+    keep(job.directory, "samples", "rollout-0", [*group(1, 1.0, 0.0, text=evil), *group(2, 0.5)])
+    keep(job.directory, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5)])
+    written = page()
+    (data,) = re.findall(r'<script type="application/json" id="samples-data">(.*?)</script>', written, re.DOTALL)
+    assert evil not in written
+    found = json.loads(data)
+    assert (sorted(each["lease"] for each in found["groups"]), found["total"]) == ([1, 2], 2)
+    assert found["groups"][-1]["detail"]["samples"][0]["completion"] == evil
+    (job.directory / FOLDER / "samples.rollout-1.1.parquet").write_bytes(b"PAR1")
+    assert "samples.rollout-1.1.parquet: cannot be read" in page()

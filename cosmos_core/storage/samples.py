@@ -1,0 +1,231 @@
+"""Reads the samples that a run has kept, part by part; the run may go on meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.storage.parts import FOLDER, counts_of
+from cosmos_core.types import SampleStatus
+
+_KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
+_KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
+_BATCH_ROWS: Final = 1024
+
+
+def samples(
+    directory: Path,
+    *,
+    step: int | None = None,
+    grep: str = "",
+    columns: Sequence[str] = (),
+    newest: int | None = None,
+    **wanted: Any,
+) -> Iterator[dict[str, Any]]:
+    """Read the kept samples of a run, about in the order in which they were finished.
+
+    Args:
+        directory: The run's folder.
+        step: Those of this step's batch, and those by which its weights were evaluated.
+        grep: Those in whose prompt or completion this regular expression is found.
+        columns: Those that are needed (docs/samples.md), besides some that are short; none: all.
+        newest: Look into the parts that were begun last, until they have so many samples; None: into all.
+        wanted: Values of `purpose`, `status`, `row` and `position`, and several of `lease`; None: any.
+
+    Raises:
+        ConfigError: It is not the folder of a run, what is wanted is nonsense, or a part is damaged.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - where samples are read
+
+    if not (directory / "job.json").is_file():
+        raise ConfigError(f"{directory}: not the folder of a run")
+    for name, known in _KNOWN.items():
+        if wanted.get(name) not in (None, *known):
+            raise ConfigError(f"{name} {wanted[name]!r} is none of {', '.join(known)}")
+    try:
+        pattern = re.compile(grep)
+    except re.error as error:
+        raise ConfigError(f"{grep!r} is no regular expression: {error}") from error
+    steps = _steps(directory, newest)
+    redone = _redone(steps)
+    condition = _condition(step, steps, wanted)
+    for path in _parts(directory, "samples", newest):
+        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+            if not len(file.read(columns=_KEYS).filter(condition)):
+                continue
+            for batch in file.iter_batches(_BATCH_ROWS, columns=[*columns, *_KEYS] if columns else None):
+                for each in pa.Table.from_batches([batch]).filter(condition).to_pylist():
+                    if not grep or pattern.search(each["prompt"]) or pattern.search(each["completion"]):
+                        yield each | _fate(each, steps.get(each["lease"]), redone)
+
+
+@attrs.define(kw_only=True)
+class Summary:
+    """The samples of a prompt that were asked for, without their texts and tokens."""
+
+    lease: int
+    position: int
+    row: int
+    purpose: str
+    step: int | None
+    time: float = 0.0
+    num_samples: int = 0
+    shows_media: bool = False
+    rewards: list[float] = attrs.field(factory=list)
+    statuses: Counter[str] = attrs.field(factory=Counter)
+    fates: Counter[str] = attrs.field(factory=Counter)
+
+    @property
+    def reward(self) -> float | None:
+        """The mean of those that have one."""
+        return math.fsum(self.rewards) / len(self.rewards) if self.rewards else None
+
+
+_OF_GROUP: Final = ("lease", "position", "row", "purpose", "step")
+
+
+def summaries(directory: Path, **wanted: Any) -> list[Summary]:
+    """Read the samples of each prompt, `wanted` as by `samples`, as far as they are short."""
+    found: dict[int, Summary] = {}
+    columns = ("reward", "time", "media", *(("prompt", "completion") if wanted.get("grep") else ()))
+    for each in samples(directory, columns=columns, **wanted):
+        known = found.setdefault(each["lease"], Summary(**{name: each[name] for name in _OF_GROUP}))
+        known.time = each["time"]
+        known.num_samples += 1
+        known.shows_media |= bool(each["media"])
+        known.rewards += [] if each["reward"] is None else [each["reward"]]
+        known.statuses[each["status"]] += 1
+        known.fates[each["fate"]] += 1
+    return [*found.values()]
+
+
+def ranked(found: Sequence[Summary], order: str) -> list[Summary]:
+    """The `newest` first, or of those with rewards the `worst` or `best` mean first, of equal ones the newest."""
+    newest = sorted(found, key=lambda each: each.time, reverse=True)
+    if order == "newest":
+        return newest
+    rewarded = [(each.reward, each) for each in newest if each.reward is not None]
+    return [each for _, each in sorted(rewarded, key=lambda pair: pair[0], reverse=order == "best")]
+
+
+def groups(directory: Path, *, order: str = "newest", count: int = 5, **wanted: Any) -> list[list[dict[str, Any]]]:
+    """Read the samples of at most `count` prompts, each prompt's together; `wanted` as by `samples`.
+
+    The order is `newest` first, or `worst` or `best` first by the mean reward of a prompt's samples, if it has one.
+    """
+    chosen = [each.lease for each in ranked(summaries(directory, **wanted), order)[:count]]
+    found: dict[int, list[dict[str, Any]]] = {lease: [] for lease in chosen}
+    for each in samples(directory, lease=chosen, **wanted):
+        found[each["lease"]].append(each)
+    # What was removed meanwhile is gone.
+    return [sorted(group, key=lambda each: each["index"]) for group in found.values() if group]
+
+
+def _condition(step: int | None, steps: Mapping[int, Mapping[str, Any]], wanted: Mapping[str, Any]) -> Any:
+    """A `pyarrow.compute.Expression` over `_KEYS`."""
+    from pyarrow import parquet  # noqa: PLC0415 - where samples are read
+
+    same: list[Any] = [("lease", ">=", 0)]
+    same += [(name, "in" if name == "lease" else "=", value) for name, value in wanted.items() if value is not None]
+    if step is None:
+        return parquet.filters_to_expression(same)
+    batch = [-1, *(lease for lease, each in steps.items() if each["step"] == step)]
+    evaluated = [("purpose", "=", "evaluation"), ("newest_version", "=", step)]
+    return parquet.filters_to_expression([[*same, ("lease", "in", batch)], [*same, *evaluated]])
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A part as a `pyarrow.parquet.ParquetFile`; FileNotFoundError: it was removed meanwhile."""
+    import pyarrow as pa  # noqa: PLC0415 - where samples are read
+    from pyarrow import parquet  # noqa: PLC0415
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read: {why}; remove it to read the others") from error
+
+
+def _parts(directory: Path, kind: str, newest: int | None = None) -> list[Path]:
+    """The parts in the order in which they were begun; where `newest` is given the last ones that have so many rows."""
+    found = sorted((directory / FOLDER).glob(f"{kind}.*.parquet"), key=lambda path: int(path.name.split(".")[-2]))
+    if newest is None:
+        return found
+    for number, path in enumerate(reversed(found), start=1):
+        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+            newest -= file.metadata.num_rows
+        if newest <= 0:
+            return found[-number:]
+    return found
+
+
+def _steps(directory: Path, newest: int | None = None) -> dict[int, dict[str, Any]]:
+    """Rows of `policy.training.step.schema` by lease, those of the newest attempts, and whether each was `undone`."""
+    rows: list[dict[str, Any]] = []
+    for path in _parts(directory, "steps", newest):
+        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+            rows += file.read().to_pylist()
+    rows.sort(key=lambda row: (-row["generation"], row["step"]))
+    found, limit = dict[int, dict[str, Any]](), math.inf
+    for _, generation in itertools.groupby(rows, key=lambda row: row["generation"]):
+        held = [*generation]
+        for row in held:
+            found.setdefault(row["lease"], row | {"undone": row["step"] >= limit})
+        # Who trained a step in a later generation went on from before it.
+        limit = min(limit, held[0]["step"])
+    return found
+
+
+def _redone(steps: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """The newest lease of each step's batch, infinite where it is undone: evaluations of earlier leases are, too."""
+    newest = dict.fromkeys((row["step"] for row in steps.values()), math.inf)
+    for lease, row in steps.items():
+        if not row["undone"]:
+            newest[row["step"]] = lease if newest[row["step"]] == math.inf else max(newest[row["step"]], lease)
+    return newest
+
+
+def _fate(record: Mapping[str, Any], known: Mapping[str, Any] | None, redone: Mapping[int, float]) -> dict[str, Any]:
+    """The fate of a sample, and those of its values that are text or pairs in the file."""
+    told = {name: json.loads(record[name]) for name in ("reference", "metadata") if name in record}
+    told |= {"rewards": dict(record["rewards"])} if "rewards" in record else {}
+    told |= {"fate": "dropped" if record["drop"] else "unused", "step": None, "attempt": None, "advantage": None}
+    if record["purpose"] == "evaluation":
+        version = record["newest_version"]
+        told |= {"fate": "undone" if record["lease"] < redone.get(version, -1) else "evaluated", "step": version}
+    elif known is not None:
+        fate = "undone" if known["undone"] else "trained" if known["trained"][record["index"]] else "skipped"
+        told |= {"fate": fate, "advantage": known["advantages"][record["index"]]}
+        told |= {name: known[name] for name in ("step", "attempt")}
+    return told
+
+
+def counts(directory: Path, newest: int | None = None) -> Counter[str]:
+    """`storage.parts.counts_of` all parts of samples, or of those in which `samples` looks for the `newest`."""
+    total = Counter[str]()
+    for path in _parts(directory, "samples", newest):
+        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+            total += counts_of(file.metadata)
+    return total
+
+
+def none_found(directory: Path) -> str:
+    """Say why no sample is as asked for."""
+    if not _parts(directory, "samples"):
+        return 'no samples are kept: none are finished, samples.keep is "none", or an earlier release made the run'
+    steps = sorted(each["step"] for each in _steps(directory).values())
+    return "no kept sample is as asked for" + (f"; steps {steps[0]} to {steps[-1]} were trained" if steps else "")

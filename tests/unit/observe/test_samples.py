@@ -1,0 +1,143 @@
+"""Samples as the report and the live page show them: bounded, with the texts of tokens where there is a tokenizer."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import recipe_from, save_job
+from cosmos_core.errors import ConfigError
+from cosmos_core.observe import samples as shown
+from cosmos_core.observe.samples import SampleBrowser, encoded
+from cosmos_core.storage.parts import FOLDER
+from tests.kept_samples import group, keep, payload, trained
+
+RECIPE = {
+    "run": {"name": "demo", "steps": 6},
+    "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+    "algorithm": {"plugin": "grpo"},
+    "dataset": {"plugin": "numbers"},
+    "reward": [{"plugin": "right"}],
+    "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 2},
+    "rollout": {"group_size": 4},
+}
+EVIL = "</script><b>\u2028"
+
+
+@pytest.fixture
+def run(tmp_path):
+    job = Job(run_id="demo-1", directory=tmp_path, recipe_directory=tmp_path, recipe=recipe_from(RECIPE))
+    save_job(job)
+    spoken = payload([True, False, True], units=(0, 1, 2))
+    rows = [
+        *group(1, 1.0, 0.0, text=EVIL),
+        *group(2, 0.25, held=spoken, media="media/step-0/row-0.mp4"),
+        *group(3, None),
+    ]
+    keep(tmp_path, "samples", "rollout-0", rows)
+    late = group(4, 0.5, purpose="evaluation", version=1, text="x" * 30_000)
+    keep(tmp_path, "samples", "rollout-0", late)
+    keep(tmp_path, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5)])
+    return tmp_path
+
+
+def leases(found):
+    return [each["lease"] for each in found["groups"]]
+
+
+def test_groups_are_found_page_by_page(run, monkeypatch):
+    browser = SampleBrowser(run)
+    found = browser.groups(order="worst")
+    assert (leases(found), found["total"], found["note"]) == ([2, 4, 1], 3, "")
+    assert {name: found["groups"][2][name] for name in ("prompt", "reward", "step", "num_samples", "fates")} == {
+        "prompt": "prompt of 1?",
+        "reward": 0.5,
+        "step": 1,
+        "num_samples": 2,
+        "fates": {"trained": 2},
+    }
+    monkeypatch.setattr(shown, "COUNT", 2)
+    assert [leases(browser.groups(order="worst", first=first)) for first in (0, 2, 4)] == [[2, 4], [1], []]
+    assert leases(browser.groups(purpose="evaluation")) == [4]
+    # It is no regular expression, which may take for ever.
+    assert (leases(browser.groups(text="OF 3?")), leases(browser.groups(text="of [23]"))) == ([3], [])
+    assert browser.groups(step=7)["note"] == "no kept sample is as asked for; steps 1 to 1 were trained"
+    # Of very many samples, the newest are looked at.
+    monkeypatch.setattr(shown, "_NEWEST", 1)
+    found = browser.groups()
+    assert (leases(found), found["note"]) == ([4], "of the newest 1 of 5 samples that are kept")
+
+
+def test_a_group_and_the_tokens_of_its_samples_are_told(run):
+    browser = SampleBrowser(run)
+    found = browser.group(1)
+    assert (found["prompt"], found["reference"], found["step"]) == ("prompt of 1?", {"answer": 1}, 1)
+    assert [(each["index"], each["advantage"], each["fate"]) for each in found["samples"]] == [
+        (0, 0.5, "trained"),
+        (1, -0.5, "trained"),
+    ]
+    assert found["samples"][0]["completion"] == EVIL
+    cut = browser.group(4)["samples"][0]["completion"]
+    assert cut.endswith(" … 10,000 more characters")
+    assert browser.tokens(2, 0) == {"ids": [0, 1, 2], "pieces": None, "logprobs": [-0.5, None, -0.5], "total": 3}
+    for wrong in (lambda: browser.group(9), lambda: browser.tokens(1, 7), lambda: browser.given(1, 0)):
+        with pytest.raises(ConfigError):
+            wrong()
+    json.loads(encoded(found))
+    assert b"<" not in encoded(found)
+
+
+def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run):
+    # The three bytes of one character are two tokens.
+    euro = "".join(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("€")[0][0])
+    made = Tokenizer(
+        models.BPE(vocab={euro[0]: 0, euro[1]: 3, euro[2]: 4, euro[1:]: 1, "a": 2}, merges=[(euro[1], euro[2])])
+    )
+    made.decoder = decoders.ByteLevel()
+    (run / "assets").mkdir()
+    made.save(str(run / "assets" / "tokenizer.json"))
+    assert SampleBrowser(run).tokens(2, 0)["pieces"] == ["", "€", "a"]
+    (run / "assets" / "tokenizer.json").write_text("{}")
+    assert SampleBrowser(run).tokens(2, 0)["pieces"] is None
+
+
+def test_a_log_prob_that_is_no_number_is_told():
+    sample = {"units": [7, 8, 9], "logprobs": [-math.inf, math.nan, -1.5]}
+    told = json.loads(encoded(shown.Tokens(None).of(sample, 2)))
+    assert (told["logprobs"], told["total"]) == (["-inf", "nan"], 3)
+
+
+def test_what_a_report_holds_is_bounded(run):
+    browser = SampleBrowser(run)
+    every = browser.embedded(1 << 20)
+    assert sorted(leases(every)) == [1, 2, 3, 4]
+    detail = next(each["detail"] for each in every["groups"] if each["lease"] == 2)
+    assert detail["samples"][0]["tokens"]["logprobs"] == [-0.5, None, -0.5]
+    few = browser.embedded(1500)
+    assert 0 < len(few["groups"]) < 4
+    assert few["total"] == 4
+    assert len(encoded(few)) < 1600
+
+
+def test_what_is_not_there_is_a_sentence(run):
+    (run / FOLDER / "samples.rollout-9.9.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"samples\.rollout-9\.9\.parquet: cannot be read"):
+        SampleBrowser(run).groups()
+    for path in (run / FOLDER).iterdir():
+        path.unlink()
+    found = SampleBrowser(run).groups()
+    assert (found["groups"], found["note"][:24]) == ([], "no samples are kept: non")
+    assert SampleBrowser(run).embedded(100)["groups"] == []
+
+
+def test_nothing_heavy_is_imported_before_somebody_looks():
+    code = (
+        "import sys, cosmos_core.observe.samples; "
+        "print({'torch', 'transformers', 'pyarrow', 'tokenizers', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
