@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+import attrs
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -37,16 +39,37 @@ def core_requirements(requires: Iterable[str], extras: Iterable[str] = ()) -> li
     return [each for each in _active(requires, extras) if canonicalize_name(each.name) == CORE]
 
 
-def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str], extras: Iterable[str] = ()) -> str:
-    """Requirements that `versions`, which are by canonical name, lack or do not meet; empty if there are none."""
-    problems = []
-    for requirement in _active(requires, extras):
-        version = versions.get(canonicalize_name(requirement.name), "")
+@attrs.frozen
+class Unmet:
+    """A requirement that is not met.
+
+    Attributes:
+        problem: In words.
+        requirement: It, as pip takes it.
+        is_absent: True if there is no such package at all.
+    """
+
+    problem: str
+    requirement: str
+    is_absent: bool
+
+
+def unmet_requirements(
+    requires: Iterable[str], versions: Mapping[str, str], extras: Iterable[str] = ()
+) -> Sequence[Unmet]:
+    """Requirements that `versions`, which are by canonical name, lack or do not meet; of several extras one will do."""
+    return min(([*_unmet(requires, versions, extra)] for extra in [*extras] or [""]), key=len)
+
+
+def _unmet(requires: Iterable[str], versions: Mapping[str, str], extra: str) -> Iterator[Unmet]:
+    for requirement in _active(requires, [extra]):
+        version, plain = versions.get(canonicalize_name(requirement.name), ""), copy.copy(requirement)
+        plain.marker = None
         if not version:
-            problems.append(f"{requirement.name} is not installed")
+            yield Unmet(f"{requirement.name} is not installed", str(plain), is_absent=True)
         elif not _admits(requirement, version):
-            problems.append(f"{requirement.name}{requirement.specifier} is required, {version} is installed")
-    return "; ".join(problems)
+            problem = f"{requirement.name}{requirement.specifier} is required, {version} is installed"
+            yield Unmet(problem, str(plain), is_absent=False)
 
 
 def malformed_requirement(requires: Iterable[str]) -> str:

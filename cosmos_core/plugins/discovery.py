@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -105,7 +106,7 @@ def nearest_valid(name: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", apart)).lstrip("-0123456789")
 
 
-Status: TypeAlias = Literal["ok", "broken", "invalid", "conflict", "incompatible"]
+Status: TypeAlias = Literal["ok", "not installed", "broken", "invalid", "conflict", "incompatible"]
 
 DISABLE_VARIABLE: Final = "COSMOS_DISABLE_PLUGIN_AUTOLOAD"
 
@@ -121,8 +122,9 @@ class PluginRecord:
         version: Version of that distribution.
         module: The entry point's value: a module, or `module:object`.
         requires: `Requires-Dist` lines of the distribution.
-        status: What metadata can tell. `broken`: a module or a requirement is missing, so an import must fail.
-            `invalid`: its entry point breaks a rule of the core, so it is never imported.
+        status: What metadata can tell. `not installed`: packages that it requires are. `broken`: its module is
+            missing, or a requirement is not met: an import must fail. `invalid`: its entry point breaks a rule of the
+            core, so it is never imported.
         problem: Why it is not `ok`; empty if it is.
     """
 
@@ -219,7 +221,11 @@ def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
     problem = incompatibility(record.distribution, record.requires, extras)
     if problem:
         return attrs.evolve(record, status="incompatible", problem=problem)
-    problem = unmet_requirements(record.requires, versions, extras)
+    unmet = unmet_requirements(record.requires, versions, extras)
+    problem = "; ".join(each.problem for each in unmet)
+    if unmet and all(each.is_absent for each in unmet):
+        line = shlex.join(["pip", "install", *(each.requirement for each in unmet)])
+        return attrs.evolve(record, status="not installed", problem=f"{problem}; {line}")
     if not problem and not exists(match["module"]):
         problem = f"its module {match['module']} does not exist"
     return attrs.evolve(record, status="broken", problem=problem) if problem else record

@@ -76,7 +76,7 @@ def import_plugin(record: PluginRecord) -> Any:
     try:
         return record.entry_point.load()
     except (Exception, SystemExit) as error:
-        because = f" ({record.problem})" if record.status == "broken" else ""
+        because = f" ({record.problem})" if record.status in ("broken", "not installed") else ""
         raise PluginBrokenError(
             f"{describe(record)} could not be imported: {type(error).__name__}: {error}{because}"
         ) from error

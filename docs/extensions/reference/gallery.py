@@ -29,7 +29,7 @@ class Entry:
         name: What users type.
         project: The `[project]` table of its distribution.
         folder: Where the distribution is, from the root of the repository.
-        extra: The extra that brings its requirements; empty if it needs none.
+        extra: The (first) extra that brings its requirements; empty if it needs none.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ def entries() -> Iterator[Entry]:
         folder = path.parent.relative_to(_ROOT).as_posix()
         for kind in KINDS:
             for name, value in project.get("entry-points", {}).get(entry_point_group(kind), {}).items():
-                extra = value.partition("[")[2].rstrip("]")
+                extra = value.partition("[")[2].rstrip("]").partition(",")[0]
                 yield Entry(kind=kind, name=name, project=project, folder=folder, extra=extra)
 
 

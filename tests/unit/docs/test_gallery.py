@@ -59,7 +59,7 @@ def test_every_first_party_plugin_is_in_the_gallery(text):
     assert {(entry.kind, entry.name) for entry in ENTRIES} >= KNOWN.keys() | {("model", "hf"), ("engine", "embedded")}
     for entry in ENTRIES:
         assert f"### `{entry.name}`\n" in text
-        assert f"$ pip install {KNOWN.get((entry.kind, entry.name), '')}" in text
+        assert f"$ pip install {KNOWN.get((entry.kind, entry.name), '')}" in text.replace('"', "")
 
 
 def test_every_option_has_its_exact_type_bounds_and_default(text):

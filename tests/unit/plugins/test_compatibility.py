@@ -1,5 +1,6 @@
 from cosmos_core import __version__
 from cosmos_core.plugins.compatibility import (
+    Unmet,
     incompatibility,
     malformed_requirement,
     unmet_requirements,
@@ -24,4 +25,5 @@ def test_a_requirement_without_a_meaning_is_malformed_and_a_version_that_is_none
     for line in ["???", "acme; os_name ~= '1'", "acme; colour == 'red'"]:
         assert malformed_requirement(["attrs", line]) == f"its metadata has a malformed requirement, {line!r}"
         assert not unmet_requirements([line], {})
-    assert "numpy>=1 is required, abc is installed" in unmet_requirements(["NumPy>=1"], {"numpy": "abc"}).lower()
+    (unmet,) = unmet_requirements(["NumPy>=1; python_version > '3'"], {"numpy": "abc"})
+    assert unmet == Unmet("NumPy>=1 is required, abc is installed", "NumPy>=1", is_absent=False)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, cast, get_args
 
 import attrs
-from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -151,14 +150,11 @@ def check_compatibility(subject: Subject) -> Check:
 def _missing(record: PluginRecord) -> Iterator[str]:
     """Requirements of a plugin that are not installed here, each with the line that installs it."""
     is_readable = EntryPoint.pattern.match(record.module) and not malformed_requirement(record.requires)
-    if record.status != "broken" or not is_readable:
+    if record.status not in ("broken", "not installed") or not is_readable:
         return
     versions: dict[str, str] = {canonicalize_name(each.name): each.version for each in map(identity, distributions())}
-    for line in record.requires:
-        if problem := unmet_requirements([line], versions, record.entry_point.extras):
-            requirement = Requirement(line)
-            requirement.marker = None
-            yield f"{problem}; pip install {shlex.quote(str(requirement))}"
+    for each in unmet_requirements(record.requires, versions, record.entry_point.extras):
+        yield f"{each.problem}; pip install {shlex.quote(each.requirement)}"
 
 
 def check_entry_points(subject: Subject) -> Check:

@@ -46,6 +46,6 @@ def missing_from(recipe: Recipe, records: Sequence[PluginRecord]) -> Missing:
         except PluginError as error:
             unknown.append(str(error))
         else:
-            if record.status == "broken":
-                unknown.append(f"{kind} plugin {name!r} of {record.distribution} is broken: {record.problem}")
+            if record.status in ("broken", "not installed"):
+                unknown.append(f"{kind} plugin {name!r} of {record.distribution} is {record.status}: {record.problem}")
     return Missing(tuple(dict.fromkeys(distributions)), tuple(unknown))

@@ -46,12 +46,12 @@ def core() -> Iterator[Finding]:
     """Compare the core's requirements with what is installed."""
     text = f"{version('cosmos-core')} in {files('cosmos_core')}"
     versions: dict[str, str] = {canonicalize_name(each.metadata["Name"]): each.version for each in distributions()}
-    unmet = unmet_requirements(requires("cosmos-core") or (), versions)
+    unmet = "; ".join(each.problem for each in unmet_requirements(requires("cosmos-core") or (), versions))
     yield problem("cosmos-core", f"{text}: {unmet}", "pip install -U cosmos-core") if unmet else ok("cosmos-core", text)
 
 
 def plugins() -> Iterator[Finding]:
-    """Tell of plugins that cannot be used."""
+    """Tell of plugins that cannot be used; one whose own packages were left out is no fault."""
     if autoload_disabled():
         yield warning(
             "plugins", f"{DISABLE_VARIABLE} is set: only the core's own are seen", f"unset {DISABLE_VARIABLE}"
@@ -63,8 +63,11 @@ def plugins() -> Iterator[Finding]:
             continue
         text = f"{record.kind} {record.name} of {record.distribution} is {record.status}: {record.problem}"
         remedy = f"mend it, or pip uninstall {record.distribution}"
-        # Of two with one name a recipe can still choose.
-        yield warning("plugins", text, "") if record.status == "conflict" else problem("plugins", text, remedy)
+        if record.status == "not installed":
+            yield ok("plugins", text)
+        else:
+            # Of two with one name a recipe can still choose.
+            yield warning("plugins", text, "") if record.status == "conflict" else problem("plugins", text, remedy)
 
 
 def libraries() -> Iterator[Finding]:

@@ -52,6 +52,15 @@ def test_a_machine_is_examined_and_faults_are_problems(cosmos, here, quick, monk
     by_status = {each["status"]: each for each in listed}
     assert by_status["problem"]["text"] == "reward torn of torn is broken: its module nowhere_at_all does not exist"
     assert by_status["problem"]["remedy"] == "mend it, or pip uninstall torn"
+    assert len([each for each in listed if each["status"] == "problem"]) == 1
+
+    # What was left out is no fault.
+    lacking = info.rename(here / "site/lacking-1.0.dist-info")
+    with (lacking / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: nothere>=1\n")
+    (told,) = [each for each in json.loads(cosmos("doctor", "--json")) if "reward torn" in each["text"]]
+    text = "reward torn of torn is not installed: nothere is not installed; pip install 'nothere>=1'"
+    assert (told["status"], told["text"]) == ("ok", text)
     assert {"check": "machine", "status": "warning"}.items() <= by_status["warning"].items()
     assert by_status["warning"]["text"] == "could not be looked at: ZeroDivisionError: division by zero"
 
