@@ -15,7 +15,8 @@ WITH_VLLM := $(patsubst plugins/engines/vllm,plugins/engines/vllm[cpu],$(filter-
 PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic
 WFM := recipes/wfm
-WFM_PORT ?= 8077
+# Any that is free.
+WFM_PORT ?= 0
 DEMO_NEEDS := cosmos-model-qwen cosmos-algorithm-grpo cosmos-algorithm-sft cosmos-dataset-arithmetic cosmos-reward-math
 export OMP_NUM_THREADS ?= 1
 
@@ -86,17 +87,19 @@ demo-again: $(VENV)/.installed ## The demo from the start.
 	$(call say,cosmos run recipes/arithmetic.toml --overwrite)
 	@$(BIN)/cosmos run recipes/arithmetic.toml --overwrite
 
-# The reward service has a token of its own, and ends with the demo.
+# The reward service has a token of its own, and ends with the demo. It says itself where it is: whoever else answers at
+# the port is not asked.
 .PHONY: demo-wfm
-demo-wfm: export WFM_REWARD_ENQUEUE_URL = http://127.0.0.1:$(WFM_PORT)/v1/enqueue
-demo-wfm: export WFM_REWARD_FETCH_URL = http://127.0.0.1:$(WFM_PORT)/v1/fetch
 demo-wfm: $(VENV)/.installed ## Teach a tiny world model colours through a reward service (under 3 minutes), then again near its data.
-	$(call say,cosmos reward-service --config $(WFM)/rewards.toml)
+	$(call say,cosmos reward-service --config $(WFM)/rewards.toml --port $(WFM_PORT))
 	@export WFM_REWARD_TOKEN=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(32))'); \
-	$(BIN)/cosmos reward-service --config $(WFM)/rewards.toml --port $(WFM_PORT) & service=$$!; \
-	trap 'kill $$service 2>/dev/null; wait $$service' EXIT; \
-	health='import urllib.request as web; web.urlopen("http://127.0.0.1:$(WFM_PORT)/health", timeout=5)'; \
-	until $(BIN)/python -c "$$health" 2>/dev/null; do kill -0 $$service || exit 1; sleep 0.5; done; \
+	said=$$(mktemp); \
+	$(BIN)/cosmos reward-service --config $(WFM)/rewards.toml --port $(WFM_PORT) >$$said & service=$$!; \
+	trap 'kill $$service 2>/dev/null; wait $$service; rm -f $$said' EXIT; \
+	until urls=$$(grep -o 'WFM_REWARD_[A-Z]*_URL=[^ ]*' $$said); do \
+		kill -0 $$service 2>/dev/null || exit 1; sleep 0.5; \
+	done; \
+	cat $$said; export $$urls; \
 	for recipe in wan-tiny-grpo-fast wan-tiny-ddrl; do \
 		printf '\033[1m==> %s\033[0m\n' "cosmos run $(WFM)/$$recipe.toml"; \
 		$(BIN)/cosmos run $(WFM)/$$recipe.toml --overwrite || exit 1; \

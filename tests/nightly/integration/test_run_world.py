@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import runpy
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import urllib.request
@@ -100,6 +102,23 @@ def data_loss(command: CommandLine, name: str) -> float:
     measure = runpy.run_path(str(RECIPES / "data_loss.py"))["data_loss"]
     found: float = measure(command.folder / "runs" / name, num_rows=16)
     return found
+
+
+def test_the_demo_asks_nobody_else_who_listens_at_its_port() -> None:
+    class Answers(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        given = [f"BIN={Path(sys.executable).parent}", f"WFM_PORT={other.server_port}"]
+        make = ["make", "--assume-old=.venv/.installed", *given, "demo-wfm"]
+        done = subprocess.run(make, cwd=RECIPES.parents[1], capture_output=True, text=True, check=False, timeout=150)
+        other.shutdown()
+    assert done.returncode != 0
+    assert f"port: cannot listen at 127.0.0.1:{other.server_port}" in done.stderr
+    assert "cosmos run" not in done.stdout
 
 
 def test_videos_are_learnt(warmed_up: CommandLine) -> None:
