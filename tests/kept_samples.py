@@ -10,6 +10,17 @@ from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Array, Payload, Prompt, Sample, SampleStatus
 
+RECIPE = {
+    "run": {"name": "demo", "steps": 6},
+    "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
+    "algorithm": {"plugin": "grpo"},
+    "dataset": {"plugin": "numbers"},
+    "reward": [{"plugin": "right"}],
+    "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 2},
+    "rollout": {"group_size": 4},
+}
+"""Of a run that exists on disk alone."""
+
 
 def payload(decided=None, units=(5, 6)):
     """Two tokens with log-probs, or others; `decided` says which are the model's."""
@@ -25,7 +36,7 @@ def payload(decided=None, units=(5, 6)):
 
 
 def group(
-    lease, *rewards, purpose="train", drop="", media="", version=0, text="four \udce9\x1b[31m", held=None, **prompt
+    lease, *rewards, purpose="train", drop="", kept="", version=0, text="four \udce9\x1b[31m", held=None, **prompt
 ):
     """The rows of a group, with these rewards; None: it has none."""
     made = [
@@ -47,7 +58,7 @@ def group(
     ]
     row = Prompt(**{"text": f"prompt of {lease}?", "reference": {"answer": lease}, **prompt})
     of = Lease(lease=lease, purpose=purpose, position=10 + lease, row=20 + lease, version=version)
-    told = {"drop": drop, "media": media, "replica": "rollout-0"}
+    told = {"drop": drop, "media": kept, "replica": "rollout-0"}
     return rows_of(of, row, made, played, [text] * len(made), **told)[0]
 
 

@@ -41,7 +41,10 @@ _FACTS: Final = (
     *("oldest_version", "newest_version", "num_units", "num_prompt_units"),
 )
 _SHARED: Final = ("lease", "position", "row", "purpose", "step", "attempt", "reference")
-_TOLD: Final = ("prompt", "prompt_media", "completion", "metadata", *_FACTS[1:3], *_FACTS[7:], "reference")
+_COLUMNS: Final = (
+    *("prompt", "prompt_media", "reference", "metadata", "completion", "media", "reward", "rewards", "detail"),
+    *("replica", "time", "oldest_version", "num_units", "num_prompt_units"),
+)
 
 
 class SampleBrowser:
@@ -64,7 +67,7 @@ class SampleBrowser:
 
     def group(self, lease: int) -> dict[str, Any]:
         """A prompt with its samples, without their tokens."""
-        found = sorted(itertools.islice(self._of([lease], _TOLD), _SAMPLES), key=lambda each: each["index"])
+        found = sorted(itertools.islice(self._of([lease], _COLUMNS), _SAMPLES), key=lambda each: each["index"])
         if not found:
             raise ConfigError(f"the samples of lease {lease} are not kept any more")
         return _group(found, _TEXT)
@@ -97,10 +100,8 @@ class SampleBrowser:
         for each in self._of([*chosen], ()):
             if len(held[each["lease"]]) < _SAMPLES:
                 tokens = self._decoder().of(each, _EMBEDDED_TOKENS)
-                held[each["lease"]].append(
-                    {name: each[name] for name in (*_SHARED, *_TOLD, "index", "fate", "advantage")}
-                )
-                held[each["lease"]][-1]["tokens"] = tokens
+                short = {name: value for name, value in each.items() if name not in ("units", "logprobs")}
+                held[each["lease"]].append({**short, "tokens": tokens})
         groups = []
         for lease, own in held.items():
             if own:

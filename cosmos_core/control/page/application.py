@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,7 +16,9 @@ from aiohttp.typedefs import Handler
 from cosmos_core.control.page import metrics
 from cosmos_core.control.page.authentication import PageAuthentication
 from cosmos_core.control.page.board import Board, as_event, changes, whole
+from cosmos_core.control.page.samples import SampleRoutes, refused
 from cosmos_core.errors import TransportError
+from cosmos_core.observe.samples import ASSETS, SCRIPT, STYLE
 from cosmos_core.transport.http_connections import Connections
 from cosmos_core.transport.messages import Drain, Request, Set, Stop
 from cosmos_core.types.bounds import Word
@@ -39,8 +40,8 @@ IDLE_S: Final = 15.0
 
 SECURITY: Final = {
     "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' blob:; base-uri 'none'; object-src 'none'; form-action 'self'; "
-        "frame-ancestors 'none'; require-trusted-types-for 'script'"
+        "default-src 'self'; img-src 'self' blob:; media-src 'self' blob:; base-uri 'none'; object-src 'none'; "
+        "form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -56,12 +57,12 @@ _TYPES: Final[Mapping[str, str]] = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-_PATHS: Final[Mapping[str, str]] = {"/": "page.html"} | {
-    f"/{name}": name for name in ("page.css", "page.js", "charts.js", "stream.js", "icon.svg")
+_OWN: Final = Path(__file__).parent / "assets"
+_PATHS: Final[Mapping[str, Path]] = {
+    "/": _OWN / "page.html",
+    **{f"/{name}": _OWN / name for name in ("page.css", "page.js", "charts.js", "stream.js", "icon.svg")},
+    **{f"/{name}": ASSETS / name for name in (SCRIPT, STYLE)},
 }
-
-_STRIP: Final = r"/{place:media/step-[0-9]{1,12}/row-[0-9]{1,12}\.strip\.webp}"
-"""Some frames of a held-out sample."""
 
 _Word = Annotated[Word, msgspec.Meta(min_length=1)]
 
@@ -123,10 +124,9 @@ class Asset:
 
 def load_assets() -> dict[str, Asset]:
     """Every file of the page, by the path that it is served at."""
-    folder = resources.files(__package__) / "assets"
     return {
-        path: Asset(content=(folder / name).read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
-        for path, name in _PATHS.items()
+        path: Asset(content=file.read_bytes(), media_type=_TYPES[file.suffix.removeprefix(".")])
+        for path, file in _PATHS.items()
     }
 
 
@@ -144,12 +144,12 @@ class _Closing(asyncio.Protocol):
 
 
 class Application:
-    """Serves one run's board, and media from its folder; `num_streams` counts browsers that watch."""
+    """Serves one run's board, and samples from its folder; `num_streams` counts browsers that watch."""
 
     def __init__(self, board: Board, authentication: PageAuthentication, directory: Path) -> None:
         self._board: Final = board
         self._authentication: Final = authentication
-        self._directory: Final = directory
+        self._samples: Final = SampleRoutes(directory)
         self._assets: Final = load_assets()
         self.num_streams = 0
         self.connections: Final = Connections()
@@ -166,7 +166,7 @@ class Application:
         application.router.add_get("/api/events", self._on_events, allow_head=False)
         application.router.add_post("/api/requests", self._on_request)
         application.router.add_get("/metrics", self._on_metrics)
-        application.router.add_get(_STRIP, self._on_strip)
+        self._samples.add_to(application.router)
         return application
 
     async def farewell(self, timeout_s: float) -> None:
@@ -180,12 +180,12 @@ class Application:
         is_data = request.path not in self._assets
         refusal = self._authentication.refusal(request.method, request.path, request.headers, is_data=is_data)
         if refusal is not None:
-            return _refused(refusal.status, refusal.reason)
+            return refused(refusal.status, refusal.reason)
         self.connections.begin(request.protocol)
         try:
             return await handler(request)
         except web.HTTPException as answer:
-            return _refused(answer.status, answer.reason, {"Allow": answer.headers.get("Allow", "")})
+            return refused(answer.status, answer.reason, {"Allow": answer.headers.get("Allow", "")})
         finally:
             self.connections.end(request.protocol)
 
@@ -193,47 +193,39 @@ class Application:
         asset: Asset = self._assets[request.path]
         return web.Response(body=asset.content, content_type=asset.media_type, charset="utf-8")
 
-    async def _on_strip(self, request: web.Request) -> web.Response:
-        path = self._directory / request.match_info["place"]
-        try:
-            frames = await asyncio.to_thread(path.read_bytes)
-        except OSError as error:
-            return _refused(404, f"{request.path}: {error.strerror}")
-        return web.Response(body=frames, content_type="image/webp")
-
     async def _on_snapshot(self, _request: web.Request) -> web.Response:
         if not self._board.parts:
-            return _refused(503, "there is nothing to see yet")
+            return refused(503, "there is nothing to see yet")
         return web.Response(body=whole(self._board.parts), content_type="application/json")
 
     async def _on_metrics(self, _request: web.Request) -> web.Response:
         snapshot = self._board.snapshot
         if snapshot is None:
-            return _refused(503, "there is nothing to see yet")
+            return refused(503, "there is nothing to see yet")
         text = metrics.render(snapshot, num_clients=self.num_streams)
         return web.Response(body=text.encode(), headers={"Content-Type": metrics.MEDIA_TYPE})
 
     async def _on_request(self, request: web.Request) -> web.Response:
         if request.content_type != "application/json" or "Content-Encoding" in request.headers:
-            return _refused(415, "requests are JSON, not encoded (Content-Type: application/json)")
+            return refused(415, "requests are JSON, not encoded (Content-Type: application/json)")
         try:
             async with asyncio.timeout(_BODY_S):
                 body = await request.read()
         except TimeoutError:
-            return _refused(408, f"the request's body did not come within {_BODY_S:g} s")
+            return refused(408, f"the request's body did not come within {_BODY_S:g} s")
         try:
             asked = request_from(body)
         except TransportError as error:
-            return _refused(422, str(error))
+            return refused(422, str(error))
         try:
             refusal = await self._board.ask(asked)
         except TransportError as error:
-            return _refused(503, str(error))
-        return _refused(409, refusal) if refusal else web.json_response({"done": True})
+            return refused(503, str(error))
+        return refused(409, refusal) if refusal else web.json_response({"done": True})
 
     async def _on_events(self, request: web.Request) -> web.StreamResponse:
         if self.num_streams >= MOST_STREAMS:
-            return _refused(503, f"{MOST_STREAMS} browsers watch already; close one")
+            return refused(503, f"{MOST_STREAMS} browsers watch already; close one")
         self.num_streams += 1
         self._all_left.clear()
         try:
@@ -274,10 +266,3 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 async def _harden(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(SECURITY)
-
-
-def _refused(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
-    more = {name: value for name, value in (headers or {}).items() if value}
-    if status == web.HTTPUnauthorized.status_code:
-        more["WWW-Authenticate"] = "Bearer"
-    return web.json_response({"refused": reason}, status=status, headers=more)

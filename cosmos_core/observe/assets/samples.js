@@ -1,6 +1,6 @@
 // The browser of samples, of the report and of the live page. Whatever a dataset or a model says is set as text, never as markup.
 // `browseSamples(place, source)`: a source has `groups(query)`, `group(lease)`, `tokens(lease, index)`, and `media(where)`: the URL of a
-// file that can be shown, or null. The report's own source is the JSON inside the page.
+// file that can be shown and whether it is a video, or null. The report's own source is the JSON inside the page.
 
 globalThis.browseSamples = (() => {
   const STATUSES = ["ok", "truncated", "reward_failed", "reward_timeout", "environment_failed", "environment_timeout", "environment_lost"];
@@ -108,18 +108,18 @@ globalThis.browseSamples = (() => {
   // -- a group ------------------------------------------------------------------------------------------------------
 
   async function showMedia(place, source, where, name) {
-    const url = await source.media(where);
-    if (!url) {
+    const file = await source.media(where);
+    if (!file) {
       place.append(tag("p", where.name || "an image or video, which is not kept with the page", "facts"));
       return;
     }
-    const found = tag(VIDEO.test(where.name) || VIDEO.test(url) ? "video" : "img");
+    const found = tag(file.isVideo ? "video" : "img");
     if (found.localName === "video") Object.assign(found, { controls: true, loop: true, muted: true, preload: "metadata" });
     else found.alt = name;
     found.setAttribute("aria-label", name);
     const measure = () => found.classList.toggle("tiny", (found.videoWidth ?? found.naturalWidth) < TINY);
     for (const event of ["load", "loadedmetadata"]) found.addEventListener(event, measure);
-    found.src = url;
+    found.src = file.url;
     place.append(found);
   }
 
@@ -231,8 +231,10 @@ globalThis.browseSamples = (() => {
       list.querySelector("[aria-pressed=true]")?.setAttribute("aria-pressed", "false");
       button.setAttribute("aria-pressed", "true");
       try {
-        const found = groupView(source, await source.group(group.lease));
-        if (button.getAttribute("aria-pressed") === "true") detail.replaceChildren(found);
+        const found = await source.group(group.lease);
+        if (button.getAttribute("aria-pressed") !== "true") return;
+        source.forget?.();
+        detail.replaceChildren(groupView(source, found));
       } catch (error) {
         detail.replaceChildren(tag("p", error.message, "note"));
       }
@@ -299,7 +301,7 @@ globalThis.browseSamples = (() => {
       group: async (lease) => known.get(lease),
       tokens: async (lease, index) => known.get(lease).samples.find((sample) => sample.index === index).tokens,
       // Media of a run lie beside its report.
-      media: async ({ name }) => (/^(media\/step-\d+\/row-\d+\.(png|mp4|webp)|data:(image|video)\/[a-z0-9.+-]+;base64,.*)$/.test(name) ? name : null),
+      media: async ({ name }) => (/^(media\/step-\d+\/row-\d+\.(png|mp4|webp)|data:(image|video)\/[a-z0-9.+-]+;base64,.*)$/.test(name) ? { url: name, isVideo: VIDEO.test(name) } : null),
     };
   }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
+import io
 import json
 import re
 import subprocess
@@ -17,15 +19,22 @@ import attrs
 import pytest
 from PIL import Image
 
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import load_job, recipe_from, save_job
 from cosmos_core.control.journal import entries
 from cosmos_core.control.live.event_feed import Curve, News, SampleView
 from cosmos_core.control.live.snapshot import ReplicaView, Snapshot
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.control.page.service import Page
+from cosmos_core.run.follower import Follower
+from cosmos_core.run.report.page import write_report
+from cosmos_core.run.report.summary import summarise
 from cosmos_core.run.status import look
+from cosmos_core.run.supervisor import Ending
 from cosmos_core.transport.messages import REQUEST, Drain
 from tests import snapshots
+from tests.kept_samples import RECIPE, group, keep, payload, trained
 
 from .browser import Browser, find
 
@@ -80,10 +89,27 @@ def snapshot(**changes) -> Snapshot:
     return snapshots.snapshot(**default | changes)
 
 
+def keep_samples(folder: Path, *, words: str) -> None:
+    """Samples of a run: a prompt with a picture, one whose video is kept, and a dialogue of three tokens."""
+    save_job(Job(run_id="demo-1", directory=folder, recipe_directory=folder, recipe=recipe_from(RECIPE)))
+    picture = io.BytesIO()
+    Image.new("RGB", (24, 24), (51, 51, 230)).save(picture, format="png")
+    given = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
+    held = payload([True, False, True], units=(7, 8, 9))
+    rows = [
+        *group(1, 1.0, 0.0, text=words, media=(given,)),
+        *group(2, -0.25, purpose="evaluation", version=2, kept="media/step-2/row-3.webp", text=""),
+        *group(3, 0.5, None, text="a dialogue", held=held),
+    ]
+    keep(folder, "samples", "rollout-0", rows)
+    keep(folder, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5)])
+
+
 @pytest.fixture
 def page(tmp_path) -> Iterator[Page]:
     """A page of a run that a thread of this process plays: it takes any request."""
     (tmp_path / "media" / "step-2").mkdir(parents=True)
+    Image.new("RGB", (160, 40), (51, 230, 51)).save(tmp_path / "media" / "step-2" / "row-3.webp")
     Image.new("RGB", (160, 20), (230, 51, 51)).save(tmp_path / "media" / "step-2" / "row-3.strip.webp", lossless=True)
     found, over = Page(tmp_path, "127.0.0.1", 0), threading.Event()
     found.asked = []
@@ -120,6 +146,71 @@ def test_what_a_model_writes_is_shown_as_text_and_does_not_run(page, browser):
     assert browser.evaluate("document.querySelectorAll('#heldout article').length") == 2
     assert browser.evaluate("document.querySelectorAll('img').length") == 1
     assert browser.complaints == []
+
+
+LIST = "document.querySelectorAll('.samples .list > button')"
+
+
+def look_at_samples(browser: Browser) -> None:
+    """Go through a browser of samples, which is shown, click by click."""
+    browser.until(f"{LIST}.length === 3")
+    assert browser.text(".samples .note") == "3 of 3 prompts"
+    browser.evaluate("document.querySelector('.samples [name=order]').value = 'best'")
+    browser.evaluate("document.querySelector('.samples [name=purpose]').value = 'train'")
+    browser.evaluate("document.querySelector('.samples form button').click()")
+    browser.until(f"{LIST}.length === 2 && {LIST}[1].innerText.startsWith('step 1 · reward 0.5')")
+    browser.evaluate(f"{LIST}[1].click()")
+    browser.until("document.querySelector('.samples .prompt')?.innerText === 'prompt of 1?'")
+    shown = browser.text(".samples .detail")
+    for words in ("#0 reward 1 (math 1) · advantage 0.5 · ok · trained", "advantage -0.5", "reference: ", EVIL):
+        assert words in shown
+    assert browser.evaluate("document.querySelectorAll('.samples pre *, .samples article img').length") == 0
+    assert browser.until("document.querySelector('.samples .given img')?.naturalWidth") == 24
+
+    # Tokens are shown on one click, those of the environment apart, and the values of each.
+    browser.evaluate(f"{LIST}[0].click()")
+    browser.until("document.querySelector('.samples .prompt').innerText === 'prompt of 3?'")
+    browser.evaluate("document.querySelector('.samples article > button').click()")
+    browser.until("document.querySelectorAll('.samples [data-at]').length === 3")
+    classes = browser.evaluate("[...document.querySelectorAll('.samples [data-at]')].map((each) => each.className)")
+    assert classes == ["t h1", "t other", "t h1"]
+    browser.evaluate("document.querySelectorAll('.samples [data-at]')[2].click()")
+    assert browser.text(".samples output") == "token 2 · id 9 · log-prob -0.5000 (probability 0.607)"
+    browser.evaluate("document.querySelectorAll('.samples [data-at]')[1].click()")
+    assert "not the model's" in browser.text(".samples output")
+
+    # What is searched for is found, or not; a file of the run is shown.
+    for words, found in (("of 2?", 1), ("nowhere", 0)):
+        browser.evaluate("document.querySelector('.samples [name=purpose]').value = ''")
+        browser.evaluate(f"document.querySelector('.samples [name=text]').value = {json.dumps(words)}")
+        browser.evaluate("document.querySelector('.samples form button').click()")
+        browser.until(f"{LIST}.length === {found}")
+        if found:
+            assert browser.until("document.querySelector('.samples article img')?.naturalWidth") == 160
+    for width in (1280, 390):
+        browser.look(width=width, height=900)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate("document.title.includes('owned')") is False
+    assert browser.complaints == []
+
+
+def test_samples_are_looked_at_on_the_page(page, browser, tmp_path):
+    keep_samples(tmp_path, words=EVIL)
+    browser.go(page.address)
+    browser.until("document.querySelector('#samples pre')")
+    assert browser.evaluate("document.querySelector('#browsed').childElementCount") == 0
+    browser.evaluate("document.querySelector('#browser > summary').click()")
+    look_at_samples(browser)
+
+
+def test_samples_are_looked_at_in_a_report(browser, tmp_path):
+    (tmp_path / "media" / "step-2").mkdir(parents=True)
+    Image.new("RGB", (160, 40), (51, 230, 51)).save(tmp_path / "media" / "step-2" / "row-3.webp")
+    keep_samples(tmp_path, words=EVIL)
+    job, follower = load_job(tmp_path), Follower()
+    report = write_report(job, follower, summarise(job, follower, Ending(outcome="stopped"), wall_s=1.0), None)
+    browser.go(report.as_uri())
+    look_at_samples(browser)
 
 
 def test_scripts_that_got_into_the_page_would_not_run(page, browser):

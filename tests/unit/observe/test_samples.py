@@ -14,17 +14,8 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.observe import samples as shown
 from cosmos_core.observe.samples import SampleBrowser, encoded
 from cosmos_core.storage.parts import FOLDER
-from tests.kept_samples import group, keep, payload, trained
+from tests.kept_samples import RECIPE, group, keep, payload, trained
 
-RECIPE = {
-    "run": {"name": "demo", "steps": 6},
-    "model": {"plugin": "hf", "config": {"model_type": "qwen3"}},
-    "algorithm": {"plugin": "grpo"},
-    "dataset": {"plugin": "numbers"},
-    "reward": [{"plugin": "right"}],
-    "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 2},
-    "rollout": {"group_size": 4},
-}
 EVIL = "</script><b>\u2028"
 
 
@@ -35,7 +26,7 @@ def run(tmp_path):
     spoken = payload([True, False, True], units=(0, 1, 2))
     rows = [
         *group(1, 1.0, 0.0, text=EVIL),
-        *group(2, 0.25, held=spoken, media="media/step-0/row-0.mp4"),
+        *group(2, 0.25, held=spoken, kept="media/step-0/row-0.mp4"),
         *group(3, None),
     ]
     keep(tmp_path, "samples", "rollout-0", rows)

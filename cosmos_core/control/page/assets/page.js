@@ -203,6 +203,31 @@ function onSubmit(id, act) {
   });
 }
 
+// Nothing is read of the run's files before somebody opens the browser of samples.
+const urls = [];
+async function answerOf(path) {
+  const response = await fetch(path, { headers: authorization() }).catch(() => null);
+  if (response?.ok) return response;
+  const told = await response?.json().catch(() => ({}));
+  throw new Error(told?.refused ?? `the controller ${response ? `answered ${response.status}` : "does not answer"}; report.html has samples of a run that has ended`);
+}
+const kept = {
+  groups: async (query) => (await answerOf(`/api/samples?${new URLSearchParams(query)}`)).json(),
+  group: async (lease) => (await answerOf(`/api/samples/${lease}`)).json(),
+  tokens: async (lease, index) => (await answerOf(`/api/samples/${lease}/tokens/${index}`)).json(),
+  media: async ({ name, lease, number }) => {
+    const response = await answerOf(lease === undefined ? `/${name}` : `/api/samples/${lease}/given/${number}`).catch(() => null);
+    const blob = await response?.blob();
+    if (!blob) return null;
+    urls.push(URL.createObjectURL(blob));
+    return { url: urls.at(-1), isVideo: blob.type.startsWith("video/") };
+  },
+  forget: () => urls.splice(0).forEach((url) => URL.revokeObjectURL(url)),
+};
+at("browser").addEventListener("toggle", () => {
+  if (at("browser").open && !at("browsed").childElementCount) browseSamples(at("browsed"), kept);
+});
+
 onSubmit("token-form", () => {
   sessionStorage.setItem(KEY, at("token").value.trim());
   at("token").value = "";

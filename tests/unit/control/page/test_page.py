@@ -79,15 +79,18 @@ def test_only_the_files_of_the_page_are_served_and_every_answer_is_hardened(serv
         assert answer.headers["X-Frame-Options"] == "DENY"
         assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
-    # Frames of held-out samples are served from the run's folder, and nothing beside them.
+    # Held-out samples and frames of them are served from the run's folder, and nothing beside them.
     folder = served.page.token_file.parent / "media" / "step-12"
     folder.mkdir(parents=True)
-    for name in ("row-3.strip.webp", "row-3.mp4"):
+    for name, media_type in (("row-3.strip.webp", "image/webp"), ("row-3.mp4", "video/mp4"), ("row-3.json", "")):
         (folder / name).write_bytes(b"frames")
-    answer = served.ask("GET", "/media/step-12/row-3.strip.webp")
-    assert (answer.status, answer.headers["Content-Type"], answer.body) == (200, "image/webp", b"frames")
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    missing = ["/media/step-12/row-4.strip.webp", "/media/step-12/row-3.mp4", "/media/step-12/../../page.token"]
+        answer = served.ask("GET", f"/media/step-12/{name}")
+        if media_type:
+            assert (answer.status, answer.headers["Content-Type"], answer.body) == (200, media_type, b"frames")
+        else:
+            assert answer.status == 404
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    missing = ["/media/step-12/row-4.strip.webp", "/media/step-12/row-4.mp4", "/media/step-12/../../page.token"]
     for path in [*missing, "/../pyproject.toml", "/assets/page.js", "/page.token", "/%2e%2e/page.token", "//etc"]:
         with subtests.test(path=path):
             assert served.ask("GET", path).status == 404

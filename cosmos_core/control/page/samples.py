@@ -1,0 +1,132 @@
+"""Routes of the page for samples and media. Nothing is read before somebody asks; a thread reads, for one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from cosmos_core.errors import ConfigError
+from cosmos_core.observe.samples import SampleBrowser, encoded
+
+_MOST_WAITING: Final = 8
+_MEDIA: Final = r"/{place:media/step-[0-9]{1,12}/row-[0-9]{1,12}(?:\.strip\.webp|\.webp|\.png|\.mp4)}"
+"""A held-out sample, or some of its frames."""
+_TYPES: Final = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".bmp": "image/bmp",
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".webm": "video/webm",
+    ".mov": "video/quicktime",
+}
+_DATA: Final = re.compile(f"data:({'|'.join(sorted({*_TYPES.values()}))});base64,(.*)", re.DOTALL)
+
+_Found = TypeVar("_Found")
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class _Query(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    order: Literal["newest", "worst", "best"] = "newest"
+    first: _Number = 0
+    text: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    step: _Number | None = None
+    purpose: str | None = None
+    status: str | None = None
+
+
+class SampleRoutes:
+    """Serves what `SampleBrowser` tells of the run in a folder, and images and videos that its samples name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory: Final = directory
+        self._browser: Final = SampleBrowser(directory)
+        self._turn: Final = asyncio.Lock()
+        self._num_waiting = 0
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        lease = "/api/samples/{lease:[0-9]{1,15}}"
+        router.add_get("/api/samples", self._on_groups)
+        router.add_get(lease, self._on_group)
+        router.add_get(lease + "/tokens/{index:[0-9]{1,9}}", self._on_tokens)
+        router.add_get(lease + "/given/{number:[0-9]{1,9}}", self._on_given)
+        router.add_get(_MEDIA, self._on_media)
+
+    async def _on_groups(self, request: web.Request) -> web.Response:
+        try:
+            query = msgspec.convert(dict(request.query), _Query, strict=False)
+        except msgspec.ValidationError as error:
+            return refused(422, f"not a question for samples: {error}")
+        return await self._told(422, partial(self._browser.groups, **msgspec.to_builtins(query)))
+
+    async def _on_group(self, request: web.Request) -> web.Response:
+        return await self._told(404, partial(self._browser.group, _number(request, "lease")))
+
+    async def _on_tokens(self, request: web.Request) -> web.Response:
+        lease, index = _number(request, "lease"), _number(request, "index")
+        return await self._told(404, partial(self._browser.tokens, lease, index))
+
+    async def _on_given(self, request: web.Request) -> web.StreamResponse:
+        """An image or video of a prompt: a file that the dataset names, or what is in a `data:` URL."""
+        try:
+            lease, number = _number(request, "lease"), _number(request, "number")
+            place = await self._read(partial(self._browser.given, lease, number))
+            if (inside := _DATA.fullmatch(place)) is not None:
+                return web.Response(body=base64.b64decode(inside[2], validate=True), content_type=inside[1])
+        except (ConfigError, binascii.Error) as error:
+            return refused(404, str(error))
+        return await asyncio.to_thread(_file, Path(place), place)
+
+    async def _on_media(self, request: web.Request) -> web.StreamResponse:
+        place = request.match_info["place"]
+        return await asyncio.to_thread(_file, self._directory / place, place)
+
+    async def _told(self, status: int, read: Callable[[], Any]) -> web.Response:
+        try:
+            found = await self._read(lambda: encoded(read()))
+        except ConfigError as error:
+            return refused(status, str(error))
+        return web.Response(body=found, content_type="application/json")
+
+    async def _read(self, read: Callable[[], _Found]) -> _Found:
+        if self._num_waiting >= _MOST_WAITING:
+            raise web.HTTPServiceUnavailable(reason=f"{_MOST_WAITING} others wait for samples; try again")
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                return await asyncio.to_thread(read)
+        finally:
+            self._num_waiting -= 1
+
+
+def refused(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    """An answer that says why there is no other."""
+    more = {name: value for name, value in (headers or {}).items() if value}
+    if status == web.HTTPUnauthorized.status_code:
+        more["WWW-Authenticate"] = "Bearer"
+    return web.json_response({"refused": reason}, status=status, headers=more)
+
+
+def _number(request: web.Request, name: str) -> int:
+    return int(request.match_info[name])
+
+
+def _file(path: Path, shown: str) -> web.StreamResponse:
+    """An image or video, which a browser may show; nothing else is given out, whatever a sample names."""
+    media_type = _TYPES.get(path.suffix.lower())
+    if media_type is None or "://" in shown or not path.is_file():
+        return refused(404, f"{shown:.200}: no image or video that is here")
+    return web.FileResponse(path, headers={"Content-Type": media_type})
