@@ -1,4 +1,4 @@
-"""The MLflow tracker, a lifecycle plugin: every metric of a run, logged asynchronously.
+"""The MLflow tracker, a lifecycle plugin: every metric of a run, logged asynchronously, and at its end some samples.
 
 `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` opens it. Nothing of MLflow is imported before the run
 starts, and the core runs without it installed.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from cosmos_core.errors import PluginError
+from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.protocols import Provider, RunInfo, hookimpl
+from cosmos_core.storage.samples import ranked, samples, summaries
 from cosmos_core.types import Scalar
 
 if TYPE_CHECKING:
@@ -31,6 +34,13 @@ _LONGEST_PARAM: Final = 6000  # likewise
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
 _LONGEST_NAME: Final = 250  # likewise
 _MOST_QUEUED: Final = 64
+_TABLED: Final = 8
+"""Prompts of each purpose and order in the table of samples, and how much of each."""
+_TABLED_SAMPLES: Final = 16
+_TABLED_TEXT: Final = 2000
+_LOOKED_AT: Final = 50_000
+_TEXTS: Final = ("prompt", "completion", "detail", "media")
+_FACTS: Final = ("step", "purpose", "row", "lease", "index", "reward", "advantage", "status", "fate", "newest_version")
 _STATUS: Final[Mapping[str, str]] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -46,6 +56,9 @@ class MlflowOptions:
     )
     system: bool = attrs.field(
         default=False, metadata={"help": "Whether MLflow samples CPU and memory of the supervisor's machine."}
+    )
+    samples: bool = attrs.field(
+        default=True, metadata={"help": "Whether a table of some kept samples is logged when the run ends."}
     )
 
 
@@ -66,6 +79,7 @@ class MlflowTracker:
 
     def __init__(self, options: MlflowOptions, run: RunInfo) -> None:
         self._options: Final = options
+        self._directory: Final = run.directory
         self._uri: Final = options.tracking_uri or f"sqlite:///{(run.directory / 'mlflow.db').resolve()}"
         self._client: MlflowClient | None = None
         self._monitor: Any = None
@@ -82,7 +96,9 @@ class MlflowTracker:
         from mlflow import MlflowClient  # noqa: PLC0415 - seconds of import, only in runs that track
 
         client = MlflowClient(tracking_uri=self._uri)
-        self._run_id, is_new = _open_run(client, self._options.experiment, run)
+        # MLflow's own default is a folder wherever the run was begun.
+        place = None if self._options.tracking_uri else (run.directory / "mlartifacts").resolve().as_uri()
+        self._run_id, is_new = _open_run(client, self._options.experiment, run, place)
         note = _log_params if is_new else _tag_changes
         note(client, self._run_id, run.recipe)
         if self._options.system:
@@ -115,7 +131,7 @@ class MlflowTracker:
 
     @hookimpl
     def cosmos_run_ended(self, outcome: str, summary: Mapping[str, Any]) -> str | None:
-        """Flush what is queued, note the outcome and close the MLflow run; the command that shows a run's own file."""
+        """Flush what is queued, note the outcome, close the MLflow run and log samples; the command that shows them."""
         if self._client is None:
             return None
         if self._monitor is not None:
@@ -125,6 +141,15 @@ class MlflowTracker:
             self._client.set_tag(self._run_id, f"cosmos.{name}", str(value))
         self._settle(0)
         self._client.set_terminated(self._run_id, status=_STATUS.get(outcome, "FAILED"))
+        if self._options.samples:
+            # Last: the run has ended, whatever the store of artifacts says.
+            try:
+                table = samples_table(self._directory)
+            except ConfigError as error:
+                table = {}
+                self._client.set_tag(self._run_id, "cosmos.samples", str(error)[:_LONGEST_PARAM])
+            if table:
+                self._client.log_table(self._run_id, table, f"samples-step-{summary.get('steps', 0)}.json")
         # A URI of the user's own may hold a password.
         return None if self._options.tracking_uri else f"MLflow: mlflow ui --backend-store-uri {self._uri}"
 
@@ -152,6 +177,29 @@ class MlflowTracker:
                     raise PluginError(f"{self._uri} cannot be written: {_root(error)}") from error
 
 
+def samples_table(directory: Path) -> dict[str, list[Any]]:
+    """Columns of samples of the newest prompts and of those with the lowest and the highest mean reward; {}: of none.
+
+    Raises:
+        ConfigError: What is kept cannot be read.
+    """
+    found = summaries(directory, newest=_LOOKED_AT)
+    chosen: dict[int, str] = {}
+    for purpose in ("train", "evaluation"):
+        own = [each for each in found if each.purpose == purpose]
+        for order in ("newest", "worst", "best"):
+            for each in ranked(own, order)[:_TABLED]:
+                chosen.setdefault(each.lease, order)
+    columns = (*_TEXTS, "reward", "rewards")
+    rows = []
+    for each in samples(directory, newest=_LOOKED_AT, lease=[*chosen], columns=columns) if chosen else ():
+        if each["index"] < _TABLED_SAMPLES:
+            told = {"order": chosen[each["lease"]], **{name: each[name] for name in _FACTS}}
+            texts = {name: (each[name] or "")[:_TABLED_TEXT] for name in _TEXTS}
+            rows.append({**told, **texts, "rewards": json.dumps(each["rewards"])})
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
 def _allowed(name: str) -> str:
     """A metric's name as MLflow takes it: a relative path of a few characters, not too long."""
     parts = _NOT_ALLOWED.sub("_", name).split("/")
@@ -174,10 +222,10 @@ def _root(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _open_run(client: MlflowClient, experiment: str, run: RunInfo) -> tuple[str, bool]:
-    """Id of the MLflow run of `run`, and whether it was made now."""
+def _open_run(client: MlflowClient, experiment: str, run: RunInfo, place: str | None) -> tuple[str, bool]:
+    """Id of the MLflow run of `run`, and whether it was made now; `place` is where a new experiment keeps artifacts."""
     found = client.get_experiment_by_name(experiment)
-    experiment_id: str = found.experiment_id if found is not None else client.create_experiment(experiment)
+    experiment_id: str = found.experiment_id if found is not None else client.create_experiment(experiment, place)
     earlier = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_TAG}` = '{run.run_id}'", max_results=1)
     if earlier:
         run_id: str = earlier[0].info.run_id

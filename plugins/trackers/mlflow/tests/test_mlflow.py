@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.protocols import RunInfo
+from cosmos_core.rollout.samples import schema
 from cosmos_tracker_mlflow import plugin
 
 
@@ -19,6 +21,22 @@ def run(tmp_path):
         "empty": {},
     }
     return RunInfo(run_id="demo-1", name="demo", directory=tmp_path, recipe=recipe)
+
+
+def keep_samples(directory, rewards):
+    """Write samples with these rewards, by lease, as a run keeps them."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    texts = {"prompt": "2+2?", "reference": "4", "metadata": "{}", "completion": "4" * 5000, "media": "", "detail": ""}
+    told = {"purpose": "train", "status": "ok", "drop": "", "newest_version": 1, "time": 0.0, "row": 0, "position": 0}
+    rows = [
+        {**texts, **told, "lease": lease, "index": index, "reward": reward, "rewards": [("math", reward)]}
+        for lease, each in rewards.items()
+        for index, reward in enumerate(each)
+    ]
+    (directory / "samples").mkdir()
+    parquet.write_table(pa.Table.from_pylist(rows, schema()), directory / "samples" / "samples.rollout-0.1.parquet")
 
 
 def test_flatten_names_every_leaf():
@@ -75,7 +93,35 @@ def test_a_run_is_logged_and_a_resumed_one_goes_on_in_it(run, monkeypatch, tmp_p
     assert logged.data.tags["cosmos.checkpoint_step"] == "3"
     changed = {name: value for name, value in logged.data.tags.items() if name.startswith("cosmos.changed.")}
     assert changed == {"cosmos.changed.run.steps": "9"}
+    assert logged.data.tags["cosmos.samples"] == f"{run.directory}: not the folder of a run"
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_has_ended_has_a_table_of_samples_in_its_folder(run, monkeypatch, tmp_path):
+    pytest.importorskip("mlflow", reason="the mlflow tracker needs mlflow")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (run.directory / "job.json").touch()
+    tracker = plugin.MlflowTracker(plugin.MlflowOptions(experiment="tests"), run)
+    tracker.cosmos_run_started(run)
+    keep_samples(run.directory, {1: [0.5, 1.0], 2: [0.25] * 20})
+    tracker.cosmos_run_ended("finished", {"steps": 7})
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{run.directory / 'mlflow.db'}")
+    (logged,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    assert [artifact.path for artifact in client.list_artifacts(logged.info.run_id)] == ["samples-step-7.json"]
+    (path,) = (run.directory / "mlartifacts").rglob("samples-step-7.json")
+    table = json.loads(path.read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(row["lease"], row["reward"], row["order"]) for row in rows[1:3]] == [
+        (1, 1.0, "newest"),
+        (2, 0.25, "newest"),
+    ]
+    assert (len(rows), len(rows[0]["completion"]), rows[0]["rewards"]) == (18, 2000, '{"math": 0.5}')
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 FULL = """
