@@ -192,11 +192,11 @@ def samples_table(directory: Path) -> dict[str, list[Any]]:
                 chosen.setdefault(each.lease, order)
     columns = (*_TEXTS, "reward", "rewards")
     rows = []
-    for each in samples(directory, newest=_LOOKED_AT, lease=[*chosen], columns=columns) if chosen else ():
-        if each["index"] < _TABLED_SAMPLES:
-            told = {"order": chosen[each["lease"]], **{name: each[name] for name in _FACTS}}
-            texts = {name: (each[name] or "")[:_TABLED_TEXT] for name in _TEXTS}
-            rows.append({**told, **texts, "rewards": json.dumps(each["rewards"])})
+    for sample in samples(directory, newest=_LOOKED_AT, lease=[*chosen], columns=columns) if chosen else ():
+        if sample["index"] < _TABLED_SAMPLES:
+            told = {"order": chosen[sample["lease"]], **{name: sample[name] for name in _FACTS}}
+            texts = {name: (sample[name] or "")[:_TABLED_TEXT] for name in _TEXTS}
+            rows.append({**told, **texts, "rewards": json.dumps(sample["rewards"])})
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
