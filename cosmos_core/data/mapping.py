@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, Template
 from cosmos_core.data.rows import BadRowError, LeftOutError, field
+from cosmos_core.errors import DataError
 from cosmos_core.types import JSON, Message, Prompt
 
 
@@ -64,25 +66,31 @@ class FieldMapping:
         self._prompt = _template(options.prompt)
         self._demonstration = _template(options.demonstration)
         self._rejected = _template(options.rejected)
+        given = {"prompt": options.prompt, "demonstration": options.demonstration, "rejected": options.rejected}
+        self._plain = {name: text for name, text in given.items() if text is not None and not Template(text).fields}
         self._pattern = None if options.reference_pattern is None else re.compile(options.reference_pattern)
 
     @property
     def fields(self) -> frozenset[str]:
-        """Every field that a row must have."""
+        """The fields to read of a row; all if empty."""
         options, templates = self._options, (self._prompt, self._demonstration, self._rejected)
         named = {options.messages, options.rejected_messages, options.reference, options.media, *options.metadata}
         filled = [template.fields for template in templates if template is not None]
-        return frozenset(name for name in named if name is not None).union(*filled)
+        if "prompt" in self._plain and options.media is None:
+            return frozenset()  # all are read, to be told
+        return frozenset(name for name in named if name is not None).union(*filled, self._plain.values())
 
     def prompt(self, row: Any, folder: Path) -> Prompt:
         """Make the prompt of a row (see `RowMapping`).
 
         Raises:
             BadRowError: The row cannot be used, or is left out, and why.
+            DataError: The options make every row the same text.
         """
         if not isinstance(row, Mapping):
             raise BadRowError(f"a row is an object of named fields, not a {type(row).__name__}")
         options = self._options
+        self._check_plain(row)
         text, demonstration = self._text(row)
         if self._demonstration is not None:
             demonstration = _not_blank(self._demonstration.fill(row), "the demonstration")
@@ -98,6 +106,16 @@ class FieldMapping:
             media=() if options.media is None else locations(row, options.media, folder),
             metadata={name: plain(field(row, name), name) for name in options.metadata},
         )
+
+    def _check_plain(self, row: Mapping[str, Any]) -> None:
+        """Raise DataError if a template without a placeholder is meant as a column, or leaves all rows alike."""
+        for name, text in self._plain.items():
+            near = difflib.get_close_matches(text.strip(), list(row), n=1)
+            if (near and near[0] == text.strip()) or (name == "prompt" and self._options.media is None):
+                hint = f"did you mean {{{near[0]}}}?" if near else "a column is written in braces, as in {question}."
+                raise DataError(
+                    f"dataset option {name} = {text!r} is the same text in every row; {hint} Columns: {', '.join(row)}"
+                )
 
     def _text(self, row: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str | None]:
         """The prompt, and the demonstration if the chat ends with one."""

@@ -2,11 +2,14 @@
 
 import datetime as dt
 import math
+from pathlib import Path
 
 import pytest
 
-from cosmos_core.data.mapping import plain
+from cosmos_core.data import FieldOptions
+from cosmos_core.data.mapping import FieldMapping, plain
 from cosmos_core.data.rows import BadRowError
+from cosmos_core.errors import DataError
 
 
 def test_values_are_what_json_can_hold():
@@ -25,3 +28,32 @@ def test_values_are_what_json_can_hold():
     ]:
         with pytest.raises(BadRowError, match=f"{message}, which JSON cannot hold"):
             plain(value, "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"prompt": "question"},
+            r"option prompt = 'question' is the same .* mean \{question\}\? .* question, answer, image",
+        ),
+        ({"prompt": "questions"}, r"did you mean \{question\}\? Columns: question"),
+        ({"prompt": "Tell me a joke."}, r"written in braces, as in \{question\}\. Columns: question"),
+        (
+            {"prompt": "{question}", "demonstration": "answer"},
+            r"option demonstration = 'answer' is .* mean \{answer\}\?",
+        ),
+    ],
+)
+def test_a_column_without_braces_is_refused_with_the_columns_that_there_are(options, message):
+    mapping = FieldMapping(FieldOptions(**options))
+    row = {"question": "1 + 1?", "answer": "2", "image": "http://a.example/1.png"}
+    read = {name: row[name] for name in row if name in mapping.fields} or row  # as a Parquet file does
+    with pytest.raises(DataError, match=message):
+        mapping.prompt(read, Path("/"))
+
+
+def test_a_prompt_that_is_the_same_for_every_picture_is_taken():
+    mapping = FieldMapping(FieldOptions(prompt="What is it?", demonstration="{answer}", media="image"))
+    made = mapping.prompt({"answer": "a cat", "image": "http://a.example/1.png"}, Path("/"))
+    assert (made.text, made.demonstration) == ("What is it?", "a cat")
