@@ -80,7 +80,7 @@ class Judge:
         self._needs_reference: Final = "reference" in places
 
     def absent(self) -> str:
-        """The key, where the environment has none."""
+        """The key, where the environment has none; that nothing answers at the address."""
         return self._poster.absent()
 
     def unset_variables(self, given: Collection[str]) -> Sequence[str]:

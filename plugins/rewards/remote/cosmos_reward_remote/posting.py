@@ -14,7 +14,7 @@ from attrs import validators as check
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
 from cosmos_core.types import JSON
-from cosmos_reward_remote.exchange import Exchange, Patience, address, is_in_the_clear
+from cosmos_reward_remote.exchange import Exchange, Patience, address, away, is_in_the_clear
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +70,13 @@ class Poster:
             )
 
     def absent(self) -> str:
-        """The variable that the environment lacks; empty if it is there."""
+        """The variable that the environment lacks, or that nothing answers at the address; empty if all is there."""
+        if unset := self._unset():
+            return unset
+        told = away(address("url", self._url))
+        return f"url: {told}" if told else ""
+
+    def _unset(self) -> str:
         unset = self.unset_variables([name for name, value in os.environ.items() if value.strip()])
         return f"key_variable: {unset[0]} is not set in this environment; set it to the key" if unset else ""
 
@@ -85,8 +91,8 @@ class Poster:
         Raises:
             ConfigError: It is not there.
         """
-        if absent := self.absent():
-            raise ConfigError(absent)
+        if unset := self._unset():
+            raise ConfigError(unset)
         if self._options.key_variable is not None:
             self._exchange.bear(os.environ[self._options.key_variable].strip())
 

@@ -18,7 +18,7 @@ from cosmos_core.errors import ConfigError, PluginError
 from cosmos_core.plugins.batching import Batcher
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
 from cosmos_reward_remote.access import Access, access, variables
-from cosmos_reward_remote.exchange import Exchange, Patience, RefusedError
+from cosmos_reward_remote.exchange import Exchange, Patience, RefusedError, address, away
 from cosmos_reward_remote.grouping import groups_of
 from cosmos_reward_remote.wires import CosmosRlWire, CosmosWire, Results, Seen, Wire, seen_of
 
@@ -101,9 +101,12 @@ class Queued:
         self._access: Access | None = access(os.environ, allow_http=options.allow_http)
 
     def absent(self) -> str:
-        """The addresses and the token, where the environment has none."""
-        if access(os.environ, allow_http=self._options.allow_http) is not None:
-            return ""
+        """The addresses and the token, where the environment has none; that nothing answers at the address."""
+        known = access(os.environ, allow_http=self._options.allow_http)
+        if known is not None:
+            name = variables([each for each, value in os.environ.items() if value.strip()])[0]
+            told = away(address(name, known.enqueue_url))
+            return f"{name}: {told}" if told else ""
         places = ("https://HOST/v1/enqueue", "https://HOST/v1/fetch", "what lets one in")
         named = dict(zip(variables(()), places, strict=True))
         lacking = {name: place for name, place in named.items() if not os.environ.get(name, "").strip()}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 
 import attrs
@@ -297,6 +298,16 @@ def test_a_service_that_is_waited_for_is_told_of(monkeypatch, caplog):
     (said,) = caplog.messages
     assert "127.0.0.1:9/enqueue: no connection" in said
     assert "asking again until 1.5 s have passed" in said
+
+
+def test_a_service_that_is_away_is_told_by_its_variable(queueing, monkeypatch):
+    queueing("good")
+    reward = make()
+    assert reward.absent() == ""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1/enqueue"
+    monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", url)
+    assert reward.absent().startswith(f"WFM_REWARD_ENQUEUE_URL: {url!r}: no connection (Connection refused); start")
 
 
 def test_a_service_that_starts_is_waited_for_by_time_and_not_by_attempts(queueing, monkeypatch):

@@ -158,3 +158,17 @@ def test_a_reward_that_is_not_there_is_not_served():
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "math" in ended.stderr
+
+
+def test_an_address_at_which_nothing_listens_is_told_before_a_run(standin):
+    def asked(url, **options):
+        return Service(ServiceOptions(url=url, **options), RewardContext(name="mine", seed=0)).absent()
+
+    assert asked(f"{standin.url}/score") == ""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/score"
+    away = "no connection (Connection refused); start the service, or correct the address"
+    assert asked(url) == f"url: {url!r}: {away}"
+    (failed,) = score(url, "x", retries=0)
+    assert f"{url}: no connection" in str(failed)
+    assert "start the service, or correct the address" in str(failed)
