@@ -72,7 +72,13 @@ def follow(page: Path, folder: Path, environment: Mapping[str, str], *, timeout_
     Raises:
         NotAsWrittenError: A command failed, printed something else, or took too long.
     """
-    todo = steps(page.read_text(encoding="utf-8"))
+    perform(page, steps(page.read_text(encoding="utf-8")), folder, environment, timeout_s=timeout_s)
+
+
+def perform(
+    page: Path, todo: Sequence[Step], folder: Path, environment: Mapping[str, str], *, timeout_s: float
+) -> None:
+    """Do these steps of a page; arguments and errors are those of `follow`."""
     if not todo:
         raise NotAsWrittenError(f"{page}: there is nothing to follow")
     mark = secrets.token_hex(8)
