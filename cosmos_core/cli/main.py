@@ -45,6 +45,22 @@ RewardName = Annotated[str | None, typer.Option("--reward", metavar="NAME", help
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
 ]
+ResumedRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with the run in this folder; --set may change its length, layout, tracking and launch.",
+    ),
+]
+StartStep = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="step-N|previous",
+        help="With --resume: the checkpoint to go on from, if not the newest; what came after it is undone.",
+    ),
+]
 RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
 
 
@@ -69,22 +85,8 @@ def run(
     environment: EnvironmentName = None,
     overrides: Overrides = None,
     name: RunName = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with the run in this folder; --set may change its length, layout, tracking and launch.",
-        ),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="step-N|previous",
-            help="With --resume: the checkpoint to go on from, if not the newest; what came after it is undone.",
-        ),
-    ] = None,
+    resume: ResumedRun = None,
+    start: StartStep = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan, like `cosmos plan`.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this name.")] = False,
 ) -> None:

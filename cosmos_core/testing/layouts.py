@@ -15,16 +15,7 @@ from cosmos_core.plugins.recipe import ModelSource
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.world import World, single_world
-from cosmos_core.policy.trial import (
-    Imitation,
-    Stepped,
-    make_trainer,
-    share_of,
-    step_in,
-    train_step,
-    whole,
-    worst_error,
-)
+from cosmos_core.policy.trial import Imitation, Stepped, make_trainer, share_of, step_in, train_step, whole, worst_error
 from cosmos_core.protocols import Model
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import Payload

@@ -5,13 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cosmos_core.control.machine.ledger import Ledger, LedgerMark
-from cosmos_core.control.machine.records import (
-    EvaluationRecord,
-    HeldOutCompletion,
-    SettingChange,
-    StepRecord,
-    known_as,
-)
+from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion, SettingChange, StepRecord, known_as
 from cosmos_core.control.machine.settings import Settings, StageSettings
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, Lease, TrainOrder
 from cosmos_core.transport.messages import Role

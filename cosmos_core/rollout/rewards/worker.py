@@ -22,15 +22,7 @@ import attrs
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Reward, RewardContext, Score
-from cosmos_core.rollout.rewards.messages import (
-    FROM_WORKER,
-    TO_WORKER,
-    Deferred,
-    Outcome,
-    Scored,
-    Setup,
-    Task,
-)
+from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Deferred, Outcome, Scored, Setup, Task
 from cosmos_core.rollout.workers import process
 from cosmos_core.rollout.workers.process import Ready, described, live, place_of, shown
 from cosmos_core.transport.bounds import sendable

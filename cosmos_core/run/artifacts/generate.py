@@ -169,28 +169,25 @@ def complete_prompts(
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
     metadata = _frames_to_give(source, job, media, given_frames, is_text=is_text)
     max_units = _max_units(job, is_text=is_text) if max_units is None else max_units
-    engine = EngineConfig() if is_text else _denoiser(job)
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.
     together = num_samples if is_text else 1
     sampling = Sampling(temperature=temperature, max_units=max_units, num_samples=together)
-    with exported(source) as directory, serve(directory, config, engine) as served:
+    with exported(source) as directory, serve(directory, config, _engine(job, is_text=is_text)) as served:
         if media and not isinstance(served.model, (VisionModel, WorldModel)):
             raise ConfigError(f"--image, --video: models of plugin {config.plugin!r} are not shown any; leave them out")
-        first = () if system is None else (Message(role="system", content=system),)
-        is_chat = as_chat or system is not None
-        texts = [(*first, Message(role="user", content=text)) if is_chat else text for text in prompts]
-        rows = [Prompt(text=text, media=tuple(media), metadata=metadata) for text in texts]
-        encoded = [served.model.encode(row) for row in rows]
+        texts = _turns(prompts, system) if as_chat or system is not None else prompts
+        encoded = [served.model.encode(Prompt(text=text, media=tuple(media), metadata=metadata)) for text in texts]
         payloads = [payload for payload in encoded for _ in range(num_samples // together)]
         completed = served.complete(payloads, sampling, range(seed, seed + len(payloads)))
         made = [each for samples in completed for each in samples]
-        return [
-            [
-                _told(served.model, each, output / f"prompt-{row}-sample-{index}")
-                for index, each in enumerate(made[start : start + num_samples], start=1)
-            ]
-            for row, start in enumerate(range(0, len(made), num_samples), start=1)
-        ]
+        told = [_told(served.model, each, output, *divmod(at, num_samples)) for at, each in enumerate(made)]
+        return [told[start : start + num_samples] for start in range(0, len(told), num_samples)]
+
+
+def _turns(prompts: Sequence[str], system: str | None) -> list[tuple[Message, ...]]:
+    """Each prompt as a user's turn, after the system's if there is one."""
+    first = () if system is None else (Message(role="system", content=system),)
+    return [(*first, Message(role="user", content=text)) for text in prompts]
 
 
 def model_config(source: Path, job: Job | None, plugin: str | None, *, trust_remote_code: bool) -> ModelConfig:
@@ -232,8 +229,10 @@ def is_of_tokens(kind: Kind, name: str) -> bool:
     return "tokens" in PluginSet.load([(kind, name)]).provider(kind, name).capabilities.payload_kinds
 
 
-def _denoiser(job: Job | None) -> EngineConfig:
-    """The run's engine; the core's own for a model of no run, or of one that made no rollouts."""
+def _engine(job: Job | None, *, is_text: bool) -> EngineConfig:
+    """The core's own engine of tokens; else the run's, or the core's own of no run or of one that made no rollouts."""
+    if is_text:
+        return EngineConfig()
     if job is None or is_of_tokens("engine", job.recipe.rollout.engine.plugin):
         return EngineConfig(plugin="diffusion")
     return job.recipe.rollout.engine
@@ -245,8 +244,9 @@ def _max_units(job: Job | None, *, is_text: bool) -> int:
     return _DEFAULT_UNITS if is_text else _DEFAULT_STEPS
 
 
-def _told(model: Model, generated: Generated, place: Path) -> str:
+def _told(model: Model, generated: Generated, output: Path, row: int, index: int) -> str:
     """A completion, or the file that it was written to."""
+    place = output / f"prompt-{row + 1}-sample-{index + 1}"
     if generated.media is None:
         return model.decode(generated.payload) + (" […]" if generated.reason is FinishReason.LENGTH else "")
     try:

@@ -158,15 +158,13 @@ def look_at_rows(
         try:
             prompt = dataset.row("train", index)
             payload = _encoded(prompt, model, rewards)
-            is_shown = prompt.demonstration is not None
-            if imitates and is_shown and hasattr(model, "vet") and counted["shown"] < _VETTED:
-                counted["shown"] += 1
-                model.vet(prompt)
-                counted["num_vetted"] += 1
+            if imitates:
+                _vet(model, prompt, counted)
         except DataError as error:
             counted["num_unusable"] += 1
             fault = fault or str(error)
             continue
+        is_shown = prompt.demonstration is not None
         counted["num_demonstrations"] += is_shown
         bare += [] if is_shown else [index]
         counted["num_preferences"] += is_shown and prompt.rejected is not None
@@ -201,6 +199,14 @@ def _encoded(prompt: Prompt, model: Model, rewards: Sequence[Reward]) -> Payload
         if hasattr(reward, "vet"):
             reward.vet(prompt)
     return payload
+
+
+def _vet(model: Model, prompt: Prompt, counted: Counter[str]) -> None:
+    """Show the model a demonstration, if it vets them and has not been shown enough."""
+    if prompt.demonstration is not None and hasattr(model, "vet") and counted["shown"] < _VETTED:
+        counted["shown"] += 1
+        model.vet(prompt)
+        counted["num_vetted"] += 1
 
 
 def _given_frames(prompt: Prompt, payload: Payload) -> int:

@@ -19,14 +19,7 @@ import pytest
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import CosmosError, DataError
-from cosmos_core.protocols import (
-    Completion,
-    Kind,
-    Reward,
-    RewardCapabilities,
-    RewardContext,
-    Score,
-)
+from cosmos_core.protocols import Completion, Kind, Reward, RewardCapabilities, RewardContext, Score
 from cosmos_core.rollout.rewards.messages import TO_WORKER, Task
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.testing.conformance.plugin import Make, fault, json_problem

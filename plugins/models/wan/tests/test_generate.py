@@ -78,5 +78,6 @@ def test_the_runs_own_engine_denoises_where_it_can():
         rollout = RolloutConfig(engine=EngineConfig(plugin=plugin, options={"shift": 1.0}))
         return SimpleNamespace(recipe=SimpleNamespace(rollout=rollout))
 
-    assert generate._denoiser(job("diffusion")).options == {"shift": 1.0}
-    assert generate._denoiser(job("embedded")) == generate._denoiser(None) == EngineConfig(plugin="diffusion")
+    assert generate._engine(job("diffusion"), is_text=False).options == {"shift": 1.0}
+    for other in (job("embedded"), None):
+        assert generate._engine(other, is_text=False) == EngineConfig(plugin="diffusion")
