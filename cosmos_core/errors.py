@@ -6,6 +6,9 @@ it without a traceback; `--debug` shows the traceback as well.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class CosmosError(Exception):
     """Root of every error raised on purpose."""
@@ -105,3 +108,14 @@ class ProcessLostError(ReplicaError):
 
 class EngineLostError(EngineError, ProcessLostError):
     """A process that a rollout engine needs is gone without a word, or does not answer: its replica ends with it."""
+
+
+@contextlib.contextmanager
+def told_as(kind: type[CosmosError], what: str) -> Iterator[None]:
+    """Raise what a plugin raises within as an error of this kind, after `what`; a CosmosError speaks for itself."""
+    try:
+        yield
+    except CosmosError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error

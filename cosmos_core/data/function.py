@@ -13,7 +13,7 @@ from cosmos_core.data.mapping import chat_of, plain
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import RowsOptions
 from cosmos_core.data.rows import BadRowError, RawRow
-from cosmos_core.errors import CosmosError, DataError
+from cosmos_core.errors import DataError, told_as
 from cosmos_core.protocols import DatasetContext, Split
 from cosmos_core.types import Message, Prompt
 
@@ -76,12 +76,8 @@ class _Rows:
     def __init__(self, name: str, folder: Path, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self.name: Final = name
         self.folder: Final = folder
-        try:
+        with told_as(DataError, f"dataset function {name} failed"):
             self._rows: Final = list(function(**arguments))
-        except CosmosError:
-            raise
-        except Exception as error:
-            raise DataError(f"dataset function {name} failed: {type(error).__name__}: {error}") from error
 
     def scan(self) -> Iterator[RawRow]:
         """Every row, in order."""

@@ -13,7 +13,7 @@ import pluggy
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.sources import split
 from cosmos_core.config.structure import check_class, structure, unstructure
-from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError, PluginIncompatibleError
+from cosmos_core.errors import ConfigError, PluginBrokenError, PluginIncompatibleError, told_as
 from cosmos_core.plugins.choice import choose, choose_all
 from cosmos_core.plugins.compatibility import protocol_deprecation, protocol_mismatch
 from cosmos_core.plugins.discovery import PluginRecord, discover
@@ -95,12 +95,8 @@ def ask_provider(manager: pluggy.PluginManager, target: Any, record: PluginRecor
     if not any(implementation.plugin is target for implementation in caller.get_hookimpls()):
         raise PluginBrokenError(f"{describe(record)} has no function {hook}() marked @hookimpl")
     others = [plugin for plugin in manager.get_plugins() if plugin is not target]
-    try:
+    with told_as(PluginBrokenError, f"{describe(record)}: {hook}() failed"):
         provider = manager.subset_hook_caller(hook, others)()
-    except CosmosError:
-        raise
-    except Exception as error:
-        raise PluginBrokenError(f"{describe(record)}: {hook}() failed: {type(error).__name__}: {error}") from error
     _check(provider, hook, record)
     deprecation = protocol_deprecation(record.kind, provider.protocol)
     if deprecation:
@@ -247,16 +243,12 @@ class PluginSet:
         path = path or f"{kind}.options"
         structured: Any = structure(options, provider.options, path)
         try:
-            made = provider.create(structured, context)
+            with told_as(PluginBrokenError, f"{describe(self._records[kind, name])} could not be made"):
+                made = provider.create(structured, context)
         except ConfigError as error:
             if _is_of_option(str(error), provider.options):
                 raise ConfigError(f"{path}.{error}") from error
             raise
-        except CosmosError:
-            raise
-        except Exception as error:
-            record = self._records[kind, name]
-            raise PluginBrokenError(f"{describe(record)} could not be made: {type(error).__name__}: {error}") from error
         for problem in _half_implemented(made, _OPTIONAL.get(kind, ())):
             raise PluginBrokenError(f"{describe(self._records[kind, name])} {problem}")
         return made

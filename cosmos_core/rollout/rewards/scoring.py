@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
-from cosmos_core.errors import CosmosError, PluginBrokenError
+from cosmos_core.errors import PluginBrokenError, told_as
 from cosmos_core.protocols import Completion, Reward
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards.messages import Outcome
@@ -173,12 +173,8 @@ def absent_here(configs: Sequence[RewardConfig], rewards: Sequence[Reward]) -> t
         if not hasattr(reward, "absent"):
             continue
         where = f"reward plugin {config.plugin!r}"
-        try:
+        with told_as(PluginBrokenError, f"{where}: absent() failed"):
             told: object = reward.absent()
-        except CosmosError:
-            raise
-        except Exception as error:
-            raise PluginBrokenError(f"{where}: absent() failed: {type(error).__name__}: {error}") from error
         if not isinstance(told, str):
             raise PluginBrokenError(f"{where}: absent() returned {told!r:.100}, which is no str")
         if told:

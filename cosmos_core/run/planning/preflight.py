@@ -16,7 +16,7 @@ from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.config.structure import structure
 from cosmos_core.data.paths import VARIABLE
-from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
+from cosmos_core.errors import ConfigError, PluginBrokenError, told_as
 from cosmos_core.plugins.recipe import greedy, load_rewards, sampled
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward
@@ -52,12 +52,8 @@ def engine_preflight(
     )
     options: object = structure(config.engine.options, provider.options, "rollout.engine.options")
     where = f"engine plugin {config.engine.plugin!r}"
-    try:
+    with told_as(PluginBrokenError, f"{where}: preflight() failed"):
         told = ask(options, planned)
-    except CosmosError:
-        raise
-    except Exception as error:
-        raise PluginBrokenError(f"{where}: preflight() failed: {type(error).__name__}: {error}") from error
     if not isinstance(told, Preflight):
         raise PluginBrokenError(f"{where}: preflight() returned {told!r}, which is no Preflight")
     return told
