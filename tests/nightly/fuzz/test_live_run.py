@@ -23,11 +23,11 @@ import attrs
 import psutil
 import pytest
 
-from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Commanded, ReplicaJoined
 from cosmos_core.control.machine.state import State
 from cosmos_core.transport.messages import Stop
+from cosmos_service_tools.auditor import audit
 from tests.commandline import CommandLine
 from tests.following import Following
 from tests.nightly.fuzz.attackers import Answers, Place

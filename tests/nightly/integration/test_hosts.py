@@ -19,7 +19,6 @@ import zmq
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_recipe
-from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import Event, ReplicaJoined, ReplicaLost, Reported
 from cosmos_core.control.machine.state import State
@@ -33,6 +32,7 @@ from cosmos_core.transport import payload_client, sockets
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.payloads import PayloadClient
 from cosmos_core.transport.reports import REPORT, GenerationFormed, StepDone
+from cosmos_service_tools.auditor import audit
 from tests.nightly.integration.hosts import Network, lacking, network
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"

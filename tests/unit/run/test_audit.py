@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from cosmos_core.control.audit import PromptHistory, audit
 from cosmos_core.control.machine import batch_assembly, progress
 from cosmos_core.control.machine.directives import directive_for
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Reported
@@ -16,6 +15,7 @@ from cosmos_core.errors import JournalError
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.transport.messages import REQUEST, Set
 from cosmos_core.transport.reports import REPORT, GroupFinished, StepDone
+from cosmos_service_tools.auditor import PromptHistory, audit
 
 
 def test_a_sound_run_has_no_problems_and_every_batch(finished):

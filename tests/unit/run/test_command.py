@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, load_recipe
-from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import Journal, entries, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RolledBack
@@ -23,6 +22,7 @@ from cosmos_core.run import command, folder
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
 from cosmos_core.run.planning import plan as planning
+from cosmos_service_tools.auditor import audit
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SETTINGS = ["warmup.steps=3", "run.steps=6", "warmup.optimizer.warmup_steps=0"]

@@ -1,13 +1,13 @@
 import attrs
 import pytest
 
-from cosmos_core.control.audit import Auditor
 from cosmos_core.control.machine import history as records
 from cosmos_core.control.machine import progress
 from cosmos_core.errors import JournalError
 from cosmos_core.run.follower import Follower, step_metrics
 from cosmos_core.run.report.summary import summarise
 from cosmos_core.run.supervisor import Ending
+from cosmos_service_tools.auditor import Auditor
 
 
 class Hooks:

@@ -9,15 +9,15 @@ import pytest
 from cosmos_core.config.loading import save_job
 from cosmos_core.control import journal, recovery_snapshots
 from cosmos_core.control.__main__ import restore
-from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import Journal, entries, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Recovered, Resumed
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
-from cosmos_core.run import audit as auditing
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.follower import Follower
+from cosmos_service_tools import auditor as auditing
+from cosmos_service_tools.auditor import audit
 
 
 @pytest.fixture

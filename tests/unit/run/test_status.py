@@ -11,10 +11,10 @@ from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import DamagedJournalError, TransportError
 from cosmos_core.run import observer, status
-from cosmos_core.run.audit import audit_run
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.status import look, settings_lines
 from cosmos_core.transport.messages import REQUEST, Set
+from cosmos_service_tools.auditor import audit_run
 
 
 @pytest.fixture

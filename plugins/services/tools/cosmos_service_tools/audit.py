@@ -26,8 +26,8 @@ def audit(
     """  # noqa: D301 - the escape keeps the lines after it apart
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.audit import audit_run  # noqa: PLC0415
     from cosmos_service_tools.audited import as_json, batch_of, show, show_batch  # noqa: PLC0415
+    from cosmos_service_tools.auditor import audit_run  # noqa: PLC0415
 
     found = audit_run(run)
     console = Console()

@@ -9,10 +9,10 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from cosmos_core.control.audit import Audit, Batch
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.errors import ConfigError
 from cosmos_core.transport.directives import GroupRef
+from cosmos_service_tools.auditor import Audit, Batch
 
 
 def show(found: Audit, console: Console) -> None:

@@ -5,11 +5,11 @@ import json
 import attrs
 import pytest
 
-from cosmos_core.control.audit import Audit, Batch, StageAudit
 from cosmos_core.errors import ConfigError
-from cosmos_core.run import audit as auditing
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.types import Sample, SampleStatus
+from cosmos_service_tools import auditor as auditing
+from cosmos_service_tools.auditor import Audit, Batch, StageAudit
 
 SAMPLE = Sample(
     index=0,

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cosmos_core.control.audit import audit
 from cosmos_core.control.journal import entries
+from cosmos_service_tools.auditor import audit
 from tests.commandline import CommandLine
 from tests.following import Following, describe
 from tests.nightly.integration.chaos.harm import Harmer, harms, is_enough

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from cosmos_core.config.dynamic import DynamicKey
-from cosmos_core.control.audit import audit
 from cosmos_core.control.machine import core, membership, recovery
 from cosmos_core.control.machine.changes import values_at
 from cosmos_core.control.machine.events import Commanded, JoinTimedOut, RegroupDue, RolledBack
@@ -17,6 +16,7 @@ from cosmos_core.transport.reports import (
     StepDone,
     WeightsLoaded,
 )
+from cosmos_service_tools.auditor import audit
 
 
 def roll_back(it):

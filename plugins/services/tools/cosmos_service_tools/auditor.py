@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import attrs
 
+from cosmos_core.config.loading import load_job
+from cosmos_core.control.journal import entries
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, Event, Recovered, ReplicaLost, Reported, RunOpened
 from cosmos_core.control.machine.invariants import check
 from cosmos_core.control.machine.ledger import Ledger
 from cosmos_core.control.machine.settings import Settings
 from cosmos_core.control.machine.state import Generation, RunningStep, State
+from cosmos_core.control.recovery_snapshots import require_known
 from cosmos_core.errors import JournalError
+from cosmos_core.run.address import find_address
+from cosmos_core.run.observer import so_far
 from cosmos_core.transport.directives import GroupRef
+from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import REPORT, GenerationFormed, GroupFinished, Report, StepDone
 from cosmos_core.types import Sample
 
@@ -183,10 +190,25 @@ def _live(ledger: Ledger) -> tuple[int, ...]:
 _MAX_PROBLEMS = 100
 
 
-def audit(entries: Iterable[tuple[int, float, Event]]) -> Audit:
+def audit_run(directory: Path) -> Audit:
+    """Audit the journal of a run, its controller's or the one in its folder, as far as it has come."""
+    job = load_job(directory)
+    address = find_address(job)
+    if address is not None:
+        return audit(so_far(address, job.run_id, person_key(job.keys)))
+    if not job.journal.exists():
+        require_known(job.recovery_snapshots, None)
+    auditor = Auditor()
+    for entry in entries(job.journal):
+        auditor.take(*entry)
+    require_known(job.recovery_snapshots, auditor.state)
+    return auditor.result()
+
+
+def audit(found: Iterable[tuple[int, float, Event]]) -> Audit:
     """Audit a journal: (sequence, unix time, event), in order from its beginning."""
     auditor = Auditor()
-    for sequence, time, event in entries:
+    for sequence, time, event in found:
         auditor.take(sequence, time, event)
     return auditor.result()
 
