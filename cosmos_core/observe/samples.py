@@ -74,9 +74,8 @@ class SampleBrowser:
 
     def tokens(self, lease: int, index: int) -> dict[str, Any]:
         """The tokens of a sample: `ids`, `pieces` of text (none without a tokenizer) and `logprobs`."""
-        for each in self._of([lease], ("units", "logprobs")):
-            if each["index"] == index:
-                return self._decoder().of(each, _TOKENS)
+        for each in self._of([lease], ("units", "logprobs"), index=index):
+            return self._decoder().of(each, _TOKENS)
         raise ConfigError(f"sample {index} of lease {lease} is not kept any more")
 
     def given(self, lease: int, number: int) -> str:
@@ -111,8 +110,8 @@ class SampleBrowser:
                 groups += [group] if max_bytes > 0 else []
         return {"groups": groups, "total": len(found), "note": self._note(len(found))}
 
-    def _of(self, leases: Sequence[int], columns: Sequence[str]) -> Iterable[dict[str, Any]]:
-        return samples(self._directory, newest=_NEWEST, lease=leases, columns=columns) if leases else ()
+    def _of(self, leases: Sequence[int], columns: Sequence[str], **wanted: Any) -> Iterable[dict[str, Any]]:
+        return samples(self._directory, newest=_NEWEST, lease=leases, columns=columns, **wanted) if leases else ()
 
     def _note(self, number: int) -> str:
         if not number:

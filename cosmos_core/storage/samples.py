@@ -21,6 +21,7 @@ from cosmos_core.types import SampleStatus
 _KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
 _KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
 _BATCH_ROWS: Final = 1024
+_FEW_ROWS: Final = 32
 
 
 def samples(
@@ -45,8 +46,6 @@ def samples(
     Raises:
         ConfigError: It is not the folder of a run, what is wanted is nonsense, or a part is damaged.
     """
-    import pyarrow as pa  # noqa: PLC0415 - where samples are read
-
     if not (directory / "job.json").is_file():
         raise ConfigError(f"{directory}: not the folder of a run")
     for name, known in _KNOWN.items():
@@ -61,12 +60,9 @@ def samples(
     condition = _condition(step, steps, wanted)
     for path in _parts(directory, "samples", newest):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            if not len(file.read(columns=_KEYS).filter(condition)):
-                continue
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[*columns, *_KEYS] if columns else None):
-                for each in pa.Table.from_batches([batch]).filter(condition).to_pylist():
-                    if not grep or pattern.search(each["prompt"]) or pattern.search(each["completion"]):
-                        yield each | _fate(each, steps.get(each["lease"]), redone)
+            for each in _rows(file, condition, columns):
+                if not grep or pattern.search(each["prompt"]) or pattern.search(each["completion"]):
+                    yield each | _fate(each, steps.get(each["lease"]), redone)
 
 
 @attrs.define(kw_only=True)
@@ -142,6 +138,17 @@ def _condition(step: int | None, steps: Mapping[int, Mapping[str, Any]], wanted:
     batch = [-1, *(lease for lease, each in steps.items() if each["step"] == step)]
     evaluated = [("purpose", "=", "evaluation"), ("newest_version", "=", step)]
     return parquet.filters_to_expression([[*same, ("lease", "in", batch)], [*same, *evaluated]])
+
+
+def _rows(file: Any, condition: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa  # noqa: PLC0415 - where samples are read
+
+    if not len(file.read(columns=_KEYS).filter(condition)):
+        return
+    for batch in file.iter_batches(_BATCH_ROWS, columns=[*columns, *_KEYS] if columns else None):
+        # As numbers of Python's, tokens take ten times as much: not all at once.
+        for some in pa.Table.from_batches([batch]).filter(condition).to_batches(None if columns else _FEW_ROWS):
+            yield from some.to_pylist()
 
 
 @contextlib.contextmanager
