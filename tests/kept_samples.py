@@ -62,9 +62,9 @@ def group(
     return rows_of(of, row, made, played, [text] * len(made), **told)[0]
 
 
-def trained(generation, step, lease, *advantages, attempt=1):
+def trained(generation, step, lease, *advantages, attempt=1, ratios=None):
     """The row of a group in a batch."""
-    own = {"advantages": list(advantages), "trained": [bool(each) for each in advantages]}
+    own = {"advantages": list(advantages), "trained": [bool(each) for each in advantages], "ratios": ratios}
     return {"generation": generation, "step": step, "attempt": attempt, "lease": lease, "position": 10 + lease, **own}
 
 

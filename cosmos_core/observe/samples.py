@@ -18,7 +18,7 @@ import msgspec
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import ConfigError
-from cosmos_core.storage.samples import Summary, counts, none_found, ranked, samples, summaries
+from cosmos_core.storage.samples import Summary, counts, none_found, ranked, ratios, samples, summaries
 
 ASSETS: Final = Path(__file__).parent / "assets"
 SCRIPT: Final = "samples.js"
@@ -73,9 +73,10 @@ class SampleBrowser:
         return _group(found, _TEXT)
 
     def tokens(self, lease: int, index: int) -> dict[str, Any]:
-        """The tokens of a sample: `ids`, `pieces` of text (none without a tokenizer) and `logprobs`."""
+        """The tokens of a sample: `ids`, `pieces` of text (none without a tokenizer), `logprobs` and `ratios`."""
         for each in self._of([lease], ("units", "logprobs"), index=index):
-            return self._decoder().of(each, _TOKENS)
+            known = ratios(self._directory, [lease], _TOKENS, _NEWEST)
+            return self._decoder().of(each, known.get((lease, index)), _TOKENS)
         raise ConfigError(f"sample {index} of lease {lease} is not kept any more")
 
     def given(self, lease: int, number: int) -> str:
@@ -96,9 +97,10 @@ class SampleBrowser:
         wanted = [each for picks in itertools.zip_longest(*orders) for each in picks if each is not None]
         chosen = {each.lease: each for each in wanted}
         held: dict[int, list[dict[str, Any]]] = {lease: [] for lease in chosen}
+        known = ratios(self._directory, [*chosen], _EMBEDDED_TOKENS, _NEWEST)
         for each in self._of([*chosen], ()):
             if len(held[each["lease"]]) < _SAMPLES:
-                tokens = self._decoder().of(each, _EMBEDDED_TOKENS)
+                tokens = self._decoder().of(each, known.get((each["lease"], each["index"])), _EMBEDDED_TOKENS)
                 short = {name: value for name, value in each.items() if name not in ("units", "logprobs")}
                 held[each["lease"]].append({**short, "tokens": tokens})
         groups = []
@@ -167,10 +169,13 @@ class Tokens:
             with contextlib.suppress(Exception):
                 self._tokenizer = Tokenizer.from_file(str(path))
 
-    def of(self, sample: Mapping[str, Any], most: int) -> dict[str, Any]:
-        """The first tokens of a sample, and how many it has."""
+    def of(self, sample: Mapping[str, Any], known: Sequence[float] | None, most: int) -> dict[str, Any]:
+        """The first tokens of a sample, with the ratios that are `known` of its decisions; and how many it has."""
         ids, logprobs = ((sample[name] or ())[:most] for name in ("units", "logprobs"))
+        rest = iter(known or ())
         return {
+            # Decisions are those tokens that have a log-prob.
+            "ratios": known and [None if each is None else next(rest, None) for each in logprobs],
             "ids": ids,
             "pieces": None if self._tokenizer is None else self._pieces(ids),
             # JSON has no word for a log-prob that is no number, which is what one would look for here.

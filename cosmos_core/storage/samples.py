@@ -87,6 +87,7 @@ class Summary:
         return math.fsum(self.rewards) / len(self.rewards) if self.rewards else None
 
 
+_OF_STEP: Final = ("generation", "step", "attempt", "lease", "advantages", "trained")
 _OF_GROUP: Final = ("lease", "position", "row", "purpose", "step")
 
 
@@ -185,7 +186,7 @@ def _steps(directory: Path, newest: int | None = None) -> dict[int, dict[str, An
     rows: list[dict[str, Any]] = []
     for path in _parts(directory, "steps", newest):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            rows += file.read().to_pylist()
+            rows += file.read(columns=_OF_STEP).to_pylist()
     rows.sort(key=lambda row: (-row["generation"], row["step"]))
     found, limit = dict[int, dict[str, Any]](), math.inf
     for _, generation in itertools.groupby(rows, key=lambda row: row["generation"]):
@@ -195,6 +196,38 @@ def _steps(directory: Path, newest: int | None = None) -> dict[int, dict[str, An
         # Who trained a step in a later generation went on from before it.
         limit = min(limit, held[0]["step"])
     return found
+
+
+def ratios(
+    directory: Path, leases: Sequence[int], most: int, newest: int | None = None
+) -> dict[tuple[int, int], list[float]]:
+    """Ratios of the policy's to the engine's probability, of the first decisions of samples, by (lease, index).
+
+    Args:
+        directory: The run's folder.
+        leases: Of the samples; those of the newest attempt at a step are found, where they were kept.
+        most: Decisions of a sample.
+        newest: As of `samples`.
+    """
+    from pyarrow import compute  # noqa: PLC0415 - where samples are read
+
+    found: dict[int, tuple[tuple[int, int], Any]] = {}
+    for path in _parts(directory, "steps", newest):
+        with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+            # An earlier release kept none.
+            if "ratios" in file.schema_arrow.names:
+                table = file.read(columns=["generation", "attempt", "lease", "ratios"])
+                table = table.filter(compute.field("lease").isin(leases))
+                for generation, attempt, lease, lists in zip(*table.columns, strict=True):
+                    each = (generation.as_py(), attempt.as_py()), lists.values
+                    found[lease.as_py()] = max(found.get(lease.as_py(), each), each, key=lambda pair: pair[0])
+    return {
+        (lease, index): values[:most].to_pylist()
+        for lease, (_, lists) in found.items()
+        if lists is not None
+        for index, values in enumerate(each.values for each in lists)
+        if values is not None
+    }
 
 
 def _redone(steps: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:

@@ -27,13 +27,13 @@ globalThis.browseSamples = (() => {
   // -- tokens -------------------------------------------------------------------------------------------------------
 
   const probability = (logprob) => PROBABILITIES.filter((least) => Math.exp(logprob) < least).length;
-  const distance = (ratio) => RATIOS.filter((least) => Math.abs(Math.log(ratio)) > least).length;
+  const ratioClass = (ratio) => `t h${RATIOS.filter((least) => Math.abs(Math.log(ratio)) > least).length}${ratio < 1 ? " low" : ""}`;
 
   function coloured(chip, tokens, at, kind) {
     const value = tokens[kind]?.[at] ?? null;
     if (tokens.logprobs[at] === null) chip.className = "t other";
     else if (value === null) chip.className = "t";
-    else if (kind === "ratios") chip.className = `t h${distance(value)}${value < 1 ? " low" : ""}`;
+    else if (kind === "ratios") chip.className = ratioClass(value);
     else chip.className = `t h${typeof value === "number" ? probability(value) : 5}`;
   }
 
@@ -51,7 +51,7 @@ globalThis.browseSamples = (() => {
     const found = tag("div", undefined, "legend");
     if (kind === "ratios") {
       found.append("ratio of the policy's to the engine's probability:");
-      for (const [text, name] of [["½", "t low h4"], ["0.9", "t low h2"], ["1", "t"], ["1.1", "t h2"], ["2", "t h4"]]) found.append(tag("span", text, name));
+      for (const ratio of [0.5, 0.8, 0.95, 1, 1.05, 1.25, 2]) found.append(tag("span", String(ratio), ratioClass(ratio)));
     } else {
       found.append("probability of the token:");
       [...PROBABILITIES.map((least) => `≥ ${least}`), "less"].forEach((text, at) => found.append(tag("span", text, `t h${at}`)));

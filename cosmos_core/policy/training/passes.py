@@ -21,6 +21,7 @@ from cosmos_core.policy.training.frozen import FrozenModel
 from cosmos_core.policy.training.metrics import Measures
 from cosmos_core.policy.training.microbatch import Packer, Prepared
 from cosmos_core.policy.training.old_logprobs import Evaluated, comparison_of, with_estimates
+from cosmos_core.policy.training.ratios import Ratios
 from cosmos_core.protocols import Algorithm, Decided, Loss
 from cosmos_core.protocols.algorithm import AdvantageEstimator
 from cosmos_core.protocols.frozen import Comparison, FrozenRole, KLTarget
@@ -45,6 +46,7 @@ class Passes:
         critic: Estimates returns; None where the algorithm needs none.
         temperature: At which decisions were taken, where a sequence does not say.
         version: Weight version that forwards have; None where rollout replicas have other weights at each version.
+        ratios: Takes the log-probs of rollouts.
     """
 
     algorithm: Algorithm
@@ -56,6 +58,7 @@ class Passes:
     critic: Critic | None
     temperature: float
     version: int | None
+    ratios: Ratios = attrs.field(factory=Ratios)
 
     def prepare(self, share: Share, totals: Counts) -> list[Prepared]:
         """Pack this process's sequences, apart for each temperature; `totals` are of all replicas."""
@@ -127,6 +130,7 @@ class Passes:
             total = torch.dot(priced.loss_N, known.weights_N)
             if is_measured(self.world):
                 measures.take(total.detach(), decided, priced, known, version=self.version)
+                self.ratios.take(prepared, index, decided.logprobs_N)
             return total
 
         needs_entropy = self.algorithm.needs_entropy

@@ -28,7 +28,8 @@ def schema() -> Any:
     import pyarrow as pa  # noqa: PLC0415 - where samples are written
 
     numbers = dict.fromkeys(("generation", "step", "attempt", "lease", "position"), pa.int64())
-    return pa.schema({**numbers, "advantages": pa.list_(pa.float64()), "trained": pa.list_(pa.bool_())})
+    lists = {"advantages": pa.float64(), "trained": pa.bool_(), "ratios": pa.list_(pa.float32())}
+    return pa.schema({**numbers, **{name: pa.list_(kind) for name, kind in lists.items()}})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -39,7 +40,7 @@ class StepRunner:
         trainer: This replica's weights.
         reader: Where its shares come from.
         num_heldout: Held-out demonstrations whose loss an order may ask for.
-        samples: Keeps the advantages of rollouts; None where they are not kept, or by another process.
+        samples: Keeps the advantages and ratios of rollouts; None where they are not kept, or by another process.
     """
 
     trainer: Trainer
@@ -85,8 +86,9 @@ class StepRunner:
         applied = self.trainer.train(share, agreed.totals, group, watch, agreed.imitated)
         if self.samples is not None and group.rank == 0 and any(each.samples for each in order.groups):
             trained = () if applied.skipped else needed(self.trainer.algorithm, share.batch)
-            rows = _rows(order, group.generation, share.batch, trained)
-            self.samples.put(rows, 1024 * len(rows))
+            ratios = applied.ratios.read()
+            rows = _rows(order, group.generation, share.batch, trained, ratios)
+            self.samples.put(rows, 1024 * len(rows) + sum(each.nbytes for each in ratios.values()))
         with watch("publish_s"):
             publish()
         try:
@@ -186,17 +188,30 @@ def _agree(world: World, group: GradientGroup, share: Share, missing: tuple[int,
 
 
 def _rows(
-    order: TrainOrder, generation: int, batch: Sequence[Wanted], trained: Sequence[Wanted]
+    order: TrainOrder,
+    generation: int,
+    batch: Sequence[Wanted],
+    trained: Sequence[Wanted],
+    ratios: Mapping[int, Any],
 ) -> list[dict[str, Any]]:
-    """Rows of `schema`: of each group the advantages of its samples, and which of them were trained on."""
+    """Rows of `schema`: of each group the advantages of its samples, which of them were trained on, and ratios."""
     advantages = {(item.group.lease, item.index): item.advantage for item in batch}
+    measured = {(item.group.lease, item.index): ratios.get(item.place) for item in trained}
     passed = {(item.group.lease, item.index) for item in trained}
     shared = {"generation": generation, "step": order.step, "attempt": order.attempt}
     rows = []
     for group in order.groups:
         names = [(group.lease, index) for index in range(len(group.samples))]
-        own = {"advantages": [advantages.get(name) for name in names], "trained": [name in passed for name in names]}
-        rows.append({**shared, "lease": group.lease, "position": group.position, **own})
+        rows.append(
+            {
+                **shared,
+                "lease": group.lease,
+                "position": group.position,
+                "advantages": [advantages.get(name) for name in names],
+                "trained": [name in passed for name in names],
+                "ratios": [measured.get(name) for name in names],
+            }
+        )
     return rows
 
 

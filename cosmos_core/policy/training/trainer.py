@@ -28,6 +28,7 @@ from cosmos_core.policy.training.gradients import AdamW, GradientBuffer, TiedPar
 from cosmos_core.policy.training.metrics import IMITATION, Counters, Measures, Meter, Stopwatch
 from cosmos_core.policy.training.microbatch import Packer
 from cosmos_core.policy.training.passes import Passes, is_measured
+from cosmos_core.policy.training.ratios import Ratios
 from cosmos_core.protocols import Algorithm, Model
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.replica.activity import Activity
@@ -43,10 +44,12 @@ class Applied:
     Attributes:
         skipped: Whether the gradient was not finite, so that the weights stayed as they were.
         meter: This process's part of the metrics.
+        ratios: Of its sequences.
     """
 
     skipped: bool
     meter: Meter
+    ratios: Ratios = attrs.field(factory=Ratios)
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -231,7 +234,7 @@ class Trainer:
             meter.merge(imitation.meter())
             applied = self._apply(meter, critic_norm)
         self._expect_demonstrations(imitated)
-        return applied
+        return attrs.evolve(applied, ratios=passes.ratios)
 
     def measure(self, share: Share) -> float:
         """Evaluate demonstrations without learning from them, under the weights that are published.

@@ -102,7 +102,12 @@ def keep_samples(folder: Path, *, words: str) -> None:
         *group(3, 0.5, None, text="a dialogue", held=held),
     ]
     keep(folder, "samples", "rollout-0", rows)
-    keep(folder, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5)])
+    keep(
+        folder,
+        "steps",
+        "policy-0",
+        [trained(1, 1, 1, 0.5, -0.5), trained(1, 1, 3, 0.1, 0.0, ratios=[[1.0, 0.5], None])],
+    )
 
 
 @pytest.fixture
@@ -175,7 +180,10 @@ def look_at_samples(browser: Browser) -> None:
     classes = browser.evaluate("[...document.querySelectorAll('.samples [data-at]')].map((each) => each.className)")
     assert classes == ["t h1", "t other", "t h1"]
     browser.evaluate("document.querySelectorAll('.samples [data-at]')[2].click()")
-    assert browser.text(".samples output") == "token 2 · id 9 · log-prob -0.5000 (probability 0.607)"
+    assert browser.text(".samples output") == "token 2 · id 9 · log-prob -0.5000 (probability 0.607) · ratio 0.5"
+    browser.evaluate("document.querySelectorAll('.samples .legend button')[1].click()")
+    classes = browser.evaluate("[...document.querySelectorAll('.samples [data-at]')].map((each) => each.className)")
+    assert classes == ["t h0", "t other", "t h4 low"]
     browser.evaluate("document.querySelectorAll('.samples [data-at]')[1].click()")
     assert "not the model's" in browser.text(".samples output")
 

@@ -32,7 +32,7 @@ def run(tmp_path):
     keep(tmp_path, "samples", "rollout-0", rows)
     late = group(4, 0.5, purpose="evaluation", version=1, text="x" * 30_000)
     keep(tmp_path, "samples", "rollout-0", late)
-    keep(tmp_path, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5)])
+    keep(tmp_path, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5), trained(1, 1, 2, 0.1, ratios=[[0.5, 2.0]])])
     return tmp_path
 
 
@@ -74,7 +74,14 @@ def test_a_group_and_the_tokens_of_its_samples_are_told(run):
     assert found["samples"][0]["completion"] == EVIL
     cut = browser.group(4)["samples"][0]["completion"]
     assert cut.endswith(" … 10,000 more characters")
-    assert browser.tokens(2, 0) == {"ids": [0, 1, 2], "pieces": None, "logprobs": [-0.5, None, -0.5], "total": 3}
+    assert browser.tokens(2, 0) == {
+        "ids": [0, 1, 2],
+        "pieces": None,
+        "logprobs": [-0.5, None, -0.5],
+        "total": 3,
+        "ratios": [0.5, None, 2.0],
+    }
+    assert browser.tokens(1, 0)["ratios"] is None
     for wrong in (lambda: browser.group(9), lambda: browser.tokens(1, 7), lambda: browser.given(1, 0)):
         with pytest.raises(ConfigError):
             wrong()
@@ -98,7 +105,7 @@ def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run):
 
 def test_a_log_prob_that_is_no_number_is_told():
     sample = {"units": [7, 8, 9], "logprobs": [-math.inf, math.nan, -1.5]}
-    told = json.loads(encoded(shown.Tokens(None).of(sample, 2)))
+    told = json.loads(encoded(shown.Tokens(None).of(sample, None, 2)))
     assert (told["logprobs"], told["total"]) == (["-inf", "nan"], 3)
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from cosmos_core.errors import DataError, TransportError
 from cosmos_core.models import tokens_payload
 from cosmos_core.policy.batches.batch import Share, TrainSequence
 from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.rendezvous import GroupStore, form_group
 from cosmos_core.policy.replica import transfer_state
@@ -289,6 +291,18 @@ def test_the_lead_keeps_the_advantages_of_the_whole_batch(model, kit, batch):
     assert [row["advantages"] for row in rows] == kit.Reinforce().advantages(groups)
     assert [row["trained"] for row in rows] == [[each != 0 for each in row["advantages"]] for row in rows]
     assert {(row["step"], row["attempt"], row["generation"]) for row in rows} == {(1, 1, 1)}
+
+    # Of what this replica trained, with ratios of the weights that the step began from to what the engine recorded.
+    trainer = kit.make_trainer(model)
+    for row in rows:
+        for index, (is_trained, ratios) in enumerate(zip(row["trained"], row["ratios"], strict=True)):
+            assert (ratios is not None) == (is_trained and row["lease"] in (0, 2, 5))
+            if ratios is not None:
+                payload = held[row["lease"]][index]
+                packed = model.pack([payload], **trainer._packer.packing)
+                (decided,) = trainer._executor.evaluate(packed, Forward(temperature=1.0))
+                recorded = np.frombuffer(payload.arrays["logprobs"].data, np.float32)
+                np.testing.assert_allclose(ratios, np.exp(decided.logprobs_N.numpy() - recorded), rtol=1e-4)
 
 
 def test_a_step_of_unusable_rows_only_is_done(model, kit):
