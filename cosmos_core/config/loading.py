@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -22,6 +21,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import located, within
 from cosmos_core.config.structure import structure, unstructure, with_checksum, without_checksum
 from cosmos_core.errors import ConfigError
+from cosmos_core.files import replace_file
 from cosmos_core.types import Scalar
 
 
@@ -84,16 +84,11 @@ def read_toml(path: Path, what: str = "recipe") -> dict[str, Any]:
 def save_job(job: Job) -> Path:
     """Write `job.json` into the run's folder; a crash leaves the old one or the new one, never a part."""
     path = job.directory / "job.json"
-    partial = path.with_name(f".job.json.{os.getpid()}")
+    data = json.dumps(with_checksum(within(unstructure(job), job.directory)), indent=1)
     try:
         job.directory.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump(with_checksum(within(unstructure(job), job.directory)), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(path, data.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 

@@ -35,6 +35,7 @@ from cosmos_core.control.recovery_snapshots import RecoverySnapshots, require_kn
 from cosmos_core.control.server import Server
 from cosmos_core.control.write_ahead_log import begin_term
 from cosmos_core.errors import CosmosError, JournalError
+from cosmos_core.files import replace_file
 from cosmos_core.observe import logs
 from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.provider import KINDS
@@ -147,11 +148,8 @@ def _folded(journal: Journal, timeline: Timeline) -> State:
 
 
 def _announce(job: Job, address: str, term: int, more: Mapping[str, str]) -> None:
-    path = job.directory / "controller.json"
-    draft = path.with_suffix(".json.tmp")
     found = {"address": address, "pid": os.getpid(), "host": host_id(), "term": term, **more}
-    draft.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    draft.replace(path)
+    replace_file(job.directory / "controller.json", f"{json.dumps(found)}\n".encode())
     _LOG.info("listening on %s, term %d", address, term)
 
 

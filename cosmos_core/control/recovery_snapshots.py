@@ -7,7 +7,6 @@ written once the journal has what it is of. So one that is of more than the jour
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from cosmos_core.control.machine import progress
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot, is_known, snapshot_of
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import DamagedJournalError, JournalError, TransportError
+from cosmos_core.files import replace_file
 
 _NAME: Final = re.compile(r"step-(\d+)")
 _DIGEST_BYTES: Final = 32
@@ -69,14 +69,9 @@ class RecoverySnapshots:
     def _write(self, snapshot: RecoverySnapshot) -> None:
         data = RECOVERY_SNAPSHOT.encode(snapshot)
         path = self._folder / f"step-{snapshot.step}"
-        draft = path.with_name(f".{path.name}.tmp")
         try:
             self._folder.mkdir(exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+            replace_file(path, hashlib.sha256(data).digest() + data)
         except OSError as error:
             raise JournalError(
                 f"{path} cannot be written ({error.strerror}), without which the run could not go on from its "

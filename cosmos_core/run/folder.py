@@ -21,6 +21,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import copied
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
+from cosmos_core.files import replace_file
 from cosmos_core.run.address import require_gone
 
 SUMMARY: Final = "summary.json"
@@ -138,9 +139,7 @@ def is_held(directory: Path) -> bool:
 
 def write_json(path: Path, data: Any) -> None:
     """Write JSON; readers see the old file or the new one, never a part; raises OSError if it could not be written."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, f"{json.dumps(data, indent=2, ensure_ascii=False)}\n".encode())
 
 
 @attrs.frozen(kw_only=True)

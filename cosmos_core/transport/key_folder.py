@@ -24,6 +24,7 @@ import attrs
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
+from cosmos_core.files import replace_file
 from cosmos_core.transport.keys import (
     ALLOWED,
     CONTROLLER,
@@ -102,14 +103,8 @@ def write_peers(path: Path, peers: Mapping[str, Peer]) -> None:
     for label, peer in sorted(peers.items()):
         text += f"\n[{json.dumps(label)}]\npublic = {json.dumps(peer.public)}\nrole = {json.dumps(peer.role)}\n"
         text += f"names = {json.dumps(peer.names)}\n"
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, text.encode("ascii"), mode=0o600)
     except OSError as error:
         raise ConfigError(f"{path}: the allow-list cannot be written: {error.strerror}") from error
 

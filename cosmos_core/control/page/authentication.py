@@ -23,6 +23,7 @@ import attrs
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import TransportError
+from cosmos_core.files import replace_file
 
 _READING: Final = ("GET", "HEAD")
 _OWN_SITES: Final = ("same-origin", "none")
@@ -134,10 +135,7 @@ def run_token(directory: Path) -> str:
         if (known := _read(path)) is not None:
             return known
         token = secrets.token_urlsafe(_BYTES)
-        draft = path.with_name(f".{NAME}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(f"{token}\n")
-        draft.replace(path)
+        replace_file(path, f"{token}\n".encode("ascii"), mode=0o600)
     except OSError as error:
         raise TransportError(f"{path}: the page's token cannot be kept: {error.strerror}") from error
     return token

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ReplicaError
+from cosmos_core.files import replace_file
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.backend import COLLECTIVE_TIMEOUT_S, use_interface_of
 from cosmos_core.policy.processes.rendezvous import GroupStore
@@ -48,13 +48,9 @@ def rendezvous_file(run: Path, replica: str) -> Path:
 
 def announce(path: Path, rendezvous: Rendezvous) -> None:
     """Write the file, for its owner's eyes alone, whole or not at all."""
-    partial = path.with_name(f".{path.name}@{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(rendezvous))
-        partial.replace(path)
+        replace_file(path, msgspec.json.encode(rendezvous), mode=0o600)
     except OSError as error:
         raise ReplicaError(f"{path} cannot be written, where followers look for their leader: {error}") from error
 

@@ -1,0 +1,26 @@
+import os
+import stat
+
+import pytest
+
+from cosmos_core.files import replace_file
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    replace_file(path, b"old", mode=0o600)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new")
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"old", [path])
+    monkeypatch.undo()
+    replace_file(path, b"new")
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"new", [path])
+    # As any file that is made anew.
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
