@@ -1,6 +1,7 @@
 """Planning shows the dataset's first rows to the rewards, before a run finds out hours later."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,9 @@ def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^reward\.0\.options\.key_variable: NO_SUCH_KEY"):
         check_present(made.parts)
     monkeypatch.setenv("NO_SUCH_KEY", "k")
-    check_present(plan(tmp_path / "again", f"reward=[{judge}]").parts)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = judge.replace("https://j.example", f"http://127.0.0.1:{server.getsockname()[1]}")
+        check_present(plan(tmp_path / "again", f"reward=[{there}]").parts)
 
 
 WORLD = RECIPE.parent / "wfm" / "wan-tiny-sft.toml"
