@@ -24,6 +24,12 @@ from cosmos_core.errors import PluginError
 GROUP: Final = "cosmos_core.commands"
 _DEBUG: Final = "COSMOS_DEBUG"
 
+RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
+]
+RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
+
 
 class OpenGroup(TyperGroup):
     """Commands of the core, and after them those that distributions add; a core command's name is never taken."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cosmos_core.cli.commands import Overrides, RecipeFile, RunName
 from cosmos_core.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -17,12 +18,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def launch(
     context: typer.Context,
     launcher: Annotated[str, typer.Argument(metavar="LAUNCHER", help="Name of a launcher plugin, such as slurm.")],
-    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")] = None,
+    recipe: RecipeFile = None,
     *,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run.")] = None,
+    overrides: Overrides = None,
+    name: RunName = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Submit the run in this folder again.")
     ] = None,
@@ -36,7 +35,7 @@ def launch(
     """Hand a run over to a cluster; what runs where is derived from the same recipe and plan as for `cosmos run`.
 
     Other options are the launcher's own (`launch.options` in the recipe): --gpus-per-node 8 is
-    --set launch.options.gpus_per_node=8. `cosmos plugins show launcher NAME` lists them.
+    --set launch.options.gpus_per_node=8. `cosmos plugins show NAME` lists them.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ try:
     import typer
 
     from cosmos_core.cli import artifacts, keys, launch, plugins, replica, runs
-    from cosmos_core.cli.commands import CommandGroup, is_debugging
+    from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging
     from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
     from cosmos_core.observe.output import console
 except KeyboardInterrupt:
@@ -36,15 +36,11 @@ if TYPE_CHECKING:
 
 _EXIT_CODES: Final = {"finished": 0, "stopped": 130, "failed": 1}
 
-RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model plugin.")]
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", metavar="NAME", help="Algorithm plugin.")]
 DatasetName = Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="Dataset plugin.")]
 EnvironmentName = Annotated[str | None, typer.Option("--environment", metavar="NAME", help="Environment plugin.")]
 RewardName = Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Reward plugin.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
-]
 ResumedRun = Annotated[
     Path | None,
     typer.Option(
@@ -61,7 +57,6 @@ StartStep = Annotated[
         help="With --resume: the checkpoint to go on from, if not the newest; what came after it is undone.",
     ),
 ]
-RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
 
 
 def _root() -> None:
