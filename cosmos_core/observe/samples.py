@@ -6,6 +6,7 @@ Neither pyarrow nor a tokenizer is imported, and nothing is read, before somebod
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import re
@@ -36,11 +37,7 @@ _EMBEDDED: Final = 12
 """Groups of each order and purpose that a report has at most, and how much of each sample."""
 _EMBEDDED_TEXT: Final = 4000
 _EMBEDDED_TOKENS: Final = 400
-_FACTS: Final = (
-    *("index", "reward", "rewards", "advantage", "status", "fate", "drop", "detail", "media", "replica", "time"),
-    *("oldest_version", "newest_version", "num_units", "num_prompt_units"),
-)
-_SHARED: Final = ("lease", "position", "row", "purpose", "step", "attempt", "reference")
+_SHARED: Final = ("lease", "position", "row", "purpose", "step", "attempt", "reference", "metadata", "prompt_media")
 _COLUMNS: Final = (
     *("prompt", "prompt_media", "reference", "metadata", "completion", "media", "reward", "rewards", "detail"),
     *("replica", "time", "oldest_version", "num_units", "num_prompt_units"),
@@ -52,7 +49,6 @@ class SampleBrowser:
 
     def __init__(self, directory: Path) -> None:
         self._directory: Final = directory
-        self._tokens: Tokens | None = None
 
     def groups(self, *, order: str = "newest", first: int = 0, text: str = "", **wanted: Any) -> dict[str, Any]:
         """Some groups in an order, from the place `first` on, with `text` in prompt or completion; and how many."""
@@ -67,7 +63,7 @@ class SampleBrowser:
 
     def group(self, lease: int) -> dict[str, Any]:
         """A prompt with its samples, without their tokens."""
-        found = sorted(itertools.islice(self._of([lease], _COLUMNS), _SAMPLES), key=lambda each: each["index"])
+        found = [*itertools.islice(self._of([lease], _COLUMNS), _SAMPLES)]
         if not found:
             raise ConfigError(f"the samples of lease {lease} are not kept any more")
         return _group(found, _TEXT)
@@ -76,16 +72,15 @@ class SampleBrowser:
         """The tokens of a sample: `ids`, `pieces` of text (none without a tokenizer), `logprobs` and `ratios`."""
         for each in self._of([lease], ("units", "logprobs"), index=index):
             known = ratios(self._directory, [lease], _TOKENS, _NEWEST)
-            return self._decoder().of(each, known.get((lease, index)), _TOKENS)
+            return tokens_of(each, self._tokenizer, known.get((lease, index)), _TOKENS)
         raise ConfigError(f"sample {index} of lease {lease} is not kept any more")
 
     def given(self, lease: int, number: int) -> str:
         """The place of an image or video that a prompt shows."""
-        places = next((each["prompt_media"] or () for each in self._of([lease], ("prompt_media",))), ())
-        if number >= len(places):
-            raise ConfigError(f"the prompt of lease {lease} has no media {number}")
-        place: str = places[number]
-        return place
+        for each in self._of([lease], ("prompt_media",)):
+            if number < len(each["prompt_media"] or ()):
+                return str(each["prompt_media"][number])
+        raise ConfigError(f"the prompt of lease {lease} has no media {number}")
 
     def embedded(self, max_bytes: int) -> dict[str, Any]:
         """The newest groups, and those with the highest and lowest mean reward, with all that a page shows of them."""
@@ -99,17 +94,15 @@ class SampleBrowser:
         held: dict[int, list[dict[str, Any]]] = {lease: [] for lease in chosen}
         known = ratios(self._directory, [*chosen], _EMBEDDED_TOKENS, _NEWEST)
         for each in self._of([*chosen], ()):
-            if len(held[each["lease"]]) < _SAMPLES:
-                tokens = self._decoder().of(each, known.get((each["lease"], each["index"])), _EMBEDDED_TOKENS)
-                short = {name: value for name, value in each.items() if name not in ("units", "logprobs")}
-                held[each["lease"]].append({**short, "tokens": tokens})
+            own, ratios_of = held[each["lease"]], known.get((each["lease"], each["index"]))
+            each["tokens"] = tokens_of(each, self._tokenizer, ratios_of, _EMBEDDED_TOKENS)
+            own += [_short(each)] if len(own) < _SAMPLES else []
         groups = []
-        for lease, own in held.items():
-            if own:
-                detail = _group(sorted(own, key=lambda each: each["index"]), _EMBEDDED_TEXT)
-                group = _summary(chosen[lease], detail["prompt"]) | {"detail": detail}
-                max_bytes -= len(encoded(group))
-                groups += [group] if max_bytes > 0 else []
+        for own in filter(None, held.values()):
+            detail = _group(own, _EMBEDDED_TEXT)
+            group = _summary(chosen[detail["lease"]], detail["prompt"]) | {"detail": detail}
+            max_bytes -= len(encoded(group))
+            groups += [group] if max_bytes > 0 else []
         return {"groups": groups, "total": len(found), "note": self._note(len(found))}
 
     def _of(self, leases: Sequence[int], columns: Sequence[str], **wanted: Any) -> Iterable[dict[str, Any]]:
@@ -121,10 +114,17 @@ class SampleBrowser:
         every, newest = (counts(self._directory, bound)["rows"] for bound in (None, _NEWEST))
         return "" if every == newest else f"of the newest {newest:,} of {every:,} samples that are kept"
 
-    def _decoder(self) -> Tokens:
-        if self._tokens is None:
-            self._tokens = Tokens(_tokenizer_file(self._directory))
-        return self._tokens
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        """The run's tokenizer without its model; None where it is not at hand, or cannot be read."""
+        path = _tokenizer_file(self._directory)
+        if path is None:
+            return None
+        from tokenizers import Tokenizer  # noqa: PLC0415 - where tokens are looked at
+
+        # What it raises of a file that is damaged, or newer than it, has no class of its own.
+        with contextlib.suppress(Exception):
+            return Tokenizer.from_file(str(path))
 
 
 def encoded(data: object) -> bytes:
@@ -137,19 +137,20 @@ def _summary(each: Summary, prompt: str) -> dict[str, Any]:
     return {**facts, "reward": each.reward, "prompt": " ".join(prompt[: 2 * _EXCERPT].split())[:_EXCERPT]}
 
 
-def _group(found: Sequence[Mapping[str, Any]], most: int) -> dict[str, Any]:
+def _short(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name not in ("units", "logprobs")}
+
+
+def _group(found: list[dict[str, Any]], most: int) -> dict[str, Any]:
     first = found[0]
-    media = [place if len(place) < _TEXT else "" for place in first["prompt_media"] or ()]
+    rest = [{name: value for name, value in each.items() if name not in (*_SHARED, "prompt")} for each in found]
     return {
         **{name: first[name] for name in _SHARED},
         "prompt": _cut(first["prompt"], most),
-        "prompt_media": media,
-        "metadata": first["metadata"],
-        "samples": [
-            {name: each[name] for name in (*_FACTS, "tokens") if name in each}
-            | {"completion": _cut(each["completion"], most)}
-            for each in found
-        ],
+        "prompt_media": [place if len(place) < _TEXT else "" for place in first["prompt_media"] or ()],
+        "samples": sorted(
+            ({**each, "completion": _cut(each["completion"], most)} for each in rest), key=lambda each: each["index"]
+        ),
     }
 
 
@@ -157,41 +158,30 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
-class Tokens:
-    """Texts of tokens by the `tokenizer.json` of a model, without the model; None: their ids alone are known."""
+def tokens_of(sample: Mapping[str, Any], tokenizer: Any, ratios_n: Sequence[float] | None, most: int) -> dict[str, Any]:
+    """The first tokens of a sample, with the ratios of its n decisions, and how many it has."""
+    ids, logprobs = ((sample[name] or ())[:most] for name in ("units", "logprobs"))
+    rest = iter(ratios_n or ())
+    return {
+        "ids": ids,
+        "pieces": None if tokenizer is None else _pieces(tokenizer, ids),
+        # JSON has no word for a log-prob that is no number, which is what one would look for here.
+        "logprobs": [value if value is None or math.isfinite(value) else str(value) for value in logprobs],
+        # Decisions are those tokens that have a log-prob.
+        "ratios": ratios_n and [None if each is None else next(rest, None) for each in logprobs],
+        "total": len(sample["units"] or ()),
+    }
 
-    def __init__(self, path: Path | None) -> None:
-        self._tokenizer: Any = None
-        if path is not None:
-            from tokenizers import Tokenizer  # noqa: PLC0415 - where tokens are looked at
 
-            # What it raises of a file that is damaged, or newer than it, has no class of its own.
-            with contextlib.suppress(Exception):
-                self._tokenizer = Tokenizer.from_file(str(path))
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds; empty where a character's later bytes are in the next one."""
+    from tokenizers.decoders import DecodeStream  # noqa: PLC0415 - where tokens are looked at
 
-    def of(self, sample: Mapping[str, Any], known: Sequence[float] | None, most: int) -> dict[str, Any]:
-        """The first tokens of a sample, with the ratios that are `known` of its decisions; and how many it has."""
-        ids, logprobs = ((sample[name] or ())[:most] for name in ("units", "logprobs"))
-        rest = iter(known or ())
-        return {
-            # Decisions are those tokens that have a log-prob.
-            "ratios": known and [None if each is None else next(rest, None) for each in logprobs],
-            "ids": ids,
-            "pieces": None if self._tokenizer is None else self._pieces(ids),
-            # JSON has no word for a log-prob that is no number, which is what one would look for here.
-            "logprobs": [value if value is None or math.isfinite(value) else str(value) for value in logprobs],
-            "total": len(sample["units"] or ()),
-        }
-
-    def _pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text that each token adds; empty where a character's later bytes are in the next one."""
-        from tokenizers.decoders import DecodeStream  # noqa: PLC0415 - see above
-
-        try:
-            stream = DecodeStream(skip_special_tokens=False)
-            return [stream.step(self._tokenizer, each) or "" for each in ids]
-        except Exception:  # noqa: BLE001 - what it raises where bytes are no text has no class of its own
-            return [self._tokenizer.decode([each], skip_special_tokens=False) for each in ids]
+    try:
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, each) or "" for each in ids]
+    except Exception:  # noqa: BLE001 - what it raises where bytes are no text has no class of its own
+        return [tokenizer.decode([each], skip_special_tokens=False) for each in ids]
 
 
 def _tokenizer_file(directory: Path) -> Path | None:

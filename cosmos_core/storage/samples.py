@@ -203,11 +203,7 @@ def ratios(
 ) -> dict[tuple[int, int], list[float]]:
     """Ratios of the policy's to the engine's probability, of the first decisions of samples, by (lease, index).
 
-    Args:
-        directory: The run's folder.
-        leases: Of the samples; those of the newest attempt at a step are found, where they were kept.
-        most: Decisions of a sample.
-        newest: As of `samples`.
+    They are of the newest attempt at a step, where they were kept; `newest` as of `samples`.
     """
     from pyarrow import compute  # noqa: PLC0415 - where samples are read
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
@@ -21,20 +20,12 @@ _MOST_WAITING: Final = 8
 _MEDIA: Final = r"/{place:media/step-[0-9]{1,12}/row-[0-9]{1,12}(?:\.strip\.webp|\.webp|\.png|\.mp4)}"
 """A held-out sample, or some of its frames."""
 _TYPES: Final = {
-    ".png": "image/png",
+    **{f".{name}": f"image/{name}" for name in ("bmp", "gif", "jpeg", "png", "webp")},
     ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".gif": "image/gif",
-    ".webp": "image/webp",
-    ".bmp": "image/bmp",
-    ".mp4": "video/mp4",
-    ".m4v": "video/mp4",
-    ".webm": "video/webm",
-    ".mov": "video/quicktime",
+    **{f".{name}": f"video/{name}" for name in ("mp4", "webm")},
 }
-_DATA: Final = re.compile(f"data:({'|'.join(sorted({*_TYPES.values()}))});base64,(.*)", re.DOTALL)
+_DATA: Final = re.compile(f"data:({'|'.join({*_TYPES.values()})});base64,(.*)", re.DOTALL)
 
-_Found = TypeVar("_Found")
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
@@ -60,33 +51,31 @@ class SampleRoutes:
         """Add the routes."""
         lease = "/api/samples/{lease:[0-9]{1,15}}"
         router.add_get("/api/samples", self._on_groups)
-        router.add_get(lease, self._on_group)
-        router.add_get(lease + "/tokens/{index:[0-9]{1,9}}", self._on_tokens)
+        router.add_get(lease, partial(self._on_one, self._browser.group))
+        router.add_get(lease + "/tokens/{index:[0-9]{1,9}}", partial(self._on_one, self._browser.tokens))
         router.add_get(lease + "/given/{number:[0-9]{1,9}}", self._on_given)
         router.add_get(_MEDIA, self._on_media)
 
     async def _on_groups(self, request: web.Request) -> web.Response:
         try:
-            query = msgspec.convert(dict(request.query), _Query, strict=False)
-        except msgspec.ValidationError as error:
+            query = msgspec.to_builtins(msgspec.convert(dict(request.query), _Query, strict=False))
+            return _told(await self._read(partial(self._browser.groups, **query)))
+        except (msgspec.ValidationError, ConfigError) as error:
             return refused(422, f"not a question for samples: {error}")
-        return await self._told(422, partial(self._browser.groups, **msgspec.to_builtins(query)))
 
-    async def _on_group(self, request: web.Request) -> web.Response:
-        return await self._told(404, partial(self._browser.group, _number(request, "lease")))
-
-    async def _on_tokens(self, request: web.Request) -> web.Response:
-        lease, index = _number(request, "lease"), _number(request, "index")
-        return await self._told(404, partial(self._browser.tokens, lease, index))
+    async def _on_one(self, read: Callable[..., dict[str, Any]], request: web.Request) -> web.Response:
+        try:
+            return _told(await self._read(partial(read, *map(int, request.match_info.values()))))
+        except ConfigError as error:
+            return refused(404, str(error))
 
     async def _on_given(self, request: web.Request) -> web.StreamResponse:
         """An image or video of a prompt: a file that the dataset names, or what is in a `data:` URL."""
         try:
-            lease, number = _number(request, "lease"), _number(request, "number")
-            place = await self._read(partial(self._browser.given, lease, number))
+            place = await self._read(partial(self._browser.given, *map(int, request.match_info.values())))
             if (inside := _DATA.fullmatch(place)) is not None:
                 return web.Response(body=base64.b64decode(inside[2], validate=True), content_type=inside[1])
-        except (ConfigError, binascii.Error) as error:
+        except (ConfigError, ValueError) as error:
             return refused(404, str(error))
         return await asyncio.to_thread(_file, Path(place), place)
 
@@ -94,14 +83,7 @@ class SampleRoutes:
         place = request.match_info["place"]
         return await asyncio.to_thread(_file, self._directory / place, place)
 
-    async def _told(self, status: int, read: Callable[[], Any]) -> web.Response:
-        try:
-            found = await self._read(lambda: encoded(read()))
-        except ConfigError as error:
-            return refused(status, str(error))
-        return web.Response(body=found, content_type="application/json")
-
-    async def _read(self, read: Callable[[], _Found]) -> _Found:
+    async def _read(self, read: Callable[[], Any]) -> Any:
         if self._num_waiting >= _MOST_WAITING:
             raise web.HTTPServiceUnavailable(reason=f"{_MOST_WAITING} others wait for samples; try again")
         self._num_waiting += 1
@@ -120,8 +102,8 @@ def refused(status: int, reason: str, headers: dict[str, str] | None = None) -> 
     return web.json_response({"refused": reason}, status=status, headers=more)
 
 
-def _number(request: web.Request, name: str) -> int:
-    return int(request.match_info[name])
+def _told(found: object) -> web.Response:
+    return web.Response(body=encoded(found), content_type="application/json")
 
 
 def _file(path: Path, shown: str) -> web.StreamResponse:

@@ -105,7 +105,7 @@ def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run):
 
 def test_a_log_prob_that_is_no_number_is_told():
     sample = {"units": [7, 8, 9], "logprobs": [-math.inf, math.nan, -1.5]}
-    told = json.loads(encoded(shown.Tokens(None).of(sample, None, 2)))
+    told = json.loads(encoded(shown.tokens_of(sample, None, None, 2)))
     assert (told["logprobs"], told["total"]) == (["-inf", "nan"], 3)
 
 

@@ -8,6 +8,7 @@ import pytest
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import recipe_from, save_job
 from cosmos_core.control.page import samples as routes
+from cosmos_core.observe import samples as shown
 from cosmos_core.storage.parts import FOLDER
 from tests.kept_samples import RECIPE, group, keep, trained
 
@@ -64,12 +65,12 @@ def test_media_of_prompts_are_served_and_no_other_file(served, run, subtests):
 def test_who_reads_slowly_is_not_waited_for(served, run, monkeypatch):
     begun, over = threading.Event(), threading.Event()
 
-    def slow(self, lease):
+    def slow(*_, **__):
         begun.set()
         over.wait(10)
-        return {}
+        return ()
 
-    monkeypatch.setattr(routes.SampleBrowser, "group", slow)
+    monkeypatch.setattr(shown, "samples", slow)
     monkeypatch.setattr(routes, "_MOST_WAITING", 1)
     waiting = threading.Thread(target=served.ask, args=("GET", "/api/samples/1"))
     waiting.start()
