@@ -19,6 +19,7 @@ from cosmos_core.models.parallel.stages import part_of, stages_of
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections, source_of
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.checkpoints.checkpoint import completed
 from cosmos_core.policy.checkpoints.frozen_digest import DRAWN
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
@@ -120,7 +121,11 @@ def _go_on_from(job: Job, trainer: Trainer, begin_stage: Callable[[int], None], 
     try:
         restore(trainer, checkpoint, begin_stage, run_id=job.run_id, name=job.recipe.model.path or DRAWN)
     except DamagedCheckpointError as error:
-        remedy = f"cosmos run --resume {job.directory} --from previous goes on from the one before, if there is one"
+        step, there = int(checkpoint.rpartition("step-")[2]), completed(job.checkpoints)
+        before = max((each for each in there if each < step), default=0)
+        start = "previous" if before and step == there[-1] else f"step-{before}"
+        where = f"step {before}" if before else "the run's beginning"
+        remedy = f"cosmos run --resume {job.directory} --from {start} goes on from {where}"
         raise DamagedCheckpointError(f"{error}; {remedy}") from error
 
 

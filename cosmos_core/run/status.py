@@ -81,7 +81,8 @@ def look(directory: Path) -> Iterator[str]:
     yield from (f"  {each}" for each in findings(state))
     best = best_checkpoint(state)
     for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
-        yield f"  checkpoint of step {step}{' (best)' if step == best else ''}: {state.checkpoints.saved[step]}"
+        words = " (best evaluated)" if step == best else ""
+        yield f"  checkpoint of step {step}{words}: {state.checkpoints.saved[step]}"
     if reason:
         yield reason
     if (job.directory / folder.REPORT).exists():

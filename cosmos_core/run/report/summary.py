@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -293,7 +294,7 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
     console.print(_figures(summary))
     if summary["planes"]:
         console.print(_planes_table(summary))
-    console.print(_files(job, str(summary["outcome"])))
+    console.print(_files(job, str(summary["outcome"]), str(summary["reason"])))
 
 
 def _grid(title: str) -> Table:
@@ -390,7 +391,7 @@ def _planes_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _files(job: Job, outcome: str) -> Table:
+def _files(job: Job, outcome: str, reason: str) -> Table:
     table = _grid("\nFiles")
     table.add_column(overflow="fold")
     table.add_row("run", str(job.directory))
@@ -398,5 +399,8 @@ def _files(job: Job, outcome: str) -> Table:
     table.add_row("report", str(job.directory / REPORT))
     table.add_row("checkpoints", job.checkpoints)
     table.add_row("logs", str(job.logs))
-    table.add_row("next", f"cosmos {'export' if outcome == 'finished' else 'run --resume'} {job.directory}")
+    # A reason may name the command that goes on, such as from before a damaged checkpoint.
+    named = re.search(rf"cosmos (run --resume|recover) {re.escape(str(job.directory))} --(from|step) \S+", reason)
+    usual = f"cosmos {'export' if outcome == 'finished' else 'run --resume'} {job.directory}"
+    table.add_row("next", named[0] if named else usual)
     return table

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.errors import ConfigError
+from cosmos_core.run.report.summary import UNUSED
 from cosmos_core.transport.directives import GroupRef
 from cosmos_service_tools.auditor import Audit, Batch
 
@@ -24,7 +25,8 @@ def show(found: Audit, console: Console) -> None:
         highlight=False,
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("stage", "prompts given out", "consumed", "dropped", "live"):
+    rest = UNUSED if found.outcome else "live"
+    for column in ("stage", "prompts given out", "consumed", "dropped", rest):
         table.add_column(column, justify="right")
     for index, stage in enumerate(found.stages):
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(stage.dropped.items()))
@@ -36,7 +38,7 @@ def show(found: Audit, console: Console) -> None:
     for problem in found.problems:
         console.print(f"  {problem}", highlight=False, markup=False, style="red")
     scope = "Each prompt that ended on record" if any(stage.before for stage in found.stages) else "Each prompt"
-    verdict = f"{scope} was consumed exactly once, or dropped with a reason, or is live."
+    verdict = f"{scope} was consumed exactly once, or dropped with a reason, or is {rest}."
     if found.problems:
         verdict = f"{len(found.problems)} problem(s): the accounting of this run is broken."
     console.print(verdict, highlight=False)
@@ -70,7 +72,7 @@ def show_batch(batch: Batch, console: Console) -> None:
 def as_json(found: Audit) -> str:
     """The whole audit, each step's batch included, as JSON."""
     whole = attrs.asdict(found, recurse=False)
-    data = {name: whole[name] for name in ("run_id", "entries", "terms", "lost", "undone", "problems")}
+    data = {name: whole[name] for name in ("run_id", "entries", "terms", "lost", "undone", "outcome", "problems")}
     data["stages"] = [attrs.asdict(stage) for stage in found.stages]
     data["steps"] = [_step(batch) for batch in found.batches]
     return json.dumps(data, indent=1)

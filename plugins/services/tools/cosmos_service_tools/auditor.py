@@ -79,6 +79,7 @@ class Audit:
         terms: Starts of the controller that are on record.
         lost: How often a replica was lost.
         undone: Steps that were applied and then given up, because the run went on from an earlier checkpoint.
+        outcome: `finished`, `stopped` or `failed`; empty while the run goes on.
         problems: What does not add up; none: each prompt was consumed once, or dropped with a reason, or is live.
     """
 
@@ -89,6 +90,7 @@ class Audit:
     stages: tuple[StageAudit, ...]
     batches: tuple[Batch, ...]
     undone: int
+    outcome: str
     problems: tuple[str, ...]
 
 
@@ -275,6 +277,7 @@ class Auditor:
             stages=tuple(history.found() for history in self._histories),
             batches=tuple(self._batches),
             undone=self._undone,
+            outcome=state.outcome,
             problems=tuple(self._problems),
         )
 

@@ -27,7 +27,9 @@ BATCH = Batch(
     step=2, stage=0, attempt=1, generation=1, members=("policy-0",), groups=GROUPS, dropped={}, sequence=31, time=1.0
 )
 STAGE = StageAudit(given_out=9, consumed=5, dropped={"stale": 3}, live=1, before=0)
-SOUND = Audit(run_id="r", entries=1234, terms=1, lost=0, stages=(STAGE,), batches=(BATCH,), undone=2, problems=())
+SOUND = Audit(
+    run_id="r", entries=1234, terms=1, lost=0, stages=(STAGE,), batches=(BATCH,), undone=2, outcome="", problems=()
+)
 
 
 @pytest.fixture
@@ -45,6 +47,10 @@ def test_a_sound_run_is_proven(audited):
     for words in ("1,234 entries", "1 step(s) on record, 2 more were applied and then given up", "3 stale"):
         assert words in text
     assert text.endswith("Each prompt was consumed exactly once, or dropped with a reason, or is live.\n")
+    assert "dropped  live\n" in text
+    ended = audited(attrs.evolve(SOUND, outcome="stopped"))
+    assert "dropped  unused at the end\n" in ended
+    assert ended.endswith("or dropped with a reason, or is unused at the end.\n")
     recovered = attrs.evolve(SOUND, stages=(attrs.evolve(STAGE, before=4),))
     assert "4 ended before the journal was recovered: not proven." in audited(recovered)
 

@@ -155,6 +155,21 @@ def test_a_setting_is_told_with_the_first_step_that_goes_by_it(job, history):
     assert "→ 0.25 from step 4 on" in print_(summary, job)
 
 
+def test_what_is_next_is_what_goes_on(job):
+    summary = summarise(job, Follower(), Ending(outcome="failed", reason="out of memory"), wall_s=1.0)
+    run = job.directory
+    for reason, command in [
+        ("out of memory", f"run --resume {run}"),
+        (
+            f"step-4 is damaged; cosmos run --resume {run} --from previous goes on from it",
+            f"run --resume {run} --from previous",
+        ),
+        (f"step-4 is damaged; cosmos recover {run} --step 2 takes the run there", f"recover {run} --step 2"),
+    ]:
+        (line,) = [each for each in print_({**summary, "reason": reason}, job).splitlines() if each.startswith("next ")]
+        assert " ".join(line.split()) == f"next cosmos {command}"
+
+
 def print_(summary, job):
     console = Console(file=io.StringIO(), width=200)
     print_summary(summary, job, console)
