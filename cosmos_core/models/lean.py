@@ -5,9 +5,12 @@ Import this module before any of transformers' models. It keeps three things fro
 - scikit-learn, which MLflow brings along, draws SciPy and pandas in, for one function of assisted generation.
 - SciPy's optimisers are imported for one function of a loss of object detection, which still finds them when it runs.
 - The folders of all models are read twice, by their package and by the package above it.
+
+What transformers logs goes into the log of the process, as all else does, and not to the terminal beside it.
 """
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,10 +49,20 @@ def _read_folders_once() -> None:
     )
 
 
+def _log_as_others() -> None:
+    from transformers.utils import logging as theirs  # noqa: PLC0415 - the first import of transformers
+
+    theirs.disable_default_handler()
+    theirs.enable_propagation()
+    # A process without a log, such as `cosmos plan`, would print it raw.
+    logging.getLogger("transformers").addHandler(logging.NullHandler())
+
+
 def _import() -> None:
     assigning = ModuleType(_LATER)
     assigning.linear_sum_assignment = _assign  # type: ignore[attr-defined]
     _read_folders_once()
+    _log_as_others()
     with _in_the_place_of(_UNNEEDED, None), _in_the_place_of(_LATER, assigning):
         importlib.import_module("transformers.generation.candidate_generator")
         importlib.import_module("transformers.loss.loss_utils")

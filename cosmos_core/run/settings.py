@@ -84,7 +84,7 @@ def _objections(job: Job, recipe: Recipe, asked: Mapping[str, Scalar]) -> Iterat
     """Problems of the engine with changed sampling: it would refuse the first request, which ends its replica."""
     if not job.uses_rollouts or not any(key.startswith(_SAMPLING) for key in asked):
         return
-    plugins = PluginSet.load(selections(recipe, ["model", "engine", "launcher"]))
+    plugins = PluginSet.load(selections(recipe, ["model", "algorithm", "engine", "launcher"]))
     if plugins.provider("engine", recipe.rollout.engine.plugin).preflight is None:
         return
     model = load_model(job, plugins)

@@ -32,14 +32,14 @@ _PAUSED: Final = "paused for weights"
 class TimeSpent:
     """Adds up what was told of time in all sessions, what was undone included; time between sessions does not count.
 
-    The policy's seconds are summed over steps; the rollout's are the mean of its replicas, their waiting in a warm-up
-    included.
+    The policy's seconds are summed over steps; the rollout's are the mean of its replicas. In a warm-up, they wait for
+    no prompts, as there are none: that time is told apart.
     """
 
     def __init__(self) -> None:
         self._policy: Final[defaultdict[str, float]] = defaultdict(float)
         self._rollout: Final[defaultdict[str, float]] = defaultdict(float)
-        self._present_s = 0.0
+        self._present_s: Final = {True: 0.0, False: 0.0}  # by whether the stage has rollouts
         self._names: Final[set[str]] = set()
         self._told: Final[dict[str, tuple[float, float]]] = {}
         self._last = 0.0
@@ -49,7 +49,7 @@ class TimeSpent:
         if isinstance(event, ReplicaJoined) and event.role == "rollout":
             self._names.add(event.name)
         if not isinstance(event, ControllerStarted | Resumed):
-            self._present_s += (time - self._last) * len(state.members["rollout"])
+            self._present_s[state.stage.uses_rollouts] += (time - self._last) * len(state.members["rollout"])
         self._last = time
 
     def take_report(self, incarnation: str, report: Report) -> None:
@@ -78,9 +78,10 @@ class TimeSpent:
         """Seconds by activity of each pool; without one of which nothing is known."""
         found: dict[str, Mapping[str, float]] = {}
         if self._names:
-            waiting_s = self._present_s - self._rollout[_GENERATION] - self._rollout[_PAUSED]
+            waiting_s = self._present_s[True] - self._rollout[_GENERATION] - self._rollout[_PAUSED]
             known = {name: self._rollout[name] for name in (_GENERATION, _SCORING, _LOAD, _PAUSED)}
             parts = known | {"waiting for prompts": max(0.0, waiting_s)}
+            parts |= {"idle in the warm-up": self._present_s[False]} if self._present_s[False] else {}
             found["rollout"] = {name: value / len(self._names) for name, value in parts.items()}
         if self._policy:
             found["policy"] = self._policy

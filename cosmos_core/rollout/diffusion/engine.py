@@ -13,7 +13,7 @@ from cosmos_core.protocols import CachePolicy, EngineContext, Model, Request, Te
 from cosmos_core.protocols.world import LatentSpec, WorldModel
 from cosmos_core.rollout.diffusion.denoising import denoise
 from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.rollout.diffusion.preflight import problems, sampling_problems
+from cosmos_core.rollout.diffusion.preflight import noiseless, problems, sampling_problems
 from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed
 from cosmos_core.rollout.diffusion.trajectory import DenoisingQueue, DenoisingRequestState, Prefix, Trajectory, array
 from cosmos_core.rollout.serving.engine import ServedEngine
@@ -143,6 +143,8 @@ def check_request(request: Request, options: DiffusionOptions, model: WorldModel
         raise EngineError(f"{where}: {sampling.num_samples} samples at temperature {sampling.temperature}")
     for problem in sampling_problems(options, sampling):
         raise EngineError(f"{where}{problem}")
+    for problem in noiseless(options) if sampling.temperature else ():
+        raise EngineError(f"{where}: {problem}")
     try:
         latent_spec = model.latent_spec(request.prompt)
     except DataError as error:

@@ -21,6 +21,8 @@ _NO_TEMPERATURE: Final = "a denoised sample has no temperature: 1 is the sampler
 def preflight(options: DiffusionOptions, planned: PlannedRun) -> Preflight:
     """Say what the engine cannot do of a run."""
     found = [*problems(options, planned.model)]
+    if "rollout.sampling" in planned.samplings:
+        found += noiseless(options)
     for key, sampling in planned.samplings.items():
         found += [f"{key}{said}" for said in sampling_problems(options, sampling)]
     found += [f"rollout.sampling{said}" for said in _undecided(options, planned.samplings.get("rollout.sampling"))]
@@ -57,13 +59,17 @@ def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
         yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
     if options.regressions:
         yield from _regressions(options)
-    elif options.sampler in _NOISELESS:
+    if options.shared_prefix and (options.trained != "window" or options.regressions):
+        yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
+
+
+def noiseless(options: DiffusionOptions) -> Iterator[str]:
+    """Yield why samples to train on cannot be drawn by this sampler; those of evaluations are drawn by another."""
+    if options.sampler in _NOISELESS and not options.regressions:
         yield (
             f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
             "'cps' or 'edm', or learn regressions (regressions = 4)"
         )
-    if options.shared_prefix and (options.trained != "window" or options.regressions):
-        yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
 
 
 def _regressions(options: DiffusionOptions) -> Iterator[str]:

@@ -38,6 +38,8 @@ def engine_preflight(
     if ask is None:
         return Preflight()
     is_evaluated = recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0
+    # Where nothing is trained on rollouts, evaluations alone are drawn.
+    is_drawn = plugins.provider("algorithm", recipe.algorithm.plugin).capabilities.source == "rollouts"
     planned = PlannedRun(
         model=model,
         facts=facts,
@@ -45,10 +47,13 @@ def engine_preflight(
         # What another machine has is not known here; its launcher's own options say, and are checked there.
         has_gpu=bool(visible_gpus()) or capabilities_of(recipe, plugins).submits,
         precision=DTYPES[config.precision],
-        temperatures={"rollout.sampling.temperature": config.sampling.temperature},
+        temperatures={"rollout.sampling.temperature": config.sampling.temperature} if is_drawn else {},
         shows_media=shows_media,
         num_ranks=world_size(config.mesh),
-        samplings={"rollout.sampling": sampled(recipe), **({"evaluation": greedy(recipe)} if is_evaluated else {})},
+        samplings={
+            **({"rollout.sampling": sampled(recipe)} if is_drawn else {}),
+            **({"evaluation": greedy(recipe)} if is_evaluated else {}),
+        },
     )
     options: object = structure(config.engine.options, provider.options, "rollout.engine.options")
     where = f"engine plugin {config.engine.plugin!r}"

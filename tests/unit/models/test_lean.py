@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
+import logging
 import sys
 
 from transformers.utils import is_sklearn_available
@@ -23,6 +26,19 @@ def _used():
     package = importlib.util.find_spec("transformers.models")
     names = sorted(each.__name__ for each in (bert.BertModel, qwen3.Qwen3ForCausalLM))
     return names, linear_sum_assignment([[2, 1], [1, 2]])[1].tolist(), len(read(package.origin)) > 100
+
+
+def _logged():
+    logger, raw, log = logging.getLogger("transformers.models.mamba"), io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(raw):
+        logger.warning("slow kernel")
+        logging.getLogger().addHandler(logging.StreamHandler(log))
+        logger.warning("slow kernel")
+    return raw.getvalue(), log.getvalue()
+
+
+def test_warnings_of_transformers_go_into_the_log_and_never_to_the_terminal_beside_it():
+    assert run_world(1, _logged) == [("", "slow kernel\n")]
 
 
 def test_models_are_imported_without_what_they_do_not_need():

@@ -14,6 +14,7 @@ def told(**changes):
 
 def said_before(*, model=None, sampling=None, evaluation=None, temperatures=(), **options):
     samplings = {"rollout.sampling": Sampling(**{"max_units": 10, **(sampling or {})})}
+    samplings = {} if sampling is False else samplings
     samplings |= {"evaluation": Sampling(temperature=0.0, max_units=10)} if evaluation is None else evaluation
     model = model or TinyDenoiser()
     planned = PlannedRun(
@@ -22,7 +23,7 @@ def said_before(*, model=None, sampling=None, evaluation=None, temperatures=(), 
         device="cpu",
         has_gpu=False,
         precision="float32",
-        temperatures={"rollout.sampling.temperature": samplings["rollout.sampling"].temperature, **dict(temperatures)},
+        temperatures={f"{key}.temperature": each.temperature for key, each in samplings.items()} | dict(temperatures),
         shows_media=False,
         samplings=samplings,
     )
@@ -36,6 +37,7 @@ def test_what_fits_is_not_refused():
         {"sampler": "edm", "trained": "even"},
         {"sampling": {"max_units": 2}},
         {"sampler": "edm", "sampling": {"max_units": 3}},
+        {"sampler": "euler", "sampling": False},
         {"sampler": "euler", "regressions": 1, "sampling": {"max_units": 1}},
         {"sampling": {"temperature": 0.0, "max_units": 1}},
         {"trained": "window", "shared_prefix": True},

@@ -6,7 +6,7 @@ import pytest
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import option
 from cosmos_core.errors import ConfigError, EngineError, PluginBrokenError
-from cosmos_core.protocols import ModelFacts, Preflight, Provider
+from cosmos_core.protocols import AlgorithmCapabilities, ModelFacts, Preflight, Provider
 from cosmos_core.run.planning import preflight as planning
 
 FACTS = ModelFacts(
@@ -36,10 +36,12 @@ class Options:
 
 
 class Plugins:
-    def __init__(self, preflight):
-        self.preflight = preflight
+    def __init__(self, preflight, source):
+        self.preflight, self.source = preflight, source
 
     def provider(self, kind, name):
+        if kind == "algorithm":
+            return Provider(create=dict, capabilities=AlgorithmCapabilities(source=self.source))
         assert (kind, name) == ("engine", "made")
         return Provider(create=dict, options=Options, preflight=self.preflight)
 
@@ -48,10 +50,10 @@ class Plugins:
 def ask(monkeypatch):
     monkeypatch.setattr(planning, "visible_gpus", lambda: ["0"])
 
-    def asked(preflight, **rollout):
+    def asked(preflight, source="rollouts", **rollout):
         engine = {"plugin": "made", **rollout.pop("engine", {})}
         recipe = recipe_from({**RECIPE, "rollout": {"engine": engine, **rollout}})
-        return planning.engine_preflight(recipe, Plugins(preflight), MODEL, FACTS, shows_media=True)
+        return planning.engine_preflight(recipe, Plugins(preflight, source), MODEL, FACTS, shows_media=True)
 
     return asked
 
@@ -72,6 +74,12 @@ def test_an_engine_is_told_what_the_recipe_says(ask):
     assert (planned.device, planned.has_gpu, planned.precision) == ("auto", True, "float32")
     assert (planned.temperatures, planned.shows_media) == ({"rollout.sampling.temperature": 0.6}, True)
     assert planned.num_ranks == 1
+
+    assert "rollout.sampling" in planned.samplings
+
+    # Where demonstrations alone are trained on, it draws no rollouts.
+    ask(preflight, source="demonstrations")
+    assert (seen[1][1].temperatures, seen[1][1].samplings) == ({}, {})
 
     # An engine without a preflight refuses nothing.
     assert ask(None) == Preflight()

@@ -66,6 +66,8 @@ def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = judge.replace("https://j.example", f"http://127.0.0.1:{server.getsockname()[1]}")
         check_present(plan(tmp_path / "again", f"reward=[{there}]").parts)
+    with pytest.raises(ConfigError, match=r"^reward\.0\.options\.url: .* no connection \(.*; start the service, or"):
+        check_present(plan(tmp_path / "away", f"reward=[{there}]").parts)
 
 
 WORLD = RECIPE.parent / "wfm" / "wan-tiny-sft.toml"

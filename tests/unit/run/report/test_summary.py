@@ -93,6 +93,14 @@ def test_where_the_time_went_is_told_of_all_sessions_and_processes(job, history)
     assert rollout["scoring (summed over concurrent requests)"] == 2 * rollout["generation"]
     assert (rollout["weight load"], rollout["paused for weights"]) == (0.25 * len(loads), 0.125 * len(loads))
     assert 0.0 < rollout["waiting for prompts"] < len(history.entries), "an entry a second, and none while it was away"
+    first_main = next(
+        time
+        for _, time, event in history.entries
+        if isinstance(event, Reported) and isinstance(REPORT.decode(event.report), GroupFinished)
+    )
+    warm_s = rollout["idle in the warm-up"]
+    assert 0.0 < warm_s < first_main - history.entries[0][1], "no prompts are given out in it"
+    assert rollout["waiting for prompts"] + warm_s < len(history.entries)
     assert found["policy"]["waiting for samples"] == 0.5 * (6 + 5), "steps 5 and 6 were undone, and took their time"
 
 
