@@ -37,7 +37,11 @@ _EMBEDDED: Final = 12
 """Groups of each order and purpose that a report has at most, and how much of each sample."""
 _EMBEDDED_TEXT: Final = 4000
 _EMBEDDED_TOKENS: Final = 400
-_SHARED: Final = ("lease", "position", "row", "purpose", "step", "attempt", "reference", "metadata", "prompt_media")
+_TOKENIZER: Final = "tokenizer.json"
+_SHARED: Final = (
+    *("lease", "position", "row", "purpose", "step", "attempt"),
+    *("prompt", "prompt_media", "reference", "metadata"),
+)
 _COLUMNS: Final = (
     *("prompt", "prompt_media", "reference", "metadata", "completion", "media", "reward", "rewards", "detail"),
     *("replica", "time", "oldest_version", "num_units", "num_prompt_units"),
@@ -63,10 +67,10 @@ class SampleBrowser:
 
     def group(self, lease: int) -> dict[str, Any]:
         """A prompt with its samples, without their tokens."""
-        found = [*itertools.islice(self._of([lease], _COLUMNS), _SAMPLES)]
+        found = [_short(each, _TEXT) for each in itertools.islice(self._of([lease], _COLUMNS), _SAMPLES)]
         if not found:
             raise ConfigError(f"the samples of lease {lease} are not kept any more")
-        return _group(found, _TEXT)
+        return _group(found)
 
     def tokens(self, lease: int, index: int) -> dict[str, Any]:
         """The tokens of a sample: `ids`, `pieces` of text (none without a tokenizer), `logprobs` and `ratios`."""
@@ -95,11 +99,11 @@ class SampleBrowser:
         known = ratios(self._directory, [*chosen], _EMBEDDED_TOKENS, _NEWEST)
         for each in self._of([*chosen], ()):
             own, ratios_of = held[each["lease"]], known.get((each["lease"], each["index"]))
-            each["tokens"] = tokens_of(each, self._tokenizer, ratios_of, _EMBEDDED_TOKENS)
-            own += [_short(each)] if len(own) < _SAMPLES else []
+            tokens = tokens_of(each, self._tokenizer, ratios_of, _EMBEDDED_TOKENS)
+            own += [_short(each, _EMBEDDED_TEXT) | {"tokens": tokens}] if len(own) < _SAMPLES else []
         groups = []
         for own in filter(None, held.values()):
-            detail = _group(own, _EMBEDDED_TEXT)
+            detail = _group(own)
             group = _summary(chosen[detail["lease"]], detail["prompt"]) | {"detail": detail}
             max_bytes -= len(encoded(group))
             groups += [group] if max_bytes > 0 else []
@@ -117,14 +121,18 @@ class SampleBrowser:
     @functools.cached_property
     def _tokenizer(self) -> Any:
         """The run's tokenizer without its model; None where it is not at hand, or cannot be read."""
-        path = _tokenizer_file(self._directory)
-        if path is None:
-            return None
+        job = load_job(self._directory)
+        model = job.recipe.model.path or ""
+        places = [job.assets / _TOKENIZER, *([Path(model) / _TOKENIZER] if model else [])]
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+            from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - where tokens are looked at
+
+            places.append(Path(str(try_to_load_from_cache(model, _TOKENIZER))))
         from tokenizers import Tokenizer  # noqa: PLC0415 - where tokens are looked at
 
         # What it raises of a file that is damaged, or newer than it, has no class of its own.
         with contextlib.suppress(Exception):
-            return Tokenizer.from_file(str(path))
+            return Tokenizer.from_file(str(next(place for place in places if place.is_file())))
 
 
 def encoded(data: object) -> bytes:
@@ -137,21 +145,16 @@ def _summary(each: Summary, prompt: str) -> dict[str, Any]:
     return {**facts, "reward": each.reward, "prompt": " ".join(prompt[: 2 * _EXCERPT].split())[:_EXCERPT]}
 
 
-def _short(sample: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sample.items() if name not in ("units", "logprobs")}
+def _short(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
+    rest = {name: value for name, value in sample.items() if name not in ("units", "logprobs")}
+    return {**rest, **{name: _cut(sample[name], most) for name in ("prompt", "completion")}}
 
 
-def _group(found: list[dict[str, Any]], most: int) -> dict[str, Any]:
-    first = found[0]
-    rest = [{name: value for name, value in each.items() if name not in (*_SHARED, "prompt")} for each in found]
-    return {
-        **{name: first[name] for name in _SHARED},
-        "prompt": _cut(first["prompt"], most),
-        "prompt_media": [place if len(place) < _TEXT else "" for place in first["prompt_media"] or ()],
-        "samples": sorted(
-            ({**each, "completion": _cut(each["completion"], most)} for each in rest), key=lambda each: each["index"]
-        ),
-    }
+def _group(found: list[dict[str, Any]]) -> dict[str, Any]:
+    shared = {name: found[0][name] for name in _SHARED}
+    shared["prompt_media"] = [place if len(place) < _TEXT else "" for place in shared["prompt_media"] or ()]
+    own = [{name: value for name, value in each.items() if name not in _SHARED} for each in found]
+    return {**shared, "samples": sorted(own, key=lambda each: each["index"])}
 
 
 def _cut(text: str, most: int) -> str:
@@ -182,17 +185,3 @@ def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         return [stream.step(tokenizer, each) or "" for each in ids]
     except Exception:  # noqa: BLE001 - what it raises where bytes are no text has no class of its own
         return [tokenizer.decode([each], skip_special_tokens=False) for each in ids]
-
-
-def _tokenizer_file(directory: Path) -> Path | None:
-    """The tokenizer that was made for a run, or its model's if that is in a folder or in the cache of the hub."""
-    job = load_job(directory)
-    model = job.recipe.model.path
-    places = [job.assets, *([Path(model)] if model else [])]
-    found = next((path for place in places if (path := place / "tokenizer.json").is_file()), None)
-    if found is None and model is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - see above
-
-        cached = try_to_load_from_cache(model, "tokenizer.json")
-        found = Path(cached) if isinstance(cached, str) else None
-    return found

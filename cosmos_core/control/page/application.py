@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-import attrs
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -51,12 +50,7 @@ SECURITY: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_TYPES: Final[Mapping[str, str]] = {
-    "html": "text/html",
-    "css": "text/css",
-    "js": "text/javascript",
-    "svg": "image/svg+xml",
-}
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _OWN: Final = Path(__file__).parent / "assets"
 _PATHS: Final[Mapping[str, Path]] = {
     "/": _OWN / "page.html",
@@ -99,35 +93,15 @@ def request_from(body: bytes) -> Request:
         request = _DECODER.decode(body).request()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TransportError(f"not a request of a run: {error}") from error
-    if isinstance(request, Set):
-        _check_judged(request)
-    return request
-
-
-def _check_judged(request: Set) -> None:
-    """Refuse what an algorithm could refuse later, on every policy replica: that would be the end of the run."""
-    keys = [override.partition("=")[0].strip() for override in request.overrides]
+    overrides = request.overrides if isinstance(request, Set) else ()
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    # What an algorithm could refuse later, on every policy replica, would be the end of the run.
     if judged := [key for key in keys if key in _JUDGED or ".options." in key]:
         raise TransportError(
             f"{', '.join(judged)}: only the run's algorithm can judge this, and the page cannot ask it; use "
-            f"`cosmos set {' '.join(request.overrides)}`, which asks the plugins"
+            f"`cosmos set {' '.join(overrides)}`, which asks the plugins"
         )
-
-
-@attrs.frozen(kw_only=True)
-class Asset:
-    """A file and its media type."""
-
-    content: bytes
-    media_type: str
-
-
-def load_assets() -> dict[str, Asset]:
-    """Every file of the page, by the path that it is served at."""
-    return {
-        path: Asset(content=file.read_bytes(), media_type=_TYPES[file.suffix.removeprefix(".")])
-        for path, file in _PATHS.items()
-    }
+    return request
 
 
 def accept(server: web.Server) -> asyncio.BaseProtocol:
@@ -150,7 +124,7 @@ class Application:
         self._board: Final = board
         self._authentication: Final = authentication
         self._samples: Final = SampleRoutes(directory)
-        self._assets: Final = load_assets()
+        self._assets: Final = {path: file.read_bytes() for path, file in _PATHS.items()}
         self.num_streams = 0
         self.connections: Final = Connections()
         self._all_left: Final = asyncio.Event()
@@ -190,8 +164,8 @@ class Application:
             self.connections.end(request.protocol)
 
     async def _on_asset(self, request: web.Request) -> web.Response:
-        asset: Asset = self._assets[request.path]
-        return web.Response(body=asset.content, content_type=asset.media_type, charset="utf-8")
+        media_type = _TYPES[_PATHS[request.path].suffix]
+        return web.Response(body=self._assets[request.path], content_type=media_type, charset="utf-8")
 
     async def _on_snapshot(self, _request: web.Request) -> web.Response:
         if not self._board.parts:

@@ -1,7 +1,6 @@
 """Ratios of the policy's probability of each decision to that which the engine recorded, kept for people to look at.
 
-They are of the step's own forwards, at the weights that it began from. Shape legend: N decisions of a micro-batch, n of
-one sequence.
+Weights are those that the step began from. Shape legend: N decisions of a micro-batch, n of one sequence.
 """
 
 from __future__ import annotations

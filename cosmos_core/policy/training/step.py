@@ -188,11 +188,7 @@ def _agree(world: World, group: GradientGroup, share: Share, missing: tuple[int,
 
 
 def _rows(
-    order: TrainOrder,
-    generation: int,
-    batch: Sequence[Wanted],
-    trained: Sequence[Wanted],
-    ratios: Mapping[int, Any],
+    order: TrainOrder, generation: int, batch: Sequence[Wanted], trained: Sequence[Wanted], ratios: Mapping[int, Any]
 ) -> list[dict[str, Any]]:
     """Rows of `schema`: of each group the advantages of its samples, which of them were trained on, and ratios."""
     advantages = {(item.group.lease, item.index): item.advantage for item in batch}
@@ -202,16 +198,9 @@ def _rows(
     rows = []
     for group in order.groups:
         names = [(group.lease, index) for index in range(len(group.samples))]
-        rows.append(
-            {
-                **shared,
-                "lease": group.lease,
-                "position": group.position,
-                "advantages": [advantages.get(name) for name in names],
-                "trained": [name in passed for name in names],
-                "ratios": [measured.get(name) for name in names],
-            }
-        )
+        own = {"lease": group.lease, "position": group.position, "trained": [name in passed for name in names]}
+        lists = {"advantages": [*map(advantages.get, names)], "ratios": [*map(measured.get, names)]}
+        rows.append({**shared, **own, **lists})
     return rows
 
 

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -16,6 +17,7 @@ from cosmos_core.observe.samples import SampleBrowser, encoded
 from cosmos_core.storage.parts import FOLDER
 from tests.kept_samples import RECIPE, group, keep, payload, trained
 
+HUB = {"plugin": "hf", "path": "some/model"}
 EVIL = "</script><b>\u2028"
 
 
@@ -89,7 +91,7 @@ def test_a_group_and_the_tokens_of_its_samples_are_told(run):
     assert b"<" not in encoded(found)
 
 
-def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run):
+def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run, monkeypatch):
     # The three bytes of one character are two tokens.
     euro = "".join(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("€")[0][0])
     made = Tokenizer(
@@ -99,7 +101,13 @@ def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run):
     (run / "assets").mkdir()
     made.save(str(run / "assets" / "tokenizer.json"))
     assert SampleBrowser(run).tokens(2, 0)["pieces"] == ["", "€", "a"]
-    (run / "assets" / "tokenizer.json").write_text("{}")
+    # Else the model's is taken from the cache of the hub, which is not asked.
+    moved = (run / "assets" / "tokenizer.json").rename(run / "cached.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *of: moved if of[0] == "some/model" else None)
+    assert SampleBrowser(run).tokens(2, 0)["pieces"] is None
+    save_job(Job(run_id="demo-1", directory=run, recipe_directory=run, recipe=recipe_from(RECIPE | {"model": HUB})))
+    assert SampleBrowser(run).tokens(2, 0)["pieces"] == ["", "€", "a"]
+    moved.write_text("{}")
     assert SampleBrowser(run).tokens(2, 0)["pieces"] is None
 
 
