@@ -118,6 +118,10 @@ def run(
     if dry_run:
         _plan(chosen, recipe)
         return
+    from cosmos_core.run.launch.launcher import prepare  # noqa: PLC0415
+
+    # The next imports take a moment themselves.
+    prepare(chosen)
     from cosmos_core.run.command import run_recipe  # noqa: PLC0415
 
     raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, console(), overwrite=overwrite)])

@@ -1,14 +1,19 @@
-"""Calls something in a fork of this process, which imports and keeps nothing of it."""
+"""Calls something in a process of its own, a fork: this one imports and keeps nothing of what the call does."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.replica.lifetime import die_with_parent
@@ -19,16 +24,18 @@ _MEMORY: Final = "the system ends processes so that need more memory than there 
 
 
 def in_fork(call: Callable[[], None]) -> None:
-    """Call something in a fork of this process, and wait for it; a CosmosError of it is raised here.
+    """Call something in a fork, and wait for it; a CosmosError of it is raised here.
 
     Planning imports torch; the memory that this takes, and whatever else the call changes in memory, is gone with the
-    fork. The fork ends with this process.
+    fork. It is a fork of the fork server where one runs, whose imports it need not repeat, and of this process
+    elsewhere. It ends with this process.
     """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(call, sender))
-    process.start()
-    sender.close()
+    server = fork_server.place()
+    try:
+        process, receiver = _started(call, "forkserver" if server else "fork", server)
+    except (OSError, EOFError):
+        # The fork server could not import something. Here, its error is told.
+        process, receiver = _started(call, "fork", None)
     try:
         refusal = receiver.recv()
     except EOFError:
@@ -50,15 +57,47 @@ def in_fork(call: Callable[[], None]) -> None:
         raise kind.__new__(kind, words) from RuntimeError(f"in the process that planned:\n{trace}")
 
 
-def _call(call: Callable[[], None], sender: Connection) -> None:
+def _started(
+    call: Callable[[], None], method: str, server: tuple[str, int] | None
+) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    context: Any = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    with sender:
+        process = context.Process(target=_call, args=(call, sender, server, Path.cwd(), dict(os.environ)))
+        process.start()
+    return process, receiver
+
+
+def _call(
+    call: Callable[[], None],
+    sender: Connection,
+    server: tuple[str, int] | None,
+    here: Path,
+    environment: dict[str, str],
+) -> None:
     die_with_parent(signal.SIGTERM)
+    threading.Thread(target=_end_with_reader, args=(sender.fileno(),), name="caller", daemon=True).start()
+    os.chdir(here)
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Ctrl-C is for its parent too, which ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    fork_server.borrow()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fork_server.borrow(server)
+    refusal = None
     try:
         call()
     except CosmosError as error:
-        sender.send((type(error), str(error), traceback.format_exc()))
-    else:
-        sender.send(None)
+        refusal = (type(error), str(error), traceback.format_exc())
+    # Its caller may be leaving.
+    with contextlib.suppress(BrokenPipeError):
+        sender.send(refusal)
+
+
+def _end_with_reader(pipe: int) -> None:
+    """End this process once nobody reads from a pipe: its caller has ended, whose fork server takes seconds to."""
+    broken = select.poll()
+    broken.register(pipe, 0)
+    broken.poll()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,9 @@
 """Starts processes of this machine in a fraction of a second: forks of one that has imported what they all need.
 
 Importing torch and transformers takes each process seconds, more than all else that it does before it works. The fork
-server does it once, while the run is being planned; a replica that is started again is at work at once. It is a
-process of its own, forked from nothing, which imports and does nothing else: no thread, no socket, no device. Its forks
-end with it, so it minds no signal that is sent to all processes of a terminal or a job; it ends with its starter. Where
+server does it once. Its first fork plans the run; a replica that is started again is at work at once. It is a process
+of its own, forked from nothing, which imports and does nothing else: no thread, no socket, no device. Its forks end
+with it, so it minds no signal that is sent to all processes of a terminal or a job; it ends with its starter. Where
 there are GPUs it is not used, since some import might touch one, and what has touched a GPU cannot be forked.
 """
 
@@ -43,6 +43,8 @@ _IMPORTS_S: Final = 180.0
 _ANSWER_S: Final = 10.0
 _ANSWERED: Final[set[int | None]] = set()
 """Fork servers that have answered, so that their imports are done."""
+_BORROWED: Final[set[int | None]] = set()
+"""Fork servers of other processes, which end them."""
 _BEGIN_S: Final = 5.0
 _POLL_S: Final = 0.02
 _LAST: Final = -200
@@ -110,6 +112,8 @@ def prepare(threads: int) -> bool:
     """
     if visible_gpus():
         return False
+    if _pid() in _BORROWED:
+        return True
     _context()
     # It inherits what is ignored, from its first moment; for as long as that takes, this process ignores it, too.
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in _OF_GROUPS]
@@ -124,11 +128,19 @@ def prepare(threads: int) -> bool:
     return True
 
 
-def borrow() -> None:
-    """Use the fork server of the process that this one was forked from; begin another if that has ended."""
+def place() -> tuple[str, int] | None:
+    """Address and process id of the fork server; None unless it runs."""
     server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
-    if server._forkserver_pid is None:  # noqa: SLF001
+    return (server._forkserver_address, server._forkserver_pid) if _is_there() else None  # noqa: SLF001
+
+
+def borrow(found: tuple[str, int] | None) -> None:
+    """Use a fork server that another process began, at its `place`, if any; begin another if that has ended."""
+    server: Any = forkserver._forkserver  # noqa: SLF001
+    server._forkserver_address, server._forkserver_pid = found or (None, None)  # noqa: SLF001
+    if found is None:
         return
+    _BORROWED.add(server._forkserver_pid)  # noqa: SLF001
     ended, begin = os.pidfd_open(server._forkserver_pid), server.ensure_running  # noqa: SLF001
 
     def ensure_running() -> None:

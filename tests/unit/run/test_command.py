@@ -21,6 +21,7 @@ from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker
 from cosmos_core.run import command, folder
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
+from cosmos_core.run.launch import fork_server
 from cosmos_core.run.planning import plan as planning
 from cosmos_service_tools.auditor import audit
 
@@ -101,6 +102,7 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
         raise ConfigError("3 does not divide")
 
     monkeypatch.setattr(planning, "check_changed", refuse)
+    monkeypatch.setattr(fork_server, "place", lambda: None)  # a fork of this process knows of it
     before = contents(directory)
     with pytest.raises(ConfigError, match="3 does not divide"):
         resume(directory, "run.steps=8", "policy.mesh.tp=3")

@@ -1,10 +1,18 @@
 import os
 import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
 
+import psutil
 import pytest
 
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
-from cosmos_core.run.fork import in_fork
+from cosmos_core.run import fork
+from cosmos_core.run.launch import fork_server
+from tests import processes
 
 KNOWN = []
 
@@ -16,18 +24,43 @@ class LocatedError(PluginBrokenError):
         super().__init__(f"{where}: {what}")
 
 
-def test_a_call_in_a_fork_leaves_only_its_error(capfd):
-    def refuse():
-        KNOWN.append(1)
-        try:
-            {}["vocab"]
-        except KeyError as error:
-            raise ConfigError("model.path: no such folder") from error
+def refuse():
+    KNOWN.append(1)
+    try:
+        {}["vocab"]
+    except KeyError as error:
+        raise ConfigError("model.path: no such folder") from error
 
-    def break_down():
-        raise LocatedError("numbers.py:3", "no rows")
 
-    in_fork(lambda: KNOWN.append(1))
+def break_down():
+    raise LocatedError("numbers.py:3", "no rows")
+
+
+def look_up():
+    return {}["absent"]
+
+
+def end(number):
+    os.kill(os.getpid(), number)
+
+
+def show_place(path):
+    path.write_text(f"{Path.cwd()} {os.environ['LATE']} {fork_server.prepare(1)}")
+
+
+@pytest.fixture(params=["of this process", "of the fork server"])
+def in_fork(request, monkeypatch):
+    if request.param == "of this process":
+        monkeypatch.setattr(fork_server, "place", lambda: None)
+    else:
+        monkeypatch.setattr(fork_server, "PRELOADED", processes.PRELOADED)  # the server of the session, if it runs
+        fork_server.prepare(1)
+        assert fork_server.place() is not None
+    return fork.in_fork
+
+
+def test_a_call_in_a_fork_leaves_only_its_error(in_fork, capfd, tmp_path, monkeypatch):
+    in_fork(partial(KNOWN.append, 1))
     with pytest.raises(ConfigError, match=r"^model\.path: no such folder$") as refused:
         in_fork(refuse)
     assert KNOWN == []
@@ -36,14 +69,63 @@ def test_a_call_in_a_fork_leaves_only_its_error(capfd):
     with pytest.raises(LocatedError, match=r"^numbers\.py:3: no rows$"):
         in_fork(break_down)
 
+    # It is where its caller is now. The fork server is of use to it, and outlives it.
+    server = fork_server.place()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LATE", "set later")
+    in_fork(partial(show_place, tmp_path / "place"))
+    assert (tmp_path / "place").read_text() == f"{tmp_path} set later True"
+    assert fork_server.place() == server
+
     # What is no refusal shows its traceback; what was killed is told.
     with pytest.raises(SystemExit) as ended:
-        in_fork(lambda: {}["absent"])
+        in_fork(look_up)
     assert ended.value.code == 1
-    assert "KeyError: 'absent'" in capfd.readouterr().err
+    if server is None:
+        assert "KeyError: 'absent'" in capfd.readouterr().err
     with pytest.raises(CosmosError, match=r"planning was ended by signal 9; .* memory"):
-        in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        in_fork(partial(end, signal.SIGKILL))
 
     # Ctrl-C reaches all of a terminal: whoever waits answers it.
-    in_fork(lambda: os.kill(os.getpid(), signal.SIGINT))
+    in_fork(partial(end, signal.SIGINT))
     assert capfd.readouterr().err == ""
+
+
+def test_without_its_fork_server_a_call_is_made_in_a_fork_of_this_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(fork_server, "place", lambda: (str(tmp_path / "gone"), os.getpid()))
+    monkeypatch.setattr(fork.multiprocessing.forkserver._forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(fork.multiprocessing.forkserver._forkserver, "_forkserver_address", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match="no such folder"):
+        fork.in_fork(refuse)
+
+
+ORPHANED = """
+import sys, time
+from functools import partial
+from pathlib import Path
+from cosmos_core.run import fork
+from cosmos_core.run.launch import fork_server
+from tests.unit.run.test_planning_apart import outlive
+fork_server.PRELOADED = ("json",)
+if sys.argv[2] == "fork server":
+    fork_server.prepare(1)
+fork.in_fork(partial(outlive, Path(sys.argv[1])))
+"""
+
+
+def outlive(path):
+    path.write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("method", ["fork server", "fork"])
+def test_it_ends_with_its_caller(method, tmp_path):
+    caller = subprocess.Popen([sys.executable, "-c", ORPHANED, tmp_path / "pid", method])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    caller.kill()
+    caller.wait()
+    child.wait(5)

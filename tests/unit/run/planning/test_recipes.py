@@ -11,6 +11,7 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.command import run_recipe
+from cosmos_core.run.launch import fork_server
 from cosmos_core.run.planning.memory import policy_memory, rollout_memory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
@@ -36,6 +37,7 @@ def _no_network(monkeypatch):
         raise AssertionError("planning asked the network")
 
     monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr(fork_server, "place", lambda: None)  # a fork of this process is refused it, too
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
