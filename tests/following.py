@@ -69,7 +69,12 @@ class Following:
         """Wait for the run to come to something; how long that took, in seconds."""
         began = time.monotonic()
         while self.state is None or not condition(self.state):
-            assert self.process.poll() is None, self.process.communicate()[0]
+            if self.process.poll() is not None:
+                # The controller may have ended before it said the last of it, which is in its journal.
+                self.follower = Follower()
+                self.follower.fold(entries(self.run / "journal.sqlite"))
+                assert condition(self.state), self.process.communicate()[0]
+                break
             assert time.monotonic() - began < within_s, f"not within {within_s} s: {describe(self.state)}"
             self.look()
         return time.monotonic() - began

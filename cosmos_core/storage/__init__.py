@@ -3,13 +3,11 @@
 Imports no torch, and fsspec's own packages (s3fs) only where a URL needs them.
 """
 
-from cosmos_core.storage.cache import LocalCache, cache_folder
-from cosmos_core.storage.models import MARKS, check_place, fetch_model, move_folder, send_folder
+from cosmos_core.storage.models import MARKS, cache_folder, check_place, fetch_model, move_folder, send_folder
 from cosmos_core.storage.stores import failures, file_system, is_out_of_reach, is_url, reason_of, storage_options, told
 
 __all__ = [
     "MARKS",
-    "LocalCache",
     "cache_folder",
     "check_place",
     "failures",

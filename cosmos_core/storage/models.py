@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from cosmos_core.errors import StorageError
-from cosmos_core.storage.cache import cache_folder
 from cosmos_core.storage.stores import LocalPlace, Place, opened, told
 
 MARKS: Final = ("config.json", "model_index.json")
@@ -28,6 +27,14 @@ export that was cut off; no other file is ever removed, but for those that the i
 
 _INDEX: Final = ".safetensors.index.json"
 _WEIGHTS: Final = ".safetensors"
+
+
+def cache_folder() -> Path:
+    """The folder of local copies: `COSMOS_CACHE`, or `cosmos` in the user's folder of caches."""
+    chosen = os.environ.get("COSMOS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "cosmos"
 
 
 def send_folder(folder: Path, url: str) -> None:

@@ -15,7 +15,7 @@ from cosmos_core.data import BadRowError
 from cosmos_core.errors import DataError
 from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.storage import LocalCache
+from cosmos_dataset_world.clips.cache import LocalCache
 from cosmos_dataset_world.clips.embeddings import usable_embedding
 from cosmos_dataset_world.clips.pickles import NotAnArrayError, read_array
 

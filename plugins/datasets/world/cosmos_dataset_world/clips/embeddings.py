@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from cosmos_core.data import BadRowError
-from cosmos_core.storage import LocalCache
+from cosmos_dataset_world.clips.cache import LocalCache
 from cosmos_dataset_world.clips.clip import PICKLES
 from cosmos_dataset_world.clips.pickles import NotAnArrayError, read_array
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_core.data import BadRowError
-from cosmos_core.storage import LocalCache, cache_folder
+from cosmos_core.storage import cache_folder
 from cosmos_core.types import JSON, Prompt
+from cosmos_dataset_world.clips.cache import LocalCache
 from cosmos_dataset_world.clips.clip import PICKLES, Clip, Part
 from cosmos_dataset_world.clips.embeddings import usable_embedding
 from cosmos_dataset_world.clips.options import ClipOptions

@@ -13,8 +13,9 @@ import attrs
 from cosmos_core.config import option
 from cosmos_core.data import BadRowError, JsonLinesFile, RawRow
 from cosmos_core.errors import DataError
-from cosmos_core.storage import LocalCache, file_system, told
+from cosmos_core.storage import file_system, told
 from cosmos_dataset_world.clips import Clip, ClipMapping, ClipOptions, Part
+from cosmos_dataset_world.clips.cache import LocalCache
 from cosmos_dataset_world.webdataset.index import index_of
 from cosmos_dataset_world.webdataset.members import BLOCK, header
 

@@ -14,7 +14,6 @@ from typing import Final
 
 from cosmos_core.errors import StorageError
 
-FOLDER: Final = "COSMOS_CACHE"
 IN_USE_S: Final = 900.0
 """Files that were handed out within so many seconds are never removed."""
 
@@ -23,14 +22,6 @@ _ABANDONED_S: Final = 86400.0
 
 _LOCK: Final = ".lock"
 _PARTIAL: Final = ".partial-"
-
-
-def cache_folder() -> Path:
-    """The folder of local copies: `COSMOS_CACHE`, or `cosmos` in the user's folder of caches."""
-    chosen = os.environ.get(FOLDER)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "cosmos"
 
 
 class LocalCache:
@@ -131,5 +122,5 @@ class LocalCache:
             yield
         except OSError as error:
             raise StorageError(
-                f"the cache {self._folder} cannot be used: {error}; set {FOLDER} to a folder that can be written"
+                f"the cache {self._folder} cannot be used: {error}; set COSMOS_CACHE to a folder that can be written"
             ) from error

@@ -5,8 +5,9 @@ import time
 import pytest
 
 from cosmos_core.errors import StorageError
-from cosmos_core.storage import cache
-from cosmos_core.storage.cache import LocalCache, cache_folder
+from cosmos_core.storage import cache_folder
+from cosmos_dataset_world.clips import cache
+from cosmos_dataset_world.clips.cache import LocalCache
 
 
 @pytest.fixture
