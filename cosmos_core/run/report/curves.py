@@ -1,7 +1,7 @@
 """Curves of a page: what is drawn, as data, and the page that has the script which draws it, with hover and zoom.
 
 The script is uPlot, `assets/curves.js` and the browser of samples. A page's policy lets nothing else run, and nothing
-be fetched but images and videos that lie beside it.
+be fetched; the report's lets images and videos be that lie beside it.
 """
 
 from __future__ import annotations
