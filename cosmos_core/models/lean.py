@@ -6,11 +6,10 @@ Import this module before any of transformers' models. It keeps three things fro
 - SciPy's optimisers are imported for one function of a loss of object detection, which still finds them when it runs.
 - The folders of all models are read twice, by their package and by the package above it.
 
-What transformers logs goes into the log of the process, as all else does, and not to the terminal beside it.
+What transformers logs goes where all else goes that the process logs.
 """
 
 import importlib
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,28 +39,33 @@ def _assign(*arguments: Any, **options: Any) -> Any:
     return importlib.import_module(_LATER).linear_sum_assignment(*arguments, **options)
 
 
-def _read_folders_once() -> None:
+@contextmanager
+def _folders_read_once() -> Iterator[None]:
+    """Let the package of all models find what the package above it has read of the same folder."""
     from transformers.utils import import_utils  # noqa: PLC0415 - the first import of transformers
 
     read = import_utils.create_import_structure_from_path
     import_utils.create_import_structure_from_path = lambda path: read(
         Path(path).parent if Path(path).is_file() else path
     )
+    try:
+        yield
+    finally:
+        import_utils.create_import_structure_from_path = read
 
 
 def _log_as_others() -> None:
-    from transformers.utils import logging as theirs  # noqa: PLC0415 - the first import of transformers
+    from transformers.utils import logging  # noqa: PLC0415
 
-    theirs.disable_default_handler()
-    theirs.enable_propagation()
-    # A process without a log, such as `cosmos plan`, would print it raw.
-    logging.getLogger("transformers").addHandler(logging.NullHandler())
+    logging.disable_default_handler()
+    logging.enable_propagation()
 
 
 def _import() -> None:
     assigning = ModuleType(_LATER)
     assigning.linear_sum_assignment = _assign  # type: ignore[attr-defined]
-    _read_folders_once()
+    with _folders_read_once():
+        importlib.import_module("transformers.models")
     _log_as_others()
     with _in_the_place_of(_UNNEEDED, None), _in_the_place_of(_LATER, assigning):
         importlib.import_module("transformers.generation.candidate_generator")

@@ -164,7 +164,8 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
 
 
 def _check_changed(job: Job) -> None:
-    from cosmos_core.run.planning.plan import check_changed  # noqa: PLC0415 - imports torch
+    with importing():
+        from cosmos_core.run.planning.plan import check_changed  # noqa: PLC0415 - imports torch
 
     check_changed(job)
 

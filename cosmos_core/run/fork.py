@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import select
@@ -12,15 +13,39 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
+
+import attrs
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.run.launch import fork_server
 
 _LEAVE_S: Final = 5.0
-_MEMORY: Final = "the system ends processes so that need more memory than there is"
+_MEMORY: Final = "the machine may have run out of memory"
+
+
+@attrs.frozen(kw_only=True)
+class _Surroundings:
+    """What a fork of the fork server takes from its caller: a fork of the caller has it already."""
+
+    server: tuple[str, int] | None
+    folder: Path = attrs.field(factory=Path.cwd)
+    environment: dict[str, str] = attrs.field(factory=lambda: dict(os.environ))
+    ignores_hangup: bool = attrs.field(factory=lambda: signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
+
+    def take(self) -> None:
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        # The fork server ignores it; a command does so under `nohup`.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if self.ignores_hangup else signal.SIG_DFL)
+        fork_server.borrow(self.server)
+        # What the fork server imported is no garbage, and stays.
+        gc.freeze()
+        gc.enable()
 
 
 def in_fork(call: Callable[[], None]) -> None:
@@ -34,16 +59,13 @@ def in_fork(call: Callable[[], None]) -> None:
     try:
         process, receiver = _started(call, "forkserver" if server else "fork", server)
     except (OSError, EOFError):
-        # The fork server could not import something. Here, its error is told.
+        # The fork server could not import something, and its error is told here; or it did not answer.
         process, receiver = _started(call, "fork", None)
     try:
         refusal = receiver.recv()
     except EOFError:
         process.join()
-        # Its traceback has been printed.
-        if process.exitcode and process.exitcode > 0:
-            raise SystemExit(process.exitcode) from None
-        raise CosmosError(f"planning was ended by signal {-(process.exitcode or 0)}; {_MEMORY}") from None
+        raise _lost(process.exitcode or 0) from None
     finally:
         receiver.close()
         if process.is_alive():
@@ -57,34 +79,33 @@ def in_fork(call: Callable[[], None]) -> None:
         raise kind.__new__(kind, words) from RuntimeError(f"in the process that planned:\n{trace}")
 
 
-def _started(
-    call: Callable[[], None], method: str, server: tuple[str, int] | None
-) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+def _started(call: Callable[[], None], method: str, server: tuple[str, int] | None) -> tuple[BaseProcess, Connection]:
     context: Any = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
-    with sender:
-        process = context.Process(target=_call, args=(call, sender, server, Path.cwd(), dict(os.environ)))
+    with sender, fork_server.patience() if server else contextlib.nullcontext():
+        process = context.Process(target=_call, args=(call, sender, _Surroundings(server=server)))
         process.start()
     return process, receiver
 
 
-def _call(
-    call: Callable[[], None],
-    sender: Connection,
-    server: tuple[str, int] | None,
-    here: Path,
-    environment: dict[str, str],
-) -> None:
+def _lost(code: int) -> BaseException:
+    """What to raise of a process that ended without an answer."""
+    if code == fork_server.UNKNOWN:
+        return CosmosError(f"planning ended with its fork server, which was killed; {_MEMORY}")
+    if code < 0:
+        hint = f"; {_MEMORY}" if code == -signal.SIGKILL else ""
+        return CosmosError(f"planning was ended by signal {-code}{hint}")
+    # Its traceback has been printed.
+    return SystemExit(code or 1)
+
+
+def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundings) -> None:
     die_with_parent(signal.SIGTERM)
     threading.Thread(target=_end_with_reader, args=(sender.fileno(),), name="caller", daemon=True).start()
-    os.chdir(here)
-    os.environ.clear()
-    os.environ.update(environment)
+    surroundings.take()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Ctrl-C is for its parent too, which ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    fork_server.borrow(server)
     refusal = None
     try:
         call()

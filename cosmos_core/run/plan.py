@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,13 +20,17 @@ from cosmos_core.transport import sockets
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Look for no garbage meanwhile, nor ever in what was imported: to look takes a fifth of the time."""
+    """Look for no garbage meanwhile, nor ever in what was imported: to look takes a fifth of the time.
+
+    What transformers warns of is left to the logs of the run, whose processes build the same model.
+    """
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+        logging.getLogger("transformers").addHandler(logging.NullHandler())
 
 
 def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> None:

@@ -35,7 +35,7 @@ from cosmos_core.replica.lifetime import PARENT
 from cosmos_core.run.launch.local import Process, by_command, visible_gpus
 from cosmos_core.storage.scratch import scratch
 
-_UNKNOWN: Final = 255
+UNKNOWN: Final = 255
 """What multiprocessing says of a process whose fork server has ended, which ends it, too."""
 
 _IMPORTS_S: Final = 180.0
@@ -74,7 +74,7 @@ class Child:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         code = self._process.exitcode
-        if code != _UNKNOWN:
+        if code != UNKNOWN:
             return code
         # Its fork server was killed. It would leave in a few seconds, and holds until then what its successor needs.
         if self._life is not None and not select.select([self._life], [], [], 0.0)[0]:
@@ -87,7 +87,7 @@ class Child:
         """Wait for its end; its exit code, or None after `timeout` seconds."""
         until = time.monotonic() + (float("inf") if timeout is None else timeout)
         self._process.join(timeout)
-        while (code := self.poll()) is None and self._process.exitcode == _UNKNOWN and time.monotonic() < until:
+        while (code := self.poll()) is None and self._process.exitcode == UNKNOWN and time.monotonic() < until:
             time.sleep(_POLL_S)
         return code
 
@@ -179,7 +179,7 @@ def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
 
     def fork() -> Child:
         process = _context().Process(target=_run, args=(spec.module, spec.arguments, environment, str(output)))
-        with _patience():
+        with patience():
             process.start()
         return Child(process)
 
@@ -195,8 +195,8 @@ def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
 
 
 @contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """End a fork server that does not answer, as it was stopped: this process would wait for ever."""
+def patience() -> Iterator[None]:
+    """End a fork server that does not answer meanwhile, as it was stopped: this process would wait for ever."""
     pid = _pid()
     timer = threading.Timer(_ANSWER_S if pid in _ANSWERED else _IMPORTS_S, _kill)
     timer.start()

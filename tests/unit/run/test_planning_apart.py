@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import subprocess
@@ -45,7 +46,13 @@ def end(number):
 
 
 def show_place(path):
-    path.write_text(f"{Path.cwd()} {os.environ['LATE']} {fork_server.prepare(1)}")
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    path.write_text(f"{Path.cwd()} {os.environ['LATE']} {fork_server.prepare(1)} {is_ignored} {gc.isenabled()}")
+
+
+def lose_server(pid):
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(60)
 
 
 @pytest.fixture(params=["of this process", "of the fork server"])
@@ -73,8 +80,11 @@ def test_a_call_in_a_fork_leaves_only_its_error(in_fork, capfd, tmp_path, monkey
     server = fork_server.place()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LATE", "set later")
-    in_fork(partial(show_place, tmp_path / "place"))
-    assert (tmp_path / "place").read_text() == f"{tmp_path} set later True"
+    for handler in (signal.SIG_DFL, signal.SIG_IGN):
+        before = signal.signal(signal.SIGHUP, handler)  # `nohup` ignores it
+        in_fork(partial(show_place, tmp_path / "place"))
+        signal.signal(signal.SIGHUP, before)
+        assert (tmp_path / "place").read_text() == f"{tmp_path} set later True {handler == signal.SIG_IGN} True"
     assert fork_server.place() == server
 
     # What is no refusal shows its traceback; what was killed is told.
@@ -83,12 +93,46 @@ def test_a_call_in_a_fork_leaves_only_its_error(in_fork, capfd, tmp_path, monkey
     assert ended.value.code == 1
     if server is None:
         assert "KeyError: 'absent'" in capfd.readouterr().err
-    with pytest.raises(CosmosError, match=r"planning was ended by signal 9; .* memory"):
+    with pytest.raises(CosmosError, match=r"^planning was ended by signal 9; .* memory$"):
         in_fork(partial(end, signal.SIGKILL))
+    with pytest.raises(CosmosError, match=r"^planning was ended by signal 10$"):
+        in_fork(partial(end, signal.SIGUSR1))
 
     # Ctrl-C reaches all of a terminal: whoever waits answers it.
     in_fork(partial(end, signal.SIGINT))
     assert capfd.readouterr().err == ""
+
+
+LOST = """
+import signal, sys
+from functools import partial
+from cosmos_core.errors import ConfigError, CosmosError
+from cosmos_core.run import fork
+from cosmos_core.run.launch import fork_server
+from tests.unit.run.test_planning_apart import lose_server, refuse
+fork_server.PRELOADED = ("json",)
+fork_server.prepare(1)
+try:
+    fork.in_fork(partial(lose_server, fork_server.place()[1]))
+except CosmosError as error:
+    assert "ended with its fork server" in str(error), error
+else:
+    raise AssertionError("nothing was said")
+# One that does not answer is not waited for.
+fork_server.prepare(1)
+fork_server._IMPORTS_S = fork_server._ANSWER_S = 1.0
+import os
+os.kill(fork_server.place()[1], signal.SIGSTOP)
+try:
+    fork.in_fork(refuse)
+except ConfigError:
+    sys.exit(0)
+"""
+
+
+def test_a_fork_server_that_is_killed_or_does_not_answer_is_told_or_done_without():
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_its_fork_server_a_call_is_made_in_a_fork_of_this_process(monkeypatch, tmp_path):
