@@ -1,13 +1,26 @@
-"""Calls on threads of their own, for which no process waits that ends: they may hang, and are left behind."""
+"""Calls on daemon threads: one that hangs is left behind, and does not keep its process from ending."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def awaitable(call: Callable[P, T]) -> Callable[P, T]:
+    """The call with StopIteration as a RuntimeError: a future of asyncio refuses it, and would never be done."""
+
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError("the call raised StopIteration").with_traceback(error.__traceback__) from error
+
+    return called
 
 
 def begin(call: Callable[[], T], name: str) -> Future[T]:

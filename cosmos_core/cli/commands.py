@@ -44,7 +44,7 @@ class OpenGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name, imported if a distribution adds it; None, or a PluginError that says how to get it."""
-        if own := super().get_command(ctx, cmd_name):
+        if (own := super().get_command(ctx, cmd_name)) or "." in cmd_name:
             return own
         entry, typed = f"{self.parent}.{cmd_name}".strip("."), f"{self.parent} {cmd_name}".strip()
         if entries := installed_commands().get(entry):

@@ -7,13 +7,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, Template
 from cosmos_core.data.rows import BadRowError, LeftOutError, field
 from cosmos_core.errors import DataError
 from cosmos_core.types import JSON, Message, Prompt
+
+_LIKENESS: Final = 0.8
+"""Finds `questions` where the column is `question`; `Summarize` is a prompt beside a column `summary`."""
+_WORD: Final = re.compile(r"\s*[\w-]+\s*")
 
 
 def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[Message, ...], str | None]:
@@ -59,26 +63,23 @@ class RowMapping(Protocol):
 
 
 class FieldMapping:
-    """The mapping of `FieldOptions`."""
+    """The mapping of `FieldOptions`.
+
+    Attributes:
+        fields: The fields to read of a row; all if empty.
+    """
 
     def __init__(self, options: FieldOptions) -> None:
         self._options = options
-        self._prompt = _template(options.prompt)
-        self._demonstration = _template(options.demonstration)
-        self._rejected = _template(options.rejected)
         given = {"prompt": options.prompt, "demonstration": options.demonstration, "rejected": options.rejected}
-        self._plain = {name: text for name, text in given.items() if text is not None and not Template(text).fields}
-        self._pattern = None if options.reference_pattern is None else re.compile(options.reference_pattern)
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The fields to read of a row; all if empty."""
-        options, templates = self._options, (self._prompt, self._demonstration, self._rejected)
+        self._templates = {name: Template(text) for name, text in given.items() if text is not None}
         named = {options.messages, options.rejected_messages, options.reference, options.media, *options.metadata}
-        filled = [template.fields for template in templates if template is not None]
-        if "prompt" in self._plain and options.media is None:
-            return frozenset()  # all are read, to be told
-        return frozenset(name for name in named if name is not None).union(*filled, self._plain.values())
+        filled = [template.fields for template in self._templates.values()]
+        self._varying = frozenset(name for name in named if name is not None).union(*filled)
+        self._unchecked = {name: str(given[name]) for name, each in self._templates.items() if not each.fields}
+        is_any_column = not self._varying or any(map(_WORD.fullmatch, self._unchecked.values()))
+        self.fields = frozenset[str]() if is_any_column else self._varying.union(self._unchecked.values())
+        self._pattern = None if options.reference_pattern is None else re.compile(options.reference_pattern)
 
     def prompt(self, row: Any, folder: Path) -> Prompt:
         """Make the prompt of a row (see `RowMapping`).
@@ -92,8 +93,8 @@ class FieldMapping:
         options = self._options
         self._check_plain(row)
         text, demonstration = self._text(row)
-        if self._demonstration is not None:
-            demonstration = _not_blank(self._demonstration.fill(row), "the demonstration")
+        if "demonstration" in self._templates:
+            demonstration = _not_blank(self._templates["demonstration"].fill(row), "the demonstration")
         rejected = self._rejected_of(row, text)
         if rejected is not None:
             _check_preference(demonstration, rejected)
@@ -108,19 +109,23 @@ class FieldMapping:
         )
 
     def _check_plain(self, row: Mapping[str, Any]) -> None:
-        """Raise DataError if a template without a placeholder is meant as a column, or leaves all rows alike."""
-        for name, text in self._plain.items():
-            near = difflib.get_close_matches(text.strip(), list(row), n=1)
-            if (near and near[0] == text.strip()) or (name == "prompt" and self._options.media is None):
+        """Raise DataError if a template without a placeholder is meant as a column, or leaves all rows alike.
+
+        The first row tells of all.
+        """
+        for name, text in self._unchecked.items():
+            near = difflib.get_close_matches(text.strip(), list(row), n=1, cutoff=_LIKENESS)
+            if not self._varying or (near and (near[0] == text.strip() or _WORD.fullmatch(text))):
                 hint = f"did you mean {{{near[0]}}}?" if near else "a column is written in braces, as in {question}."
                 raise DataError(
                     f"dataset option {name} = {text!r} is the same text in every row; {hint} Columns: {', '.join(row)}"
                 )
+        self._unchecked = {}
 
     def _text(self, row: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str | None]:
         """The prompt, and the demonstration if the chat ends with one."""
-        if self._prompt is not None:
-            text = _not_blank(self._prompt.fill(row), "the prompt")
+        if "prompt" in self._templates:
+            text = _not_blank(self._templates["prompt"].fill(row), "the prompt")
             if not self._options.chat:
                 return text, None
             return (*self._system(), Message(role="user", content=text)), None
@@ -132,8 +137,8 @@ class FieldMapping:
         return () if self._options.system is None else (Message(role="system", content=self._options.system),)
 
     def _rejected_of(self, row: Mapping[str, Any], text: str | tuple[Message, ...]) -> str | None:
-        if self._rejected is not None:
-            return _not_blank(self._rejected.fill(row), "the rejected completion")
+        if "rejected" in self._templates:
+            return _not_blank(self._templates["rejected"].fill(row), "the rejected completion")
         name = self._options.rejected_messages
         if name is None:
             return None
@@ -186,10 +191,6 @@ def plain(value: Any, name: str) -> JSON:
 
 def _has(part: Any, value: Any) -> str:
     return "is" if part is value else "has in it"
-
-
-def _template(text: str | None) -> Template | None:
-    return None if text is None else Template(text)
 
 
 def _last_group(pattern: re.Pattern[str], text: str, name: str) -> str:

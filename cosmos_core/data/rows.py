@@ -43,11 +43,8 @@ def text_field(row: Mapping[str, Any], name: str) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise BadRowError(f"field {name!r} is {_kind(value)}, not text")
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"
+    kind = "null" if value is None else f"a {type(value).__name__}"
+    raise BadRowError(f"field {name!r} is {kind}, not text")
 
 
 @attrs.frozen(kw_only=True)

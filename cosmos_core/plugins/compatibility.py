@@ -44,8 +44,8 @@ class Unmet:
     """A requirement that is not met.
 
     Attributes:
-        problem: In words.
-        requirement: It, as pip takes it.
+        problem: The package, the version that is required and the one that there is, in words.
+        requirement: The requirement as pip takes it.
         is_absent: True if there is no such package at all.
     """
 

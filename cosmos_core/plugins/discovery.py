@@ -122,9 +122,9 @@ class PluginRecord:
         version: Version of that distribution.
         module: The entry point's value: a module, or `module:object`.
         requires: `Requires-Dist` lines of the distribution.
-        status: What metadata can tell. `not installed`: packages that it requires are. `broken`: its module is
-            missing, or a requirement is not met: an import must fail. `invalid`: its entry point breaks a rule of the
-            core, so it is never imported.
+        status: What metadata can tell. `not installed`: packages that it requires are not installed. `broken`: its
+            module is missing, or a requirement is not met: an import must fail. `invalid`: its entry point breaks a
+            rule of the core, so it is never imported.
         problem: Why it is not `ok`; empty if it is.
     """
 

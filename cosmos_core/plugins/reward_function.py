@@ -13,7 +13,7 @@ import numpy as np
 from cosmos_core.errors import DataError
 from cosmos_core.plugins.batching import Batcher
 from cosmos_core.protocols import Completion, Reward, RewardCapabilities, Score
-from cosmos_core.threads import begin
+from cosmos_core.threads import awaitable, begin
 from cosmos_core.types import Payload, Prompt
 
 _BATCH: Final = 64
@@ -149,7 +149,7 @@ class _Batched(_Single):
         else:
             async with self._turn:
                 try:
-                    scores = await asyncio.wrap_future(begin(call, "batch"))
+                    scores = await asyncio.wrap_future(begin(awaitable(call), "batch"))
                 except SystemExit as error:
                     raise DataError(f"reward {self._name}: the function raised SystemExit: {error}") from error
         found = list(scores) if isinstance(scores, Sequence | np.ndarray) else scores

@@ -287,7 +287,8 @@ class PluginSet:
         try:
             registered = self.manager.register(target, name=name)
         except pluggy.PluginValidationError as error:
-            raise PluginBrokenError(f"{describe(record)} implements a hook wrongly: {_one_line(error)}") from None
+            told = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+            raise PluginBrokenError(f"{describe(record)} implements a hook wrongly: {told}") from None
         assert registered == name, f"{name} was registered before"
         self._registered[name] = record
 
@@ -302,10 +303,6 @@ class PluginSet:
             hint = f"; did you mean {close[0]}?" if close else f"; hooks are {', '.join(known)}"
             record = self._registered[self.manager.get_name(error.plugin)]
             raise PluginBrokenError(f"{describe(record)} implements {wrong}, which is no hook{hint}") from None
-
-
-def _one_line(error: Exception) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
 
 
 def _half_implemented(made: object, protocols: Iterable[type]) -> Iterator[str]:

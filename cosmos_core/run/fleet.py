@@ -207,6 +207,13 @@ class Fleet:
             member.killed.add(name)
             self._launcher.kill(name)
 
+    def kill_absent(self, state: State) -> None:
+        """End the replicas that never joined a run which is over: they have nothing to save."""
+        self.look(state)
+        for member in self._members.values():
+            if not member.has_joined:
+                self.kill(member)
+
     def gone(self, now: float) -> list[Member]:
         """Replicas of which nothing runs any more; of those that have begun to end, what lingers is killed."""
         for member in self._members.values():
@@ -250,14 +257,12 @@ class Interrupts:
         def count(_number: int, _frame: FrameType | None) -> None:
             self.number += 1
 
-        earlier = [(number, signal.signal(number, count)) for number in _WATCHED if not _is_let_pass(number)]
+        # `nohup` starts what shall outlive its terminal.
+        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        watched = [number for number in _WATCHED if not (is_kept and number is signal.SIGHUP)]
+        earlier = [(number, signal.signal(number, count)) for number in watched]
         try:
             yield
         finally:
             for number, handler in earlier:
                 signal.signal(number, handler)
-
-
-def _is_let_pass(number: signal.Signals) -> bool:
-    """True if it was started to outlive its terminal, as by `nohup`."""
-    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -29,7 +29,7 @@ _MEMORY: Final = "the machine may have run out of memory"
 
 @attrs.frozen(kw_only=True)
 class _Surroundings:
-    """What a fork of the fork server takes from its caller: a fork of the caller has it already."""
+    """State that a fork of the fork server takes from its caller: a fork of the caller has it already."""
 
     server: tuple[str, int] | None
     folder: Path = attrs.field(factory=Path.cwd)
@@ -89,7 +89,7 @@ def _started(call: Callable[[], None], method: str, server: tuple[str, int] | No
 
 
 def _lost(code: int) -> BaseException:
-    """What to raise of a process that ended without an answer."""
+    """The error to raise of a process that ended without an answer."""
     if code == fork_server.UNKNOWN:
         return CosmosError(f"planning ended with its fork server, which was killed; {_MEMORY}")
     if code < 0:

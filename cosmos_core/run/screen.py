@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -105,7 +104,7 @@ def sparkline(curve: Curve, width: int = _SPARKS) -> str:
     values = [value for _, value in curve.points]
     if len(values) > width:
         edges = [index * len(values) // width for index in range(width + 1)]
-        values = [_mean(values[first:last]) for first, last in itertools.pairwise(edges)]
+        values = [sum(values[first:last]) / (last - first) for first, last in itertools.pairwise(edges)]
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
@@ -114,10 +113,6 @@ def sparkline(curve: Curve, width: int = _SPARKS) -> str:
 def _steps(snapshot: Snapshot) -> str:
     eta = "" if snapshot.eta_s is None else f", ETA {clock(snapshot.eta_s)}"
     return f"step {snapshot.step}/{snapshot.num_steps}{eta}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _replicas(snapshot: Snapshot, most: int) -> Table:

@@ -310,7 +310,9 @@ class Supervisor:
             self._launcher.kill(CONTROLLER)
 
     def _on_controller(self, ended: Exit, now: float) -> None:
-        if self._follower.has_ended and self._is_current():
+        state = self._follower.state
+        if state is not None and self._follower.has_ended and self._is_current():
+            self._restart_policy.fleet.kill_absent(state)
             return
         if cause_of(ended) != "killed":
             self._fail(ended, now)

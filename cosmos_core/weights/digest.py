@@ -147,7 +147,8 @@ def _name_keys(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, int]
 
 def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int, ...]) -> int:
     """Σ R(r) · C(c) · v(r, c) of a slice, mod 2^64 (as a signed number)."""
-    split = _split(whole)
+    # Where both halves have few places, hence few keys.
+    split = min(range(len(whole) + 1), key=lambda dim: math.prod(whole[:dim]) + math.prod(whole[dim:]))
     device = tensor.device
     rows = _places(start[:split], tensor.shape[:split], whole[:split], device)
     columns = _places(start[split:], tensor.shape[split:], whole[split:], device)
@@ -163,11 +164,6 @@ def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int
         column_keys = _keys(_COLUMN_STREAM, columns, column, block.shape[1], device)
         total += block.to(torch.int64).mul_(column_keys).sum(1).mul_(row_keys).sum()
     return int(total)
-
-
-def _split(shape: tuple[int, ...]) -> int:
-    """The dim at which to split the shape so that both halves have few places, hence few keys."""
-    return min(range(len(shape) + 1), key=lambda dim: math.prod(shape[:dim]) + math.prod(shape[dim:]))
 
 
 def _places(

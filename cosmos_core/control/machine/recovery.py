@@ -106,7 +106,7 @@ def restored(snapshot: RecoverySnapshot, checkpoint: str) -> State:
 
 def is_headless(state: State) -> bool:
     """True if nobody has the newest weights any more, so that the run must be taken back."""
-    if state.outcome or not state.has_started or _is_kept(state):
+    if state.outcome or not state.has_started or state.step == 0 or state.step in state.checkpoints.saved:
         return False
     return not any(policy.step >= state.step for policy in state.named("policy") if not policy.is_leaving)
 
@@ -188,10 +188,6 @@ def resume(state: State, event: Resumed) -> None:
         if name != "__weakref__":
             setattr(state, name, getattr(fresh, name))
     progress.begin(state)
-
-
-def _is_kept(state: State) -> bool:
-    return state.step == 0 or state.step in state.checkpoints.saved
 
 
 def _undo_training(state: State, step: int) -> None:

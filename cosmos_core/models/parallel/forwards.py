@@ -211,7 +211,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, operator: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        is_saved = _is_saved(operator)
+        is_saved = isinstance(operator, torch._ops.OpOverload) and operator.overloadpacket.__name__ in SAVED  # noqa: SLF001
         if self.reuses and is_saved:
             kept = self.results[operator].popleft()
             if _versions(kept.values) == kept.versions:
@@ -225,10 +225,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _selective() -> tuple[_Mode, _Mode]:
     results: dict[Any, deque[_Result]] = defaultdict(deque)
     return _Mode(results, reuses=False), _Mode(results, reuses=True)
-
-
-def _is_saved(operator: Any) -> bool:
-    return isinstance(operator, torch._ops.OpOverload) and operator.overloadpacket.__name__ in SAVED  # noqa: SLF001
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ from cosmos_core.rollout.episodes.messages import (
 )
 from cosmos_core.rollout.workers import process
 from cosmos_core.rollout.workers.process import Ready, described, live, shown
+from cosmos_core.threads import awaitable
 
 _MOST: Final = 4096
 """Threads, more than a worker has dialogues: one is started only where all others are busy, so that no call waits."""
@@ -72,7 +73,7 @@ class EpisodeThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call something in a thread, for the episode of this context."""
-        future: Future[T] = super().submit(fn, *args, **kwargs)
+        future: Future[T] = super().submit(awaitable(fn), *args, **kwargs)
         with self._guard:
             self._going[future] = _EPISODE.get()
         future.add_done_callback(self._ended)

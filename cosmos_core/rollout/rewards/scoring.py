@@ -72,11 +72,9 @@ def sample(
         values = {**values, environment.label: played.reward}
         total += 0.0 if shut else environment.weight * played.reward
     if failed is None and not math.isfinite(total):
-        failed = Outcome(
-            value=None,
-            status=SampleStatus.REWARD_FAILED,
-            detail=f"the weighted sum of its rewards is not finite: {_told(values)}",
-        )
+        told = ", ".join(f"{label} {value:g}" for label, value in values.items())
+        detail = f"the weighted sum of its rewards is not finite: {told}"
+        failed = Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
     return _sample(
         index,
         played,
@@ -126,10 +124,6 @@ def _named(label: str, failed: Outcome) -> Outcome:
     kind, own, rest = failed.detail.partition(f"reward {label}: ")
     detail = f"{kind}{rest}" if own and (not kind or kind.removesuffix(": ").isidentifier()) else failed.detail
     return attrs.evolve(failed, detail=f"{label}: {detail}")
-
-
-def _told(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} {value:g}" for label, value in values.items())
 
 
 def _shut(values: Mapping[str, float], rewards: Sequence[RewardConfig]) -> list[str]:

@@ -14,7 +14,7 @@ import math
 import numbers
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import attrs
@@ -136,11 +136,8 @@ def judged(score: Any) -> Outcome:
     if not math.isfinite(value):
         return failed(shown(f"the score is not finite: {value!r:.200}"))
     details = score.details if isinstance(score, Score) else {}
-    return Outcome(value=float(value), status=SampleStatus.OK, detail=_shown(details))
-
-
-def _shown(details: Mapping[str, JSON]) -> str:
-    return shown(", ".join(f"{name}: {_rounded(value)}" for name, value in details.items()))
+    detail = shown(", ".join(f"{name}: {_rounded(each)}" for name, each in details.items()))
+    return Outcome(value=float(value), status=SampleStatus.OK, detail=detail)
 
 
 def _rounded(value: JSON) -> str:

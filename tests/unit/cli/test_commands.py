@@ -51,6 +51,8 @@ def test_a_command_may_be_added_below_plugins(make_distribution, cosmos):
     assert re.search(r"  greet +Greet somebody\.", cosmos("plugins", "--help").output)
     assert "--debug" in cosmos("plugins", "greet", "--help").output
     assert "greet" not in cosmos("--help").output
+    for dotted in ("plugins.greet", "plugins.new"):
+        assert f"No such command '{dotted}'" in cosmos(dotted, "Ann").output
     # The core's own names are kept.
     assert "KIND" in cosmos("plugins", "list").output
 

@@ -1,6 +1,7 @@
 """Values of fields."""
 
 import datetime as dt
+import difflib
 import math
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def test_values_are_what_json_can_hold():
             r"option prompt = 'question' is the same .* mean \{question\}\? .* question, answer, image",
         ),
         ({"prompt": "questions"}, r"did you mean \{question\}\? Columns: question"),
+        ({"prompt": "questions", "demonstration": "{answer}"}, r"did you mean \{question\}\? Columns: question"),
+        ({"prompt": "answer", "reference": "answer"}, r"did you mean \{answer\}\? Columns: question"),
         ({"prompt": "Tell me a joke."}, r"written in braces, as in \{question\}\. Columns: question"),
         (
             {"prompt": "{question}", "demonstration": "answer"},
@@ -53,7 +56,21 @@ def test_a_column_without_braces_is_refused_with_the_columns_that_there_are(opti
         mapping.prompt(read, Path("/"))
 
 
-def test_a_prompt_that_is_the_same_for_every_picture_is_taken():
-    mapping = FieldMapping(FieldOptions(prompt="What is it?", demonstration="{answer}", media="image"))
-    made = mapping.prompt({"answer": "a cat", "image": "http://a.example/1.png"}, Path("/"))
-    assert (made.text, made.demonstration) == ("What is it?", "a cat")
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ({"prompt": "What is it?", "demonstration": "{answer}", "media": "image"}, {"answer", "image", "What is it?"}),
+        ({"prompt": "Write an answer.", "demonstration": "{answer}"}, {"answer", "Write an answer."}),
+        ({"prompt": "Think of a question.", "reference": "answer"}, {"answer", "Think of a question."}),
+        ({"prompt": "Question:", "metadata": ("answer",)}, {"answer", "Question:"}),
+        ({"prompt": "Guess", "metadata": ("answer",)}, set()),
+    ],
+)
+def test_a_prompt_that_is_the_same_in_every_row_is_taken_where_something_else_varies(options, read, monkeypatch):
+    mapping = FieldMapping(FieldOptions(**options))
+    row = {"question": "1 + 1?", "answer": "a cat", "image": "http://a.example/1.png"}
+    assert mapping.prompt(row, Path("/")).text == options["prompt"]
+    assert mapping.fields == read
+    # Once, not row by row.
+    monkeypatch.setattr(difflib, "get_close_matches", None)
+    assert "a cat" in str(mapping.prompt(row, Path("/")))

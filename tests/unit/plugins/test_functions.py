@@ -9,6 +9,7 @@ from cosmos_core.errors import ConfigError, DataError, PluginBrokenError, Plugin
 from cosmos_core.plugins.manifest import manifest
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, DatasetContext, RewardContext, Score
+from cosmos_core.rollout.rewards.worker import raised
 from cosmos_core.run import folder
 from cosmos_core.types import Array, Message, Payload, Prompt
 
@@ -30,6 +31,7 @@ def short_list(completions):
     return [1.0]
 
 def leaves(completions): raise SystemExit(3)
+def runs_out(completions): return next(each for each in completions if each == "there is none")
 def nothing(completion): return None
 def unnamed(completion): return {"value": 1.0}
 def everything(completion, **columns): return {"score": 1.0, **columns}
@@ -100,6 +102,10 @@ def test_a_function_of_lists_scores_what_arrives_together(file):
     (first,) = asyncio.run(scores("leaves", 1))
     assert isinstance(first, DataError)
     assert "the function raised SystemExit: 3" in str(first)
+    (first,) = asyncio.run(asyncio.wait_for(scores("runs_out", 1), 5))
+    line = next(number for number, text in enumerate(REWARDS.splitlines(), 1) if "runs_out" in text)
+    assert raised(first).detail == f"RuntimeError: the call raised StopIteration (my_rewards.py:{line})"
+    assert "return next(" in raised(first).trace
 
 
 def test_what_a_function_lacks_is_said(file):

@@ -223,6 +223,20 @@ def test_a_killed_controller_comes_back_at_its_port_and_goes_on_where_it_was(mak
     assert scene.failure.error == "the disk is full"
 
 
+def test_when_the_run_is_over_replicas_that_never_joined_are_ended_at_once(make):
+    scene = make()
+    for name in ("rollout-1", "policy-0"):
+        scene.members[name].has_joined = False
+    # The last notices may tell that one has joined.
+    del scene.state.replicas["rollout-1"]
+    scene.state.outcome = "stopped"
+    scene.supervisor._follower.has_ended = True
+    scene.turn(("controller", 0, ""))
+    assert scene.launcher.killed == ["rollout-1"]
+    scene.turn(("rollout-1", -9, ""))
+    assert (started(scene), scene.failure, scene.said) == ([], None, [])
+
+
 def test_a_controller_that_says_nothing_is_ended_once(make, monkeypatch):
     scene = make()
     scene.launcher.start(scene.members["policy-0"].specs[0].__class__(name="controller", module="m", arguments=()))

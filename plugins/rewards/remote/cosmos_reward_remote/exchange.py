@@ -23,7 +23,7 @@ _CHUNK: Final = 1 << 16
 _SHOWN_CHARACTERS: Final = 200
 _LOOKED_AT: Final = 1 << 14
 _CONNECT_S: Final = 3.0
-_IS_IT_RUNNING: Final = "start the service, or correct the address"
+_REMEDY: Final = "start the service, or correct the address"
 _MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MAY_SAY_WHEN: Final = frozenset({429, 503})
 _MOST_DOUBLINGS: Final = 30
@@ -174,9 +174,9 @@ class Exchange:
             raise self.error(url, late) from None
         except aiohttp.ClientConnectorError as error:
             what = error.os_error.strerror or error.os_error
-            raise _PassingError(f"no connection ({what}); {_IS_IT_RUNNING}") from None
+            raise _PassingError(f"no connection ({what}); {_REMEDY}") from None
         except aiohttp.ClientConnectionError as error:
-            raise _PassingError(f"no connection ({error}); {_IS_IT_RUNNING}") from None
+            raise _PassingError(f"no connection ({error}); {_REMEDY}") from None
         except aiohttp.ClientError as error:
             raise self.error(url, f"no HTTP: {error}") from None
         found = Answer(status=answer.status, data=data, secret=self._secret)
@@ -218,12 +218,12 @@ def address(key: str, url: str) -> SplitResult:
 
 
 def away(parts: SplitResult) -> str:
-    """Why nothing can be reached there, and what to do; empty if something listens."""
+    """The reason that no connection can be made to an address, and what to do; empty if something listens."""
     where = (parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme])
     try:
         socket.create_connection(where, _CONNECT_S).close()
     except (OSError, UnicodeError) as error:
-        return f"{parts.geturl()!r}: no connection ({getattr(error, 'strerror', None) or error}); {_IS_IT_RUNNING}"
+        return f"{parts.geturl()!r}: no connection ({getattr(error, 'strerror', None) or error}); {_REMEDY}"
     return ""
 
 

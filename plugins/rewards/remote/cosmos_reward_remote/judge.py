@@ -80,7 +80,7 @@ class Judge:
         self._needs_reference: Final = "reference" in places
 
     def absent(self) -> str:
-        """The key, where the environment has none; that nothing answers at the address."""
+        """The variable of the key if the environment lacks it, or that nothing answers at the address; else empty."""
         return self._poster.absent()
 
     def unset_variables(self, given: Collection[str]) -> Sequence[str]:

@@ -101,7 +101,7 @@ class Queued:
         self._access: Access | None = access(os.environ, allow_http=options.allow_http)
 
     def absent(self) -> str:
-        """The addresses and the token, where the environment has none; that nothing answers at the address."""
+        """The variables that the environment lacks, or the address at which nothing answers; empty if all is there."""
         known = access(os.environ, allow_http=self._options.allow_http)
         if known is not None:
             name = variables([each for each, value in os.environ.items() if value.strip()])[0]

@@ -41,7 +41,7 @@ class Service:
         self._batcher: Final = Batcher(self._ask, size=options.batch, wait_s=options.wait_ms / 1000.0)
 
     def absent(self) -> str:
-        """The key, where the environment has none; that nothing answers at the address."""
+        """The variable of the key if the environment lacks it, or that nothing answers at the address; else empty."""
         return self._poster.absent()
 
     def unset_variables(self, given: Collection[str]) -> Sequence[str]:

@@ -62,6 +62,8 @@ class Obedient:
         if kind == "thread":
             await asyncio.to_thread(time.sleep, float(rest))
             return Turn(observation="slept")
+        if kind == "thread-stop":
+            await asyncio.to_thread(next, iter(()))
         if kind == "none":
             return None
         if kind == "mute":

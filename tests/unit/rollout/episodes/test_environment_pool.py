@@ -38,6 +38,7 @@ def test_a_prompt_may_say_it_all_and_may_be_a_chat(shared):
 def test_what_cannot_be_used_fails_and_says_why(shared):
     for text, detail in [
         ("raise", "KeyError: 'lost'"),
+        ("thread-stop", "RuntimeError: the call raised StopIteration"),
         ("none", "step: it returned no Turn but None"),
         ("mute", "step: it returned no observation, and the dialogue is not done"),
         ("reward nan", "step: the reward is no finite number but nan"),
