@@ -18,7 +18,8 @@ from typing import Final
 
 from running.whole import Whole, adopt_orphans, run_whole
 
-from cosmos_core.run.samples import accounted, samples
+from cosmos_core.storage.samples import samples
+from cosmos_service_tools.printed_samples import accounted
 
 RECIPE: Final = Path(__file__).parents[1] / "recipes" / "arithmetic.toml"
 KEPT: Final = ("none", "10GB")

@@ -22,9 +22,9 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.run import folder, metrics
 from cosmos_core.run.requests import ask
-from cosmos_core.run.samples import samples
 from cosmos_core.run.screen import lines
 from cosmos_core.run.status import Watcher, look
+from cosmos_core.storage.samples import samples
 from cosmos_core.transport.messages import Stop
 
 _LOOK_S: Final = 0.5
@@ -151,7 +151,7 @@ class Run:
         return self._figures("evaluation")
 
     def samples(self, **wanted: Any) -> Any:
-        """The kept samples, likewise, with the columns of docs/samples.md; `wanted` as of `cosmos_core.run.samples`."""
+        """The kept samples, likewise, with the columns of docs/samples.md; `wanted` as of `storage.samples.samples`."""
         return _table(list(samples(self.directory, **wanted)))
 
     def _figures(self, kind: str) -> Any:

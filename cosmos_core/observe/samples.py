@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ _NEWEST: Final = 50_000
 """Samples that are looked at."""
 _EXCERPT: Final = 160
 _TEXT: Final = 20_000
+_FACT: Final = 2000
 _TOKENS: Final = 8192
 _SAMPLES: Final = 256
 _EMBEDDED: Final = 12
@@ -60,17 +62,18 @@ class SampleBrowser:
         grep = f"(?i){re.escape(text)}" if text else ""
         found = ranked(summaries(self._directory, newest=_NEWEST, grep=grep, **wanted), order)
         shown = found[first : first + COUNT]
-        leases = [each.lease for each in shown]
-        texts = {each["lease"]: each["prompt"] for each in self._of(leases, ("prompt",))}
+        texts = {each["lease"]: each["prompt"] for each in self._of([each.lease for each in shown], ("prompt",))}
         groups = [_summary(each, texts.get(each.lease, "")) for each in shown]
         return {"groups": groups, "total": len(found), "note": self._note(len(found))}
 
     def group(self, lease: int) -> dict[str, Any]:
         """A prompt with its samples, without their tokens."""
-        found = [_short(each, _TEXT) for each in itertools.islice(self._of([lease], _COLUMNS), _SAMPLES)]
+        found, number = list[dict[str, Any]](), 0
+        for number, each in enumerate(self._of([lease], _COLUMNS), start=1):
+            found += [_short(each, _TEXT)] if number <= _SAMPLES else []
         if not found:
             raise ConfigError(f"the samples of lease {lease} are not kept any more")
-        return _group(found)
+        return _group(found, number)
 
     def tokens(self, lease: int, index: int) -> dict[str, Any]:
         """The tokens of a sample: `ids`, `pieces` of text (none without a tokenizer), `logprobs` and `ratios`."""
@@ -93,30 +96,36 @@ class SampleBrowser:
         orders = [ranked(kind, order)[:_EMBEDDED] for kind in kinds for order in ("newest", "worst", "best")]
         orders.append([each for each in ranked(found, "newest") if each.shows_media][: 2 * _EMBEDDED])
         # One of each in turn, as long as there is room.
-        wanted = [each for picks in itertools.zip_longest(*orders) for each in picks if each is not None]
-        chosen = {each.lease: each for each in wanted}
+        chosen = {each.lease: each for picks in itertools.zip_longest(*orders) for each in picks if each is not None}
         held: dict[int, list[dict[str, Any]]] = {lease: [] for lease in chosen}
         known = ratios(self._directory, [*chosen], _EMBEDDED_TOKENS, _NEWEST)
         for each in self._of([*chosen], ()):
-            own, ratios_of = held[each["lease"]], known.get((each["lease"], each["index"]))
-            tokens = tokens_of(each, self._tokenizer, ratios_of, _EMBEDDED_TOKENS)
-            own += [_short(each, _EMBEDDED_TEXT) | {"tokens": tokens}] if len(own) < _SAMPLES else []
-        groups = []
+            if len(own := held[each["lease"]]) < _SAMPLES:
+                ratios_of = known.get((each["lease"], each["index"]))
+                tokens = tokens_of(each, self._tokenizer, ratios_of, _EMBEDDED_TOKENS)
+                own.append(_short(each, _EMBEDDED_TEXT) | {"tokens": tokens})
+        groups, left_out = list[dict[str, Any]](), 0
         for own in filter(None, held.values()):
-            detail = _group(own)
-            group = _summary(chosen[detail["lease"]], detail["prompt"]) | {"detail": detail}
-            max_bytes -= len(encoded(group))
-            groups += [group] if max_bytes > 0 else []
-        return {"groups": groups, "total": len(found), "note": self._note(len(found))}
+            summary = chosen[own[0]["lease"]]
+            detail = _group(own, summary.num_samples)
+            group = _summary(summary, detail["prompt"]) | {"detail": detail}
+            if (size := len(encoded(group))) <= max_bytes:
+                max_bytes -= size
+                groups.append(group)
+            else:
+                left_out += 1
+        return {"groups": groups, "total": len(found), "note": self._note(len(found), left_out)}
 
     def _of(self, leases: Sequence[int], columns: Sequence[str], **wanted: Any) -> Iterable[dict[str, Any]]:
         return samples(self._directory, newest=_NEWEST, lease=leases, columns=columns, **wanted) if leases else ()
 
-    def _note(self, number: int) -> str:
+    def _note(self, number: int, left_out: int = 0) -> str:
         if not number:
             return none_found(self._directory)
         every, newest = (counts(self._directory, bound)["rows"] for bound in (None, _NEWEST))
-        return "" if every == newest else f"of the newest {newest:,} of {every:,} samples that are kept"
+        words = [f"of the newest {newest:,} of {every:,} samples that are kept"] if every != newest else []
+        words += [f"this page has no room for {left_out} of the chosen prompts"] if left_out else []
+        return "; ".join(words)
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -147,14 +156,17 @@ def _summary(each: Summary, prompt: str) -> dict[str, Any]:
 
 def _short(sample: Mapping[str, Any], most: int) -> dict[str, Any]:
     rest = {name: value for name, value in sample.items() if name not in ("units", "logprobs")}
-    return {**rest, **{name: _cut(sample[name], most) for name in ("prompt", "completion")}}
+    for name in ("reference", "metadata"):
+        text = sample[name] if isinstance(sample[name], str) else json.dumps(sample[name], ensure_ascii=False)
+        rest[name] = sample[name] if len(text) <= _FACT else _cut(text, _FACT)
+    return {**rest, **{name: _cut(sample[name], most) for name in ("prompt", "completion", "detail")}}
 
 
-def _group(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _group(found: list[dict[str, Any]], total: int) -> dict[str, Any]:
     shared = {name: found[0][name] for name in _SHARED}
     shared["prompt_media"] = [place if len(place) < _TEXT else "" for place in shared["prompt_media"] or ()]
     own = [{name: value for name, value in each.items() if name not in _SHARED} for each in found]
-    return {**shared, "samples": sorted(own, key=lambda each: each["index"])}
+    return {**shared, "total": total, "samples": sorted(own, key=lambda each: each["index"])}
 
 
 def _cut(text: str, most: int) -> str:
@@ -165,13 +177,15 @@ def tokens_of(sample: Mapping[str, Any], tokenizer: Any, ratios_n: Sequence[floa
     """The first tokens of a sample, with the ratios of its n decisions, and how many it has."""
     ids, logprobs = ((sample[name] or ())[:most] for name in ("units", "logprobs"))
     rest = iter(ratios_n or ())
+    # Decisions are those tokens that have a log-prob.
+    values = (logprobs, [None if each is None else next(rest, None) for each in logprobs])
+    # JSON has no word for what is no number, which is what one would look for here.
+    told = [[each if each is None or math.isfinite(each) else str(each) for each in some] for some in values]
     return {
         "ids": ids,
         "pieces": None if tokenizer is None else _pieces(tokenizer, ids),
-        # JSON has no word for a log-prob that is no number, which is what one would look for here.
-        "logprobs": [value if value is None or math.isfinite(value) else str(value) for value in logprobs],
-        # Decisions are those tokens that have a log-prob.
-        "ratios": ratios_n and [None if each is None else next(rest, None) for each in logprobs],
+        "logprobs": told[0],
+        "ratios": ratios_n and told[1],
         "total": len(sample["units"] or ()),
     }
 

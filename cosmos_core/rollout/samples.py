@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
+from cosmos_core.transport.bounds import sendable
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
 
@@ -22,9 +23,8 @@ def schema() -> Any:
     import pyarrow as pa  # noqa: PLC0415 - where samples are written
 
     columns = dict.fromkeys(("lease", "position", "row", "oldest_version", "newest_version"), pa.int64())
-    columns |= dict.fromkeys(("index", "num_units", "num_prompt_units"), pa.int32()) | dict.fromkeys(
-        _TEXTS, pa.string()
-    )
+    columns |= dict.fromkeys(("index", "num_units", "num_prompt_units"), pa.int32())
+    columns |= dict.fromkeys(_TEXTS, pa.string())
     columns |= {"reward": pa.float64(), "rewards": pa.map_(pa.string(), pa.float64()), "truncated": pa.bool_()}
     columns |= {"units": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
     return pa.schema({**columns, "prompt_media": pa.list_(pa.string()), "time": pa.float64()})
@@ -41,12 +41,12 @@ def rows_of(
     """The rows of a group, each with what else is `told`, and about how many bytes they take in memory."""
     shared = {
         **attrs.asdict(lease, recurse=False),
-        "prompt": _clean(prompt.words),
-        "prompt_media": [_clean(place) for place in prompt.media],
+        "prompt": sendable(prompt.words),
+        "prompt_media": [sendable(place) for place in prompt.media],
         "reference": _json(prompt.reference),
         "metadata": _json(prompt.metadata),
         "time": time.time(),
-        **{name: _clean(text) for name, text in told.items()},
+        **{name: sendable(text) for name, text in told.items()},
     }
     rows = [
         {
@@ -54,9 +54,9 @@ def rows_of(
             **attrs.asdict(sample, recurse=False),
             **_tokens(each.generated.payload),
             "rewards": [*sample.rewards.items()],
-            "completion": _clean(text),
+            "completion": sendable(text),
             "truncated": each.status is SampleStatus.TRUNCATED,
-            "detail": _clean(sample.detail),
+            "detail": sendable(sample.detail),
         }
         for sample, each, text in zip(samples, played, texts, strict=True)
     ]
@@ -81,11 +81,6 @@ def _tokens(payload: Payload) -> dict[str, Any]:
 def _json(value: Any) -> str:
     """JSON of what a dataset gives, which may hold what JSON has no word for."""
     try:
-        return _clean(json.dumps(value, ensure_ascii=False, default=repr))
+        return sendable(json.dumps(value, ensure_ascii=False, default=repr))
     except (TypeError, ValueError):
-        return _clean(json.dumps(repr(value)))
-
-
-def _clean(text: str) -> str:
-    """The text without lone surrogates, which JSON may have and UTF-8 does not."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
+        return sendable(json.dumps(repr(value)))

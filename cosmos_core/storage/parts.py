@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -142,7 +143,7 @@ class PartWriter:
 
         found, lost = [], Counter[str]()
         # Another writer may be faster: what it removes, it counts. What is damaged stays, for the reader to tell.
-        for path in self._folder.glob(f"{self._kind}.*.parquet"):
+        for path in paths(self._folder, self._kind):
             with contextlib.suppress(FileNotFoundError):
                 found.append((path.stat().st_mtime, path.stat().st_size, path))
         excess = sum(size for _, size, _ in found) - self._max_bytes
@@ -155,6 +156,13 @@ class PartWriter:
                     lost += counts + Counter(removed=counts.pop("rows"))
                     self._warn("%s have reached their bound of %d bytes: the oldest go", self._kind, self._max_bytes)
         return lost
+
+
+def paths(folder: Path, kind: str) -> list[Path]:
+    """The parts of a kind in the order in which they were begun; files of any other name are no parts."""
+    name = re.compile(rf"{kind}\..+\.([0-9]+)\.parquet")
+    found = [(int(part[1]), path) for path in folder.glob(f"{kind}.*") if (part := name.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
 
 
 def counts_of(metadata: Any) -> Counter[str]:

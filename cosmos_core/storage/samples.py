@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.storage.parts import FOLDER, counts_of
+from cosmos_core.storage.parts import FOLDER, counts_of, paths
 from cosmos_core.types import SampleStatus
 
 _KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
@@ -170,7 +170,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _parts(directory: Path, kind: str, newest: int | None = None) -> list[Path]:
     """The parts in the order in which they were begun; where `newest` is given the last ones that have so many rows."""
-    found = sorted((directory / FOLDER).glob(f"{kind}.*.parquet"), key=lambda path: int(path.name.split(".")[-2]))
+    found = paths(directory / FOLDER, kind)
     if newest is None:
         return found
     for number, path in enumerate(reversed(found), start=1):
@@ -210,10 +210,10 @@ def ratios(
     found: dict[int, tuple[tuple[int, int], Any]] = {}
     for path in _parts(directory, "steps", newest):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            # An earlier release kept none.
-            if "ratios" in file.schema_arrow.names:
-                table = file.read(columns=["generation", "attempt", "lease", "ratios"])
-                table = table.filter(compute.field("lease").isin(leases))
+            mine = compute.field("lease").isin(leases)
+            # An earlier release kept none; they are most of a part, which is read for its own groups alone.
+            if "ratios" in file.schema_arrow.names and len(file.read(columns=["lease"]).filter(mine)):
+                table = file.read(columns=["generation", "attempt", "lease", "ratios"]).filter(mine)
                 for generation, attempt, lease, lists in zip(*table.columns, strict=True):
                     each = (generation.as_py(), attempt.as_py()), lists.values
                     found[lease.as_py()] = max(found.get(lease.as_py(), each), each, key=lambda pair: pair[0])

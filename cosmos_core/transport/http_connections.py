@@ -14,6 +14,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._quiet_since: dict[RequestHandler, float] = {}
+        self._unread: dict[RequestHandler, int] = {}
 
     def begin(self, connection: RequestHandler) -> None:
         """A request of it is being served from now on."""
@@ -26,6 +27,11 @@ class Connections:
     def sweep(self, server: web.Server, now: float, idle_s: float) -> None:
         """Close what has been quiet for longer than `idle_s` at `now`, a monotonic time."""
         self._quiet_since = {each: self._quiet_since.get(each, now) for each in server.connections}
+        known, self._unread = self._unread, {}
         for connection, since in self._quiet_since.items():
-            if now - since > idle_s and connection.transport is not None:
-                connection.transport.abort()  # to close it would wait for whoever does not read
+            if (transport := connection.transport) is not None:
+                self._unread[connection] = unread = transport.get_write_buffer_size()
+                if unread < known.get(connection, 0):  # an answer is being read
+                    self._quiet_since[connection] = max(since, now)
+                elif now - since > idle_s:
+                    transport.abort()  # to close it would wait for whoever does not read

@@ -19,7 +19,6 @@ from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
-from cosmos_core.weights import slices
 
 Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
 """Gives every process what each of them said, in the order of ranks; all of them call it."""
@@ -84,14 +83,6 @@ class ShardMap:
 
     tensors: Mapping[str, TensorFacts]
     ranks: Mapping[int, tuple[TensorSlice, ...]]
-
-    @classmethod
-    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None) -> ShardMap:
-        """Make the map of one rank that holds whole tensors; floating-point ones as `dtype` if given."""
-        facts = {
-            name: TensorFacts(shape=tuple(t.shape), dtype=dtype_name(cast(t, dtype))) for name, t in tensors.items()
-        }
-        return cls(tensors=facts, ranks={0: tuple(slices.whole(name, fact.shape) for name, fact in facts.items())})
 
     @classmethod
     def of_layout(cls, layout: EngineLayout) -> ShardMap:

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from cosmos_core.control.page import metrics
 from cosmos_core.control.page.authentication import PageAuthentication
 from cosmos_core.control.page.board import Board, as_event, changes, whole
-from cosmos_core.control.page.samples import SampleRoutes, refused
+from cosmos_core.control.page.samples import WRITE_S, SampleRoutes, refused
 from cosmos_core.errors import TransportError
 from cosmos_core.observe.samples import ASSETS, SCRIPT, STYLE
 from cosmos_core.transport.http_connections import Connections
@@ -30,8 +30,6 @@ _JUDGED: Final = frozenset({"rollout.sampling.temperature", "sync.max_staleness"
 MOST_STREAMS: Final = 32
 """Browsers that watch at once."""
 _BODY_S: Final = 5.0
-_WRITE_S: Final = 10.0
-"""How long a browser may take to read what was sent, before it is let go."""
 _HEARTBEAT_S: Final = 5.0
 MOST_CONNECTIONS: Final = 128
 IDLE_S: Final = 15.0
@@ -146,8 +144,7 @@ class Application:
     async def farewell(self, timeout_s: float) -> None:
         """Let those who watch see the end, which the board has told; waits at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._all_left.wait()
+            await asyncio.wait_for(self._all_left.wait(), timeout_s)
 
     @web.middleware
     async def _authenticated(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -183,8 +180,7 @@ class Application:
         if request.content_type != "application/json" or "Content-Encoding" in request.headers:
             return refused(415, "requests are JSON, not encoded (Content-Type: application/json)")
         try:
-            async with asyncio.timeout(_BODY_S):
-                body = await request.read()
+            body = await asyncio.wait_for(request.read(), _BODY_S)
         except TimeoutError:
             return refused(408, f"the request's body did not come within {_BODY_S:g} s")
         try:
@@ -215,27 +211,21 @@ class Application:
 
     async def _stream(self, request: web.Request, response: web.StreamResponse) -> None:
         board, known = self._board, dict[str, bytes]()
-        async with asyncio.timeout(_WRITE_S):
-            await response.prepare(request)
+        await asyncio.wait_for(response.prepare(request), WRITE_S)
         while True:
             has_ended = board.has_ended
             parts = board.parts
             data = b"".join(as_event(name, part) for name, part in changes(parts, known))
             known = dict(parts)
             if data:
-                await _write(response, data)
+                await asyncio.wait_for(response.write(data), WRITE_S)
                 continue
             if has_ended:
-                await _write(response, as_event("end", b"true"))
+                await asyncio.wait_for(response.write(as_event("end", b"true")), WRITE_S)
                 return
             await board.changed(_HEARTBEAT_S)
             if board.parts is parts:
-                await _write(response, b": still here\n\n")
-
-
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(_WRITE_S):
-        await response.write(data)
+                await asyncio.wait_for(response.write(b": still here\n\n"), WRITE_S)
 
 
 async def _harden(_request: web.Request, response: web.StreamResponse) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -15,6 +18,7 @@ from aiohttp import web
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.observe.samples import SampleBrowser, encoded
+from cosmos_core.threads import begin
 
 _MOST_WAITING: Final = 8
 _MEDIA: Final = r"/{place:media/step-[0-9]{1,12}/row-[0-9]{1,12}(?:\.strip\.webp|\.webp|\.png|\.mp4)}"
@@ -25,6 +29,11 @@ _TYPES: Final = {
     **{f".{name}": f"video/{name}" for name in ("mp4", "webm")},
 }
 _DATA: Final = re.compile(f"data:({'|'.join({*_TYPES.values()})});base64,(.*)", re.DOTALL)
+_BEGINNING: Final = re.compile(rb"BM|GIF8|\xff\xd8\xff|\x89PNG|RIFF....WEBP|....ftyp|\x1aE\xdf\xa3", re.DOTALL)
+"""The first bytes of these types."""
+_CHUNK_BYTES: Final = 1 << 18
+WRITE_S: Final = 10.0
+"""How long a browser may take to read what was sent, before it is let go."""
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
@@ -53,8 +62,8 @@ class SampleRoutes:
         router.add_get("/api/samples", self._on_groups)
         router.add_get(lease, partial(self._on_one, self._browser.group))
         router.add_get(lease + "/tokens/{index:[0-9]{1,9}}", partial(self._on_one, self._browser.tokens))
-        router.add_get(lease + "/given/{number:[0-9]{1,9}}", self._on_given)
-        router.add_get(_MEDIA, self._on_media)
+        router.add_get(lease + "/given/{number:[0-9]{1,9}}", self._on_given, allow_head=False)
+        router.add_get(_MEDIA, self._on_media, allow_head=False)
 
     async def _on_groups(self, request: web.Request) -> web.Response:
         try:
@@ -77,11 +86,11 @@ class SampleRoutes:
                 return web.Response(body=base64.b64decode(inside[2], validate=True), content_type=inside[1])
         except (ConfigError, ValueError) as error:
             return refused(404, str(error))
-        return await asyncio.to_thread(_file, Path(place), place)
+        return await _sent(request, Path(place), place)
 
     async def _on_media(self, request: web.Request) -> web.StreamResponse:
         place = request.match_info["place"]
-        return await asyncio.to_thread(_file, self._directory / place, place)
+        return await _sent(request, self._directory / place, place)
 
     async def _read(self, read: Callable[[], Any]) -> Any:
         if self._num_waiting >= _MOST_WAITING:
@@ -89,7 +98,7 @@ class SampleRoutes:
         self._num_waiting += 1
         try:
             async with self._turn:
-                return await asyncio.to_thread(read)
+                return await _aside(read)
         finally:
             self._num_waiting -= 1
 
@@ -106,9 +115,37 @@ def _told(found: object) -> web.Response:
     return web.Response(body=encoded(found), content_type="application/json")
 
 
-def _file(path: Path, shown: str) -> web.StreamResponse:
-    """An image or video, which a browser may show; nothing else is given out, whatever a sample names."""
-    media_type = _TYPES.get(path.suffix.lower())
-    if media_type is None or "://" in shown or not path.is_file():
+def _aside(call: Callable[[], Any]) -> Awaitable[Any]:
+    """Call on a thread that the controller's end does not wait for, as it does for those of asyncio."""
+    return asyncio.wrap_future(begin(call, "samples"))
+
+
+def _opened(path: Path) -> tuple[FileIO, str, int]:
+    """An image or video, which a browser may show, with its type and size; a ValueError or OSError of anything else."""
+    path = path.resolve(strict=True)  # the name of a link says nothing of its file
+    if (media_type := _TYPES.get(path.suffix.lower())) is not None and path.is_file():
+        file = path.open("rb", buffering=0)
+        if _BEGINNING.match(os.pread(file.fileno(), 16, 0)) is not None:
+            return file, media_type, os.fstat(file.fileno()).st_size
+        file.close()
+    raise ValueError(path)
+
+
+async def _sent(request: web.Request, path: Path, shown: str) -> web.StreamResponse:
+    """Send an image or video in chunks, as they are read; no other file is given out, whatever a sample names."""
+    try:
+        file, media_type, left = await _aside(partial(_opened, path))
+    except (OSError, RuntimeError, ValueError):
         return refused(404, f"{shown:.200}: no image or video that is here")
-    return web.FileResponse(path, headers={"Content-Type": media_type})
+    response = web.StreamResponse(headers={"Content-Type": media_type, "Content-Length": str(left)})
+    transport = request.transport
+    assert transport is not None
+    transport.set_write_buffer_limits(0)  # what was written has left this process
+    with file, contextlib.suppress(OSError):
+        await response.prepare(request)
+        while left > 0 and (chunk := await _aside(partial(file.read, _CHUNK_BYTES))):
+            await asyncio.wait_for(response.write(chunk), WRITE_S)
+            left -= len(chunk)
+    if left > 0:
+        transport.abort()  # else the next answer would be taken for the rest
+    return response

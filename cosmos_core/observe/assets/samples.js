@@ -33,8 +33,8 @@ globalThis.browseSamples = (() => {
     const value = tokens[kind]?.[at] ?? null;
     if (tokens.logprobs[at] === null) chip.className = "t other";
     else if (value === null) chip.className = "t";
-    else if (kind === "ratios") chip.className = ratioClass(value);
-    else chip.className = `t h${typeof value === "number" ? probability(value) : 5}`;
+    else if (typeof value !== "number") chip.className = "t h5"; // inf or nan
+    else chip.className = kind === "ratios" ? ratioClass(value) : `t h${probability(value)}`;
   }
 
   function told(tokens, at) {
@@ -168,8 +168,9 @@ globalThis.browseSamples = (() => {
     view.append(given);
     for (const name of ["reference", "metadata"]) {
       const value = group[name];
-      if (value !== null && JSON.stringify(value) !== "{}") view.append(tag("p", `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`.slice(0, 2000), "facts"));
+      if (value !== null && JSON.stringify(value) !== "{}") view.append(tag("p", `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`, "facts"));
     }
+    if (group.total > group.samples.length) view.append(tag("p", `The first ${group.samples.length} of ${group.total} samples.`, "note"));
     view.append(...group.samples.map((sample) => sampleView(source, group, sample)));
     return view;
   }
@@ -215,6 +216,7 @@ globalThis.browseSamples = (() => {
     panes.append(list, detail);
     place.replaceChildren(form, note, panes);
     let asked = 0;
+    const listed = new Set(); // leases: while a run goes on, the next page of the newest begins with some of the last one
 
     function entry(group) {
       const found = tag("button");
@@ -230,12 +232,14 @@ globalThis.browseSamples = (() => {
     async function open(group, button, isAsked) {
       list.querySelector("[aria-pressed=true]")?.setAttribute("aria-pressed", "false");
       button.setAttribute("aria-pressed", "true");
+      const isLookedAt = () => button.isConnected && button.getAttribute("aria-pressed") === "true";
       try {
         const found = await source.group(group.lease);
-        if (button.getAttribute("aria-pressed") !== "true") return;
+        if (!isLookedAt()) return;
         source.forget?.();
         detail.replaceChildren(groupView(source, found));
       } catch (error) {
+        if (!isLookedAt()) return;
         detail.replaceChildren(tag("p", error.message, "note"));
       }
       if (isAsked && matchMedia("(max-width: 48rem)").matches) detail.scrollIntoView({ block: "start" });
@@ -251,17 +255,19 @@ globalThis.browseSamples = (() => {
         if (!first) {
           list.replaceChildren();
           detail.replaceChildren();
+          listed.clear();
         }
         list.querySelector(".more")?.remove();
         const known = list.childElementCount;
-        list.append(...found.groups.map(entry));
-        const shown = list.childElementCount;
+        list.append(...found.groups.filter((group) => !listed.has(group.lease)).map(entry));
+        found.groups.forEach((group) => listed.add(group.lease));
+        const [shown, next] = [listed.size, first + found.groups.length];
         note.textContent = found.groups.length || !found.note ? [`${shown} of ${found.total} prompts`, found.note].filter((words) => words).join(", ") : found.note;
         list.hidden = !shown;
-        if (shown < found.total && found.groups.length && !found.isAll) {
+        if (next < found.total && found.groups.length && !found.isAll) {
           const more = tag("button", "More", "more");
           more.type = "button";
-          more.addEventListener("click", () => load(shown));
+          more.addEventListener("click", () => load(next));
           list.append(more);
         }
         if (!known && shown) list.firstChild.click();

@@ -44,7 +44,7 @@ class Applied:
     Attributes:
         skipped: Whether the gradient was not finite, so that the weights stayed as they were.
         meter: This process's part of the metrics.
-        ratios: Of its sequences.
+        ratios: The policy's probabilities divided by the engine's, for the sequences of this process.
     """
 
     skipped: bool

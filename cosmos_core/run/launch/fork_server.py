@@ -186,10 +186,7 @@ def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
     try:
         return fork()
     except (OSError, EOFError):
-        # The server has ended since this process looked, or is about to: what it held is closed before it is gone.
-        until = time.monotonic() + _BEGIN_S
-        while _is_there() and time.monotonic() < until:
-            time.sleep(_POLL_S)
+        # The server has ended since this process looked.
         prepare(threads)
     try:
         return fork()

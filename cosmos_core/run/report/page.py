@@ -16,7 +16,7 @@ from cosmos_core.config.job import Job, Stage, Unit, stages
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import DataError
 from cosmos_core.observe.live import clock
 from cosmos_core.observe.samples import SampleBrowser, encoded
 from cosmos_core.protocols import Dataset
@@ -119,8 +119,8 @@ def _samples(job: Job) -> dict[str, Any]:
     """Data of the browser of samples, None where there are none, and a sentence about them."""
     try:
         found = SampleBrowser(job.directory).embedded(_MOST_OF_SAMPLES)
-    except ConfigError as error:
-        return {"samples": None, "samples_note": str(error)}
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with its samples, a run has its report
+        return {"samples": None, "samples_note": f"the samples cannot be shown: {str(error) or type(error).__name__}"}
     # Nothing in it can end the element that it is in.
     data = Markup(encoded(found).decode()) if found["groups"] else None  # noqa: S704
     return {"samples": data, "samples_note": found["note"]}

@@ -221,6 +221,51 @@ def test_samples_are_looked_at_in_a_report(browser, tmp_path):
     look_at_samples(browser)
 
 
+def test_groups_are_listed_once_and_a_late_error_is_not_shown_for_another(page, browser):
+    browser.go(page.address)
+    browser.until("document.querySelector('#samples pre')")
+    browser.evaluate("""(() => {
+      const facts = { purpose: "train", step: 1, reward: 1, statuses: {}, fates: {} };
+      const group = (lease) => ({ ...facts, lease, prompt: `prompt ${lease}` });
+      // While the first page was looked at, another group was finished.
+      const pages = { 0: [4, 3], 2: [3, 2], 4: [1] };
+      const shown = { attempt: 1, position: 0, row: 0, prompt_media: [], reference: null, metadata: {}, total: 300 };
+      const tokens = { ids: [1, 2], pieces: null, logprobs: [-0.1, -0.1], ratios: ["inf", 1], total: 2 };
+      const sample = { index: 0, reward: 1, rewards: {}, advantage: 0, completion: "", num_units: 0 };
+      globalThis.failures = [];
+      const source = {
+        groups: async ({ first }) => ({ groups: pages[first].map(group), total: 5, note: "" }),
+        group: (lease) => lease === 3
+          ? new Promise((_, reject) => failures.push(() => reject(new Error("too late"))))
+          : Promise.resolve({ ...shown, ...group(lease), samples: [sample] }),
+        tokens: async () => tokens,
+        media: async () => null,
+      };
+      browseSamples(document.getElementById("browsed"), source);
+    })()""")
+    browser.evaluate("document.querySelector('#browser').open = true")
+    for number in (2, 3, 4):
+        browser.until(f"document.querySelectorAll('.samples .list div').length === {number}")
+        browser.evaluate("document.querySelector('.samples .more')?.click()")
+    prompts = "[...document.querySelectorAll('.samples .list div')].map((each) => each.innerText)"
+    assert browser.evaluate(prompts) == ["prompt 4", "prompt 3", "prompt 2", "prompt 1"]
+    assert browser.text(".samples .note") == "4 of 5 prompts"
+    for number in (1, 2):
+        browser.evaluate(f"{LIST}[{number}].click()")
+    browser.until("document.querySelector('.samples .prompt')?.innerText === 'prompt 2'")
+    browser.evaluate("failures[0]()")
+    assert browser.evaluate("new Promise((done) => setTimeout(done, 50)).then(() => 1)") == 1
+    assert "too late" not in browser.text(".samples .detail")
+    assert "The first 1 of 300 samples." in browser.text(".samples .detail")
+    # A ratio that is no number has the strongest colour.
+    browser.evaluate("document.querySelector('.samples article > button').click()")
+    browser.until("document.querySelectorAll('.samples [data-at]').length === 2")
+    browser.evaluate("document.querySelectorAll('.samples .legend button')[1].click()")
+    classes = browser.evaluate("[...document.querySelectorAll('.samples [data-at]')].map((each) => each.className)")
+    assert classes == ["t h5", "t h0"]
+    assert browser.complaints == []
+
+
 def test_scripts_that_got_into_the_page_would_not_run(page, browser):
     browser.go(page.address)
     browser.until("document.querySelector('#samples pre')")

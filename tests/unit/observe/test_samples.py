@@ -111,10 +111,29 @@ def test_tokens_are_pieces_of_text_where_there_is_a_tokenizer(run, monkeypatch):
     assert SampleBrowser(run).tokens(2, 0)["pieces"] is None
 
 
-def test_a_log_prob_that_is_no_number_is_told():
-    sample = {"units": [7, 8, 9], "logprobs": [-math.inf, math.nan, -1.5]}
-    told = json.loads(encoded(shown.tokens_of(sample, None, None, 2)))
-    assert (told["logprobs"], told["total"]) == (["-inf", "nan"], 3)
+def test_a_log_prob_or_ratio_that_is_no_number_is_told():
+    sample = {"units": [7, 8, 9, 10], "logprobs": [-math.inf, None, math.nan, -1.5]}
+    told = json.loads(encoded(shown.tokens_of(sample, None, [math.inf, math.nan, 2.0], 3)))
+    assert (told["logprobs"], told["ratios"], told["total"]) == (["-inf", None, "nan"], ["inf", None, "nan"], 4)
+
+
+def test_long_facts_and_large_groups_are_cut_and_told(run, monkeypatch):
+    keep(run, "samples", "rollout-1", group(5, 0.0, 0.5, 1.0, reference=["r" * 5000], metadata={"m": "m" * 5000}))
+    keep(run, "samples", "rollout-2", group(6, 0.0, reference="r" * 5000, metadata={"m": "m" * 1900}))
+    monkeypatch.setattr(shown, "_SAMPLES", 2)
+    embedded = {each["lease"]: each["detail"] for each in SampleBrowser(run).embedded(1 << 20)["groups"]}
+    for found in (SampleBrowser(run).group(5), embedded[5]):
+        assert (found["total"], [each["index"] for each in found["samples"]]) == (3, [0, 1])
+        for name, first in (("reference", '["rr'), ("metadata", '{"m": "mm')):
+            assert found[name].startswith(first)
+            assert found[name].endswith("more characters")
+            assert len(found[name]) < 2100
+    found = SampleBrowser(run).group(6)
+    assert (found["total"], found["reference"][1990:], found["metadata"]) == (
+        1,
+        "r" * 10 + " … 3,000 more characters",
+        {"m": "m" * 1900},
+    )
 
 
 def test_what_a_report_holds_is_bounded(run):
@@ -123,10 +142,30 @@ def test_what_a_report_holds_is_bounded(run):
     assert sorted(leases(every)) == [1, 2, 3, 4]
     detail = next(each["detail"] for each in every["groups"] if each["lease"] == 2)
     assert detail["samples"][0]["tokens"]["logprobs"] == [-0.5, None, -0.5]
+    assert every["note"] == ""
     few = browser.embedded(1500)
-    assert 0 < len(few["groups"]) < 4
-    assert few["total"] == 4
-    assert len(encoded(few)) < 1600
+    left_out = 4 - len(few["groups"])
+    assert 0 < left_out < 4
+    assert (few["total"], few["note"]) == (4, f"this page has no room for {left_out} of the chosen prompts")
+    assert len(encoded(few)) < 1700
+    # What is too large takes no room from the others, which come after it.
+    keep(run, "samples", "rollout-0", group(5, 0.3, 0.3, 0.3, 0.3, text="x" * 4000))
+    found = browser.embedded(12_000)
+    assert (sorted(leases(found)), found["total"]) == ([1, 2, 3, 4], 5)
+
+
+def test_a_report_has_the_newest_the_worst_the_best_and_those_with_media(run, monkeypatch):
+    for path in (run / FOLDER).iterdir():
+        path.unlink()
+    rewards = {1: 0.0, 2: 1.0, 3: 0.5, 4: 0.5, 5: 0.5}
+    for lease, reward in rewards.items():
+        shows = "media/step-0/row-0.mp4" if lease == 3 else ""
+        keep(run, "samples", f"rollout-{lease}", group(lease, reward, kept=shows, text=f"{lease}"))
+    for lease, reward in ((11, 0.5), (12, 0.0), (13, 1.0), (14, 0.5), (15, 0.5)):
+        keep(run, "samples", f"rollout-{lease}", group(lease, reward, purpose="evaluation"))
+    monkeypatch.setattr(shown, "_EMBEDDED", 1)
+    found = SampleBrowser(run).embedded(1 << 20)
+    assert (sorted(leases(found)), found["total"]) == ([1, 2, 3, 5, 12, 13, 15], 10)
 
 
 def test_what_is_not_there_is_a_sentence(run):

@@ -41,16 +41,6 @@ def test_a_module_travels_as_its_parameters_once_and_its_persistent_float_buffer
     assert not any(tensor.requires_grad for tensor in tensors.values())
 
 
-def test_tensors_make_one_rank_of_whole_tensors():
-    tensors = {"w": torch.zeros(2, 3), "n": torch.zeros(2, dtype=torch.int64)}
-    shards = ShardMap.of_tensors(tensors, dtype=torch.bfloat16)
-    assert shards.tensors == {
-        "w": TensorFacts(shape=(2, 3), dtype="bfloat16"),
-        "n": TensorFacts(shape=(2,), dtype="int64"),
-    }
-    assert shards.ranks[0][0] == TensorSlice(name="w", start=(0, 0), shape=(2, 3))
-
-
 def test_an_engines_ranks_together_say_how_large_a_tensor_is():
     halves = {rank: [(TensorSlice(name="w", start=(0, 2 * rank), shape=(3, 2)), "torch.bfloat16")] for rank in range(2)}
     shards = ShardMap.of_layout(halves)

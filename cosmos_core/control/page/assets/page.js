@@ -217,7 +217,7 @@ const kept = {
   tokens: async (lease, index) => (await answerOf(`/api/samples/${lease}/tokens/${index}`)).json(),
   media: async ({ name, lease, number }) => {
     const response = await answerOf(lease === undefined ? `/${name}` : `/api/samples/${lease}/given/${number}`).catch(() => null);
-    const blob = await response?.blob();
+    const blob = await response?.blob().catch(() => null);
     if (!blob) return null;
     urls.push(URL.createObjectURL(blob));
     return { url: urls.at(-1), isVideo: blob.type.startsWith("video/") };

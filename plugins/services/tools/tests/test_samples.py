@@ -7,8 +7,8 @@ import pytest
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.training import step
 from cosmos_core.rollout.samples import schema
-from cosmos_core.run.samples import samples
 from cosmos_core.storage.parts import FOLDER, PartWriter
+from cosmos_core.storage.samples import samples
 
 
 def row(lease, index, reward, **more):

@@ -23,15 +23,23 @@ def run(tmp_path):
     return RunInfo(run_id="demo-1", name="demo", directory=tmp_path, recipe=recipe)
 
 
-def keep_samples(directory, rewards):
-    """Write samples with these rewards, by lease, as a run keeps them."""
+def keep_samples(directory, rewards, *, time=False):
+    """Write samples with these rewards, by lease, as a run keeps them; finished in the order of leases if `time`."""
     import pyarrow as pa
     from pyarrow import parquet
 
     texts = {"prompt": "2+2?", "reference": "4", "metadata": "{}", "completion": "4" * 5000, "media": "", "detail": ""}
-    told = {"purpose": "train", "status": "ok", "drop": "", "newest_version": 1, "time": 0.0, "row": 0, "position": 0}
+    told = {"purpose": "train", "status": "ok", "drop": "", "newest_version": 1, "row": 0, "position": 0}
     rows = [
-        {**texts, **told, "lease": lease, "index": index, "reward": reward, "rewards": [("math", reward)]}
+        {
+            **texts,
+            **told,
+            "time": float(lease * time),
+            "lease": lease,
+            "index": index,
+            "reward": reward,
+            "rewards": [("math", reward)],
+        }
         for lease, each in rewards.items()
         for index, reward in enumerate(each)
     ]
@@ -122,6 +130,15 @@ def test_a_run_that_has_ended_has_a_table_of_samples_in_its_folder(run, monkeypa
     ]
     assert (len(rows), len(rows[0]["completion"]), rows[0]["rewards"]) == (18, 2000, '{"math": 0.5}')
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_the_table_has_the_newest_the_worst_and_the_best(run, monkeypatch):
+    monkeypatch.setattr(plugin, "_TABLED", 1)
+    (run.directory / "job.json").touch()
+    keep_samples(run.directory, {1: [0.0, 0.25], 2: [0.5], 3: [1.0], 4: [0.5], 5: [0.5]}, time=True)
+    table = plugin.samples_table(run.directory)
+    assert dict(zip(table["lease"], table["order"], strict=True)) == {5: "newest", 1: "worst", 3: "best"}
+    assert table["reward"] == [0.0, 0.25, 1.0, 0.5]
 
 
 FULL = """

@@ -16,6 +16,8 @@ from cosmos_core.control.page.service import Page
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import REQUEST, Drain, Set
 
+FRAMES = b"RIFF\0\0\0\0WEBP and so on"
+
 
 class Stream:
     """A client of the server-sent events."""
@@ -83,10 +85,10 @@ def test_only_the_files_of_the_page_are_served_and_every_answer_is_hardened(serv
     folder = served.page.token_file.parent / "media" / "step-12"
     folder.mkdir(parents=True)
     for name, media_type in (("row-3.strip.webp", "image/webp"), ("row-3.mp4", "video/mp4"), ("row-3.json", "")):
-        (folder / name).write_bytes(b"frames")
+        (folder / name).write_bytes(FRAMES)
         answer = served.ask("GET", f"/media/step-12/{name}")
         if media_type:
-            assert (answer.status, answer.headers["Content-Type"], answer.body) == (200, media_type, b"frames")
+            assert (answer.status, answer.headers["Content-Type"], answer.body) == (200, media_type, FRAMES)
         else:
             assert answer.status == 404
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -192,7 +194,7 @@ def test_only_so_many_watch_at_once(served, stream, monkeypatch):
 
 
 def test_a_browser_that_does_not_read_holds_nobody_up(served, monkeypatch, snapshot):
-    monkeypatch.setattr(application, "_WRITE_S", 1.0)
+    monkeypatch.setattr(application, "WRITE_S", 1.0)
     deadline = time.monotonic() + 60
     text = "x" * 20_000
     step, took = 0, 0.0
@@ -270,7 +272,16 @@ def test_an_exposed_page_tells_nothing_without_the_token(tmp_path, snapshot):
     page.board.offer(snapshot)
     page.start()
     try:
-        for path, status in (("/", 200), ("/api/snapshot", 401), ("/api/events", 401), ("/metrics", 401), ("/x", 401)):
+        kept = ("samples", "samples/1", "samples/1/tokens/0", "samples/1/given/0")
+        told = (
+            "api/snapshot",
+            "api/events",
+            *(f"api/{each}" for each in kept),
+            "media/step-1/row-1.png",
+            "metrics",
+            "x",
+        )
+        for path, status in (("/", 200), *((f"/{each}", 401) for each in told)):
             connection = http.client.HTTPConnection("127.0.0.1", page._socket.getsockname()[1], timeout=5)
             connection.request("GET", path)
             assert connection.getresponse().status == status

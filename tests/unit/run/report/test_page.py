@@ -9,6 +9,7 @@ import pytest
 
 from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import RewardConfig
+from cosmos_core.observe.samples import SampleBrowser
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.curves import Chart, Series
 from cosmos_core.run.report.page import _charts, write_report
@@ -113,7 +114,7 @@ def test_what_cannot_be_drawn_is_left_out_and_a_line_keeps_its_colour():
     assert Chart(title="", series=lines[:1]).data["series"] == []
 
 
-def test_the_report_has_the_samples_or_says_why_not(job):
+def test_the_report_has_the_samples_or_says_why_not(job, monkeypatch):
     summary = summarise(job, Follower(), Ending(outcome="stopped"), wall_s=60.0)
     save_job(job)
 
@@ -131,4 +132,14 @@ def test_the_report_has_the_samples_or_says_why_not(job):
     assert (sorted(each["lease"] for each in found["groups"]), found["total"]) == ([1, 2], 2)
     assert found["groups"][-1]["detail"]["samples"][0]["completion"] == evil
     (job.directory / FOLDER / "samples.rollout-1.1.parquet").write_bytes(b"PAR1")
+    assert "the samples cannot be shown: " in page()
     assert "samples.rollout-1.1.parquet: cannot be read" in page()
+    # Whatever it is, the run has its report.
+    monkeypatch.setattr(SampleBrowser, "embedded", lambda *_: {}["units"])
+    assert "the samples cannot be shown: &#39;units&#39;" in page()
+    monkeypatch.undo()
+    for path in (job.directory / FOLDER).iterdir():
+        path.unlink()
+    monkeypatch.setattr("cosmos_core.run.report.page._MOST_OF_SAMPLES", 100)
+    keep(job.directory, "samples", "rollout-0", group(1, 1.0))
+    assert '<p class="soft">this page has no room for 1 of the chosen prompts</p>' in page()

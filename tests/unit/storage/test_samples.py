@@ -5,11 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyarrow import parquet
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.rollout.samples import rows_of
-from cosmos_core.run.samples import accounted, groups, none_found, samples
 from cosmos_core.storage.parts import FOLDER
+from cosmos_core.storage.samples import groups, none_found, ratios, samples
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
 from tests.kept_samples import group, keep, payload, trained
@@ -125,9 +126,29 @@ def test_prompts_come_newest_worst_or_best_first(run):
         assert places.index(late) < places.index(early)
 
 
+def test_files_of_other_names_are_no_parts(run, tmp_path):
+    run = Path(shutil.copytree(run, tmp_path / "copy"))
+    for name in ("mine", "rollout-0.²", "rollout-0.12.bak", "12"):
+        (run / FOLDER / f"samples.{name}.parquet").write_bytes(b"no part")
+    assert len(list(samples(run))) == 13
+
+
+def test_ratios_are_of_the_newest_attempt_and_other_parts_are_not_read_for_them(tmp_path, monkeypatch):
+    early = [trained(1, 1, 1, 0.5, attempt=2, ratios=[[2.0]]), trained(1, 1, 2, 0.5, ratios=[[3.0]])]
+    late = [trained(1, 1, 1, 0.5, attempt=1, ratios=[[1.0]]), trained(2, 1, 2, 0.5, ratios=[[4.0, 5.0]])]
+    for name, rows in (("policy-0", early), ("policy-1", late), ("policy-2", [trained(3, 1, 3, 0.5, ratios=[[6.0]])])):
+        keep(tmp_path, "steps", name, rows)
+    assert ratios(tmp_path, [1, 2], 1) == {(1, 0): [2.0], (2, 0): [4.0]}
+    read, found = parquet.ParquetFile.read, []
+    monkeypatch.setattr(
+        parquet.ParquetFile, "read", lambda file, columns: found.append("ratios" in columns) or read(file, columns)
+    )
+    assert ratios(tmp_path, [3], 1) == {(3, 0): [6.0]}
+    assert (found.count(True), found.count(False)) == (1, 3)
+
+
 def test_what_is_not_there_is_a_sentence(run, tmp_path):
     run = Path(shutil.copytree(run, tmp_path / "copy"))
-    assert accounted(run).startswith("13 samples are kept; how many there were is not known: ")
     assert none_found(run) == "no kept sample is as asked for; steps 1 to 3 were trained"
     for wanted, words in (
         ({"grep": "("}, "'(' is no regular expression: "),
