@@ -58,6 +58,7 @@ class Job:
         unit: What samples are made of, by the kind of payload that the model takes.
         given_frames: Fewest frames of images or videos that a row gives a world model (0: some give none).
         omitted: Rows that the dataset leaves out of each split, by reason.
+        is_plain: Whether the first row is plain text that the model goes on from: no chat, and no environment answers.
     """
 
     run_id: str
@@ -74,6 +75,7 @@ class Job:
     unit: Unit = "token"
     given_frames: int = 0
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
+    is_plain: bool = False
 
     @num_measured_prompts.default
     def _before_it_was_written(self) -> int:

@@ -108,6 +108,14 @@ def load_job(run_dir: Path) -> Job:
     return attrs.evolve(structure(plain, Job, path=str(path)), directory=Path(run_dir))
 
 
+def run_of(model: Path) -> Job | None:
+    """The run whose export this folder is (it lies within the run's folder); None if it is of no run."""
+    for folder in (model, *model.resolve().parents[:2]):
+        if (folder / "job.json").is_file():
+            return load_job(folder)
+    return None
+
+
 def _name_run(data: MutableMapping[str, Any]) -> None:
     """Name a run without a recipe file after its algorithm and dataset, and give it a length."""
     run = data.setdefault("run", {})

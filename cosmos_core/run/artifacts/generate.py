@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from cosmos_core.config.job import Job
-from cosmos_core.config.loading import load_job
+from cosmos_core.config.loading import run_of
 from cosmos_core.config.schema import EngineConfig, ModelConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
@@ -68,14 +68,6 @@ class Served:
         """Units that the model's context leaves for a completion; None of what has no length, as what is denoised."""
         size = prompt.arrays["prompt"].shape[0] if prompt.kind == "tokens" else None
         return None if size is None else self.context_length - size
-
-
-def run_of(model: Path) -> Job | None:
-    """The run whose export this folder is (it lies within the run's folder); None if it is of no run."""
-    for folder in (model, *model.resolve().parents[:2]):
-        if (folder / "job.json").is_file():
-            return load_job(folder)
-    return None
 
 
 def check_folder(directory: Path) -> None:

@@ -127,6 +127,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         unit="token" if parts.has_tokens else "denoising step",
         given_frames=parts.measured.given_frames,
         omitted=parts.omitted,
+        is_plain=parts.is_plain,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 

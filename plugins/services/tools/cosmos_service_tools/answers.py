@@ -14,10 +14,11 @@ from typing import Final
 import attrs
 import numpy as np
 
+from cosmos_core.config.loading import run_of
 from cosmos_core.config.schema import EngineConfig, ModelConfig
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import FinishReason, Request, Sampling
-from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, model_config, run_of, serve
+from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, model_config, serve
 from cosmos_core.types import Array, Message, Payload, Prompt
 
 _FIRST: Final = 4
@@ -43,11 +44,16 @@ class Part:
 
 
 class Speaker:
-    """A model that is being served; any thread may ask it."""
+    """A model that is being served; any thread may ask it.
 
-    def __init__(self, served: Served) -> None:
+    Attributes:
+        why_plain: Why a chat is not put in the model's template, but completed as plain text; empty where it is put.
+    """
+
+    def __init__(self, served: Served, *, why_plain: str = "") -> None:
         """Answer by a model."""
         self._served: Final = served
+        self.why_plain: Final = why_plain
         self._numbers: Final = itertools.count()
         self._tokenizer: Final = threading.Lock()
 
@@ -57,8 +63,15 @@ class Speaker:
         return self._served.context_length
 
     def encode(self, prompt: Sequence[Message] | str) -> Payload:
-        """Token ids of a chat, through the template, or of plain text; raises DataError if it has none."""
+        """Token ids of a chat, through the template, or of plain text; raises DataError if it has none.
+
+        Where chats are completed as plain text, they have one turn of the user's.
+        """
         text = prompt if isinstance(prompt, str) else tuple(prompt)
+        if self.why_plain and not isinstance(text, str):
+            if [turn.role for turn in text] != ["user"]:
+                raise DataError(f"a chat is one turn of the user's here: it is completed as it is ({self.why_plain})")
+            text = text[0].content
         with self._tokenizer:
             return self._served.model.encode(Prompt(text=text))
 
@@ -139,8 +152,12 @@ def _ripe(text: str, stops: Sequence[str]) -> str:
 
 
 @contextmanager
-def speaking(source: Path, *, plugin: str | None, trust_remote_code: bool) -> Iterator[Speaker]:
+def speaking(
+    source: Path, *, plugin: str | None, trust_remote_code: bool, plain: bool | None = None
+) -> Iterator[Speaker]:
     """Serve the model of a run's latest checkpoint, or an exported one, on the embedded engine.
+
+    `plain` is whether it completes plain text, see `why_plain`.
 
     It computes on as many threads as OMP_NUM_THREADS says, else on one.
 
@@ -150,7 +167,7 @@ def speaking(source: Path, *, plugin: str | None, trust_remote_code: bool) -> It
     with model_folder(source, plugin=plugin, trust_remote_code=trust_remote_code) as (directory, config):
         threads = os.environ.get("OMP_NUM_THREADS", "")
         with serve(directory, config, EngineConfig(), threads=int(threads) if threads.isdecimal() else 1) as served:
-            yield Speaker(served)
+            yield Speaker(served, why_plain=why_plain(source, plain))
 
 
 @contextmanager
@@ -166,6 +183,13 @@ def model_folder(source: Path, *, plugin: str | None, trust_remote_code: bool) -
         raise ConfigError(f"{source}: models of plugin {config.plugin!r} write no text; cosmos generate makes videos")
     with exported(source) as directory:
         yield directory, config
+
+
+def why_plain(source: Path, plain: bool | None) -> str:
+    """Say why to complete plain text instead of chats: it is asked for, or (None) the model's run learned from it."""
+    if plain is None and (run := run_of(source)) is not None and run.is_plain:
+        return f"run {run.recipe.run.name} learned from plain prompts; --template puts chats in the model's template"
+    return "--plain" if plain else ""
 
 
 def name_of(source: Path) -> str:

@@ -16,6 +16,13 @@ Plugin = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
 ]
+Plain = Annotated[
+    bool | None,
+    typer.Option(
+        "--plain/--template",
+        help="Complete what is said as plain text, or put it in the template of chats; as its run learned if absent.",
+    ),
+]
 
 
 def chat(
@@ -29,16 +36,14 @@ def chat(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of the draws; random if absent.")
     ] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Complete each line by itself, as of a model that learned from plain texts.")
-    ] = False,
+    plain: Plain = None,
     plugin: Plugin = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Talk with a model. Ctrl-C ends an answer; at the prompt it ends the chat, as Ctrl-D and /exit do.
 
     /reset forgets what was said, /system TEXT says what the model is told first. What is piped in is a turn a line. A
-    model without a template of chats completes each line by itself.
+    model without a template of chats, or of a run that learned from plain prompts, completes each line by itself.
 
     \b
     Examples:
@@ -49,5 +54,5 @@ def chat(
     from cosmos_service_tools.answers import speaking  # noqa: PLC0415
     from cosmos_service_tools.dialogue import Dialogue, talk  # noqa: PLC0415
 
-    with speaking(model, plugin=plugin, trust_remote_code=trust_remote_code) as speaker:
-        talk(Dialogue(speaker, system=system, temperature=temperature, max_units=max_units, seed=seed, is_plain=plain))
+    with speaking(model, plugin=plugin, trust_remote_code=trust_remote_code, plain=plain) as speaker:
+        talk(Dialogue(speaker, system=system, temperature=temperature, max_units=max_units, seed=seed))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from cosmos_core.config.loading import run_of
 from cosmos_core.config.problems import nearest
 from cosmos_core.errors import ConfigError
 
@@ -44,6 +45,7 @@ class Checkpoint:
         context_length: Tokens of prompt and completion together.
         has_template: Whether its tokenizer has a template of chats.
         has_tokenizer: Whether there is one.
+        is_plain: Whether it is an export of a run that learned from plain prompts.
         unreached: Why its files could not be looked at, so that all of this is assumed; empty if they could.
     """
 
@@ -53,6 +55,7 @@ class Checkpoint:
     context_length: int = _ASSUMED_CONTEXT
     has_template: bool = True
     has_tokenizer: bool = True
+    is_plain: bool = False
     unreached: str = ""
 
 
@@ -66,7 +69,9 @@ def look_at_model(name: str) -> Checkpoint:
         return _assumed(name, "models in a store are fetched when the run is planned")
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _described(name, lambda file: _read(folder / file), lambda file: (folder / file).is_file())
+        found = _described(name, lambda file: _read(folder / file), lambda file: (folder / file).is_file())
+        run = run_of(folder)
+        return attrs.evolve(found, is_plain=run is not None and run.is_plain)
     if folder.exists():
         raise ConfigError(f"model {name}: a file; give the folder that it is in, or a name on the Hugging Face Hub")
     if not _HUB_NAME.fullmatch(name) or (folder.parent != Path() and folder.parent.is_dir()):

@@ -34,7 +34,6 @@ class Dialogue:
         temperature: float,
         max_units: int,
         seed: int | None,
-        is_plain: bool = False,
     ) -> None:
         """Begin one; raises DataError if there is a system's turn, and no place for it."""
         self._speaker: Final = speaker
@@ -43,7 +42,7 @@ class Dialogue:
         self._system = system
         self._turns: list[Message] = []
         self._number = 0
-        self.why_plain: Final = "--plain" if is_plain else _refusal(speaker)
+        self.why_plain: Final = speaker.why_plain or _refusal(speaker)
         self._check_system()
 
     def reset(self) -> None:

@@ -188,12 +188,13 @@ def _dataset(choice: Choice) -> list[str]:
         lines.append(_said(f"heldout_rows = {choice.num_heldout}", f"rows{of} that are not trained on"))
     if columns.messages is not None:
         lines.append(_said(f"messages = {_toml(columns.messages)}", "turns with `role` and `content`"))
-    elif choice.checkpoint.has_template:
+    elif choice.checkpoint.has_template and not choice.checkpoint.is_plain:
         lines.append(f"prompt = {_toml(columns.prompt)}")
         lines.append(_said("chat = true", "a user's turn, in the model's own template"))
     else:
         plain = f"prompt = {_toml(str(columns.prompt) + chr(10))}"
-        lines.append(_said(plain, "as it is: the model has no chat template"))
+        why = "the model learned from plain prompts" if choice.checkpoint.is_plain else "the model has no chat template"
+        lines.append(_said(plain, f"as it is: {why}"))
     return [*lines, *_answers(choice)]
 
 

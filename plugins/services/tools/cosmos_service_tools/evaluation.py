@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.config.job import Job, are_right_or_wrong
-from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.loading import load_recipe, run_of
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import ConfigError, DataError
@@ -27,7 +27,7 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
-from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, run_of, serve
+from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, serve
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
 from cosmos_service_tools.scores import Evaluated, mean_score, mean_scores_by
 

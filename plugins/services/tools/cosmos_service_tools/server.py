@@ -60,6 +60,8 @@ def serve_speaker(speaker: Speaker, name: str, socket: sockets.socket) -> None:
     host, port = socket.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"Serving {name} at http://{shown}:{port}/v1 (Ctrl-C ends it)", err=True)
+    if speaker.why_plain:
+        typer.echo(f"A chat of one turn is completed as plain text ({speaker.why_plain}).", err=True)
     threads = ThreadPoolExecutor(_MOST_ANSWERS, thread_name_prefix="answer")
     application = Service(speaker, name, threads, only_here=is_loopback(host)).application()
     try:

@@ -1,6 +1,7 @@
 """The commands, a tiny model's folder, and rows of questions."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from cosmos_core.config.job import Job
+from cosmos_core.config.loading import recipe_from, save_job
 from cosmos_core.models.tokenizer import build_tokenizer
 from cosmos_service_tools.audit import audit
 from cosmos_service_tools.chat import chat
@@ -70,6 +73,22 @@ def here(tmp_path, monkeypatch, models):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "models").symlink_to(models)
     return tmp_path
+
+
+@pytest.fixture
+def plain_export(here):
+    """The export, with a template of chats, of a run that learned from plain prompts."""
+    recipe = recipe_from(
+        {
+            "model": {"plugin": "hf", "path": "models/chat"},
+            "algorithm": {"plugin": "sft"},
+            "dataset": {"plugin": "jsonl"},
+            "policy": {"optimizer": {"lr": 1e-6}, "prompts_per_step": 2},
+            "run": {"name": "mine", "steps": 1},
+        }
+    )
+    save_job(Job(run_id="1", directory=here / "mine", recipe_directory=here, recipe=recipe, is_plain=True))
+    return shutil.copytree(here / "models/chat", here / "mine/export")
 
 
 @pytest.fixture

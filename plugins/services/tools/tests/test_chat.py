@@ -66,8 +66,24 @@ def test_what_is_piped_in_is_a_turn_a_line(cosmos, here):
         cosmos("chat", "gone", keys="")
 
 
+def test_a_model_that_learned_from_plain_prompts_is_given_them(cosmos, plain_export):
+    options = ("--temperature", "0", "--max-units", "8")
+    asked, told, unknown = (
+        cosmos("chat", model, *more, *options, keys="3 + 4\n").splitlines()
+        for model, more in ((plain_export, ["--plain"]), (plain_export, []), ("models/chat", []))
+    )
+    assert told[0] == (
+        "Each line is completed by itself (run mine learned from plain prompts; --template puts chats in the model's "
+        "template); \\n in it is a line break."
+    )
+    assert asked[1:] == told[1:] != unknown
+    assert cosmos("chat", plain_export, "--template", *options, keys="3 + 4\n").splitlines() == unknown
+
+
 class Parrot:
     """Repeats the last turn letter by letter; of `!`, it is interrupted."""
+
+    why_plain = ""
 
     def __init__(self):
         self.heard = []

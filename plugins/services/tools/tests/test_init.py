@@ -52,6 +52,13 @@ def test_questions_with_answers_make_a_run_from_rewards(cosmos, here, rows):
     assert [reward.plugin for reward in recipe.reward] == ["exact"]
 
 
+def test_the_export_of_a_run_of_plain_prompts_goes_on_with_them(cosmos, here, rows, plain_export):
+    rows("capitals.jsonl", *CAPITALS)
+    recipe = written(cosmos, here, model=plain_export, data="capitals.jsonl")
+    assert (recipe.dataset.options["prompt"], recipe.dataset.options.get("chat")) == ("{prompt}\n", None)
+    assert "the model learned from plain prompts" in (here / "my.toml").read_text()
+
+
 def test_each_task_and_kind_of_file_plans(cosmos, here, rows):
     rows("chats.jsonl", *CHATS)
     recipe = written(cosmos, here, "chats.toml", model="models/chat", data="chats.jsonl")

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import aiohttp
 import psutil
@@ -25,11 +26,11 @@ CHAT = {"messages": [{"role": "user", "content": "3 + 4"}], "temperature": 0, "m
 TEXT = {"prompt": "3 + 4", "temperature": 0, "max_tokens": 12}
 
 
-@pytest.fixture
-def ask(here):
-    """Send requests, (path, body to be JSON), to a server of a tiny model: (status, text) of each reply."""
+@contextmanager
+def asking(model):
+    """Send requests, (path, body to be JSON), to a server of a model: (status, text) of each reply."""
     with (
-        speaking(here / "models/chat", plugin=None, trust_remote_code=False) as speaker,
+        speaking(model, plugin=None, trust_remote_code=False) as speaker,
         ThreadPoolExecutor(8) as threads,
     ):
 
@@ -45,6 +46,23 @@ def ask(here):
             return replies
 
         yield lambda *requests, **options: asyncio.run(sent(requests, **options))
+
+
+@pytest.fixture
+def ask(here):
+    with asking(here / "models/chat") as ask:
+        yield ask
+
+
+def test_a_model_that_learned_from_plain_prompts_completes_a_chat_of_one_turn(plain_export):
+    turns = [*CHAT["messages"], {"role": "assistant", "content": "7"}, *CHAT["messages"]]
+    with asking(plain_export) as ask:
+        chat, text, longer = ask(
+            ("/v1/chat/completions", CHAT), ("/v1/completions", TEXT), ("/v1/chat/completions", {"messages": turns})
+        )
+    assert json.loads(chat[1])["choices"][0]["message"]["content"] == json.loads(text[1])["choices"][0]["text"]
+    assert longer[0] == 400
+    assert "a chat is one turn of the user's here" in json.loads(longer[1])["error"]["message"]
 
 
 def test_clients_are_answered(ask):

@@ -88,6 +88,7 @@ def printed(plan):
 
 def test_the_plan_keeps_the_pace_and_names_every_part(plan):
     made = plan()
+    assert made.job.is_plain
     # 40 prompts: the schedule has 20, in two windows of a quarter and of 5 eighths of 8 rows.
     assert made.job.stages[0].windows == (Window(num_prompts=10, num_rows=2), Window(num_prompts=10, num_rows=5))
     assert [record.name for record in made.plugins if record.kind == "dataset"] == ["curriculum", "jsonl"]
