@@ -46,7 +46,7 @@ ResumedRun = Annotated[
     typer.Option(
         "--resume",
         metavar="RUN",
-        help="Go on with the run in this folder; --set may change its length, layout, tracking and launch.",
+        help="Go on with the run in this folder; --set may change length, layout, tracking, launch, a reward's file.",
     ),
 ]
 StartStep = Annotated[

@@ -61,16 +61,19 @@ def anywhere(data: Any) -> Any:
 
 
 def copied(data: Any, folder: Path) -> tuple[Any, dict[Path, bytes]]:
-    """The same, with files as a run in `folder` keeps them, and what is in these.
+    """The same, with files as a run in `folder` keeps them, and what is in those that it has no copy of yet.
 
     Raises:
         ConfigError: A file cannot be read.
     """
     files: dict[Path, bytes] = {}
+    root = folder.absolute() / FOLDER
 
     def keep(path: Path) -> Path:
+        if path.is_relative_to(root):
+            return path  # never read for another version: one that was tampered with is refused when it is loaded
         content = read(path)
-        place = folder.absolute() / FOLDER / version_of(content) / path.name
+        place = root / version_of(content) / path.name
         files[place] = content
         return place
 

@@ -113,7 +113,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     """The next session of a run, noted in its folder once nothing is left to refuse; None if it has finished."""
     job = load_job(directory)
     require_gone(job)
-    recipe, changes = changed(job.recipe, overrides)
+    recipe, changes = changed(job.recipe, overrides, directory)
     summary = folder.read_summary(directory)
     # Not by the recipe's length before: that may have been changed by a session that did not get far.
     if (
@@ -148,9 +148,13 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     for words in ("The run had not begun: starting it." if start.step is None else where, *undone):
         console.print(words, highlight=False, markup=False)
     if changes:
-        folder.save(job)
-    for difference in differences:
-        console.print(f"Changed since the run's last session: {difference}", highlight=False, markup=False)
+        job = folder.save(job)
+    told = [f"Changed since the run's last session: {difference}" for difference in differences]
+    told += [
+        f"The file of reward {each.label} has changed: {each}" for each in provenance.sources(job) if each.is_changed
+    ]
+    for words in told:
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
     earlier_s = follower.timeline.elapsed_s(None) if summary is None else summary.wall_s
     return _Session(
         job=job,

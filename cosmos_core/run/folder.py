@@ -72,30 +72,34 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
     A run that is there is replaced if `overwrite`; see `check_free`.
     """
     check_free(job.directory, overwrite=overwrite)
-    recipe, sources = copied(unstructure(job.recipe), job.directory)
     try:
         if overwrite and job.directory.exists():
             shutil.rmtree(job.directory)
         job.logs.mkdir(parents=True)
-        for path, content in sources.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
         if assets.is_dir():
             shutil.copytree(assets, job.assets)
         write_json(job.directory / "manifest.json", manifest)
     except OSError as error:
         raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
-    save(attrs.evolve(job, recipe=structure(recipe, Recipe)))
+    save(job)
 
 
-def save(job: Job) -> None:
-    """Write the job and its recipe into the run's folder; raises ConfigError if they could not be written."""
-    path = job.directory / "recipe.resolved.toml"
-    try:
-        path.write_text(dump_recipe(job.recipe, job.directory), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+def save(job: Job) -> Job:
+    """Write the job, its recipe and new files of plugins into the run's folder; the job with the copies of these.
+
+    A ConfigError says what could not be read or written.
+    """
+    recipe, sources = copied(unstructure(job.recipe), job.directory)
+    job = attrs.evolve(job, recipe=structure(recipe, Recipe))
+    texts = {job.directory / "recipe.resolved.toml": dump_recipe(job.recipe, job.directory).encode()}
+    for path, content in (sources | texts).items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     save_job(job)
+    return job
 
 
 @contextlib.contextmanager

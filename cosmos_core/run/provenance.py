@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
@@ -13,8 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from cosmos_core import __version__
-from cosmos_core.config.sources import split
+from cosmos_core.config.job import Job
+from cosmos_core.config.sources import is_copy, read, split, version_of
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.plugins.manifest import manifest
@@ -44,6 +49,51 @@ def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequ
 def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
     """Differences of this machine's installation from that of a run's newest session, in words; empty if none."""
     return _compared(directory, made_with(plugins))[1]
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """The file that a run copied a reward function from.
+
+    Attributes:
+        setting: What `cosmos run --resume RUN --set` takes the file anew by.
+        copied: When the run took it.
+        is_changed: Whether the file is another since.
+    """
+
+    label: str
+    setting: str
+    copied: str
+    is_changed: bool
+
+    def __str__(self) -> str:
+        return f"the run goes on with its copy of {self.copied}; to take the new one: --set {self.setting}"
+
+
+def sources(job: Job) -> Iterator[Source]:
+    """The files of a run's reward functions that are still where they were; none where the manifest is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+        recorded = json.loads((job.directory / FILE).read_text(encoding="utf-8"))
+        sessions = [*reversed(recorded.get("resumed", [])), recorded]
+        for index, reward in enumerate(job.recipe.reward):
+            copy = split(reward.plugin)
+            origin = next(_origins(sessions, *copy), None) if copy else None
+            if copy and origin:
+                yield Source(
+                    label=reward.label,
+                    setting=shlex.quote(f"reward.{index}.plugin={origin[0]}:{copy[1]}"),
+                    copied=origin[1],
+                    is_changed=version_of(read(origin[0])) != copy[0].parent.name,
+                )
+
+
+def _origins(sessions: Iterable[Mapping[str, Any]], copy: Path, name: str) -> Iterator[tuple[Path, str]]:
+    for session in sessions:
+        for plugin in session["plugins"]:
+            found = split(plugin["module"])
+            is_it = found is not None and found[1] == name and plugin["version"] == copy.parent.name
+            if found and is_it and not is_copy(found[0]) and found[0].is_file():
+                yield found[0], session["created"]
 
 
 def _compared(directory: Path, session: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

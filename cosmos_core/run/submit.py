@@ -95,7 +95,7 @@ def launch_again(
     from cosmos_core.run.planning.changes import changed  # noqa: PLC0415 - only here
 
     job = load_job(directory)
-    recipe, _ = changed(job.recipe, [f"launch.launcher={json.dumps(launcher)}", *overrides])
+    recipe, _ = changed(job.recipe, [f"launch.launcher={json.dumps(launcher)}", *overrides], directory)
     job = attrs.evolve(job, recipe=reachable(recipe))
     plugins = PluginSet.load(selections(job.recipe, _ONLY))
     if not _capable(job.recipe, plugins).shares_folder:

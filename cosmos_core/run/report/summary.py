@@ -24,6 +24,7 @@ from cosmos_core.observe.live import clock
 from cosmos_core.protocols.algorithm import is_core_metric
 from cosmos_core.run.folder import REPORT, SUMMARY
 from cosmos_core.run.follower import Follower
+from cosmos_core.run.provenance import sources
 from cosmos_core.run.supervisor import Ending
 
 _PART = 0.1
@@ -399,8 +400,11 @@ def _files(job: Job, outcome: str, reason: str) -> Table:
     table.add_row("report", str(job.directory / REPORT))
     table.add_row("checkpoints", job.checkpoints)
     table.add_row("logs", str(job.logs))
-    # A reason may name the command that goes on, such as from before a damaged checkpoint.
+    # A reason may name the command that goes on, such as from before a damaged checkpoint, or a reward.
     named = re.search(rf"cosmos (run --resume|recover) {re.escape(str(job.directory))} --(from|step) \S+", reason)
     usual = f"cosmos {'export' if outcome == 'finished' else 'run --resume'} {job.directory}"
+    for each in sources(job):
+        if re.search(rf"\breward(_failed:)? {re.escape(each.label)}: ", reason):
+            usual += f" --set {each.setting}"
     table.add_row("next", named[0] if named else usual)
     return table

@@ -11,18 +11,25 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, load_recipe
+from cosmos_core.config.sources import split
 from cosmos_core.control.journal import Journal, entries, replay
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
-from cosmos_core.errors import ConfigError, DamagedCheckpointError, JournalError
+from cosmos_core.errors import ConfigError, DamagedCheckpointError, JournalError, PluginBrokenError
+from cosmos_core.plugins.choice import choose
+from cosmos_core.plugins.discovery import discover
+from cosmos_core.plugins.recipe import selections
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker, path_of, read_place
-from cosmos_core.run import command, folder
+from cosmos_core.run import command, folder, provenance
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
+from cosmos_core.run.follower import Follower
 from cosmos_core.run.launch import fork_server
 from cosmos_core.run.planning import plan as planning
+from cosmos_core.run.report.summary import print_summary, summarise
+from cosmos_core.run.supervisor import Ending
 from cosmos_service_tools.auditor import audit
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
@@ -79,7 +86,7 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
     for override, message in [
         ("tracking={hooks=['mlflow'], options={mlflow={experimant='x'}}}", "experimant: unknown option"),
         ("tracking.hooks=['mlfow']", "mlfow"),
-        ("policy.optimizer.lr=1.0", "keeps what its weights"),
+        ("evaluation.prompts=3", "keeps what its weights"),
         ("control.bind=0.0.0.0", "other machines can reach 0.0.0.0"),
     ]:
         before = contents(directory)
@@ -107,6 +114,56 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
     with pytest.raises(ConfigError, match="3 does not divide"):
         resume(directory, "run.steps=8", "policy.mesh.tp=3")
     assert (begun, contents(directory)) == ([], before)
+
+
+def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_path, begun, monkeypatch):
+    file = tmp_path / "late.py"
+    file.write_text("def short(completion): return None\ndef long(completion): return 1.0\n")
+    selected = f"reward=[{{plugin='{file}:short'}}, {{plugin='{file}:long'}}]"
+    job = attrs.evolve(job, recipe=load_recipe(RECIPE, overrides=[*SETTINGS, selected]))
+    made_with = provenance.made_with(choose(kind, name, discover()) for kind, name in selections(job.recipe))
+    folder.create(job, tmp_path / "none", made_with, overwrite=False)
+    checked, run = [], job.directory
+    monkeypatch.setattr(command, "in_fork", lambda call: call())
+    monkeypatch.setattr(command, "prepare", lambda recipe: None)  # forks nothing
+    monkeypatch.setattr(command, "_check_changed", checked.append)
+
+    def go_on(*overrides):
+        console = Console(file=io.StringIO(), width=100)
+        resume_run(run, console, overrides=overrides)
+        return console.file.getvalue(), load_job(run).recipe.reward[0].plugin
+
+    # The end of a run that failed for it names the way to take the mended file.
+    console = Console(file=io.StringIO(), width=400)
+    summary = summarise(job, Follower(), Ending(outcome="failed", reason="reward short: it hangs"), wall_s=1.0)
+    print_summary(summary, load_job(run), console)
+    assert f"cosmos run --resume {run} --set reward.0.plugin={file}:short\n" in console.file.getvalue()
+
+    said, before = go_on()
+    assert "has changed" not in said
+    # A run's code never changes by itself.
+    file.write_text("def short(completion): return 1.0\ndef long(completion): return 1.0\n")
+    said, kept = go_on()
+    assert kept == before
+    assert f"The file of reward short has changed: the run goes on with its copy of {made_with['created']}" in said
+    assert f"--set reward.0.plugin={file}:short\n" in said
+
+    monkeypatch.chdir(tmp_path)
+    said, taken = go_on("reward.0.plugin=./late.py:short")
+    copy, _ = split(taken)
+    assert (copy.read_text(), copy.is_relative_to(run), begun[-1].job) == (file.read_text(), True, load_job(run))
+    assert len(checked) == 1
+    assert f"short of late.py was {Path(before).parent.name}, is {copy.parent.name}" in said
+    assert "reward short has changed" not in said
+    assert "reward long has changed" in said
+    # The same file is no change; another function is another reward; a copy that was tampered with is refused.
+    assert go_on("reward.0.plugin=./late.py:short")[1] == taken
+    assert len(checked) == 1
+    with pytest.raises(ConfigError, match=r"--set reward\.0\.plugin: a run that goes on keeps"):
+        resume(run, "reward.0.plugin=./late.py:other")
+    copy.write_text("def short(completion): return 2.0\n")
+    with pytest.raises(PluginBrokenError, match="is not what the run was made with"):
+        resume(run, "run.steps=9")
 
 
 def test_two_sessions_at_once_are_refused(directory, begun, tmp_path):
