@@ -17,8 +17,7 @@ from typing import Any, Final
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import CosmosError
 from cosmos_core.observe.output import console
-from cosmos_core.run.command import run_recipe
-from cosmos_core.run.plan import show_plan
+from cosmos_core.run.launch.launcher import prepare
 
 REFUSAL: Final = "refusal.json"
 
@@ -30,8 +29,14 @@ def main(order: Path) -> None:
     try:
         recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
         if told["overwrite"] is None:
+            from cosmos_core.run.plan import show_plan  # noqa: PLC0415
+
             show_plan(recipe, place, console())
         else:
+            # The next imports take a moment themselves.
+            prepare(recipe)
+            from cosmos_core.run.command import run_recipe  # noqa: PLC0415
+
             run_recipe(recipe, place, console(), overwrite=told["overwrite"])
     except KeyboardInterrupt:
         sys.exit(130)

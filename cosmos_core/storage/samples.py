@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,10 +59,10 @@ def samples(
         raise ConfigError(f"{grep!r} is no regular expression: {error}") from error
     steps = _steps(directory, newest)
     redone = _redone(steps)
-    condition = _condition(step, steps, wanted)
+    choice = _choice(step, steps, wanted)
     for path in _parts(directory, "samples", newest):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            for each in _rows(file, condition, columns):
+            for each in _rows(file, choice, columns):
                 if not grep or pattern.search(each["prompt"]) or pattern.search(each["completion"]):
                     yield each | _fate(each, steps.get(each["lease"]), redone)
 
@@ -128,27 +130,51 @@ def groups(directory: Path, *, order: str = "newest", count: int = 5, **wanted: 
     return [sorted(group, key=lambda each: each["index"]) for group in found.values() if group]
 
 
-def _condition(step: int | None, steps: Mapping[int, Mapping[str, Any]], wanted: Mapping[str, Any]) -> Any:
-    """A `pyarrow.compute.Expression` over `_KEYS`."""
-    from pyarrow import parquet  # noqa: PLC0415 - where samples are read
+def _choice(
+    step: int | None, steps: Mapping[int, Mapping[str, Any]], wanted: Mapping[str, Any]
+) -> Callable[[Any], Any]:
+    """Makes the mask of a table with `_KEYS`: an expression would import pandas, which takes half a second."""
+    from pyarrow import compute  # noqa: PLC0415 - where samples are read
 
-    same: list[Any] = [("lease", ">=", 0)]
-    same += [(name, "in" if name == "lease" else "=", value) for name, value in wanted.items() if value is not None]
-    if step is None:
-        return parquet.filters_to_expression(same)
-    batch = [-1, *(lease for lease, each in steps.items() if each["step"] == step)]
-    evaluated = [("purpose", "=", "evaluation"), ("newest_version", "=", step)]
-    return parquet.filters_to_expression([[*same, ("lease", "in", batch)], [*same, *evaluated]])
+    batch = [lease for lease, each in steps.items() if each["step"] == step]
+
+    def mask(table: Any) -> Any:
+        found = [compute.is_valid(table["lease"])]
+        for name, value in wanted.items():
+            if value is not None:
+                found.append(_is_in(table[name], value if name == "lease" else [value]))
+        if step is not None:
+            evaluated = _is_in(table["purpose"], ["evaluation"]), _is_in(table["newest_version"], [step])
+            found.append(compute.or_(_is_in(table["lease"], batch), compute.and_(*evaluated)))
+        return functools.reduce(compute.and_, found)
+
+    return mask
 
 
-def _rows(file: Any, condition: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _is_in(column: Any, values: Sequence[int] | Sequence[str]) -> Any:
+    """The mask of those that are among values, which go through buffers: to look at a list, pyarrow imports pandas."""
     import pyarrow as pa  # noqa: PLC0415 - where samples are read
+    from pyarrow import compute  # noqa: PLC0415
 
-    if not len(file.read(columns=_KEYS).filter(condition)):
+    if pa.types.is_string(column.type):
+        texts = [str(value).encode() for value in values]
+        held = [array("i", itertools.accumulate(map(len, texts), initial=0)), b"".join(texts)]
+    else:
+        held = [array("q", map(int, values))]
+    buffers = [None, *map(pa.py_buffer, held)]
+    return compute.is_in(column, value_set=pa.Array.from_buffers(column.type, len(values), buffers))
+
+
+def _rows(file: Any, choice: Callable[[Any], Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa  # noqa: PLC0415 - where samples are read
+    from pyarrow import compute  # noqa: PLC0415
+
+    if not compute.any(choice(file.read(columns=_KEYS))).as_py():
         return
     for batch in file.iter_batches(_BATCH_ROWS, columns=[*columns, *_KEYS] if columns else None):
+        table = pa.Table.from_batches([batch])
         # As numbers of Python's, tokens take ten times as much: not all at once.
-        for some in pa.Table.from_batches([batch]).filter(condition).to_batches(None if columns else _FEW_ROWS):
+        for some in table.filter(choice(table)).to_batches(None if columns else _FEW_ROWS):
             yield from some.to_pylist()
 
 
@@ -205,14 +231,12 @@ def ratios(
 
     They are of the newest attempt at a step, where they were kept; `newest` as of `samples`.
     """
-    from pyarrow import compute  # noqa: PLC0415 - where samples are read
-
     found: dict[int, tuple[tuple[int, int], Any]] = {}
     for path in _parts(directory, "steps", newest):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-            mine = compute.field("lease").isin(leases)
+            mine = _is_in(file.read(columns=["lease"])["lease"], leases)
             # An earlier release kept none; they are most of a part, which is read for its own groups alone.
-            if "ratios" in file.schema_arrow.names and len(file.read(columns=["lease"]).filter(mine)):
+            if "ratios" in file.schema_arrow.names and True in mine.to_pylist():
                 table = file.read(columns=["generation", "attempt", "lease", "ratios"]).filter(mine)
                 for generation, attempt, lease, lists in zip(*table.columns, strict=True):
                     each = (generation.as_py(), attempt.as_py()), lists.values

@@ -1,6 +1,8 @@
 """Samples that a run has kept are found, and joined with what became of them."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,3 +195,13 @@ def test_a_dialogue_has_no_logprobs_where_the_model_did_not_speak_and_latents_ha
         units = row.get("units")
         assert (units if units is None else units.tolist(), row.get("logprobs")) == tokens
         assert (row["prompt"], row["prompt_media"], row["truncated"]) == ("user: 2+2?", ["a.png"], True)
+
+
+def test_reading_does_not_import_pandas(run):
+    code = (
+        "import sys; from pathlib import Path; from cosmos_core.storage.samples import groups, ratios; "
+        "found = groups(Path(sys.argv[1]), purpose='train', step=2); assert found, found; "
+        "ratios(Path(sys.argv[1]), [1, 2], 4); sys.exit('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
