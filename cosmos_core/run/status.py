@@ -81,7 +81,7 @@ def look(directory: Path) -> Iterator[str]:
     yield from (f"  {each}" for each in findings(state))
     best = best_checkpoint(state)
     for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
-        words = " (best evaluated)" if step == best else ""
+        words = " (best evaluated checkpoint)" if step == best else ""
         yield f"  checkpoint of step {step}{words}: {state.checkpoints.saved[step]}"
     if reason:
         yield reason

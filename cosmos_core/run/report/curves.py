@@ -25,10 +25,10 @@ _ASSETS: Final = _HERE / "assets"
 
 @attrs.frozen(kw_only=True)
 class Series:
-    """A line of a chart: its label and its (x, y); `marked` draws each point (few, exact ones)."""
+    """A line of a chart: its label and (x, y), broken where y is None; `marked` draws each point (few, exact ones)."""
 
     label: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[tuple[float, float | None]]
     marked: bool = False
 
 
@@ -57,9 +57,13 @@ class Chart:
         """The chart as `curves.js` takes it; its `series` is empty where there is nothing to draw."""
         drawn = []
         for colour, line in enumerate(self.series):
-            known = [(x, y) for x, y in line.points if math.isfinite(y) and (y > 0 or not self.logarithmic)]
-            if known:
-                xs, ys = zip(*((round(x, 3), float(f"{y:.6g}")) for x, y in known), strict=True)
+            known = [
+                (round(x, 3), None if y is None else float(f"{y:.6g}"))
+                for x, y in line.points
+                if y is None or (math.isfinite(y) and (y > 0 or not self.logarithmic))
+            ]
+            if any(y is not None for _, y in known):
+                xs, ys = zip(*known, strict=True)
                 drawn.append({"label": line.label, "marked": line.marked, "colour": colour, "xs": xs, "ys": ys})
         return {"x": self.x_label, "logarithmic": self.logarithmic, "changes": list(self.changes), "series": drawn}
 

@@ -17,13 +17,20 @@ from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.errors import DataError
-from cosmos_core.observe.live import clock
 from cosmos_core.observe.samples import SampleBrowser, encoded
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.curves import Chart, Series, environment
-from cosmos_core.run.report.summary import heldout_names, of_main_stage, own_measures, rates_key, unused, where_title
+from cosmos_core.run.report.summary import (
+    durations,
+    heldout_names,
+    of_main_stage,
+    own_measures,
+    rates_key,
+    unused,
+    where_title,
+)
 from cosmos_core.types import JSON
 
 _TEMPLATE: Final = "report.html.j2"
@@ -83,6 +90,12 @@ class Comparison:
     before: Any
     after: Any
     pictures: tuple[Picture | None, ...] = (None, None)
+
+    @property
+    def change(self) -> str:
+        """`good` where the reward has risen, `bad` where it has fallen; else empty."""
+        before, after = (each and each.reward for each in (self.before, self.after))
+        return "" if None in (before, after) or before == after else "good" if after > before else "bad"
 
 
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
@@ -144,7 +157,8 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     unit: Unit = summary["unit"]
     yield from _heldout_tiles(summary)
     yield f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps"
-    yield clock(summary["wall_s"]), "wall time"
+    running, *whole = durations(summary)
+    yield running, "; ".join(["time that it went on", *whole])
     if summary["samples"]["generated"]:
         yield f"{summary['samples']['generated']:,}", "samples generated"
         yield f"{summary['samples']['trained']:,}", "samples trained on"
@@ -207,14 +221,16 @@ def _points(steps: Sequence[TimedStep], name: str, key: str | None = None) -> li
 
 
 def _throughput(follower: Follower) -> list[Series]:
-    """Units per second of each pool over time since the start; gaps between sessions are left out."""
+    """Units per second of each pool over time since the start; no line crosses a gap between sessions."""
     spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
-    rollout: list[tuple[float, float]] = []
-    policy: list[tuple[float, float]] = []
+    rollout: list[tuple[float, float | None]] = []
+    policy: list[tuple[float, float | None]] = []
     for first, last in itertools.pairwise(spaced):
-        passed = last.time - first.time
-        if passed > 0 and follower.timeline.is_one_session(first.time, last.time):
-            middle = (first.time + last.time) / 2 - follower.sessions[0][0]
+        passed, middle = last.time - first.time, (first.time + last.time) / 2 - follower.sessions[0][0]
+        if not follower.timeline.is_one_session(first.time, last.time):
+            rollout.append((middle, None))
+            policy.append((middle, None))
+        elif passed > 0:
             rollout.append((middle, (last.generated - first.generated) / passed))
             policy.append((middle, max(0.0, last.trained - first.trained) / passed))
     return [Series(label="rollout", points=rollout), Series(label="policy", points=policy)]

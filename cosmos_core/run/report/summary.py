@@ -282,10 +282,7 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
     """Print before and after, where the time went, what was dropped, and where the files are."""
     colour = {"finished": "green", "stopped": "yellow"}.get(str(summary["outcome"]), "red")
     title = Text.assemble((str(summary["name"]), "bold"), " ", (str(summary["outcome"]), f"bold {colour}"))
-    title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {clock(summary['wall_s'])}")
-    running_s = summary["running_s"]
-    if running_s is not None and 0.0 < running_s < summary["wall_s"] - 1.0:
-        title.append(f", {clock(summary['wall_s'] - running_s)} of it to start and to end")
+    title.append(f" after {summary['steps']} of {summary['planned_steps']} steps in {'; '.join(durations(summary))}")
     console.print()
     console.print(title)
     if summary["reason"]:
@@ -296,6 +293,13 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
     if summary["planes"]:
         console.print(_planes_table(summary))
     console.print(_files(job, str(summary["outcome"]), str(summary["reason"])))
+
+
+def durations(summary: Mapping[str, Any]) -> list[str]:
+    """The time for which the run went on, as the live figures tell it; with starting and ending where that is more."""
+    wall_s, running_s = summary["wall_s"], summary["running_s"] or summary["wall_s"]
+    more = [f"{clock(wall_s)} with starting and ending"] if running_s < wall_s - 1.0 else []
+    return [clock(running_s), *more]
 
 
 def _grid(title: str) -> Table:

@@ -153,7 +153,7 @@ def resumed(cosmos: CommandLine, run: Path, *more: str) -> tuple[int, str]:
 
 def refusal(said: str, run: Path) -> str:
     """The words that refuse, without the folder."""
-    told = re.search(r"cosmos: (.*)|to start and to end (.*) Result", said)
+    told = re.search(r"cosmos: (.*)|with starting and ending (.*) Result", said)
     assert told is not None, said
     return (told[1] or told[2]).replace(f"{run}/", "").replace(str(run), "RUN")
 

@@ -90,7 +90,7 @@ def test_the_held_out_loss_is_what_transformers_computes(cosmos: CommandLine, sf
     saved = {step: evaluations[step] for step in (4, 8, 12)}
     best = min(saved, key=lambda step: saved[step])
     assert checkpoint.best(str(run / "checkpoints")) == best
-    assert f"checkpoint of step {best} (best evaluated)" in cosmos("status", str(run))
+    assert f"checkpoint of step {best} (best evaluated checkpoint)" in cosmos("status", str(run))
     for step in ("best", "12"):
         cosmos("export", str(run), "--step", step, "--output", step)
         loss, number = independent(run, cosmos.folder / step)

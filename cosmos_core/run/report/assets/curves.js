@@ -102,7 +102,8 @@ window.devicePixelRatio = Math.max(2, window.devicePixelRatio);
           stroke: COLOURS[line.colour % COLOURS.length],
           dash: DASHES[Math.floor(line.colour / COLOURS.length) % DASHES.length],
           width: line.marked ? 1.8 : 1.3,
-          spanGaps: true,
+          // Where only other lines have points there is no gap; where it is null there is.
+          spanGaps: false,
           points: { show: line.marked || line.xs.length < 3, size: 7 },
           value: told,
         })),

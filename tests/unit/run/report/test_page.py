@@ -3,6 +3,7 @@ import hashlib
 import html
 import json
 import re
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -11,8 +12,9 @@ from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.observe.samples import SampleBrowser
 from cosmos_core.run.follower import Follower
+from cosmos_core.run.report import page as report
 from cosmos_core.run.report.curves import Chart, Series
-from cosmos_core.run.report.page import _charts, write_report
+from cosmos_core.run.report.page import Comparison, _charts, _throughput, write_report
 from cosmos_core.run.report.summary import summarise
 from cosmos_core.run.supervisor import Ending
 from cosmos_core.storage.parts import FOLDER
@@ -72,6 +74,30 @@ def test_the_report_is_one_page_with_curves_and_completions(write, finished):
     assert "held-out accuracy before" in page
     assert "row 0" in page
     assert "equal_rewards" in page
+
+
+def test_a_completion_is_green_where_its_reward_has_risen(write, finished, monkeypatch):
+    def seen(*rewards):
+        one, two = (SimpleNamespace(reward=reward, text="7", media="", detail="") for reward in rewards)
+        return Comparison(prompt="3 + 4", reference="7", before=one, after=two)
+
+    compared = [seen(0.0875, 0.5), seen(0.5, 0.0875), seen(0.5, 0.5), seen(None, 0.5)]
+    monkeypatch.setattr(report, "_comparisons", lambda *_: compared)
+    shown = re.findall(r'<span(?: class="(\w*)")?>reward (\S+)</span>', write(finished, outcome="finished"))
+    assert shown[::2] == [("", "0.0875"), ("", "0.5"), ("", "0.5"), ("", "none")]
+    assert shown[1::2] == [("good", "0.5"), ("bad", "0.0875"), ("", "0.5"), ("", "0.5")]
+
+
+def test_the_throughput_of_two_sessions_is_no_line_across_the_pause(job, finished):
+    follower = Follower()
+    follower.fold(finished.entries)
+    whole = _throughput(follower)[0].points
+    middle = follower.marks[len(follower.marks) // 2].time
+    ((first, last),) = follower.sessions
+    follower.timeline.sessions[:] = [(first, middle - 1e-6), (middle, last)]
+    chart = Chart(title="", series=_throughput(follower))
+    assert [len([y for y in line["ys"] if y is None]) for line in chart.data["series"]] == [1, 1]
+    assert len(whole) == len(chart.data["series"][0]["ys"])
 
 
 def test_several_rewards_have_curves_of_their_own(job, finished):

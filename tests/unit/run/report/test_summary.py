@@ -144,7 +144,7 @@ def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
     # What starting and ending took is told apart.
     assert summary["running_s"] > 0.0
     told = print_({**summary, "running_s": 20.0, "wall_s": 46.0}, job)
-    assert "after 9 of 9 steps in 0:46, 0:26 of it to start and to end" in told
+    assert "after 9 of 9 steps in 0:20; 0:46 with starting and ending" in told
     assert "steps in 0:20\n" in print_({**summary, "running_s": 19.5, "wall_s": 20.0}, job)
 
     # What an error says is no markup.
