@@ -20,7 +20,7 @@ import msgspec
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import ConfigError
-from cosmos_core.storage.samples import Summary, counts, none_found, ranked, ratios, samples, summaries
+from cosmos_core.storage.samples import Summary, counts, damaged, none_found, ranked, ratios, samples, summaries
 
 ASSETS: Final = Path(__file__).parent / "assets"
 SCRIPT: Final = "samples.js"
@@ -125,7 +125,7 @@ class SampleBrowser:
         every, newest = (counts(self._directory, bound)["rows"] for bound in (None, _NEWEST))
         words = [f"of the newest {newest:,} of {every:,} samples that are kept"] if every != newest else []
         words += [f"this page has no room for {left_out} of the chosen prompts"] if left_out else []
-        return "; ".join(words)
+        return "; ".join(filter(None, (*words, damaged(self._directory))))
 
     @functools.cached_property
     def _tokenizer(self) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import logging
 import math
 import re
 from array import array
@@ -24,6 +25,9 @@ _KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
 _KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
 _BATCH_ROWS: Final = 1024
 _FEW_ROWS: Final = 32
+_DAMAGED: Final[dict[Path, str]] = {}
+"""Parts that this process could not read, and why."""
+_LOG: Final = logging.getLogger(__name__)
 
 
 def samples(
@@ -46,7 +50,9 @@ def samples(
         wanted: Values of `purpose`, `status`, `row` and `position`, and several of `lease`; None: any.
 
     Raises:
-        ConfigError: It is not the folder of a run, what is wanted is nonsense, or a part is damaged.
+        ConfigError: It is not the folder of a run, or what is wanted is nonsense.
+
+    What cannot be read is left out, and a warning logged: see `damaged`.
     """
     if not (directory / "job.json").is_file():
         raise ConfigError(f"{directory}: not the folder of a run")
@@ -180,7 +186,7 @@ def _rows(file: Any, choice: Callable[[Any], Any], columns: Sequence[str]) -> It
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A part as a `pyarrow.parquet.ParquetFile`; FileNotFoundError: it was removed meanwhile."""
+    """A part as a `pyarrow.parquet.ParquetFile`; FileNotFoundError: it was removed meanwhile, or is damaged."""
     import pyarrow as pa  # noqa: PLC0415 - where samples are read
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -190,8 +196,16 @@ def _opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read: {why}; remove it to read the others") from error
+        if path not in _DAMAGED:
+            _DAMAGED[path] = " ".join(str(error).split())
+            _LOG.warning("%s: cannot be read, and is left out: %s", path, _DAMAGED[path])
+        raise FileNotFoundError from error
+
+
+def damaged(directory: Path) -> str:
+    """Name the parts of a run that this process could not read, and left out; empty if it came upon none."""
+    found = [path.name for path in sorted(_DAMAGED) if path.parent == directory / FOLDER and path.is_file()]
+    return f"cannot be read, and left out: {', '.join(found)}" if found else ""
 
 
 def _parts(directory: Path, kind: str, newest: int | None = None) -> list[Path]:
@@ -288,4 +302,5 @@ def none_found(directory: Path) -> str:
     if not _parts(directory, "samples"):
         return 'no samples are kept: none are finished, samples.keep is "none", or an earlier release made the run'
     steps = sorted(each["step"] for each in _steps(directory).values())
-    return "no kept sample is as asked for" + (f"; steps {steps[0]} to {steps[-1]} were trained" if steps else "")
+    more = [f"steps {steps[0]} to {steps[-1]} were trained"] if steps else []
+    return "; ".join(filter(None, ("no kept sample is as asked for", *more, damaged(directory))))

@@ -19,7 +19,7 @@ from cosmos_core.control.machine.events import Reported
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run.address import find_address
 from cosmos_core.run.observer import so_far
-from cosmos_core.storage.samples import counts, groups, none_found, samples
+from cosmos_core.storage.samples import counts, damaged, groups, none_found, samples
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import REPORT, GroupFinished
 
@@ -56,6 +56,7 @@ def print_samples(
 def accounted(directory: Path) -> str:
     """Say how many samples are kept, how many the run's journal counts, evaluations included, and why not all are."""
     kept = counts(directory)
+    bad = [words] if (words := damaged(directory)) else []
     try:
         job = load_job(directory)
         address = find_address(job)
@@ -63,12 +64,13 @@ def accounted(directory: Path) -> str:
         reports = (REPORT.decode(event.report) for _, _, event in found if isinstance(event, Reported))
         number = sum({each.lease: len(each.samples) for each in reports if isinstance(each, GroupFinished)}.values())
     except CosmosError as error:
-        return f"{kept['rows']:,} samples are kept; how many there were is not known: {error}"
-    words = {"removed": "were removed to make room (samples.keep)", "left_out": "could not be written"}
+        return "; ".join((f"{kept['rows']:,} samples are kept", *bad, f"how many there were is not known: {error}"))
+    why = {"removed": "were removed to make room (samples.keep)", "left_out": "could not be written"}
     told = [f"{kept['rows']:,} samples are kept, and the run's journal counts {number:,}"]
-    told += [f"{kept[name]:,} {why}" for name, why in words.items() if kept[name]]
-    rest = number - kept.total()
-    told += [f"{rest:,} are not written yet, or were lost with a process that was killed"] if rest > 0 else []
+    told += [f"{kept[name]:,} {words}" for name, words in why.items() if kept[name]] + bad
+    if (rest := number - kept.total()) > 0:
+        lost = "are in what cannot be read, or were" if bad else "were"
+        told.append(f"{rest:,} are not written yet, or {lost} lost with a process that was killed")
     return "; ".join(told)
 
 

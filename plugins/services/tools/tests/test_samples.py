@@ -55,6 +55,13 @@ def test_samples_are_printed_and_cannot_steer_the_terminal(cosmos, run, monkeypa
     assert [json.loads(line)["lease"] for line in cosmos("samples", run, "--json", "--worst").splitlines()] == [2, 2, 6]
 
 
+def test_a_damaged_file_is_left_out_and_said(cosmos, run):
+    (run / FOLDER / "steps.policy-9.9.parquet").write_bytes(b"PAR1")
+    text = cosmos("samples", run)
+    assert "prompt 12, row 22, skipped, step 1" in text
+    assert "3 samples are kept; cannot be read, and left out: steps.policy-9.9.parquet; " in " ".join(text.split())
+
+
 def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path):
     for arguments, words in (
         ([run, "--step", 9], "no kept sample is as asked for; steps 1 to 1 were trained"),

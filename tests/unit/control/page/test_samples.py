@@ -57,7 +57,7 @@ def test_samples_are_asked_for_and_nonsense_is_a_sentence(served, run):
     (run / FOLDER / "samples.mine.parquet").write_bytes(b"no part")
     assert served.ask("GET", "/api/samples").json["total"] == 3
     (run / FOLDER / "samples.rollout-1.1.parquet").write_bytes(b"PAR1")
-    assert "cannot be read" in served.ask("GET", "/api/samples").json["refused"]
+    assert served.ask("GET", "/api/samples").json["note"] == "cannot be read, and left out: samples.rollout-1.1.parquet"
 
 
 def test_media_of_prompts_are_served_and_no_other_file(served, run, subtests):
