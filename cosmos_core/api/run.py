@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,20 @@ from cosmos_core.transport.messages import Stop
 
 _LOOK_S: Final = 0.5
 _LOG: Final = "console.log"
+
+
+_OPTIONS: Final = re.compile(r"(cosmos \w[^,;()\n]*)|--set ([\w.]+)=|--overwrite\b|--name\b")
+
+
+def in_python(words: str) -> str:
+    """A refusal of the command line with the arguments of `train` in the place of its options; commands stay."""
+
+    def said(found: re.Match[str]) -> str:
+        if found[2]:
+            return f"{found[2].replace('.', '__')}="
+        return {"--overwrite": "overwrite=True", "--name": "run__name"}.get(found[0], found[0])
+
+    return _OPTIONS.sub(said, words)
 
 
 class Child:
@@ -90,7 +105,7 @@ class Child:
         self._stack.close()
         if told is not None:
             kind: type[CosmosError] = getattr(errors, told["kind"], CosmosError)
-            raise kind.__new__(kind, told["words"])
+            raise kind.__new__(kind, in_python(told["words"]))
         sys.stdout.write(printed)
         if self._process.returncode:
             raise CosmosError(f"the run's process ended with exit code {self._process.returncode}; see what it printed")

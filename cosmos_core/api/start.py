@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cosmos_core.api.functions import reference
-from cosmos_core.api.run import Child, Run
+from cosmos_core.api.run import Child, Run, in_python
 from cosmos_core.config.loading import read_toml, recipe_from
 from cosmos_core.config.overrides import apply_selections, assign
 from cosmos_core.config.sources import located
@@ -90,11 +90,14 @@ def _begun(
     """The process of a run, or of a plan (`overwrite` is None); the run's folder, and the job that was there before."""
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(scratch("api"))
-        order = _order(recipe, named, overrides, place)
-        run = recipe_from(order["recipe"]).run
-        directory = Path(run.output_dir) / run.name
-        if overwrite is not None:
-            folder.check_free(directory, overwrite=overwrite)
+        try:
+            order = _order(recipe, named, overrides, place)
+            run = recipe_from(order["recipe"]).run
+            directory = Path(run.output_dir) / run.name
+            if overwrite is not None:
+                folder.check_free(directory, overwrite=overwrite)
+        except ConfigError as error:
+            raise ConfigError(in_python(str(error))) from None
         before = _made(directory)
         return Child(order | {"overwrite": overwrite}, stack.pop_all(), place), directory, before
 

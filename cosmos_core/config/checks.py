@@ -88,7 +88,10 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
         )
     for label, count in Counter(reward.label for reward in recipe.reward).items():
         if count > 1:
-            yield f"reward: {label} is listed {count} times; rewards are reported by name, give each one of its own"
+            yield (
+                f"reward: {label} is listed {count} times; rewards are reported by name, give each one of its own: "
+                'name = "…" in its [[reward]]'
+            )
 
 
 def _pace(sync: SyncConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 import logging
 import random
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from typing import Final, TypeAlias
 
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource
+from cosmos_core.data.rows import BadRowError, LeftOutError, MissingFieldError, RawRow, RowSource
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Split
 from cosmos_core.protocols.dataset import Omission
@@ -22,6 +23,8 @@ from cosmos_core.types import Prompt
 Sources: TypeAlias = Sequence[RowSource]
 _MANY: Final = "other reasons"
 _MOST_REASONS: Final = 50
+_LOOKED_AT: Final = 100
+"""Rows that are asked whether they have what an option names."""
 
 
 class Omissions:
@@ -113,11 +116,19 @@ class RowIndex:
                 self._source_numbers.append(number)
                 self._locators.append(raw.locator)
             elif self._options.on_bad_row == "refuse" and not isinstance(problem, LeftOutError):
-                raise DataError(
-                    f"{source.name}:{raw.line}: {problem} (mend the row, or set {self._key_path}.on_bad_row = 'skip')"
-                )
+                raise DataError(f"{source.name}:{raw.line}: {problem} ({self._remedy(problem, source)})")
             else:
                 self.omissions.add(problem.kind, f"{source.name}:{raw.line}: {problem}")
+
+    def _remedy(self, problem: BadRowError, source: RowSource) -> str:
+        named = ""
+        if isinstance(problem, MissingFieldError) and problem.option:
+            named = f"{self._key_path}.{problem.option} names it"
+            rows = [raw.row for raw in itertools.islice(source.scan(), _LOOKED_AT)]
+            if not any(isinstance(row, Mapping) and problem.name in row for row in rows):
+                return f"{named}, and no row of the first {len(rows)} has it: mend the option"
+            named += "; "
+        return f"{named}mend the row, or set {self._key_path}.on_bad_row = 'skip'"
 
     def _problem(self, raw: RawRow, source: RowSource) -> BadRowError | None:
         if raw.problem:

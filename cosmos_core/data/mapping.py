@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, Template
-from cosmos_core.data.rows import BadRowError, LeftOutError, field
+from cosmos_core.data.rows import BadRowError, LeftOutError, MissingFieldError, field
 from cosmos_core.errors import DataError
 from cosmos_core.types import JSON, Message, Prompt
 
@@ -90,8 +90,21 @@ class FieldMapping:
         """
         if not isinstance(row, Mapping):
             raise BadRowError(f"a row is an object of named fields, not a {type(row).__name__}")
-        options = self._options
         self._check_plain(row)
+        try:
+            return self._made(row, folder)
+        except MissingFieldError as error:
+            error.option = self._option_of(error.name)
+            raise
+
+    def _option_of(self, field: str) -> str:
+        """Name of the first option that names a field."""
+        filled = (name for name, template in self._templates.items() if field in template.fields)
+        plain = ("messages", "rejected_messages", "reference", "media")
+        return next(filled, next((name for name in plain if getattr(self._options, name) == field), "metadata"))
+
+    def _made(self, row: Mapping[str, Any], folder: Path) -> Prompt:
+        options = self._options
         text, demonstration = self._text(row)
         if "demonstration" in self._templates:
             demonstration = _not_blank(self._templates["demonstration"].fill(row), "the demonstration")

@@ -23,6 +23,19 @@ class BadRowError(Exception):
         self.kind = kind or message
 
 
+class MissingFieldError(BadRowError):
+    """The row has no field of a name.
+
+    Attributes:
+        option: Name of the option that names it, if known.
+    """
+
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(f"no field {name!r}; {hint}", f"no field {name!r}")
+        self.name = name
+        self.option = ""
+
+
 class LeftOutError(BadRowError):
     """The row is sound, and a filter leaves it out."""
 
@@ -33,7 +46,7 @@ def field(row: Mapping[str, Any], name: str) -> Any:
         return row[name]
     near = difflib.get_close_matches(name, list(row), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, row)) or 'none'}"
-    raise BadRowError(f"no field {name!r}; {hint}", f"no field {name!r}")
+    raise MissingFieldError(name, hint)
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:

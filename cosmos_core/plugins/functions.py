@@ -6,6 +6,7 @@ is itself the provider hook of the kind (`cosmos_reward`) is asked for its `Prov
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import inspect
@@ -48,6 +49,9 @@ def function_record(kind: Kind, selection: str) -> PluginRecord | None:
     """
     found = split(selection)
     if found is None:
+        if kind in _METHODS and selection.endswith(".py"):
+            told = f"name a function or class of the file, {selection}:NAME{_names(selection)}"
+            raise PluginNotFoundError(f"{kind} plugin {selection!r}: {told}")
         return None
     path, name = found
     if kind not in _METHODS:
@@ -57,9 +61,8 @@ def function_record(kind: Kind, selection: str) -> PluginRecord | None:
         )
     if not path.is_file():
         close = nearest(path.stem, [each.stem for each in path.parent.glob("*.py")]) if path.parent.is_dir() else []
-        hint = (
-            f"did you mean {path.with_name(close[0])}.py?" if close else "relative paths start at the recipe's folder"
-        )
+        starts = "relative paths start at the recipe's folder, and on the command line at the current one"
+        hint = f"did you mean {path.with_name(close[0])}.py?" if close else starts
         raise PluginNotFoundError(f"{kind} plugin {name!r}: no such file {path}; {hint}")
     version = version_of(read(path))
     if is_copy(path) and path.parent.name != version:
@@ -67,6 +70,16 @@ def function_record(kind: Kind, selection: str) -> PluginRecord | None:
             f"{kind} plugin {name!r}: {path} is not what the run was made with (SHA-256 {version}…); restore it"
         )
     return PluginRecord(kind=kind, name=name, distribution=path.name, version=version, module=selection)
+
+
+def _names(file: str) -> str:
+    """The functions and classes that a file has, as the end of a hint; nothing where it cannot be read."""
+    try:
+        found = ast.parse(Path(file).expanduser().read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return f" (it has {', '.join(each.name for each in found if isinstance(each, kinds)) or 'none'})"
 
 
 def import_function(record: PluginRecord) -> Any:
@@ -112,7 +125,8 @@ def _module(path: Path, version: str, where: str) -> ModuleType:
         raise
     except SyntaxError as error:
         del sys.modules[name]
-        raise PluginBrokenError(f"{where}: it is no Python: line {error.lineno}: {error.msg}") from None
+        line = f"line {error.lineno}: " if error.lineno else ""
+        raise PluginBrokenError(f"{where}: it is no Python: {line}{error.msg}") from None
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

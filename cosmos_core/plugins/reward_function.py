@@ -51,6 +51,8 @@ def capabilities_of(function: Callable[..., Any]) -> RewardCapabilities:
         raise TypeError(f"it takes {', '.join(strange)}; a reward is called by names, such as (prompt, completion)")
     names = {_MANY.get(name, name) for name in parameters}
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if "solution_str" in names:
+        raise TypeError("it takes solution_str, as verl's rewards do; wrap it as docs/guides/from-verl.md shows")
     if not takes_all and not names & {"completion", "frames", "latents"}:
         raise TypeError(
             f"it takes {', '.join(parameters) or 'nothing'}; a reward takes completion (or completions, for a batch), "

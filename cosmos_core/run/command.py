@@ -69,6 +69,9 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     in_fork(partial(_make_folder, recipe, recipe_path, overwrite=overwrite))
     with folder.held(directory):
         job = load_job(directory)
+        if warmup := stages(recipe)[-1].first_step:
+            words = f"{warmup + recipe.run.steps} steps: {warmup} of warm-up, and run.steps = {recipe.run.steps}"
+            console.print(words, style="dim", highlight=False)
         plugins = PluginSet.load(selections(job.recipe, _SUPERVISED))
         dataset, launcher = load_dataset(job, plugins), _launcher(job, plugins)
         session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())

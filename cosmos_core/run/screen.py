@@ -61,7 +61,10 @@ def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     found = [
         ("stage", snapshot.stage),
         ("weights", str(snapshot.version) if snapshot.version >= 0 else "none yet"),
-        ("generation", f"{snapshot.generation} ({len(snapshot.members)} members)"),
+        (
+            "generation",
+            f"{snapshot.generation} ({len(snapshot.members)} member{'s' if len(snapshot.members) != 1 else ''})",
+        ),
         (
             "queue",
             f"{queue.queued} queued, {queue.in_flight} in flight, {queue.finished} finished, {queue.batched} batched",

@@ -62,7 +62,7 @@ def look(directory: Path) -> Iterator[str]:
         require_known(job.recovery_snapshots, follower.state)
     state = follower.state
     if state is None:
-        yield f"{job.recipe.run.name}: not begun yet"
+        yield f"{job.recipe.run.name}: {'starting' if folder.is_held(job.directory) else 'not begun yet'}"
         return
     progress = progress_of(follower, stages(job.recipe), gauges, now=None if address is None else time.time())
     if address is not None:

@@ -134,7 +134,7 @@ globalThis.browseSamples = (() => {
       parts && `(${parts})`,
       sample.advantage !== null && `advantage ${short(sample.advantage)}`,
       sample.status, sample.fate, sample.drop, versions,
-      sample.num_units > 0 && `${sample.num_units} units after ${sample.num_prompt_units}`, sample.replica,
+      sample.num_units > 0 && `${sample.num_units} units after a prompt of ${sample.num_prompt_units}`, sample.replica,
     ];
     head.append(` ${facts.filter((fact) => fact).join(" · ")}`);
     view.append(head);

@@ -13,6 +13,7 @@ import attrs
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.observe.output import console
 from cosmos_core.protocols import Completion, Dataset, Model, Reward, RewardCapabilities
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.rewards.worker import failed, judged, raised
@@ -21,6 +22,8 @@ from cosmos_core.types import Message, Prompt
 
 _LOOKED_AT: Final = 3
 _WRONG: Final = "I do not know."
+_SILENT_S: Final = 3.0
+"""After which people are told what is waited for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,14 +98,14 @@ def _takes(reward: Reward, prompt: Prompt) -> bool:
 
 
 def _tried(config: RewardConfig, reward: Reward, prompt: Prompt, good: str) -> Trial:
-    scored = [_scored(reward, prompt, text, config.timeout_s) for text in (good, _WRONG)]
+    scored = [_scored(config.label, reward, prompt, text, config.timeout_s) for text in (good, _WRONG)]
     if all(each.value is None for each in scored):
         tried = f"neither {good[:60]!r} nor {_WRONG!r}"
         raise ConfigError(f"reward {config.label}: it scores {tried} for the first row: {scored[0].detail}")
     return Trial(label=config.label, good=scored[0], wrong=scored[1])
 
 
-def _scored(reward: Reward, prompt: Prompt, text: str, timeout_s: float) -> Outcome:
+def _scored(label: str, reward: Reward, prompt: Prompt, text: str, timeout_s: float) -> Outcome:
     """Score a completion on a thread, as a worker does; one that hangs is left behind."""
     turns = (Message(role="assistant", content=text),)
     completion = Completion(prompt=prompt, text=text, turns=turns, num_units=len(text.split()))
@@ -112,7 +115,10 @@ def _scored(reward: Reward, prompt: Prompt, text: str, timeout_s: float) -> Outc
         return judged(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
 
     scored = begin(score, "reward")
-    wait([scored], timeout_s)
+    wait([scored], min(timeout_s, _SILENT_S))
+    if not scored.done() and timeout_s > _SILENT_S:
+        console().print(f"waiting for reward {label}, for at most {timeout_s:g} s", style="dim", markup=False)
+        wait([scored], timeout_s - _SILENT_S)
     if not scored.done():
         return failed(f"no score within {timeout_s:g} s")
     error = scored.exception()

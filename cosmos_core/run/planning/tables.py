@@ -262,8 +262,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "hooks", ", ".join(recipe.tracking.hooks) or "none"
     if plan.parts.facts.absent_weights:
         yield "missing", f"a run would be refused: {plan.parts.facts.absent_weights}"
-    for absent in filter(None, (plan.parts.preflight.absent, *plan.parts.absent)):
-        yield "missing here", f"a run would be refused: {absent}"
+    for absent in (*plan.parts.preflight.absent.splitlines(), *plan.parts.absent):
+        yield "missing here", f"a run on this machine would be refused: {absent}"
 
 
 def _dialogues(plan: Plan, environment: EnvironmentConfig) -> str:

@@ -5,15 +5,25 @@ from cosmos_core.errors import ConfigError, PluginNotFoundError
 
 RECIPE = {"run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "dataset": {"plugin": "arithmetic"}}
 
+COMPLETE = {"algorithm": "grpo", "reward": "math", "policy__optimizer__lr": 1e-6}
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_is_wrong_with_a_recipe_is_raised_at_once():
+def test_what_is_wrong_with_a_recipe_is_raised_at_once(tmp_path):
     with pytest.raises(ConfigError, match="algorithm: required"):
         cosmos.train(RECIPE)
+    with pytest.raises(ConfigError, match=r"\(model__path=FOLDER\), or give a config"):
+        cosmos.train(RECIPE | {"model": {"plugin": "hf"}}, **COMPLETE)
+    run = tmp_path / "runs" / "r"
+    run.mkdir(parents=True)
+    (run / "job.json").write_text("{}")
+    told = "go on with it: cosmos run --resume runs/r, replace it: overwrite=True, or choose another run__name$"
+    with pytest.raises(ConfigError, match=told):
+        cosmos.train(RECIPE, **COMPLETE)
     with pytest.raises(ConfigError, match=r"policy\.replica: unknown option; did you mean replicas"):
         cosmos.train(RECIPE, algorithm="grpo", policy__replica=2)
     with pytest.raises(ConfigError, match=r"no\.toml: no such recipe"):
@@ -21,7 +31,7 @@ def test_what_is_wrong_with_a_recipe_is_raised_at_once():
     with pytest.raises(ConfigError, match="not a function or class"):
         cosmos.train(RECIPE, algorithm="grpo", reward=[lambda completion: 1.0])
     with pytest.raises(ConfigError, match="not the folder of a run"):
-        cosmos.open("runs/r")
+        cosmos.open("runs/none")
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         cosmos.trian(RECIPE)
 

@@ -6,6 +6,7 @@ import pytest
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job, load_recipe
 from cosmos_core.errors import ConfigError, DataError, PluginBrokenError, PluginNotFoundError
+from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.manifest import manifest
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, DatasetContext, RewardContext, Score
@@ -40,6 +41,7 @@ def defaulted(completions, level=7): return [float(each) for each in level]
 def typed(completion: Unknown, *, longest: "int" = 3) -> Unknown: return float(longest)
 def positional(*texts): return 1.0
 def blind(prompt): return 1.0
+def of_verl(data_source, solution_str, ground_truth, extra_info=None): return 1.0
 def mixed(prompt, completions): return [1.0]
 number = 3
 
@@ -129,6 +131,7 @@ def test_what_a_function_lacks_is_said(file):
         ("number", "it is 3; name a function or a class"),
         ("Empty", "the class has no score, as a reward has"),
         ("Own", "the class is made of options, context"),
+        ("of_verl", r"takes solution_str, as verl's rewards do; wrap it as docs/guides/from-verl\.md shows"),
     ],
 )
 def test_what_cannot_be_a_reward_is_refused(file, name, said):
@@ -141,8 +144,17 @@ def test_a_file_that_is_no_module_is_refused(file):
         made(file.with_name("my_reward.py"), "brevity")
     with pytest.raises(PluginNotFoundError, match="a model comes in a package"):
         made(file, "brevity", kind="model")
+    with pytest.raises(
+        PluginNotFoundError, match="start at the recipe's folder, and on the command line at the current"
+    ):
+        made(file.with_name("unlike.py"), "brevity")
+    with pytest.raises(PluginNotFoundError, match=r"my_rewards\.py:NAME \(it has brevity, "):
+        choose("reward", str(file), [])
+    with pytest.raises(PluginNotFoundError, match=r"\./none\.py:NAME$"):
+        choose("reward", "./none.py", [])
     for source, said in (
         ("x = = 1", "it is no Python: line 1"),
+        ("\0", "it is no Python: source code string cannot contain null bytes"),
         ("\n1 / 0", "line 2 failed: ZeroDivisionError: division by zero"),
         ("import my_rewards", "a run keeps other.py alone: put both into one file"),
     ):

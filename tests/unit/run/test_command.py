@@ -116,6 +116,15 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
     assert (begun, contents(directory)) == ([], before)
 
 
+def test_the_steps_of_a_warmup_are_told_apart(directory, begun, monkeypatch):
+    monkeypatch.setattr(command, "in_fork", lambda _: None)  # the folder is there
+    monkeypatch.setattr(command, "prepare", lambda _: None)
+    here = [f"run.output_dir='{directory.parent}'", f"run.name='{directory.name}'"]
+    console = Console(file=io.StringIO(), width=100)
+    run_recipe(load_recipe(RECIPE, overrides=[*SETTINGS, *here]), RECIPE, console, overwrite=True)
+    assert "9 steps: 3 of warm-up, and run.steps = 6\n" in console.file.getvalue()
+
+
 def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_path, begun, monkeypatch):
     file = tmp_path / "late.py"
     file.write_text("def short(completion): return None\ndef long(completion): return 1.0\n")

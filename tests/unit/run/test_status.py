@@ -10,7 +10,7 @@ from cosmos_core.config.loading import save_job
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import DamagedJournalError, TransportError
-from cosmos_core.run import observer, status
+from cosmos_core.run import folder, observer, status
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.status import look, settings_lines
 from cosmos_core.transport.messages import REQUEST, Set
@@ -66,6 +66,8 @@ def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
 def test_a_lost_journal_is_not_a_run_that_has_not_begun(stored, job):
     job.journal.unlink()
     assert list(look(stored)) == ["demo: not begun yet"]
+    with folder.held(stored):
+        assert list(look(stored)) == ["demo: starting"]
     job.recovery_snapshots.mkdir()
     (job.recovery_snapshots / "step-4").write_bytes(b"")
     for show in (lambda: list(look(stored)), lambda: audit_run(stored)):

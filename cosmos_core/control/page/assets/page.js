@@ -41,7 +41,7 @@ function figures(run) {
     ["Stage", run.stage],
     ["Weights", run.version < 0 ? "none yet" : String(run.version)],
     ["Rollouts' weights", weights],
-    ["Generation", `${run.generation} (${run.members.length} member${run.members.length === 1 ? "" : "s"})`],
+    ["Gradient group", `number ${run.generation} (${run.members.length} member${run.members.length === 1 ? "" : "s"})`],
     ["Reward", short(run.reward)],
     ["Loss", short(run.loss)],
     ["Mismatch (KL)", short(run.mismatch)],
@@ -52,7 +52,7 @@ function figures(run) {
     [`Wasted ${run.unit}s`, queue.wasted ? `${(100 * queue.wasted).toFixed(1)} %` : ""],
     ["Held back", queue.held_back || ""],
     ["Refused", run.refused ? String(run.refused) : ""],
-    ["Controller's term", String(run.term)],
+    ["Controller started", `${run.term} time${run.term === 1 ? "" : "s"}`],
     ...Object.entries(run.settings),
   ];
   at("figures").replaceChildren(...found.filter((pair) => pair[1] !== "").map(([label, value]) => {

@@ -135,6 +135,23 @@ def test_rows_that_cannot_be_mapped(tmp_path, subtests):
                 make(tmp_path, train=name, **options)
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_the_option_that_names_no_field_is_told(tmp_path, name):
+    write(tmp_path / name, [{"question": "x"}, {"question": "y"}])
+    for options, option in [({"prompt": "{qestion}"}, "prompt"), ({"reference": "nope"}, "reference")]:
+        told = rf"1: no field '\w+'; .* \(dataset\.options\.{option} names it, and no row of the first 2 has it: mend"
+        with pytest.raises(DataError, match=told):
+            make(tmp_path, train=name, **{"prompt": "{question}"} | options)
+
+
+def test_the_option_that_names_a_field_that_others_have_is_told(tmp_path):
+    write(tmp_path / "rows.jsonl", [{"question": "x", "more": 1}, {"question": "y"}])
+    with pytest.raises(
+        DataError, match=r":2: no field 'more'; .* \(dataset\.options\.metadata names it; mend the row, or"
+    ):
+        make(tmp_path, train="rows.jsonl", prompt="{question}", metadata=["more"])
+
+
 def test_parquet_without_the_columns(tmp_path):
     write(tmp_path / "rows.parquet", [{"quest": "x"}])
     with pytest.raises(DataError, match="no field 'question'; did you mean 'quest'"):

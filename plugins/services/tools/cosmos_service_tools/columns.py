@@ -101,7 +101,9 @@ def described(rows: Sequence[Mapping[str, Any]]) -> str:
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
-    return "text" if _is_text(value) else "a chat" if _is_chat(value) else f"a {type(value).__name__}"
+    if _is_text(value):
+        return "text" if isinstance(value, str) else "number"
+    return "a chat" if _is_chat(value) else f"a {type(value).__name__}"
 
 
 def _prompt(texts: Sequence[str]) -> str | None:

@@ -90,8 +90,9 @@ def _show(group: Sequence[Mapping[str, Any]], console: Console) -> None:
         words = [f"#{each['index']}", "no reward" if each["reward"] is None else f"reward {each['reward']:g} ({parts})"]
         words += [f"advantage {each['advantage']:.3g}"] if each["advantage"] is not None else []
         words += ["not trained on"] if each["fate"] == "skipped" else []
-        words += [each["status"], f"{each['num_units']:,} units after {each['num_prompt_units']:,}"]
-        words += [f"versions {each['oldest_version']} to {each['newest_version']}"]
+        words += [each["status"], f"{each['num_units']:,} units after a prompt of {each['num_prompt_units']:,}"]
+        versions = dict.fromkeys([each["oldest_version"], each["newest_version"]])
+        words += [f"version{'s' if len(versions) > 1 else ''} {' to '.join(map(str, versions))}"]
         _print("  ".join(words), console, 0)
         for text in (each["completion"], each["detail"], each["media"]):
             _print(text, console, 4)

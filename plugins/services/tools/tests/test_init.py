@@ -189,7 +189,7 @@ def test_bad_input_is_refused_in_a_sentence(cosmos, here, rows, monkeypatch):
         ({"data": "folder"}, "data folder: a folder of .jsonl, "),
         ({"data": "nobody/none:main"}, "its columns cannot be looked at on the Hub: no route to host; try again when"),
         ({"model": "broken"}, "model broken: config.json is no config of a model: "),
-        ({"data": "odd.jsonl"}, "the columns fit no task: a (text), b (text); wanted are"),
+        ({"data": "odd.jsonl"}, "the columns fit no task: a (number), b (number); wanted are"),
         ({"data": "long.jsonl"}, "--reward: grpo learns from rewards, and the answers in 'answer' are too long"),
         ({"data": "null.jsonl"}, "the columns fit no task: prompt (text), answer (null or text); wanted are"),
         ({"model": "models/cht"}, "model models/cht: no such folder; did you mean models/chat?"),

@@ -40,7 +40,7 @@ def test_samples_are_printed_and_cannot_steer_the_terminal(cosmos, run, monkeypa
     for words in (
         "train: prompt 12, row 22, skipped, step 1",
         'reference: {"answer": 2}',
-        "#0  reward 0.5 (math 0.5)  advantage 0  not trained on  ok  2 units after 3  versions 0 to 0",
+        "#0  reward 0.5 (math 0.5)  advantage 0  not trained on  ok  2 units after a prompt of 3  version 0",
         "#1  no reward  not trained on  reward_failed",
         "math: boom",
         "four ?\\x1b[31m",

@@ -6,6 +6,7 @@ import pytest
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import RewardCapabilities, Score
+from cosmos_core.run.planning import first_row
 from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.types import Array, Payload, Prompt
 
@@ -80,6 +81,14 @@ def test_a_reward_that_scores_nothing_is_refused():
         look(Leaving())
     with pytest.raises(ConfigError, match=r"reward Hanging: it scores neither .* no score within 0.4 s"):
         look(Hanging())
+
+
+def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(first_row, "_SILENT_S", 0.05)
+    with pytest.raises(ConfigError, match=r"reward Hanging: it scores neither .* no score within 0.4 s"):
+        look(Hanging())
+    look(Right())
+    assert capsys.readouterr().out == "waiting for reward Hanging, for at most 0.4 s\n" * 2
 
 
 def test_without_a_usable_row_there_is_nothing_to_show():

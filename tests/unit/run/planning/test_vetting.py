@@ -59,7 +59,7 @@ def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     assert made.job.recipe.reward_names == ("judge", "reward-model")
     told = "reward.0.options.key_variable: NO_SUCH_KEY is not set in this environment; set it to the key"
     assert made.parts.absent == (told,)
-    assert ("missing here", f"a run would be refused: {told}") in list(_pace(made))
+    assert ("missing here", f"a run on this machine would be refused: {told}") in list(_pace(made))
     with pytest.raises(ConfigError, match=r"^reward\.0\.options\.key_variable: NO_SUCH_KEY"):
         check_present(made.parts)
     monkeypatch.setenv("NO_SUCH_KEY", "k")
