@@ -45,7 +45,7 @@ _SNAPSHOT = Snapshot(
     refused=0,
     news=(News(time=999.0, kind="joined", text="rollout-0"),),
     samples=(
-        SampleView(time=999.0, replica="rollout-0", version=3, status="ok", reward=1.0, units=9, text="3 + 4 = 7"),
+        SampleView(time=999.0, lease=1, replica="rollout-0", version=3, status="ok", reward=1.0, units=2, text="3 + 4"),
     ),
     curves=(Curve(name="reward", points=((1.0, 0.25), (2.0, 0.5))), Curve(name="loss", points=((1.0, 1.0),))),
 )

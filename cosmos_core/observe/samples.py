@@ -72,7 +72,7 @@ class SampleBrowser:
         for number, each in enumerate(self._of([lease], _COLUMNS), start=1):
             found += [_short(each, _TEXT)] if number <= _SAMPLES else []
         if not found:
-            raise ConfigError(f"the samples of lease {lease} are not kept any more")
+            raise ConfigError(f"the samples of lease {lease} are not kept, or not written yet")
         return _group(found, number)
 
     def tokens(self, lease: int, index: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class SampleBrowser:
         for each in self._of([lease], ("units", "logprobs"), index=index):
             known = ratios(self._directory, [lease], _TOKENS, _NEWEST)
             return tokens_of(each, self._tokenizer, known.get((lease, index)), _TOKENS)
-        raise ConfigError(f"sample {index} of lease {lease} is not kept any more")
+        raise ConfigError(f"sample {index} of lease {lease} is not kept, or not written yet")
 
     def given(self, lease: int, number: int) -> str:
         """The place of an image or video that a prompt shows."""

@@ -112,6 +112,7 @@ class SampleView:
     """A sample that a model made. The text is the model's own: whoever shows it has to escape it.
 
     Attributes:
+        lease: By which its group is found among the kept samples.
         replica: Who generated it.
         version: The oldest weights that did.
         reward: None where it was not scored.
@@ -119,6 +120,7 @@ class SampleView:
     """
 
     time: float
+    lease: int
     replica: str
     version: int
     status: str
@@ -244,6 +246,7 @@ class EventFeed:
             self.samples.append(
                 SampleView(
                     time=time,
+                    lease=report.lease,
                     replica=event.name,
                     version=sample.oldest_version,
                     status=sample.status,

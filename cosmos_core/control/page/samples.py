@@ -45,6 +45,7 @@ class _Query(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     step: _Number | None = None
     purpose: str | None = None
     status: str | None = None
+    row: _Number | None = None
 
 
 class SampleRoutes:

@@ -22,6 +22,8 @@ globalThis.browseSamples = (() => {
     return typeof value === "number" && !Number.isInteger(value) ? String(Number(Math.abs(value) < 1e-4 ? value.toPrecision(2) : value.toPrecision(4))) : String(value);
   }
 
+  // While a run goes on, a prompt that waits may be trained on yet.
+  const fated = (source, fate) => (source.isLive && fate === "unused" ? "not trained so far" : fate);
   const counted = (counts) => Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ");
 
   // -- tokens -------------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ globalThis.browseSamples = (() => {
     const facts = [
       parts && `(${parts})`,
       sample.advantage !== null && `advantage ${short(sample.advantage)}`,
-      sample.status, sample.fate, sample.drop, versions,
+      sample.status, fated(source, sample.fate), sample.drop, versions,
       sample.num_units > 0 && `${sample.num_units} units after a prompt of ${sample.num_prompt_units}`, sample.replica,
     ];
     head.append(` ${facts.filter((fact) => fact).join(" · ")}`);
@@ -223,7 +225,8 @@ globalThis.browseSamples = (() => {
       found.type = "button";
       found.setAttribute("aria-pressed", "false");
       const reward = group.reward === null ? "no reward" : `reward ${short(group.reward)}`;
-      const facts = [group.purpose, counted(group.statuses), counted(group.fates)].filter((fact, at) => at !== 2 || fact !== `${group.num_samples} evaluated`);
+      const fates = Object.fromEntries(Object.entries(group.fates).map(([fate, count]) => [fated(source, fate), count]));
+      const facts = [group.purpose, counted(group.statuses), counted(fates)].filter((fact, at) => at !== 2 || fact !== `${group.num_samples} evaluated`);
       found.append(tag("b", `${group.step === null ? "" : `step ${group.step} · `}${reward}`), tag("span", ` ${facts.join(" · ")}${group.shows_media ? " · ▶" : ""}`), tag("div", group.prompt || "(no text)"));
       found.addEventListener("click", (event) => open(group, found, event.isTrusted));
       return found;

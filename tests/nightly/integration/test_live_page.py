@@ -62,7 +62,7 @@ def browser(tab) -> Browser:
 
 def snapshot(**changes) -> Snapshot:
     text = f"{EVIL}\n</pre>"
-    sample = SampleView(time=1.0, replica="rollout-0", version=2, status="ok", reward=1.0, units=9, text=text)
+    sample = SampleView(time=1.0, lease=1, replica="rollout-0", version=2, status="ok", reward=1.0, units=9, text=text)
     completion = HeldOutCompletion(row=3, text=EVIL, reward=-1.25, detail=EVIL, media="media/step-2/row-3.mp4")
     default = {
         "heldout": EvaluationRecord(
@@ -72,7 +72,7 @@ def snapshot(**changes) -> Snapshot:
             num_prompts=1,
             num_unscored=0,
             num_truncated=0,
-            completions=(completion, attrs.evolve(completion, row=4, media="")),
+            completions=(completion, attrs.evolve(completion, row=22, media="")),
         ),
         "time": time.time(),
         "step": 2,
@@ -141,7 +141,8 @@ def test_what_a_model_writes_is_shown_as_text_and_does_not_run(page, browser):
     assert browser.text("#samples pre") == f"{EVIL}\n</pre>"
     assert EVIL in browser.text("#news")
     assert [EVIL in browser.text(f"#heldout article:first-child {part}") for part in ("div", "pre")] == [True, True]
-    assert browser.evaluate("document.querySelectorAll('pre *, #heldout div *, #news img, body script').length") == 0
+    markup = "pre *, #heldout div :not(button), #news img, body script"
+    assert browser.evaluate(f"document.querySelectorAll('{markup}').length") == 0
     assert browser.evaluate("document.title") == "arithmetic: training"
 
     # Frames are shown where there are any.
@@ -209,6 +210,16 @@ def test_samples_are_looked_at_on_the_page(page, browser, tmp_path):
     assert browser.evaluate("document.querySelector('#browsed').childElementCount") == 0
     browser.evaluate("document.querySelector('#browser > summary').click()")
     look_at_samples(browser)
+
+    # A prompt is shown where it is asked for; what waits may be trained on yet.
+    for place, lease in (("#samples", 1), ("#heldout article + article", 2)):
+        browser.evaluate(f"document.querySelector('{place} .hint > button').click()")
+        shown = browser.until(f"document.querySelector('{place} .prompt')?.innerText")
+        assert shown == f'prompt of {lease}?\nreference: {{"answer":{lease}}}'
+    keep(tmp_path, "samples", "rollout-1", group(9, 0.5))
+    browser.evaluate("document.querySelector('.samples [name=text]').value = 'of 9?'")
+    browser.evaluate("document.querySelector('.samples form button').click()")
+    browser.until(f"{LIST}.length === 1 && {LIST}[0].innerText.includes('1 not trained so far')")
 
 
 def test_samples_are_looked_at_in_a_report(browser, tmp_path):

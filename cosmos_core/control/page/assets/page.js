@@ -86,10 +86,40 @@ function replicas(run) {
   }
 }
 
-function article(facts, text) {
+const prompts = new Map(); // those that somebody asked for: the same rows are evaluated again
+
+// A completion, and a button for its prompt, which is read of what is kept: `lease` finds it.
+function article(facts, text, key, lease) {
   const found = tag("article");
-  found.append(tag("div", facts.filter((fact) => fact).join(" · "), "hint"), tag("pre", text));
+  const hint = tag("div", facts.filter((fact) => fact).join(" · "), "hint");
+  found.append(hint, tag("pre", text));
+  if (prompts.has(key)) {
+    hint.after(tag("pre", prompts.get(key), "prompt"));
+    return found;
+  }
+  const [button, told] = [Object.assign(tag("button", "Show its prompt"), { type: "button" }), tag("pre", "", "prompt")];
+  button.addEventListener("click", async () => {
+    let words;
+    try {
+      const group = await kept.group(await lease());
+      words = group.prompt.trimEnd();
+      if (group.reference !== null) words += `\nreference: ${typeof group.reference === "string" ? group.reference : JSON.stringify(group.reference)}`;
+      prompts.set(key, words);
+      button.remove();
+    } catch (error) {
+      words = error.message;
+    }
+    told.textContent = words;
+    hint.after(told);
+  });
+  hint.append(" ", button);
   return found;
+}
+
+async function leaseOf(row, version) {
+  const found = (await kept.groups({ purpose: "evaluation", step: version, row })).groups[0];
+  if (!found) throw new Error("its samples are not kept, or not written yet");
+  return found.lease;
 }
 
 // Fetched, because the address of an image could not carry the token. Frames that are out of reach are left out.
@@ -146,16 +176,22 @@ const show = {
     if (evaluation === null) return;
     at("heldout").replaceChildren(...evaluation.completions.map((sample) => {
       const reward = sample.reward === null ? "no reward" : `reward ${short(sample.reward)}`;
-      const told = article([`row ${sample.row}`, `weights ${evaluation.version}`, reward, sample.detail], sample.text);
+      const told = article([`row ${sample.row}`, `weights ${evaluation.version}`, reward, sample.detail], sample.text, `row ${sample.row}`, () => leaseOf(sample.row, evaluation.version));
       if (sample.media) showFrames(told, sample);
       return told;
     }));
   },
   samples(samples) {
-    at("samples").replaceChildren(...samples.reverse().map((sample) => {
+    // Those that are shown stay as they are: somebody may be about to press a button of theirs.
+    const known = new Map([...at("samples").children].map((each) => [each.dataset.lease, each]));
+    for (const sample of samples) {
+      if (known.delete(String(sample.lease))) continue;
       const reward = sample.reward === null ? sample.status : `reward ${short(sample.reward)}`;
-      return article([sample.replica, `weights ${sample.version}`, reward, `${sample.units} ${unit}s`], sample.text);
-    }));
+      const told = article([sample.replica, `weights ${sample.version}`, reward, `${sample.units} ${unit}s`], sample.text, `lease ${sample.lease}`, () => sample.lease);
+      told.dataset.lease = String(sample.lease);
+      at("samples").prepend(told);
+    }
+    for (const gone of known.values()) gone.remove();
   },
   news(news) {
     at("news").replaceChildren(...news.reverse().map((item) => {
@@ -203,7 +239,7 @@ function onSubmit(id, act) {
   });
 }
 
-// Nothing is read of the run's files before somebody opens the browser of samples.
+// Nothing is read of the run's files before somebody opens the browser of samples, or asks for a prompt.
 const urls = [];
 async function answerOf(path) {
   const response = await fetch(path, { headers: authorization() }).catch(() => null);
@@ -212,6 +248,7 @@ async function answerOf(path) {
   throw new Error(told?.refused ?? `the controller ${response ? `answered ${response.status}` : "does not answer"}; report.html has samples of a run that has ended`);
 }
 const kept = {
+  isLive: true,
   groups: async (query) => (await answerOf(`/api/samples?${new URLSearchParams(query)}`)).json(),
   group: async (lease) => (await answerOf(`/api/samples/${lease}`)).json(),
   tokens: async (lease, index) => (await answerOf(`/api/samples/${lease}/tokens/${index}`)).json(),

@@ -183,6 +183,7 @@ def test_what_models_write_is_kept_as_it_is_and_bounded(watched, make_sample):
     sample, silent = it.look().samples
     assert (silent.text, silent.reward) == ("", 1.0)
     assert sample.text == text[:2000]
+    assert sample.lease == first.lease
     assert (sample.replica, sample.version, sample.status, sample.reward, sample.units) == ("r0", 0, "ok", 1.0, 10)
 
 

@@ -40,6 +40,7 @@ def test_samples_are_asked_for_and_nonsense_is_a_sentence(served, run):
     found = served.ask("GET", "/api/samples?order=best&purpose=train").json
     assert ([each["lease"] for each in found["groups"]], found["total"]) == ([1, 2], 2)
     assert served.ask("GET", "/api/samples?step=1&text=OF+1").json["total"] == 1
+    assert [each["lease"] for each in served.ask("GET", "/api/samples?row=21").json["groups"]] == [1]
     assert served.ask("GET", "/api/samples/1").json["samples"][1]["advantage"] == -0.5
     assert served.ask("GET", "/api/samples/1/tokens/0").json["logprobs"] == [-0.5, -0.5]
     for path, status, words in (
@@ -48,8 +49,8 @@ def test_samples_are_asked_for_and_nonsense_is_a_sentence(served, run):
         ("?grep=.*", 422, "unknown field `grep`"),
         (f"?text={'x' * 201}", 422, "not a question for samples: "),
         ("?status=good", 422, "status 'good' is none of ok, "),
-        ("/99", 404, "are not kept any more"),
-        ("/1/tokens/9", 404, "is not kept any more"),
+        ("/99", 404, "are not kept, or not written yet"),
+        ("/1/tokens/9", 404, "is not kept, or not written yet"),
         ("/1/tokens/-1", 404, "Not Found"),
     ):
         answer = served.ask("GET", f"/api/samples{path}")
