@@ -32,18 +32,10 @@ _LOOK_S: Final = 0.5
 _LOG: Final = "console.log"
 
 
-_OPTIONS: Final = re.compile(r"(cosmos \w[^,;()\n]*)|--set ([\w.]+)=|--overwrite\b|--name\b")
-
-
 def in_python(words: str) -> str:
-    """A refusal of the command line with the arguments of `train` in the place of its options; commands stay."""
-
-    def said(found: re.Match[str]) -> str:
-        if found[2]:
-            return f"{found[2].replace('.', '__')}="
-        return {"--overwrite": "overwrite=True", "--name": "run__name"}.get(found[0], found[0])
-
-    return _OPTIONS.sub(said, words)
+    """A refusal of the command line with the arguments of `train` in the place of its options."""
+    words = re.sub(r"--set ([\w.]+)=", lambda found: f"{found[1].replace('.', '__')}=", words)
+    return words.replace("--overwrite", "overwrite=True").replace("--name", "run__name")
 
 
 class Child:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import attrs
 
@@ -21,7 +20,6 @@ def check_recipe(recipe: Recipe) -> None:
         *_model(recipe),
         *_rewards(recipe),
         *_frozen(recipe),
-        *_pace(recipe.sync),
         *_transport(recipe),
         *_meshes(recipe),
         *_offload(recipe.policy),
@@ -94,13 +92,10 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _pace(sync: SyncConfig) -> Iterator[str]:
-    if problem := pace_problem(sync.interval, staleness_bound(sync)):
-        yield problem
-
-
 def _transport(recipe: Recipe) -> Iterator[str]:
     sync = recipe.sync
+    if problem := pace_problem(sync.interval, staleness_bound(sync)):
+        yield problem
     if sync.transport == "disk" and sync.directory is None:
         yield "sync.directory: not given, and sync.transport 'disk' stores versions there; set a path or an s3:// URL"
     if sync.directory is not None and sync.transport not in {"auto", "disk"}:
@@ -165,11 +160,8 @@ def _rest(recipe: Recipe) -> Iterator[str]:
             f"control.lost_after_s: {control.lost_after_s} s is not longer than control.heartbeat_s = "
             f"{control.heartbeat_s} s, so every replica would be lost; a few heartbeats are needed"
         )
-    yield from _hooks(recipe.tracking.hooks, recipe.tracking.options)
-
-
-def _hooks(hooks: tuple[str, ...], options: Any) -> Iterator[str]:
-    for name in options:
+    hooks = recipe.tracking.hooks
+    for name in recipe.tracking.options:
         if name not in hooks:
             yield f"tracking.options.{name}: no such hook in tracking.hooks; {suggestion(name, hooks)}"
     for name, count in Counter(hooks).items():

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.rows import BadRowError, LeftOutError, MissingFieldError, RawRow, RowSource
+from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Split
 from cosmos_core.protocols.dataset import Omission
@@ -121,14 +121,11 @@ class RowIndex:
                 self.omissions.add(problem.kind, f"{source.name}:{raw.line}: {problem}")
 
     def _remedy(self, problem: BadRowError, source: RowSource) -> str:
-        named = ""
-        if isinstance(problem, MissingFieldError) and problem.option:
-            named = f"{self._key_path}.{problem.option} names it"
-            rows = [raw.row for raw in itertools.islice(source.scan(), _LOOKED_AT)]
-            if not any(isinstance(row, Mapping) and problem.name in row for row in rows):
-                return f"{named}, and no row of the first {len(rows)} has it: mend the option"
-            named += "; "
-        return f"{named}mend the row, or set {self._key_path}.on_bad_row = 'skip'"
+        named = f"{self._key_path}.{problem.option} names it" if problem.option else ""
+        rows = [raw.row for raw in itertools.islice(source.scan(), _LOOKED_AT)]
+        if named and not any(isinstance(row, Mapping) and problem.missing in row for row in rows):
+            return f"{named}, and no row of the first {len(rows)} has it: mend the option"
+        return f"{named}{'; ' if named else ''}mend the row, or set {self._key_path}.on_bad_row = 'skip'"
 
     def _problem(self, raw: RawRow, source: RowSource) -> BadRowError | None:
         if raw.problem:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, Template
-from cosmos_core.data.rows import BadRowError, LeftOutError, MissingFieldError, field
+from cosmos_core.data.rows import BadRowError, LeftOutError, field
 from cosmos_core.errors import DataError
 from cosmos_core.types import JSON, Message, Prompt
 
@@ -93,8 +93,8 @@ class FieldMapping:
         self._check_plain(row)
         try:
             return self._made(row, folder)
-        except MissingFieldError as error:
-            error.option = self._option_of(error.name)
+        except BadRowError as error:
+            error.option = self._option_of(error.missing) if error.missing else ""
             raise
 
     def _option_of(self, field: str) -> str:

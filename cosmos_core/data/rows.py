@@ -16,24 +16,15 @@ class BadRowError(Exception):
     Args:
         message: What is wrong, with the value seen.
         kind: What rows of the same fault have in common, to count them by; the message if empty.
+        missing: The field that the row does not have, if that is it.
     """
 
-    def __init__(self, message: str, kind: str = "") -> None:
+    def __init__(self, message: str, kind: str = "", missing: str = "") -> None:
         super().__init__(message)
         self.kind = kind or message
-
-
-class MissingFieldError(BadRowError):
-    """The row has no field of a name.
-
-    Attributes:
-        option: Name of the option that names it, if known.
-    """
-
-    def __init__(self, name: str, hint: str) -> None:
-        super().__init__(f"no field {name!r}; {hint}", f"no field {name!r}")
-        self.name = name
+        self.missing = missing
         self.option = ""
+        """Name of the option that names the missing field, if known."""
 
 
 class LeftOutError(BadRowError):
@@ -46,7 +37,7 @@ def field(row: Mapping[str, Any], name: str) -> Any:
         return row[name]
     near = difflib.get_close_matches(name, list(row), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, row)) or 'none'}"
-    raise MissingFieldError(name, hint)
+    raise BadRowError(f"no field {name!r}; {hint}", f"no field {name!r}", name)
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:

@@ -153,9 +153,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     if changes:
         job = folder.save(job)
     told = [f"Changed since the run's last session: {difference}" for difference in differences]
-    told += [
-        f"The file of reward {each.label} has changed: {each}" for each in provenance.sources(job) if each.is_changed
-    ]
+    told += [words for _, _, words in provenance.sources(job) if words]
     for words in told:
         console.print(words, highlight=False, markup=False, soft_wrap=True)
     earlier_s = follower.timeline.elapsed_s(None) if summary is None else summary.wall_s

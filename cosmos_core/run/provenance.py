@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
-
 from cosmos_core import __version__
 from cosmos_core.config.job import Job
 from cosmos_core.config.sources import is_copy, read, split, version_of
@@ -51,49 +49,32 @@ def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
     return _compared(directory, made_with(plugins))[1]
 
 
-@attrs.frozen(kw_only=True)
-class Source:
-    """The file that a run copied a reward function from.
-
-    Attributes:
-        setting: What `cosmos run --resume RUN --set` takes the file anew by.
-        copied: When the run took it.
-        is_changed: Whether the file is another since.
-    """
-
-    label: str
-    setting: str
-    copied: str
-    is_changed: bool
-
-    def __str__(self) -> str:
-        return f"the run goes on with its copy of {self.copied}; to take the new one: --set {self.setting}"
-
-
-def sources(job: Job) -> Iterator[Source]:
-    """The files of a run's reward functions that are still where they were; none where the manifest is damaged."""
+def sources(job: Job) -> Iterator[tuple[str, str, str]]:
+    """(label, `--set` that takes its file anew, notice if that has changed) of reward functions whose file is there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
         recorded = json.loads((job.directory / FILE).read_text(encoding="utf-8"))
         sessions = [*reversed(recorded.get("resumed", [])), recorded]
         for index, reward in enumerate(job.recipe.reward):
             copy = split(reward.plugin)
-            origin = next(_origins(sessions, *copy), None) if copy else None
-            if copy and origin:
-                yield Source(
-                    label=reward.label,
-                    setting=shlex.quote(f"reward.{index}.plugin={origin[0]}:{copy[1]}"),
-                    copied=origin[1],
-                    is_changed=version_of(read(origin[0])) != copy[0].parent.name,
+            for file, taken in _origins(sessions, *copy) if copy else ():
+                setting = f"--set {shlex.quote(f'reward.{index}.plugin={file}:{copy[1]}')}"
+                told = (
+                    f"The file of reward {reward.label} has changed: the run goes on with its copy of {taken}; to take "
+                    f"the new one: {setting}"
                 )
+                is_same = version_of(read(file)) == copy[0].parent.name
+                yield reward.label, setting, "" if is_same else told
 
 
 def _origins(sessions: Iterable[Mapping[str, Any]], copy: Path, name: str) -> Iterator[tuple[Path, str]]:
+    """The file that a copy is of, and when it was taken, if it is still there."""
     for session in sessions:
         for plugin in session["plugins"]:
             found = split(plugin["module"])
             is_it = found is not None and found[1] == name and plugin["version"] == copy.parent.name
             if found and is_it and not is_copy(found[0]) and found[0].is_file():
                 yield found[0], session["created"]
+                return
 
 
 def _compared(directory: Path, session: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -407,8 +407,8 @@ def _files(job: Job, outcome: str, reason: str) -> Table:
     # A reason may name the command that goes on, such as from before a damaged checkpoint, or a reward.
     named = re.search(rf"cosmos (run --resume|recover) {re.escape(str(job.directory))} --(from|step) \S+", reason)
     usual = f"cosmos {'export' if outcome == 'finished' else 'run --resume'} {job.directory}"
-    for each in sources(job):
-        if re.search(rf"\breward(_failed:)? {re.escape(each.label)}: ", reason):
-            usual += f" --set {each.setting}"
+    for label, setting, _ in sources(job):
+        if re.search(rf"\breward(_failed:)? {re.escape(label)}: ", reason):
+            usual += f" {setting}"
     table.add_row("next", named[0] if named else usual)
     return table
