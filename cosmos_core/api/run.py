@@ -49,6 +49,8 @@ class Child:
         file = place / "order.json"
         file.write_text(json.dumps(order), encoding="utf-8")
         output = stack.enter_context((place / _LOG).open("wb")) if self.is_quiet else None
+        # Without a kernel's demand that whatever is printed be coloured, as on a terminal.
+        plain = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "CLICOLOR_FORCE"}}
         # Ctrl-C is this process's to pass on: once, however many processes the terminal would send it to.
         self._process: Final = subprocess.Popen(
             [sys.executable, "-P", "-m", "cosmos_core.api.child", str(file)],
@@ -56,7 +58,7 @@ class Child:
             stdout=output,
             stderr=subprocess.STDOUT if self.is_quiet else None,
             start_new_session=True,
-            env=_plain_environment() if self.is_quiet else None,
+            env=plain if self.is_quiet else None,
         )
         atexit.register(self.wait)
 
@@ -194,11 +196,6 @@ def _table(found: Sequence[Mapping[str, Any]]) -> Any:
     import pandas as pd  # noqa: PLC0415 - a second to import, and not of the core's dependencies
 
     return pd.DataFrame(found)
-
-
-def _plain_environment() -> dict[str, str]:
-    """The environment without a kernel's demand that whatever is printed be coloured, as on a terminal."""
-    return {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "CLICOLOR_FORCE"}}
 
 
 def is_notebook() -> bool:

@@ -109,8 +109,10 @@ class FieldMapping:
         if "demonstration" in self._templates:
             demonstration = _not_blank(self._templates["demonstration"].fill(row), "the demonstration")
         rejected = self._rejected_of(row, text)
-        if rejected is not None:
-            _check_preference(demonstration, rejected)
+        if rejected is not None and demonstration is None:
+            raise BadRowError("there is a rejected completion, but no demonstration that is preferred to it")
+        if rejected is not None and demonstration == rejected:
+            raise BadRowError("the rejected completion is the demonstration itself")
         self._check_length(text, demonstration, rejected)
         return Prompt(
             text=text,
@@ -212,13 +214,6 @@ def _last_group(pattern: re.Pattern[str], text: str, name: str) -> str:
     if not found or not found.strip():
         raise BadRowError(f"field {name!r} has nothing that reference_pattern {pattern.pattern!r} finds")
     return found.strip()
-
-
-def _check_preference(demonstration: str | None, rejected: str) -> None:
-    if demonstration is None:
-        raise BadRowError("there is a rejected completion, but no demonstration that is preferred to it")
-    if demonstration == rejected:
-        raise BadRowError("the rejected completion is the demonstration itself")
 
 
 def _not_blank(text: str, what: str) -> str:

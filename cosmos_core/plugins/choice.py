@@ -130,7 +130,9 @@ def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> s
         message += f" by {distribution}"
     providers = sorted(record.distribution for record in of_kind if record.name == name)
     hints = [f"it is installed by {' and '.join(providers)}"] if providers else _hints([kind], name, of_kind)
-    return "; ".join([message, *hints, *_elsewhere(kind, name, records)])
+    others = sorted({record.kind for record in records if record.name == name and record.kind != kind})
+    hints += [f"{'an' if other[0] in 'ae' else 'a'} {other} plugin has that name" for other in others]
+    return "; ".join([message, *hints])
 
 
 def _hints(kinds: Collection[Kind], name: str, records: Iterable[PluginRecord]) -> list[str]:
@@ -146,9 +148,3 @@ def _hints(kinds: Collection[Kind], name: str, records: Iterable[PluginRecord]) 
     if autoload_disabled():
         hints.append(f"{DISABLE_VARIABLE} is set, so only the core's own plugins are seen")
     return hints or [f"installed: {', '.join(sorted(installed)) or 'none'}"]
-
-
-def _elsewhere(kind: Kind, name: str, records: Iterable[PluginRecord]) -> list[str]:
-    """Other kinds that have the name."""
-    kinds = sorted({record.kind for record in records if record.name == name and record.kind != kind})
-    return [f"{'an' if other[0] in 'ae' else 'a'} {other} plugin has that name" for other in kinds]

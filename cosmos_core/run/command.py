@@ -89,8 +89,14 @@ def _make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -
         _launcher(plan.job, plan.plugins)
         check_present(plan.parts)
         check_port(recipe)
-        if recipe.policy.checkpoint.url is not None:
-            _check_own(recipe.policy.checkpoint.url)
+        if (url := recipe.policy.checkpoint.url) is not None:
+            # The oldest of all are removed, and the newest goes on.
+            check_writable(url)
+            if steps := completed(url):
+                raise ConfigError(
+                    f"policy.checkpoint.url: {url} has {len(steps)} checkpoints already, the newest of step {steps[-1]}"
+                    ", which a new run would take for its own; choose another folder, or remove them"
+                )
         folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
 
 
@@ -182,16 +188,6 @@ def _launcher(job: Job, plugins: PluginSet) -> Launcher:
     launcher = make_launcher(job.recipe, job.directory, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
     launcher.check()
     return launcher
-
-
-def _check_own(url: str) -> None:
-    """Refuse a folder for checkpoints where others are: the oldest of all are removed, the newest goes on."""
-    check_writable(url)
-    if steps := completed(url):
-        raise ConfigError(
-            f"policy.checkpoint.url: {url} has {len(steps)} checkpoints already, the newest of step {steps[-1]}, which"
-            " a new run would take for its own; choose another folder, or remove them"
-        )
 
 
 def _check_length(job: Job, start: Start) -> None:

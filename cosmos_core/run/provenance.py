@@ -55,8 +55,9 @@ def sources(job: Job) -> Iterator[tuple[str, str, str]]:
         recorded = json.loads((job.directory / FILE).read_text(encoding="utf-8"))
         sessions = [*reversed(recorded.get("resumed", [])), recorded]
         for index, reward in enumerate(job.recipe.reward):
-            copy = split(reward.plugin)
-            for file, taken in _origins(sessions, *copy) if copy else ():
+            if (copy := split(reward.plugin)) is None:
+                continue
+            for file, taken in _origins(sessions, *copy):
                 setting = f"--set {shlex.quote(f'reward.{index}.plugin={file}:{copy[1]}')}"
                 told = (
                     f"The file of reward {reward.label} has changed: the run goes on with its copy of {taken}; to take "

@@ -97,13 +97,10 @@ def _replicas(state: State) -> Iterator[str]:
         yield f"  {replica.name}: {status_of(state, replica)}, weights of step {max(0, held)}{work}, {place}"
     for name in sorted(state.departed):
         yield f"  {name}: has left, as it was asked to"
-    yield from (f"  {words}" for words in _lost(state))
-
-
-def _lost(state: State) -> list[str]:
-    """Replicas that were lost and have not come back, each with the newest reason."""
+    # Those that were lost and have not come back, each with the newest reason.
     reasons = {words.partition(": ")[0]: words for words in state.fenced.values()}
-    return [words for name, words in reasons.items() if name not in state.replicas and name not in state.departed]
+    gone = reasons.keys() - state.replicas.keys() - state.departed
+    yield from (f"  {words}" for name, words in reasons.items() if name in gone)
 
 
 def settings_lines(state: State) -> Iterator[str]:
@@ -181,7 +178,8 @@ class Watcher:
                 break
             else:
                 time.sleep(_POLL_S)
-                yield self._waiting()
+                snapshot = self.snapshot()
+                yield None if snapshot is None else attrs.evolve(snapshot, phase=WAITING)
         if (problem := self._read_journal()) is not None:
             raise problem
         yield self._unattended()
@@ -202,10 +200,6 @@ class Watcher:
             now=time.time(),
             is_running=self._address() is not None,
         )
-
-    def _waiting(self) -> Snapshot | None:
-        snapshot = self.snapshot()
-        return None if snapshot is None else attrs.evolve(snapshot, phase=WAITING)
 
     def _unattended(self) -> Snapshot | None:
         """The run as it was left; of the replicas that it had, only those that were lost tell something."""

@@ -61,7 +61,7 @@ def _misfits(model: Model, other: Model, dataset: Dataset, num_rows: int) -> Ite
         except DataError:
             # Unusable rows are told of where rows are measured.
             continue
-        where = f"train row {row} ({_shown(prompt)})"
+        where = f"train row {row} ({prompt.words!r:.60})"
         try:
             pairs = zip(encoded, _encoded(other, prompt), strict=True)
         except DataError as error:
@@ -83,11 +83,6 @@ def _encoded(model: Model, prompt: Prompt) -> list[Payload]:
 def _is_alike(ours: Payload, theirs: Payload, name: str) -> bool:
     mine, other = ours.arrays[name], theirs.arrays[name]
     return (mine.dtype, mine.shape, bytes(mine.data)) == (other.dtype, other.shape, bytes(other.data))
-
-
-def _shown(prompt: Prompt) -> str:
-    text = prompt.text if isinstance(prompt.text, str) else " ".join(each.content for each in prompt.text)
-    return f"{text!r:.60}"
 
 
 def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[str]:

@@ -320,7 +320,9 @@ def _figures(summary: Mapping[str, Any]) -> Table:
         perplexity = summary.get("heldout_perplexity_after")
         words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
         table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
-        table.add_row("held-out", _of_what(measured[-1], unit))
+        newest = measured[-1]
+        unusable = f", {newest['unusable']} unusable" if newest["unusable"] else ""
+        table.add_row("held-out", f"{newest['rows']:,} demonstrations, {newest['units']:,} {unit}s{unusable}")
     samples = summary["samples"]
     if samples["generated"]:
         words = "{generated:,} generated, {consumed:,} consumed, {trained:,} of them trained on"
@@ -374,11 +376,6 @@ def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> 
     is_number = name != "loss" or all(each.get(name, 0.0) is not None for each in summary["evaluations"])
     absent = "not measured" if is_number else "not finite"
     return " → ".join(f"{absent if value is None else f'{value:.{digits}f}'} {when}" for when, value in values)
-
-
-def _of_what(evaluation: Mapping[str, Any], unit: Unit) -> str:
-    unusable = f", {evaluation['unusable']} unusable" if evaluation["unusable"] else ""
-    return f"{evaluation['rows']:,} demonstrations, {evaluation['units']:,} {unit}s{unusable}"
 
 
 def where_title(summary: Mapping[str, Any]) -> str:
