@@ -25,8 +25,8 @@ _KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
 _KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
 _BATCH_ROWS: Final = 1024
 _FEW_ROWS: Final = 32
-_DAMAGED: Final[dict[Path, str]] = {}
-"""Parts that this process could not read, and why."""
+_DAMAGED: Final[set[Path]] = set()
+"""Parts that this process could not read."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -193,12 +193,10 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(path) as file:
             yield file
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError) as error:
-        if path not in _DAMAGED:
-            _DAMAGED[path] = " ".join(str(error).split())
-            _LOG.warning("%s: cannot be read, and is left out: %s", path, _DAMAGED[path])
+        if path not in _DAMAGED and path.exists():
+            _DAMAGED.add(path)
+            _LOG.warning("%s: cannot be read, and is left out: %s", path, " ".join(str(error).split()))
         raise FileNotFoundError from error
 
 

@@ -240,11 +240,8 @@ class EventFeed:
     def _take_samples(self) -> None:
         for time, event in self._reports:
             report = REPORT.decode(event.report)
-            if not isinstance(report, GroupFinished) or not report.samples:
-                continue
-            sample = report.samples[0]
-            self.samples.append(
-                SampleView(
+            for sample in report.samples[:1] if isinstance(report, GroupFinished) else ():
+                shown = SampleView(
                     time=time,
                     lease=report.lease,
                     replica=event.name,
@@ -254,7 +251,7 @@ class EventFeed:
                     units=sample.num_units,
                     text=report.text[:MOST_TEXT],
                 )
-            )
+                self.samples.append(shown)
         self._reports.clear()
 
     def _say(self, time: float, kind: str, text: str) -> None:

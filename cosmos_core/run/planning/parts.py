@@ -124,12 +124,6 @@ class Parts:
         """True if the model decides tokens; decisions of latents are forwards of their own, in no context."""
         return "tokens" in self.model.payload_kinds
 
-    @property
-    def is_plain(self) -> bool:
-        """True if the model goes on from plain text, which its template of chats never frames."""
-        first = self.first_row
-        return self.has_tokens and self.environment is None and first is not None and isinstance(first.prompt.text, str)
-
 
 _MEASURED_PROMPTS: Final = 200
 _VETTED: Final = 4

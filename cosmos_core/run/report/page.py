@@ -223,17 +223,16 @@ def _points(steps: Sequence[TimedStep], name: str, key: str | None = None) -> li
 def _throughput(follower: Follower) -> list[Series]:
     """Units per second of each pool over time since the start; no line crosses a gap between sessions."""
     spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
-    rollout: list[tuple[float, float | None]] = []
-    policy: list[tuple[float, float | None]] = []
+    found: dict[str, list[tuple[float, float | None]]] = {"rollout": [], "policy": []}
     for first, last in itertools.pairwise(spaced):
         passed, middle = last.time - first.time, (first.time + last.time) / 2 - follower.sessions[0][0]
         if not follower.timeline.is_one_session(first.time, last.time):
-            rollout.append((middle, None))
-            policy.append((middle, None))
+            for points in found.values():
+                points.append((middle, None))
         elif passed > 0:
-            rollout.append((middle, (last.generated - first.generated) / passed))
-            policy.append((middle, max(0.0, last.trained - first.trained) / passed))
-    return [Series(label="rollout", points=rollout), Series(label="policy", points=policy)]
+            found["rollout"].append((middle, (last.generated - first.generated) / passed))
+            found["policy"].append((middle, max(0.0, last.trained - first.trained) / passed))
+    return [Series(label=label, points=points) for label, points in found.items()]
 
 
 def _planes(pools: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]]:

@@ -105,7 +105,8 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
     state = follower.state
     evaluations = [timed.record for timed in follower.evaluations]
     score = score_name(evaluations, job.unit)
-    totals = [ledger.totals for ledger in state.ledgers] if state else []
+    ledgers = state.ledgers if state else ()
+    totals = [ledger.totals for ledger in ledgers]
     saved, failed = (state.checkpoints.saved, state.checkpoints.failed) if state else ({}, {})
     return {
         "name": job.recipe.run.name,
@@ -124,7 +125,10 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
         "evaluations": [_evaluation(each, score, job.unit) for each in evaluations],
         "findings": [attrs.asdict(each) for each in findings(state)] if state else [],
         "samples": _samples(follower, ending),
-        "prompts": _prompts(state),
+        "prompts": {
+            "consumed": sum(ledger.consumed for ledger in ledgers),
+            "dropped": dict(sum((Counter(ledger.dropped) for ledger in ledgers), Counter())),
+        },
         "rows": rows_of(job, totals),
         rates_key(job.unit): _units_per_s(follower),
         "staleness": _staleness(totals),
@@ -225,12 +229,6 @@ def _settings(state: State | None) -> list[dict[str, Any]]:
     ]
 
 
-def _prompts(state: State | None) -> dict[str, Any]:
-    ledgers = state.ledgers if state else ()
-    dropped = sum((Counter(ledger.dropped) for ledger in ledgers), Counter())
-    return {"consumed": sum(ledger.consumed for ledger in ledgers), "dropped": dict(dropped)}
-
-
 def of_main_stage(follower: Follower) -> list[TimedStep]:
     """The steps that are known of the main stage."""
     first = follower.state.settings.main.first_version if follower.state else 0
@@ -305,12 +303,12 @@ def durations(summary: Mapping[str, Any]) -> list[str]:
 def _grid(title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
+    table.add_column(overflow="fold")
     return table
 
 
 def _figures(summary: Mapping[str, Any]) -> Table:
     table = _grid("\nResult")
-    table.add_column()
     unit: Unit = summary["unit"]
     score = summary["score"]
     if any(score in evaluation for evaluation in summary["evaluations"]):
@@ -385,7 +383,6 @@ def where_title(summary: Mapping[str, Any]) -> str:
 
 def _planes_table(summary: Mapping[str, Any]) -> Table:
     table = _grid(f"\n{where_title(summary)} (s)")
-    table.add_column()
     table.add_column(justify="right")
     for pool, activities in summary["planes"].items():
         for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
@@ -395,7 +392,6 @@ def _planes_table(summary: Mapping[str, Any]) -> Table:
 
 def _files(job: Job, outcome: str, reason: str) -> Table:
     table = _grid("\nFiles")
-    table.add_column(overflow="fold")
     table.add_row("run", str(job.directory))
     table.add_row("summary", str(job.directory / SUMMARY))
     table.add_row("report", str(job.directory / REPORT))
