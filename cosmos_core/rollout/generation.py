@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
@@ -96,6 +98,8 @@ class Generation:
         self._lock: Final = threading.Lock()
         self._active: Final[dict[int, Work]] = {}
         self._reported: Final[set[int]] = set()
+        self._scoring: Final[set[int]] = set()
+        self._awaited_s, self._awaits_since = 0.0, math.inf
         self._events: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: Final = SupervisedThread("groups", self._run)
         self.num_ended = 0
@@ -120,9 +124,11 @@ class Generation:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is not reported yet is forgotten."""
+        """Stop, and write the samples that wait; what is not reported yet is forgotten. Idempotent."""
         self._events.put(None)
         self._thread.join(5.0)
+        if self._parts.samples is not None:
+            self._parts.samples.close()
 
     def check(self) -> None:
         """Raise ReplicaError if the thread failed."""
@@ -140,8 +146,8 @@ class Generation:
         """
         wanted = {lease.lease for lease in leases}
         with self._lock:
-            gone = self._active.keys() - wanted
-            ended = [self._active.pop(lease) for lease in gone]
+            ended = [self._active.pop(lease) for lease in self._active.keys() - wanted]
+            self._look_for_scores()
             self._reported.intersection_update(wanted)
             new = [each for each in leases if each.lease not in self._active and each.lease not in self._reported]
             self._parts.payloads.release_except(wanted.union(hold))
@@ -177,17 +183,11 @@ class Generation:
 
     # -- before generation --------------------------------------------------------------------------------------------
 
-    def _too_long(self, units: int, *, is_evaluation: bool) -> str:
-        """The limit that so many units exceed; empty if they fit. What is trained on has to fit a micro-batch, too."""
-        if units > self._parts.context_length:
-            return f"units exceed the model's context length of {self._parts.context_length}"
-        budget = self._parts.recipe.policy.micro_batch_units
-        return "" if is_evaluation or units <= budget else f"units exceed policy.micro_batch_units of {budget}"
-
     def _unfit(self, encoded: Payload, sampling: Sampling, *, is_evaluation: bool) -> tuple[str, str]:
         """The reason why a prompt is not generated for, as a code and in words; both empty where it is.
 
-        What is denoised has no length: its steps see one another's results alone, and micro-batches split them.
+        What is denoised has no length: its steps see one another's results alone, and micro-batches split them. What is
+        trained on has to fit a micro-batch, too.
         """
         if encoded.kind == "latents":
             return "", ""
@@ -195,10 +195,11 @@ class Generation:
         unfit, why = self._parts.recipe.dataset.unfit(size) if not is_evaluation else ("", "")
         if unfit:
             return unfit, why
-        too_long = self._too_long(size + sampling.max_units, is_evaluation=is_evaluation)
-        if too_long:
-            return "prompt_too_long", f"a prompt of {size} and a completion of up to {sampling.max_units} {too_long}"
-        return "", ""
+        limits = [("the model's context length", self._parts.context_length)]
+        limits += [] if is_evaluation else [("policy.micro_batch_units", self._parts.recipe.policy.micro_batch_units)]
+        exceeded = next((f"{name} of {most}" for name, most in limits if size + sampling.max_units > most), "")
+        why = f"a prompt of {size} and a completion of up to {sampling.max_units} units exceed {exceeded}"
+        return ("prompt_too_long", why) if exceeded else ("", "")
 
     def _prepare(self, lease: Lease) -> Request | None:
         """The request of a lease; None if it is to wait, or failed."""
@@ -220,6 +221,7 @@ class Generation:
             return None
         with self._lock:
             self._active[lease.lease] = Work(lease=lease, prompt=prompt)
+            self._look_for_scores()
         # Evaluations go first: the controller holds back new weights for them.
         priority = 0 if is_evaluation else 1
         return Request(
@@ -280,6 +282,7 @@ class Generation:
     def _score_active(self, lease: int, played: list[EpisodeResult]) -> None:
         with self._lock:
             work = self._active.get(lease)
+            self._look_for_scores(lease)
         if work is None:
             return
         texts = [self._parts.model.decode(each.generated.payload) for each in played]
@@ -288,6 +291,14 @@ class Generation:
         completions = [scoring.to_score(work.prompt, *pair) for pair in whole]
         finish = functools.partial(self._finish, work, played, texts)
         self._parts.pool.submit(completions, lambda outcomes: self._events.put(functools.partial(finish, outcomes)))
+
+    def _look_for_scores(self, *scoring: int) -> None:
+        """Count the time since the last such call if all that is in flight waited for scores; called under the lock."""
+        now = time.monotonic()
+        self._awaited_s += max(0.0, now - self._awaits_since)
+        self._scoring.update(scoring)
+        self._scoring.intersection_update(self._active)
+        self._awaits_since = now if 0 < len(self._scoring) == len(self._active) else math.inf
 
     def _finish(self, work: Work, played: list[EpisodeResult], texts: list[str], outcomes: Outcomes) -> None:
         lease, recipe, is_train = work.lease, self._parts.recipe, work.lease.purpose == "train"
@@ -308,11 +319,13 @@ class Generation:
         with self._lock:
             if self._active.pop(lease.lease, None) is None:
                 return
+            self._look_for_scores()
+            awaited_s, self._awaited_s = self._awaited_s, 0.0
             self.num_ended += 1
             self._reported.add(lease.lease)
             if is_train and not drop:
                 self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
-            self._parts.report(attrs.evolve(told, busy_s=busy_s, scoring_s=scoring_s))
+            self._parts.report(attrs.evolve(told, busy_s=busy_s, scoring_s=scoring_s, awaited_s=awaited_s))
         if (writer := self._parts.samples) is not None:
             more = {"drop": drop, "media": media, "replica": writer.name}
             try:

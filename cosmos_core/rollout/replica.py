@@ -40,7 +40,7 @@ from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import host_id, rack_id
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
-from cosmos_core.transport.reports import Left, Report
+from cosmos_core.transport.reports import Left, Report, Troubled
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import torch_dtype
 from cosmos_core.weights.snapshot import Base
@@ -82,9 +82,12 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
     return cast("RolloutEngine", engine)
 
 
-def _started_pools(recipe: Recipe, stack: contextlib.ExitStack) -> tuple[RewardPool, EnvironmentPool | None]:
+def _started_pools(
+    recipe: Recipe, stack: contextlib.ExitStack, tell: Callable[[Troubled], None]
+) -> tuple[RewardPool, EnvironmentPool | None]:
     """The processes of rewards, and those of the environment if the recipe has one; `stack` ends them."""
     rewards = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
+    rewards.tell = tell
     stack.callback(rewards.close)
     rewards.start()
     if recipe.environment is None:
@@ -101,8 +104,9 @@ class Replica:
     def __init__(self, args: RoleArgs, stack: contextlib.ExitStack) -> None:
         job, recipe = args.job, args.job.recipe
         self._stop = args.stop
+        self._troubles = deque[Troubled]()
         # The workers import their plugins while the model is built.
-        pool, environments = _started_pools(recipe, stack)
+        pool, environments = _started_pools(recipe, stack, self._troubles.append)
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
         self._engine = make_engine(job, plugins, model)
@@ -122,7 +126,7 @@ class Replica:
         samples = None
         if size := recipe.samples.max_bytes:
             samples = PartWriter(job.directory / FOLDER, "samples", args.name, schema, size)
-            stack.callback(samples.close)
+            samples.tell = self._not_written
         parts = GenerationParts(
             recipe=recipe,
             stage=stage.index,
@@ -187,6 +191,19 @@ class Replica:
     def _report(self, report: Report) -> None:
         self._client.report(report)
 
+    def _not_written(self, number: int, why: str) -> None:
+        self._troubles.append(Troubled(what="samples that could not be written", number=number, last=why))
+
+    def _tell_troubles(self) -> None:
+        """Report all that went wrong since the last call, each thing once."""
+        found: dict[str, Troubled] = {}
+        while self._troubles:
+            new = self._troubles.popleft()
+            known = found.get(new.what)
+            found[new.what] = attrs.evolve(new, number=new.number + (known.number if known else 0))
+        for each in found.values():
+            self._report(each)
+
     def serve(self) -> None:
         """Follow directives until one says stop or leave, or the process is told to end.
 
@@ -198,6 +215,7 @@ class Replica:
         while not self._stop.is_set():
             for check in self._checks:
                 check()
+            self._tell_troubles()
             directive = self._client.wait_directive(revision, _TICK_S)
             if directive is not None and directive.rollout is not None:
                 revision, wanted = directive.revision, directive.rollout
@@ -207,6 +225,8 @@ class Replica:
                 break
             self._sync.aim(wanted.weights, wanted.relaying, wanted.rollbacks)
             self._generation.reconcile(wanted.leases, wanted.hold)
+        self._generation.close()
+        self._tell_troubles()
         if wanted is not None and wanted.leave and not wanted.stop:
             _LOG.info("leaving the run, as the controller says")
             self._report(Left())

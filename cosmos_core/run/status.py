@@ -79,6 +79,7 @@ def look(directory: Path) -> Iterator[str]:
         yield from (f"  {words}" for words in page_words(job))
     yield from settings_lines(state)
     yield from (f"  {each}" for each in findings(state))
+    yield from (f"  {kind}: {detail}" for kind, detail in state.status_details.items())
     best = best_checkpoint(state)
     for step in sorted(state.checkpoints.saved.keys() & set(completed(job.checkpoints))):
         words = " (best evaluated checkpoint)" if step == best else ""

@@ -49,11 +49,15 @@ class PartWriter:
         name: Of the process.
         schema: Makes the `pyarrow.Schema` of the rows.
         max_bytes: Of the folder's files of this kind, without the one that is being written.
+
+    Attributes:
+        tell: Called on any thread with the number of rows that could not be written, and why.
     """
 
     def __init__(self, folder: Path, kind: str, name: str, schema: Callable[[], Any], max_bytes: int) -> None:
         self._folder, self._kind, self.name = folder, kind, name
         self._schema, self._max_bytes = schema, max_bytes
+        self.tell: Callable[[int, str], object] = lambda *_: None
         self._lock: Final = threading.Lock()
         self._closed: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._run, name=f"parts of {kind}", daemon=True)
@@ -70,6 +74,7 @@ class PartWriter:
             if self._rows and self._rows_bytes + num_bytes > _WAITING_BYTES:
                 self._lost["left_out"] += len(rows)
                 self._warn("%s come faster than they are written; some are left out", self._kind)
+                self.tell(len(rows), "they come faster than they are written")
                 return
             self._rows += rows
             self._rows_bytes += num_bytes
@@ -81,6 +86,8 @@ class PartWriter:
         with self._lock:
             self._lost["left_out"] += number
         self._warn("%s in %s are not kept as they should be: %s", self._kind, self._folder, error)
+        if number:
+            self.tell(number, str(error))
 
     def close(self) -> None:
         """Write what waits."""

@@ -298,7 +298,10 @@ def counts(directory: Path, newest: int | None = None) -> Counter[str]:
 def none_found(directory: Path) -> str:
     """Say why no sample is as asked for."""
     if not _parts(directory, "samples"):
-        return 'no samples are kept: none are finished, samples.keep is "none", or an earlier release made the run'
+        return (
+            'no samples are kept: none are finished, samples.keep is "none", they could not be written (cosmos status '
+            "says so), or an earlier release made the run"
+        )
     steps = sorted(each["step"] for each in _steps(directory).values())
     more = [f"steps {steps[0]} to {steps[-1]} were trained"] if steps else []
     return "; ".join(filter(None, ("no kept sample is as asked for", *more, damaged(directory))))

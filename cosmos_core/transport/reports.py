@@ -29,6 +29,8 @@ class GroupFinished:
     """Seconds for which the replica has generated since it began."""
     scoring_s: Finite = 0.0
     """Seconds that requests for scores have taken since then, summed over those at the same time."""
+    awaited_s: Finite = 0.0
+    """Seconds since the last such report in which it had nothing to do but wait for scores."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +40,16 @@ class GroupFailed:
     lease: Count
     reason: Text
     detail: Text
+
+
+@attrs.frozen(kw_only=True)
+class Troubled:
+    """Something went wrong on a rollout replica, `number` times since it was told last; the run goes on."""
+
+    what: Text
+    number: Count
+    last: Text
+    """Why, the last time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -176,6 +188,7 @@ class Failed:
 Report: TypeAlias = (
     GroupFinished
     | GroupFailed
+    | Troubled
     | WeightsLoaded
     | WeightsRejected
     | WeightsPublished

@@ -354,9 +354,8 @@ class FakeRollout:
         samples = tuple(self._sample(lease, index, began) for index in range(number))
         dropped = "equal_rewards" if every and lease.position % every == 0 else ""
         text, number = f"row {lease.row}", len(self._done)
-        return GroupFinished(
-            lease=lease.lease, samples=samples, drop=dropped, text=text, busy_s=number / 2, scoring_s=number
-        )
+        times = {"busy_s": number / 2, "scoring_s": number, "awaited_s": 2.0**-8}
+        return GroupFinished(lease=lease.lease, samples=samples, drop=dropped, text=text, **times)
 
     def _sample(self, lease: Lease, index: int, began: int) -> Sample:
         draw = random.Random(f"{lease.purpose}/{lease.row}/{index}").random()

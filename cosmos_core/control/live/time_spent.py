@@ -13,7 +13,7 @@ from cosmos_core.transport.reports import GroupFinished, Report, WeightsLoaded
 Planes = dict[str, dict[str, float]]
 """{pool: {activity: seconds}}."""
 
-_POLICY: Final[Mapping[str, tuple[str, ...]]] = {
+POLICY: Final[Mapping[str, tuple[str, ...]]] = {
     "training": ("pack_s", "forward_backward_s", "optimizer_s"),
     "sample fetch": ("fetch_s",),
     "gradient exchange": ("reduce_s",),
@@ -25,6 +25,7 @@ _POLICY: Final[Mapping[str, tuple[str, ...]]] = {
 
 _GENERATION: Final = "generation"
 _SCORING: Final = "scoring (summed over concurrent requests)"
+_AWAITED: Final = "waiting for scores"
 _LOAD: Final = "weight load"
 _PAUSED: Final = "paused for weights"
 
@@ -61,12 +62,13 @@ class TimeSpent:
             busy_s, scoring_s = self._told.get(incarnation, (0.0, 0.0))
             self._rollout[_GENERATION] += report.busy_s - busy_s
             self._rollout[_SCORING] += report.scoring_s - scoring_s
+            self._rollout[_AWAITED] += report.awaited_s
             self._told[incarnation] = report.busy_s, report.scoring_s
 
     def take_step(self, metrics: Mapping[str, float]) -> None:
         """Take in the metrics of a step, each time that it is applied."""
         if "wait_s" in metrics:
-            for activity, names in _POLICY.items():
+            for activity, names in POLICY.items():
                 self._policy[activity] += sum(metrics.get(name, 0.0) for name in names)
 
     @property
@@ -78,8 +80,8 @@ class TimeSpent:
         """Seconds by activity of each pool; without one of which nothing is known."""
         found: dict[str, Mapping[str, float]] = {}
         if self._names:
-            waiting_s = self._present_s[True] - self._rollout[_GENERATION] - self._rollout[_PAUSED]
-            known = {name: self._rollout[name] for name in (_GENERATION, _SCORING, _LOAD, _PAUSED)}
+            waiting_s = self._present_s[True] - sum(self._rollout[name] for name in (_GENERATION, _PAUSED, _AWAITED))
+            known = {name: self._rollout[name] for name in (_GENERATION, _SCORING, _AWAITED, _LOAD, _PAUSED)}
             parts = known | {"waiting for prompts": max(0.0, waiting_s)}
             parts |= {"idle in the warm-up": self._present_s[False]} if self._present_s[False] else {}
             found["rollout"] = {name: value / len(self._names) for name, value in parts.items()}

@@ -51,6 +51,7 @@ from cosmos_core.transport.reports import (
     Report,
     StepDone,
     StepFailed,
+    Troubled,
     WeightsLoaded,
     WeightsPublished,
     WeightsRejected,
@@ -137,6 +138,8 @@ def _report(state: State, event: Reported) -> None:
     replica.received = event.sequence
     if isinstance(report, Left):
         membership.leave(state, replica)
+    elif isinstance(report, Failed):
+        state.fail(f"{replica.name}: {report.reason}")
     elif replica.role == "rollout":
         _rollout_report(state, replica, report)
     else:
@@ -157,8 +160,8 @@ def _rollout_report(state: State, replica: Replica, report: Report) -> None:
             publication.on_loaded(state, replica, report)
         case WeightsRejected():
             publication.on_rejected(state, replica, report)
-        case Failed():
-            state.fail(f"{replica.name}: {report.reason}")
+        case Troubled():
+            state.count(report)
         case _:
             state.fail(f"{replica.name}, a rollout replica, reported {type(report).__name__}")
 
@@ -168,28 +171,18 @@ def _policy_report(state: State, replica: Replica, report: Report) -> None:
         case StepDone():
             if progress.on_step_done(state, replica, report):
                 progress.finish_step(state)
-        case StepFailed():
-            if not batch_assembly.on_step_failed(state, report):
+        case StepFailed() | GenerationFailed():
+            if isinstance(report, GenerationFailed) or not batch_assembly.on_step_failed(state, report):
                 membership.on_broken(state, report)
         case GenerationFormed():
             if membership.on_formed(state, replica, report):
                 progress.finish_step(state)
-        case GenerationFailed():
-            membership.on_broken(state, report)
-        case _:
-            _policy_news(state, replica, report)
-
-
-def _policy_news(state: State, replica: Replica, report: Report) -> None:
-    match report:
         case WeightsPublished():
             publication.on_published(state, replica, report)
         case CheckpointSaved():
             progress.on_saved(state, report)
         case CheckpointFailed():
             progress.on_not_saved(state, report)
-        case Failed():
-            state.fail(f"{replica.name}: {report.reason}")
         case _:
             state.fail(f"{replica.name}, a policy replica, reported {type(report).__name__}")
 
@@ -198,6 +191,7 @@ def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupF
     lease = replica.leases.pop(report.lease, None)
     if lease is None:
         return
+    state.awaited_s += report.awaited_s if isinstance(report, GroupFinished) else 0.0
     state.touched.add(replica.name)
     state.spare.add(replica.name)
     if lease.purpose == "evaluation":

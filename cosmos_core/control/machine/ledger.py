@@ -99,19 +99,14 @@ class Ledger:
 
     def requeue(self, position: int) -> GroupRef | None:
         """Anything live back to the queue; its samples, if it had any, are lost."""
-        group = self._take(position)
-        if group is not None:
-            self.samples.drop("lost", len(group.samples), _units(group.samples))
+        group = self._take(position, "lost")
         heapq.heappush(self.queued, position)
         return group
 
     def drop(self, position: int, reason: str) -> GroupRef | None:
         """Anything live to dropped, with all its samples."""
-        group = self._take(position)
-        if group is not None:
-            self.samples.drop(reason, len(group.samples), _units(group.samples))
         count_dropped(self.dropped, reason, 1)
-        return group
+        return self._take(position, reason)
 
     def consume(self, position: int) -> GroupRef:
         """Claimed to consumed; its unscored samples are counted as dropped by their status."""
@@ -165,11 +160,12 @@ class Ledger:
         groups = (*self.finished.values(), *self.batched.values())
         return [sample for group in groups for sample in group.samples]
 
-    def _take(self, position: int) -> GroupRef | None:
+    def _take(self, position: int, reason: str) -> GroupRef | None:
         if self.in_flight.pop(position, None) is not None:
             return None
-        group = self.finished.pop(position, None)
-        return group if group is not None else self.batched.pop(position)
+        group = self.finished.pop(position, None) or self.batched.pop(position)
+        self.samples.drop(reason, len(group.samples), _units(group.samples))
+        return group
 
 
 def _units(samples: Iterable[Sample]) -> int:

@@ -53,6 +53,7 @@ def finish_step(state: State) -> None:
         state.let_go(group)
     record = _record(state, running, groups, stage)
     history.add(state.steps, record)
+    state.awaited_s = 0.0
     ledger.totals.add(record)
     _forget_mark(state)
     state.step = running.order.step
@@ -204,4 +205,5 @@ def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: i
         drawn=changes.drawn(group.settings for group in groups),
         generation=running.generation,
         num_equal=sum(len(each) > 1 and len(set(each)) == 1 for each in given),
+        awaited_s=state.awaited_s / max(1, len(state.members["rollout"])),
     )

@@ -54,6 +54,7 @@ class StepRecord:
         settings: Values of dynamic keys that held, of those that were not as in the recipe.
         drawn: Groups by the sampling that they were drawn with, where it was not the recipe's, as `key=value`.
         generation: Of the gradient group that did it; a step that comes again has a later one.
+        awaited_s: Seconds before it in which rollout replicas did nothing but wait for scores, their mean.
     """
 
     step: int
@@ -76,6 +77,7 @@ class StepRecord:
     drawn: dict[str, int] = attrs.field(factory=dict)
     generation: int = 0
     num_equal: int = 0
+    awaited_s: float = 0.0
 
     @property
     def num_trained(self) -> int:
@@ -166,7 +168,6 @@ class EvaluationRecord:
         loss: Mean of minus the log-probability of the demonstrations' decisions; None of rollouts.
         num_units: Those decisions.
         dropped: Of the demonstrations that are not usable, how many there are for which reason.
-        spread: Standard deviation of the rewards; 0 of fewer than two, and where an earlier release did not say.
     """
 
     version: int
@@ -179,7 +180,6 @@ class EvaluationRecord:
     loss: float | None = None
     num_units: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
-    spread: float = 0.0
 
     @property
     def is_of_rollouts(self) -> bool:

@@ -183,6 +183,7 @@ def resume(state: State, event: Resumed) -> None:
         undone=state.generation_number,
         changes=kept,
         status_details=state.status_details,
+        troubles=state.troubles,
     )
     for name in State.__slots__:
         if name != "__weakref__":

@@ -9,7 +9,7 @@ from cosmos_core.control.machine.records import EvaluationRecord, HeldOutComplet
 from cosmos_core.control.machine.settings import Settings, StageSettings
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, Lease, TrainOrder
 from cosmos_core.transport.messages import Role
-from cosmos_core.transport.reports import HeldOutLoss
+from cosmos_core.transport.reports import HeldOutLoss, Troubled
 
 
 @attrs.define(kw_only=True)
@@ -160,6 +160,8 @@ class State:
         changes: Of dynamic keys, in the order in which they were asked for.
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason,
             as it is known (`records.known_as`).
+        troubles: How often each thing went wrong that replicas count (`reports.Troubled`).
+        awaited_s: Seconds since the last step in which rollout replicas did nothing but wait for scores, summed.
         touched: Names whose directive may have changed since this was last cleared.
         members: Names of the replicas of each role, so that nobody has to look through all for a few.
         spare: Names of rollout replicas that may have room for another prompt, and of all that have.
@@ -207,6 +209,8 @@ class State:
     rollbacks: list[int] = attrs.field(factory=list)
     changes: list[SettingChange] = attrs.field(factory=list)
     status_details: dict[str, str] = attrs.field(factory=dict)
+    troubles: dict[str, int] = attrs.field(factory=dict)
+    awaited_s: float = 0.0
     touched: set[str] = attrs.field(factory=set, eq=False)
     members: dict[Role, set[str]] = attrs.field(factory=lambda: {"policy": set(), "rollout": set()}, eq=False)
     spare: set[str] = attrs.field(factory=set, eq=False)
@@ -247,6 +251,11 @@ class State:
     def explain(self, reason: str, detail: str) -> None:
         """Keep what was said last of a reason that a plugin may have worded."""
         self.status_details[known_as(reason, self.status_details)] = detail
+
+    def count(self, trouble: Troubled) -> None:
+        """Count what went wrong on a replica."""
+        number = self.troubles[trouble.what] = self.troubles.get(trouble.what, 0) + trouble.number
+        self.status_details[trouble.what] = f"{number:,}, the last: {trouble.last}"
 
     def named(self, role: Role) -> list[Replica]:
         """The replicas of a role, by name."""

@@ -7,6 +7,7 @@ in a worker of its own, unless it is plain which completion was to blame. So no 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import attrs
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import PluginError, TransportError
+from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
@@ -29,6 +31,7 @@ from cosmos_core.rollout.rewards.messages import (
 )
 from cosmos_core.rollout.workers.pool import WorkerPool
 from cosmos_core.rollout.workers.process import GRACE_S, WorkerProcess, frame
+from cosmos_core.transport.reports import Troubled
 from cosmos_core.types import SampleStatus
 
 _MAX_AHEAD: Final = 8
@@ -54,37 +57,36 @@ class Assignment:
 
 
 class RewardProcess(WorkerProcess):
-    """One worker."""
+    """One worker.
+
+    Attributes:
+        assignments: Tasks that it has, by ticket, in the order in which they were given.
+    """
 
     def __init__(self, setup: Setup) -> None:
         super().__init__("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup), FROM_WORKER)
-        self._assignments: dict[int, Assignment] = {}
+        self.assignments: dict[int, Assignment] = {}
         self._num_deferred = 0
-
-    @property
-    def load(self) -> int:
-        """Tasks that it has."""
-        return len(self._assignments)
 
     def has_room(self, assignment: Assignment) -> bool:
         """True if it can be given this task now; some are sent ahead so that it never waits."""
-        alone = assignment.alone or any(each.alone for each in self._assignments.values())
+        alone = assignment.alone or any(each.alone for each in self.assignments.values())
         if alone:
-            return self.is_ready and not self._assignments
-        ahead = len(self._assignments) - self._num_deferred
+            return self.is_ready and not self.assignments
+        ahead = len(self.assignments) - self._num_deferred
         return self.is_ready and ahead < _MAX_AHEAD and self._num_deferred < _MAX_DEFERRED
 
     def assign(self, assignment: Assignment) -> None:
         """Give it a task."""
         assignment.since, assignment.is_deferred = time.monotonic(), False
-        self._assignments[assignment.task.ticket] = assignment
+        self.assignments[assignment.task.ticket] = assignment
         self.put(assignment.encoded)
 
     def receive(self) -> Iterator[tuple[Assignment, Scored]]:
         """Yield each outcome that came, with the assignment it settles."""
         for message in self.messages():
             if isinstance(message, Deferred):
-                self._defer(self._assignments[message.ticket])
+                self._defer(self.assignments[message.ticket])
             else:
                 yield self._settle(message.ticket), message
 
@@ -94,14 +96,14 @@ class RewardProcess(WorkerProcess):
         self._start_turn()
 
     def _settle(self, ticket: int) -> Assignment:
-        assignment = self._assignments.pop(ticket)
+        assignment = self.assignments.pop(ticket)
         self._num_deferred -= assignment.is_deferred
         if not assignment.is_deferred:
             self._start_turn()
         return assignment
 
     def _turn(self) -> Assignment | None:
-        return next((each for each in self._assignments.values() if not each.is_deferred), None)
+        return next((each for each in self.assignments.values() if not each.is_deferred), None)
 
     def _start_turn(self) -> None:
         turn = self._turn()
@@ -110,17 +112,14 @@ class RewardProcess(WorkerProcess):
 
     def due(self) -> float:
         """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing."""
-        turn = self._turn()
-        deadlines = [each.since + each.timeout_s + GRACE_S for each in self._assignments.values() if each.is_deferred]
-        if turn is not None:
-            deadlines.append(turn.since + turn.timeout_s)
-        return min(deadlines, default=float("inf"))
+        suspects, _ = self.left()
+        return min((each.since + each.timeout_s + each.is_deferred * GRACE_S for each in suspects), default=math.inf)
 
     def left(self) -> tuple[list[Assignment], list[Assignment]]:
         """Tell what it may have been working on, and what it surely was not."""
         turn = self._turn()
-        suspects = [each for each in self._assignments.values() if each.is_deferred or each is turn]
-        return suspects, [each for each in self._assignments.values() if each not in suspects]
+        suspects = [each for each in self.assignments.values() if each.is_deferred or each is turn]
+        return suspects, [each for each in self.assignments.values() if each not in suspects]
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -136,7 +135,11 @@ class _Job:
 
 
 class RewardPool(WorkerPool[RewardProcess]):
-    """Worker processes for the rewards of a recipe; unless it `lasts`, as for strangers, it gives up one that hangs."""
+    """Worker processes for the rewards of a recipe; unless it `lasts`, as for strangers, it gives up one that hangs.
+
+    Attributes:
+        tell: Called on the pool's thread for each worker that died.
+    """
 
     def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int, lasts: bool = False) -> None:
         super().__init__(thread="rewards", worker="a reward worker", num_workers=num_workers)
@@ -150,6 +153,8 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._places: Final[set[str]] = set()
         self._late: Final[dict[int, tuple[float, int]]] = {}
         self._lasts: Final = lasts
+        self.tell: Callable[[Troubled], object] = lambda _: None
+        self._died: Final = RepeatedWarning(__name__)
 
     @property
     def is_ready(self) -> bool:
@@ -217,6 +222,12 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
         suspects, others = worker.left()
+        self._scoring_s += sum(time.monotonic() - each.since for each in suspects)
+        if not is_late:
+            labels = sorted({self._rewards[each.task.reward].label for each in suspects})
+            whose = f"processes of reward {' or '.join(labels)}" if labels else "idle processes of rewards"
+            self._died("%s died: %s", whose, how)
+            self.tell(Troubled(what=f"{whose} that died", number=1, last=how))
         # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
         if len(suspects) == 1 and (is_late or suspects[0].alone):
             self._blame(suspects[0], is_late=is_late, how=how)
@@ -228,14 +239,11 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
         name = self._rewards[assignment.task.reward].label
+        status, detail = SampleStatus.REWARD_FAILED, f"the reward ended its process ({how})"
         if is_late:
-            detail = f"no score within {assignment.timeout_s:g} s"
-            outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
-        else:
-            detail = f"the reward ended its process ({how})"
-            outcome = Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
+            status, detail = SampleStatus.REWARD_TIMEOUT, f"no score within {assignment.timeout_s:g} s"
         _LOG.warning("%s: %s", name, detail)
-        self._close(assignment.task, outcome)
+        self._close(assignment.task, Outcome(value=None, status=status, detail=detail))
 
     def _enqueue(self, job: _Job, completions: Sequence[Completion]) -> None:
         for index, completion in enumerate(completions):
@@ -264,4 +272,4 @@ class RewardPool(WorkerPool[RewardProcess]):
             if not free:
                 break
             self._waiting.popleft()
-            min(free, key=lambda each: each.load).assign(assignment)
+            min(free, key=lambda each: len(each.assignments)).assign(assignment)

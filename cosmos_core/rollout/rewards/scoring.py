@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -56,15 +57,20 @@ def sample(
 
     Where a reward is below its gate, the sum is of those with a gate alone. The environment's own reward is one more.
     """
+    generated = played.generated
+    made = functools.partial(
+        Sample,
+        index=index,
+        oldest_version=generated.oldest_version,
+        newest_version=generated.newest_version,
+        num_units=generated.num_units,
+        num_prompt_units=_num_prompt_units(played),
+    )
     if not played.status.is_scored:
-        return _sample(index, played, status=played.status, reward=None, rewards={}, detail=played.detail)
-    scored = zip(rewards, outcomes, strict=True)
+        return made(status=played.status, reward=None, rewards={}, detail=played.detail)
+    scored = [*zip(rewards, outcomes, strict=True)]
     failed = next((_named(config.label, outcome) for config, outcome in scored if outcome.value is None), None)
-    values: Mapping[str, float] = {
-        config.label: outcome.value
-        for config, outcome in zip(rewards, outcomes, strict=True)
-        if outcome.value is not None
-    }
+    values = {config.label: outcome.value for config, outcome in scored if outcome.value is not None}
     shut = _shut(values, rewards)
     counted = [config for config in rewards if config.label in values and (not shut or config.gate is not None)]
     total = sum(config.weight * values[config.label] for config in counted)
@@ -75,37 +81,10 @@ def sample(
         told = ", ".join(f"{label} {value:g}" for label, value in values.items())
         detail = f"the weighted sum of its rewards is not finite: {told}"
         failed = Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail)
-    return _sample(
-        index,
-        played,
-        status=played.status if failed is None else failed.status,
-        reward=float(total) if failed is None else None,
-        rewards=values,
-        detail=_details(played, outcomes, rewards, shut) if failed is None else failed.detail,
-    )
-
-
-def _sample(
-    index: int,
-    played: EpisodeResult,
-    *,
-    status: SampleStatus,
-    reward: float | None,
-    rewards: Mapping[str, float],
-    detail: str,
-) -> Sample:
-    generated = played.generated
-    return Sample(
-        index=index,
-        status=status,
-        reward=reward,
-        rewards=dict(rewards),
-        oldest_version=generated.oldest_version,
-        newest_version=generated.newest_version,
-        num_units=generated.num_units,
-        num_prompt_units=_num_prompt_units(played),
-        detail=detail,
-    )
+    if failed is not None:
+        return made(status=failed.status, reward=None, rewards=values, detail=failed.detail)
+    detail = _details(played, outcomes, rewards, shut)
+    return made(status=played.status, reward=float(total), rewards=values, detail=detail)
 
 
 def report(lease: int, samples: Sequence[Sample], text: str, *, drop: str = "", media: str = "") -> GroupFinished:

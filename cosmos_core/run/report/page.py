@@ -110,6 +110,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         failure=summary["reason"],
         tiles=list(_tiles(summary)),
         findings=summary["findings"],
+        problems=summary["problems"],
         charts=[chart for chart in _charts(job, follower, summary["score"]) if chart.data["series"]],
         planes=list(_planes(summary["planes"])),
         where=where_title(summary),

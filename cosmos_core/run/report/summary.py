@@ -366,7 +366,7 @@ def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for step, why in summary["failed_checkpoints"].items():
         yield "checkpoint failed", f"step {step}: {why}"
     for status, why in summary["problems"].items():
-        yield f"example of {status}", why
+        yield f"problem: {status}", why
 
 
 def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:

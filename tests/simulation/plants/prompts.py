@@ -67,7 +67,7 @@ PLANTS = (
     plant("what comes back is queued twice", (f"{LEDGER}.next", "heapq.heappop(self.queued)", "self.queued[0]")),
     plant(
         "samples of a dropped prompt are not counted",
-        (f"{LEDGER}.drop", "self.samples.drop(reason, len(group.samples), _units(group.samples))", "pass"),
+        (f"{LEDGER}._take", "self.samples.drop(reason, len(group.samples), _units(group.samples))", "pass"),
     ),
     plant(
         "the bound on staleness is one too large",

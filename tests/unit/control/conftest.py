@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cosmos_core.control.machine import core
@@ -134,12 +136,12 @@ class Run:
         assert isinstance(directive, RolloutDirective)
         return list(directive.leases)
 
-    def finish(self, name: str, lease: Lease, *samples: Sample, drop: str = "", text: str = "") -> None:
+    def finish(self, name: str, lease: Lease, *samples: Sample, **more: Any) -> None:
         """Report a group; its payloads exist."""
         self.world.payloads[self.fakes[name].endpoints["payloads"]].add(lease.lease)
         number = self.world.group_size if lease.purpose == "train" else 1
         samples = samples or tuple(sample(index, version=self.fakes[name].version) for index in range(number))
-        self.report(name, GroupFinished(lease=lease.lease, samples=samples, drop=drop, text=text))
+        self.report(name, GroupFinished(lease=lease.lease, samples=samples, **more))
 
     def stop(self) -> None:
         self.apply(Commanded(ident="stop", request=REQUEST.encode(Stop())))

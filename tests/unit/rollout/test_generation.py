@@ -22,6 +22,7 @@ from cosmos_core.config.schema import (
 )
 from cosmos_core.errors import DataError, ReplicaError
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated
+from cosmos_core.rollout import generation
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
 from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
 from cosmos_core.rollout.rewards.messages import Outcome
@@ -29,6 +30,8 @@ from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFailed, GroupFinished
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
+
+SCORED = Outcome(value=1.0, status=SampleStatus.OK)
 
 
 class Handle:
@@ -182,6 +185,43 @@ def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
     assert len(rig.payloads.store[7]) == 3
 
 
+def test_time_in_which_all_that_is_in_flight_waits_for_scores_is_told_once(rig, monkeypatch):
+    now, asked = [100.0], []
+    monkeypatch.setattr(generation.time, "monotonic", lambda: now[0])
+    rig.pool.submit = lambda completions, done: asked.append(lambda: done([[SCORED]] * len(completions)))
+
+    def scoring(number):
+        deadline = time.perf_counter() + 5
+        while len(asked) < number and time.perf_counter() < deadline:
+            time.sleep(0.001)
+        assert len(asked) == number
+
+    rig.generation.reconcile([train(7), train(8)], ())
+    now[0] += 1  # both are generated
+    rig.engine.handles["7"].finish()
+    scoring(1)
+    now[0] += 10  # one still is
+    rig.engine.handles["8"].finish()
+    scoring(2)
+    now[0] += 100  # both wait for scores
+    asked[0]()
+    assert rig.wait_reports(1)[0].awaited_s == 100.0
+    now[0] += 1000  # the other one does
+    rig.generation.reconcile([train(8), train(9)], ())
+    now[0] += 10000  # another one is generated
+    asked[1]()
+    assert rig.wait_reports(2)[1].awaited_s == 1000.0
+    rig.engine.handles["9"].finish()
+    scoring(3)
+    rig.generation.reconcile([], ())
+    now[0] += 1  # there is nothing to wait for
+    rig.generation.reconcile([train(10)], ())
+    rig.engine.handles["10"].finish()
+    scoring(4)
+    asked[3]()
+    assert rig.wait_reports(3)[2].awaited_s == 0.0
+
+
 def test_a_lease_is_drawn_and_admitted_with_the_values_that_it_carries(rig):
     asked = []
 
@@ -238,7 +278,7 @@ def test_a_lease_that_is_taken_away_is_aborted_and_never_reported(rig):
 
 def test_a_dropped_group_keeps_no_payload_and_each_of_its_samples_is_kept_for_people(rig):
     put = []
-    kept = SimpleNamespace(name="rollout-0", put=lambda *of_group: put.append(of_group))
+    kept = SimpleNamespace(name="rollout-0", put=lambda *of_group: put.append(of_group), close=lambda: None)
     rig.generation._parts = attrs.evolve(rig.generation._parts, samples=kept)
     rig.drop = "all rewards equal"
     rig.generation.reconcile([train(1)], ())

@@ -86,7 +86,8 @@ def test_the_oldest_parts_go_where_all_are_too_large_and_are_counted(writer, tmp
 
 
 def test_a_full_disk_is_told_once_and_costs_what_was_not_written(writer, tmp_path, monkeypatch, caplog):
-    one, write, full = writer(), parquet.write_table, [False]
+    one, write, full, lost = writer(), parquet.write_table, [False], []
+    one.tell = lambda *what: lost.append(what)
 
     def write_table(table, path, **how):
         write(table, path, **how)
@@ -107,15 +108,18 @@ def test_a_full_disk_is_told_once_and_costs_what_was_not_written(writer, tmp_pat
     (told,) = caplog.messages
     assert "samples in" in told
     assert "No space left on device" in told
+    assert lost == [(1, "[Errno 28] No space left on device")] * 2
     assert all(path.suffix == ".parquet" for path in (tmp_path / "kept").iterdir())
 
 
 def test_rows_that_come_too_fast_are_left_out_and_nobody_waits(writer, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(parts, "_PAUSE_S", 600.0)
-    one = writer()
+    one, lost = writer(), []
+    one.tell = lambda *what: lost.append(what)
     for number in range(100):
         one.put(rows(number), 10 << 20)
     one.close()
+    assert lost == [(1, "they come faster than they are written")] * 94
     assert read(tmp_path / "kept") == (list(range(6)), {"rows": 6, "left_out": 94})
     assert caplog.messages == ["samples come faster than they are written; some are left out"]
 

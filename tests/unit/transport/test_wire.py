@@ -61,6 +61,7 @@ MESSAGES = [
     (DOWN, messages.Directive(term=1, revision=2, acknowledged=3, rollout=ROLLOUT)),
     (DOWN, messages.Notices(entries=((1, 2.5, b"x"),), last=1, gauges={"controller": {"queue": 1.0}})),
     (REPORT, reports.GroupFinished(lease=1, samples=(SAMPLE,), drop="no spread")),
+    (REPORT, reports.Troubled(what="late", number=3, last="why")),
     (
         REPORT,
         reports.StepDone(

@@ -9,7 +9,7 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import ControllerStarted, JoinTimedOut, ReplicaLost, Reported, RunOpened
 from cosmos_core.control.machine.records import StageTotals
 from cosmos_core.errors import JournalError, TransportError
-from cosmos_core.transport.reports import REPORT, CheckpointSaved, Failed, GroupFinished, StepDone
+from cosmos_core.transport.reports import REPORT, CheckpointSaved, Failed, GroupFinished, StepDone, Troubled
 
 
 def test_a_run_goes_from_its_first_weights_to_its_last_checkpoint(run):
@@ -66,6 +66,27 @@ def test_a_step_record_tells_what_was_trained_on(run, make_sample):
     samples = it.state.ledger.samples
     assert (samples.generated, samples.consumed) == (8, 6)
     assert samples.dropped == {"reward_failed": 1, "reward_timeout": 1}
+
+
+def test_what_goes_wrong_on_replicas_is_counted_over_all_of_them_and_a_resume(run):
+    it = run(steps=3, prompts=2)
+    it.start()
+    it.join("r1")
+    for name, number in [("r0", 1), ("r1", 40), ("r0", 2000)]:
+        it.report(name, Troubled(what="samples that could not be written", number=number, last=f"{name} is full"))
+    assert it.state.status_details == {"samples that could not be written": "2,041, the last: r0 is full"}
+    for lease, awaited_s in zip(it.leases()[:2], (2.0, 3.0), strict=True):
+        it.finish("r0", lease, awaited_s=awaited_s)
+    it.train()
+    assert [record.awaited_s for record in it.state.steps] == [2.5]
+    assert it.state.awaited_s == 0.0
+    it.resume(0)
+    it.join("r0")
+    it.join("p0")
+    it.report("r0", Troubled(what="samples that could not be written", number=1, last="r0 is full"))
+    assert it.state.status_details == {"samples that could not be written": "2,042, the last: r0 is full"}
+    it.report("p0", Troubled(what="w", number=1, last="x"))
+    assert "p0, a policy replica, reported Troubled" in it.state.reason
 
 
 def test_a_report_that_is_fenced_repeated_unreadable_or_of_another_attempt_changes_nothing(run):

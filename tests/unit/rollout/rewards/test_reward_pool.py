@@ -13,6 +13,7 @@ from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import Setup
 from cosmos_core.rollout.rewards.pool import MOST_LATE
 from cosmos_core.rollout.rewards.worker import load
+from cosmos_core.transport.reports import Troubled
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
 NAMES = ("cannot read", "lost")
@@ -62,6 +63,31 @@ def test_a_failure_is_a_status_of_that_completion_alone(shared):
         assert [outcome.status for outcome in found] == [OK, FAILED, OK, OK, OK]
         assert [outcome.value for outcome in found] == [1.0, None, 2.0, 0.01, 3.0]
         assert re.search(detail, found[1].detail)
+
+
+def test_workers_that_die_are_told_and_logged_ever_less_often(scorer, caplog):
+    pool, told = scorer(), []
+    pool.pool.tell = told.append
+    found = pool.score(*["exit"] * 3)
+    assert [outcome.status for outcome in found] == [FAILED] * 3
+    # Each is tried again alone, as a worker may die of something else.
+    whose = "processes of reward obedient that died"
+    assert told == [Troubled(what=whose, number=1, last="exit code 3")] * 6
+    assert pool.score("number 1")[0].value == 1.0
+    os.kill(int(pool.value("pid")), signal.SIGKILL)
+    until = time.monotonic() + 5
+    while len(told) < 7 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert told[6:] == [Troubled(what="idle processes of rewards that died", number=1, last="signal SIGKILL")]
+    counted = [text for text in caplog.messages if "so far" in text]
+    assert [re.findall(r"\d+ so far", text) for text in counted] == [["1 so far"], ["2 so far"], ["4 so far"]]
+    assert counted[0].startswith("processes of reward obedient died: exit code 3")
+    # One that is late was ended by the replica: its sample says so.
+    late, told = scorer(timeout_s=0.3), []
+    late.pool.tell = told.append
+    assert late.score("hang")[0].status is LATE
+    assert told == []
+    assert late.pool.scoring_s >= 0.3
 
 
 def test_a_hang_is_a_timeout_of_that_completion_alone(scorer):

@@ -91,6 +91,10 @@ def test_where_the_time_went_is_told_of_all_sessions_and_processes(job, history)
     rollout = found["rollout"]
     assert rollout["generation"] == sum(busy.values())
     assert rollout["scoring (summed over concurrent requests)"] == 2 * rollout["generation"]
+    num_groups = sum(isinstance(report, GroupFinished) for _, report in reports)
+    assert rollout["waiting for scores"] == round(2.0**-8 * num_groups, 3)
+    present_s = sum(rollout[name] for name in ("generation", "paused for weights", "waiting for scores"))
+    assert rollout["waiting for prompts"] + rollout["idle in the warm-up"] + present_s < len(history.entries)
     assert (rollout["weight load"], rollout["paused for weights"]) == (0.25 * len(loads), 0.125 * len(loads))
     assert 0.0 < rollout["waiting for prompts"] < len(history.entries), "an entry a second, and none while it was away"
     first_main = next(
