@@ -108,7 +108,8 @@ def run(
     """  # noqa: D301 - the escape keeps the lines after it apart
     if resume is not None:
         if any([recipe, model, algorithm, dataset, reward, environment, name, dry_run, overwrite]):
-            raise ConfigError("--resume goes on with the run's own recipe; it takes no options but --set and --from")
+            hint = " (a mended file: --set reward.N.plugin=FILE.py:NAME)" if reward else ""
+            raise ConfigError(f"--resume goes on with the run's own recipe; it takes --set{hint} and --from only")
         from cosmos_core.run.command import resume_run  # noqa: PLC0415
 
         raise typer.Exit(_EXIT_CODES[resume_run(resume, console(), overrides=overrides or (), start=start)])

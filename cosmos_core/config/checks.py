@@ -23,7 +23,6 @@ def check_recipe(recipe: Recipe) -> None:
         *_transport(recipe),
         *_meshes(recipe),
         *_offload(recipe.policy),
-        *_shares(recipe),
         *_rest(recipe),
     ]
     if problems:
@@ -124,6 +123,15 @@ def _meshes(recipe: Recipe) -> Iterator[str]:
                 f"rollout.mesh.{field.name}: must be 1, got {size}; the processes of a rollout replica share layers "
                 "(tp) and nothing else, use rollout.replicas to spread the work"
             )
+    sizes = [("policy.prompts_per_step", recipe.policy.prompts_per_step)]
+    if recipe.warmup is not None:
+        sizes.append(("warmup.prompts_per_step", recipe.warmup.prompts_per_step))
+    for path, size in sizes:
+        if size < recipe.policy.replicas:
+            yield (
+                f"{path}: {size} prompts cannot be shared among policy.replicas = {recipe.policy.replicas}; "
+                "each replica needs at least one"
+            )
 
 
 def _offload(policy: PolicyConfig) -> Iterator[str]:
@@ -136,18 +144,6 @@ def _offload(policy: PolicyConfig) -> Iterator[str]:
             "policy.parallel.cpu_offload: it is FSDP's, and policy.mesh makes a replica of one process; "
             "raise policy.mesh.dp_shard, or remove it"
         )
-
-
-def _shares(recipe: Recipe) -> Iterator[str]:
-    sizes = [("policy.prompts_per_step", recipe.policy.prompts_per_step)]
-    if recipe.warmup is not None:
-        sizes.append(("warmup.prompts_per_step", recipe.warmup.prompts_per_step))
-    for path, size in sizes:
-        if size < recipe.policy.replicas:
-            yield (
-                f"{path}: {size} prompts cannot be shared among policy.replicas = {recipe.policy.replicas}; "
-                "each replica needs at least one"
-            )
 
 
 def _rest(recipe: Recipe) -> Iterator[str]:

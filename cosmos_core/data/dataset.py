@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource
+from cosmos_core.data.rows import BadRowError, LeftOutError, RowSource
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Split
 from cosmos_core.protocols.dataset import Omission
@@ -111,7 +111,12 @@ class RowIndex:
 
     def _check(self, number: int, source: RowSource) -> None:
         for raw in source.scan():
-            problem = self._problem(raw, source)
+            problem = BadRowError(raw.problem, raw.problem.partition(":")[0]) if raw.problem else None
+            try:
+                if problem is None:
+                    self._mapping.prompt(raw.row, source.folder)
+            except BadRowError as error:
+                problem = error
             if problem is None:
                 self._source_numbers.append(number)
                 self._locators.append(raw.locator)
@@ -126,15 +131,6 @@ class RowIndex:
         if named and not any(isinstance(row, Mapping) and problem.missing in row for row in rows):
             return f"{named}, and no row of the first {len(rows)} has it: mend the option"
         return f"{named}{'; ' if named else ''}mend the row, or set {self._key_path}.on_bad_row = 'skip'"
-
-    def _problem(self, raw: RawRow, source: RowSource) -> BadRowError | None:
-        if raw.problem:
-            return BadRowError(raw.problem, raw.problem.partition(":")[0])
-        try:
-            self._mapping.prompt(raw.row, source.folder)
-        except BadRowError as error:
-            return error
-        return None
 
     def _emptiness(self) -> str:
         names = ", ".join(source.name for source in self._sources)

@@ -180,7 +180,13 @@ class FieldMapping:
         value = plain(field(row, name), name)
         if value is None:
             raise BadRowError(f"field {name!r} is null, and rewards need a reference")
-        return value if self._pattern is None else _last_group(self._pattern, str(value), name)
+        if self._pattern is None:
+            return value
+        matches = list(self._pattern.finditer(str(value)))
+        found = matches[-1].group(self._pattern.groups) if matches else ""
+        if not found or not found.strip():
+            raise BadRowError(f"field {name!r} has nothing that reference_pattern {self._pattern.pattern!r} finds")
+        return found.strip()
 
 
 def plain(value: Any, name: str) -> JSON:
@@ -206,14 +212,6 @@ def plain(value: Any, name: str) -> JSON:
 
 def _has(part: Any, value: Any) -> str:
     return "is" if part is value else "has in it"
-
-
-def _last_group(pattern: re.Pattern[str], text: str, name: str) -> str:
-    matches = list(pattern.finditer(text))
-    found = None if not matches else matches[-1].group(pattern.groups)
-    if not found or not found.strip():
-        raise BadRowError(f"field {name!r} has nothing that reference_pattern {pattern.pattern!r} finds")
-    return found.strip()
 
 
 def _not_blank(text: str, what: str) -> str:

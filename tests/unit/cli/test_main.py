@@ -141,6 +141,8 @@ def test_what_is_asked_for_wrongly_is_said(capsys, tmp_path):
     code, _, err = call(capsys, "run", "--resume", str(tmp_path), "--name", "other")
     assert code == 2
     assert "--resume goes on with the run's own recipe" in err
+    code, _, err = call(capsys, "run", "--resume", str(tmp_path), "--reward", "./late.py:short")
+    assert (code, "(a mended file: --set reward.N.plugin=FILE.py:NAME)" in err) == (2, True)
     code, _, err = call(capsys, "run", "--from", "previous")
     assert (code, "no run is given; add --resume RUN" in err) == (2, True)
 
