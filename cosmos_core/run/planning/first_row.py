@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -17,22 +18,28 @@ from cosmos_core.observe.output import console
 from cosmos_core.protocols import Completion, Dataset, Model, Reward, RewardCapabilities
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.rewards.worker import failed, judged, raised
-from cosmos_core.threads import begin
+from cosmos_core.threads import awaitable, begin
 from cosmos_core.types import Message, Prompt
 
 _LOOKED_AT: Final = 3
 _WRONG: Final = "I do not know."
+_LAST_NUMBER: Final = re.compile(r"-?\d+(?:[.,]\d+)*(?=\D*$)")
 _SILENT_S: Final = 3.0
 """After which people are told what is waited for."""
 
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """A reward's scores of a completion that should be good and of one that is not, or why there are none."""
+    """A reward's scores of completions, by what these are, or why there are none."""
 
     label: str
-    good: Outcome
-    wrong: Outcome
+    outcomes: Mapping[str, Outcome]
+
+    @property
+    def is_blind(self) -> bool:
+        """True if it gives all of them one score."""
+        scores = [each.value for each in self.outcomes.values()]
+        return len(scores) > 1 and len(set(scores)) == 1
 
 
 @attrs.frozen(kw_only=True)
@@ -43,27 +50,27 @@ class FirstRow:
         prompt: The row.
         shown: The prompt as the model sees it: the template rendered, special tokens in it.
         num_units: Units of the prompt; 0 where it has no length.
-        good: A completion that should be good, and what it is: the row's demonstration or reference; empty without.
+        completions: By what they are: the row's demonstration and reference, or an empty answer; and a wrong answer.
         trials: Of each reward that scores text and needs to load nothing.
     """
 
     prompt: Prompt
     shown: str
     num_units: int
-    good: tuple[str, str]
+    completions: Mapping[str, str]
     trials: tuple[Trial, ...]
 
 
 def look_at_first(
     model: Model, dataset: Dataset, rewards: Sequence[tuple[RewardConfig, RewardCapabilities, Reward]], num_rows: int
 ) -> FirstRow | None:
-    """Encode the first of the train rows that can be used, and have the rewards score two completions of it.
+    """Encode the first of the train rows that can be used, and have the rewards score completions of it.
 
     Returns:
         None if none of the first rows can be used, as others say.
 
     Raises:
-        ConfigError: A reward scores neither of the completions: it would score none of the run's.
+        ConfigError: A reward scores none of the completions: it would score none of the run's.
     """
     for index in range(min(num_rows, _LOOKED_AT)):
         with contextlib.suppress(DataError):
@@ -71,21 +78,27 @@ def look_at_first(
             payload = model.encode(prompt)
             units = payload.arrays.get("prompt")
             shown = prompt.words if units is None or not hasattr(model, "prompt_text") else model.prompt_text(payload)
-            good = _good(prompt)
+            completions = _completions(prompt)
             trials = [
-                _tried(config, reward, prompt, good[1])
+                _tried(config, reward, prompt, completions)
                 for config, capable, reward in rewards
                 if "tokens" in capable.payload_kinds and not hasattr(reward, "load") and _takes(reward, prompt)
             ]
             num_units = 0 if units is None else units.shape[0]
-            return FirstRow(prompt=prompt, shown=shown, num_units=num_units, good=good, trials=tuple(trials))
+            return FirstRow(
+                prompt=prompt, shown=shown, num_units=num_units, completions=completions, trials=tuple(trials)
+            )
     return None
 
 
-def _good(prompt: Prompt) -> tuple[str, str]:
-    if prompt.demonstration is not None:
-        return "demonstration", prompt.demonstration
-    return ("", "") if prompt.reference is None else ("reference", str(prompt.reference))
+def _completions(prompt: Prompt) -> dict[str, str]:
+    """Completions by what they are. A careless demonstrator is right with the reference at the end."""
+    shown, reference = prompt.demonstration, None if prompt.reference is None else str(prompt.reference)
+    mended = None if shown is None or reference is None else _LAST_NUMBER.sub(lambda _: reference, shown)
+    found = {"demonstration": shown, "reference": reference, "demonstration with the reference": mended}
+    names = {text: what for what, text in reversed(found.items())}
+    known = {what: text for what, text in found.items() if text is not None and names[text] == what}
+    return (known or {"empty answer": ""}) | {"wrong answer": _WRONG}
 
 
 def _takes(reward: Reward, prompt: Prompt) -> bool:
@@ -97,33 +110,37 @@ def _takes(reward: Reward, prompt: Prompt) -> bool:
     return False
 
 
-def _tried(config: RewardConfig, reward: Reward, prompt: Prompt, good: str) -> Trial:
-    scored = [_scored(config.label, reward, prompt, text, config.timeout_s) for text in (good, _WRONG)]
+def _tried(config: RewardConfig, reward: Reward, prompt: Prompt, completions: Mapping[str, str]) -> Trial:
+    scored = _scored(config.label, reward, prompt, list(completions.values()), config.timeout_s)
     if all(each.value is None for each in scored):
-        tried = f"neither {good[:60]!r} nor {_WRONG!r}"
-        raise ConfigError(f"reward {config.label}: it scores {tried} for the first row: {scored[0].detail}")
-    return Trial(label=config.label, good=scored[0], wrong=scored[1])
+        tried = " nor ".join(repr(text[:60]) for text in completions.values())
+        raise ConfigError(f"reward {config.label}: it scores neither {tried} for the first row: {scored[0].detail}")
+    return Trial(label=config.label, outcomes=dict(zip(completions, scored, strict=True)))
 
 
-def _scored(label: str, reward: Reward, prompt: Prompt, text: str, timeout_s: float) -> Outcome:
-    """Score a completion on a thread, as a worker does; one that hangs is left behind."""
-    turns = (Message(role="assistant", content=text),)
-    completion = Completion(prompt=prompt, text=text, turns=turns, num_units=len(text.split()))
+def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], timeout_s: float) -> list[Outcome]:
+    """Score completions as a worker does: coroutines at once, so that one of batches gets them together."""
+    is_awaited = inspect.iscoroutinefunction(reward.score)
 
-    def score() -> Outcome:
-        made: Any = reward.score(completion)
-        return judged(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
+    async def score(text: str) -> Outcome:
+        turns = (Message(role="assistant", content=text),)
+        completion = Completion(prompt=prompt, text=text, turns=turns, num_units=len(text.split()))
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                call = awaitable(lambda: reward.score(completion))
+                made = call() if is_awaited else await asyncio.wrap_future(begin(call, "reward"))
+                return judged(await made if inspect.isawaitable(made) else made)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
+            return failed(f"no score within {timeout_s:g} s") if deadline.expired() else raised(error)
 
-    scored = begin(score, "reward")
-    wait([scored], min(timeout_s, _SILENT_S))
-    if not scored.done() and timeout_s > _SILENT_S:
-        console().print(f"waiting for reward {label}, for at most {timeout_s:g} s", style="dim", markup=False)
-        wait([scored], timeout_s - _SILENT_S)
-    if not scored.done():
-        return failed(f"no score within {timeout_s:g} s")
-    error = scored.exception()
-    return scored.result() if error is None else raised(error)
+    async def every() -> list[Outcome]:
+        return await asyncio.gather(*map(score, texts)) if is_awaited else [await score(text) for text in texts]
 
-
-async def _awaited(score: Any) -> Any:
-    return await score
+    # A coroutine that blocks its loop is left behind with its thread.
+    scored = begin(lambda: asyncio.run(every()), "rewards")
+    limit = timeout_s * (1 if is_awaited else len(texts))
+    wait([scored], min(limit, _SILENT_S))
+    if not scored.done() and limit > _SILENT_S:
+        console().print(f"waiting for reward {label}, for at most {limit:g} s", style="dim", markup=False)
+    wait([scored], limit + _SILENT_S)
+    return scored.result() if scored.done() else [failed(f"no score within {timeout_s:g} s")] * len(texts)

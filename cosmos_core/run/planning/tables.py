@@ -136,14 +136,16 @@ def _first_row(plan: Plan) -> Iterator[Table]:
     table = _table("First row", "", "")
     table.show_header = False
     units = f"prompt, {first.num_units} {plan.job.unit}s" if first.num_units else "prompt"
-    what, good = first.good
-    rows = [(units, first.shown), (what, good), ("media", ", ".join(first.prompt.media))]
+    own = first.completions.keys() & {"demonstration", "reference"}
+    known = [(what, text) for what, text in first.completions.items() if first.trials or what in own]
+    rows = [(units, first.shown), *known, ("media", ", ".join(first.prompt.media))]
     for trial in first.trials:
-        scores = [(f"the {what}" if what else "an empty answer", trial.good), ("a wrong answer", trial.wrong)]
         told = [
-            f"{name} {'fails: ' + each.detail if each.value is None else f'{each.value:g}'}" for name, each in scores
+            f"{name} {'fails: ' + each.detail if each.value is None else f'{each.value:g}'}"
+            for name, each in trial.outcomes.items()
         ]
-        rows.append((f"reward {trial.label}", ", ".join(told)))
+        blind = f"; gives {'both' if len(told) == 2 else 'all'} the same: it cannot teach from this row"
+        rows.append((f"reward {trial.label}", ", ".join(told) + blind * (bool(own) and trial.is_blind)))
     for key, value in rows:
         if value:
             shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]"
