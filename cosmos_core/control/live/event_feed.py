@@ -278,6 +278,8 @@ class _Seen:
     @classmethod
     def of(cls, state: State) -> _Seen:
         generation = state.generation
+        # What is counted is told ever less often.
+        counted = {what: f"{1 << number.bit_length() - 1:,} or more" for what, number in state.troubles.items()}
         return cls(
             step=state.step,
             num_evaluations=len(state.evaluations),
@@ -289,7 +291,7 @@ class _Seen:
             dropped=dict(sum((Counter(ledger.dropped) for ledger in state.ledgers), Counter())),
             saved=frozenset(state.checkpoints.saved),
             failed=dict(state.checkpoints.failed),
-            problems=dict(state.status_details),
+            problems=state.status_details | counted,
             departed=frozenset(state.departed),
         )
 

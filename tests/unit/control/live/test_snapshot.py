@@ -12,6 +12,7 @@ from cosmos_core.control.live.snapshot import MOST_REPLICAS, status_of, take
 from cosmos_core.control.machine.events import Commanded, ReplicaLost
 from cosmos_core.run.screen import facts
 from cosmos_core.transport.messages import REQUEST, Drain
+from cosmos_core.transport.reports import Troubled
 
 
 class Watched:
@@ -171,6 +172,16 @@ def test_what_was_dropped_is_counted_and_told(watched):
     assert found.queue.dropped == {"all the same": 2}
     assert it.news("dropped") == ["2 prompts: all the same"]
     assert it.news("dropped") == ["2 prompts: all the same"]  # once
+
+
+def test_what_goes_wrong_again_and_again_is_news_ever_less_often(watched):
+    it = watched()
+    it.run.start()
+    for _ in range(300):
+        it.run.report("r0", Troubled(what="late", number=1, last="why"))
+        it.look()
+    assert it.news("problem") == [f"late: {1 << power} or more" for power in range(9)]
+    assert it.run.state.status_details["late"] == "300, the last: why"
 
 
 def test_what_models_write_is_kept_as_it_is_and_bounded(watched, make_sample):
