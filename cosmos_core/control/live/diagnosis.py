@@ -5,8 +5,10 @@ What is said is of the newest steps of the running stage, so that a finding whic
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -15,6 +17,8 @@ import attrs
 from cosmos_core.config.schema.training import USUAL_LR
 from cosmos_core.control.live.figures import NEWEST_STEPS
 from cosmos_core.control.live.time_spent import POLICY
+from cosmos_core.control.machine.changes import first_step
+from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.records import StepRecord, merits
 from cosmos_core.control.machine.state import State
 from cosmos_core.types import SampleStatus
@@ -34,8 +38,20 @@ COLLAPSED: Final = 0.1
 """Share of the first entropy below which hardly anything new is tried; it may well halve in a run that learns."""
 FAR: Final = 2.0
 """Factor from 1 beyond which a mean ratio is of another policy: bounds of clipping are near 1.2."""
+DECLINES: Final = 3
+"""Evaluations in a row that each got worse than the one before: of rows that are the same, noise makes two."""
 FALLEN: Final = 0.1
-"""Share of the best held-out score or loss by which three evaluations in a row got worse; chance rarely does that."""
+"""Share of the best held-out score or loss that is lost over them."""
+ERRORS: Final = 2.0
+"""Standard errors of the difference of two held-out scores below which chance explains it."""
+LOST: Final = 0.75
+"""Share of what was gained, and of the spread of a prompt's rewards, beyond which a fall is no change of the rows."""
+LEAST_BEFORE: Final = 3
+"""Steps before a fall: a learning rate that is far too high takes no more."""
+SURE: Final = 5.0
+"""Standard errors beyond which the rewards of two windows differ, of which the worst of all splits is looked at."""
+RISEN: Final = 0.5
+"""Share of the first loss by which the newest ones, all above it, show that steps lead away; twice the noise."""
 
 COSTLY: Final = 0.25
 """Share of the time of the newest steps that nothing but scores may take; those of a math answer take 1 %."""
@@ -57,15 +73,41 @@ class Finding:
 
 
 @attrs.frozen
+class _Fall:
+    """A reward that fell, or a loss that rose, and has not come back; what to change, and where to go on."""
+
+    text: str
+    advice: str
+
+
+@attrs.frozen
 class _Seen:
-    """The state, the newest steps of the running stage, and the first ones that are known of it."""
+    """The state, the steps that are known of the running stage, and the newest and the first of these."""
 
     state: State
+    steps: Sequence[StepRecord]
     newest: Sequence[StepRecord]
     first: Sequence[StepRecord]
 
     def __str__(self) -> str:
         return f"the newest {len(self.newest)} steps"
+
+    @functools.cached_property
+    def fall(self) -> _Fall | None:
+        """The loss of what was learned in the running stage, or the warm-up before it."""
+        return _risen(self) or _fallen(self)
+
+    @property
+    def optimizer(self) -> str:
+        """The table of the running stage's optimizer."""
+        return "policy.optimizer" if self.state.stage is self.state.settings.main else "warmup.optimizer"
+
+    @property
+    def gains(self) -> list[tuple[int, float]]:
+        """Steps with their rewards or, of demonstrations, minus their losses."""
+        is_scored = self.state.stage.uses_rollouts
+        known = ((each.step, each.reward if is_scored else -each.metrics.get("loss", math.nan)) for each in self.steps)
+        return [(step, gain) for step, gain in known if gain is not None and math.isfinite(gain)]
 
     @property
     def has_learned(self) -> bool:
@@ -87,14 +129,75 @@ class _Seen:
 
 def findings(state: State) -> tuple[Finding, ...]:
     """All that explains, now, why the run does not learn."""
-    stage = state.stage_index
-    newest = [each for each in state.steps[-NEWEST_STEPS:] if each.stage == stage]
-    first = itertools.islice((each for each in state.steps if each.stage == stage), LEAST_STEPS)
-    seen = _Seen(state, newest, tuple(first))
-    optimizer = "policy.optimizer" if state.stage is state.settings.main else "warmup.optimizer"
-    looks = {**_OF_PROMPTS, **(_OF_STEPS if len(newest) >= LEAST_STEPS else {})}.items()
-    told = ((code, look(seen), advice.format(optimizer=optimizer)) for code, (look, advice) in looks)
-    return tuple(Finding(*each) for each in told if each[1])
+    steps = [each for each in state.steps if each.stage == state.stage_index]
+    seen = _Seen(state, steps, steps[-NEWEST_STEPS:], steps[:LEAST_STEPS])
+    looks = _OF_PROMPTS if len(seen.newest) < LEAST_STEPS else _OF_PROMPTS | _OF_STEPS
+    told = {code: (text, advice) for code, (look, advice) in looks.items() if (text := look(seen))}
+    return tuple(
+        Finding(code, text, advice.format(optimizer=seen.optimizer, fall=seen.fall))
+        for code, (text, advice) in told.items()
+        if "collapsed" not in told or code not in _CONSEQUENCES
+    )
+
+
+def _risen(seen: _Seen) -> _Fall | None:
+    """The loss that training only made worse: of the running stage, or of the warm-up that its rollouts began with."""
+    state, uses_rollouts = seen.state, seen.state.stage.uses_rollouts
+    index = state.stage_index - uses_rollouts
+    known = [each.metrics["loss"] for each in state.steps if each.stage == index and "loss" in each.metrics]
+    if len(known) < 2 * LEAST_STEPS or (uses_rollouts and seen.has_learned):
+        return None
+    first, newest = known[0], known[len(known) // 2 :][-NEWEST_STEPS:]
+    if min(newest) <= first or statistics.fmean(newest) - first <= RISEN * abs(first):
+        return None
+    is_main = index == len(state.settings.stages) - 1
+    text = f"the loss rose from {first:.3g} in the first step{'' if is_main else ' of the warm-up'} to "
+    mend = f"lower {'policy' if is_main else 'warmup'}.optimizer.lr"
+    return _Fall(
+        f"{text}{statistics.fmean(newest):.3g}",
+        f"{mend}; {_earlier(state, state.settings.stages[index].first_version + 1)}",
+    )
+
+
+def _fallen(seen: _Seen) -> _Fall | None:
+    """The fall that splits the rewards (or minus the losses) of the stage best, if they have not come back."""
+    state, gains = seen.state, [gain for _, gain in seen.gains]
+    sums = [0.0, *itertools.accumulate(gains)]
+
+    def size(split: int) -> float:
+        number, left = min(split, NEWEST_STEPS), len(gains) - split
+        fall = (sums[split] - sums[split - number]) / number - (sums[-1] - sums[split]) / left
+        return fall * math.sqrt(number * left / (number + left))
+
+    splits = range(LEAST_BEFORE, len(gains) - LEAST_STEPS + 1)
+    if not splits:
+        return None
+    split = max(splits, key=size)
+    before, after = gains[max(0, split - NEWEST_STEPS) : split], gains[split:][-NEWEST_STEPS:]
+    high, low, start = (statistics.fmean(each) for each in (before, after, gains[: min(split, LEAST_STEPS)]))
+    noise = max(statistics.stdev(each) for each in (before, after))
+    chance = SURE * noise * math.sqrt(1 / len(before) + 1 / len(after))
+    spread = noise * math.sqrt(seen.steps[-1].num_groups)
+    if high - low <= max(chance, LOST * spread, LOST * (high - start), abs(high) / 100):
+        return None
+    since = seen.gains[split][0]
+    mend, changed, sign = f"lower {seen.optimizer}.lr", "", 1 if state.stage.uses_rollouts else -1
+    for change in state.changes:
+        step = first_step(state.settings, change.key, change.step)
+        if since - NEWEST_STEPS <= step <= since + LEAST_STEPS:
+            changed = f" ({change.key} was set to {change.after} at step {step})"
+            mend = mend if change.key in mend else f"set {change.key} back to {change.before}"
+    text = f"the {'reward fell' if sign == 1 else 'loss rose'} from {sign * high:.3g} to {sign * low:.3g}"
+    return _Fall(f"{text} since step {since}{changed}", f"{mend}; {_earlier(state, since)}")
+
+
+def _earlier(state: State, step: int) -> str:
+    """The checkpoint to go on from, of those from before a step."""
+    saved, best = [each for each in state.checkpoints.saved if each < step], best_checkpoint(state)
+    if not saved:
+        return "begin anew, as no checkpoint is from before"
+    start = best if best in saved else max(saved)
+    return f"go on from an earlier checkpoint: cosmos run --resume RUN --from step-{start}"
 
 
 def _unscored(seen: _Seen) -> str:
@@ -180,23 +283,28 @@ def _off_policy(seen: _Seen) -> str:
 
 
 def _overfitted(seen: _Seen) -> str:
-    main, every = seen.state.settings.main, seen.state.evaluations
-    known = [each for each in every if each.is_of_rollouts == main.uses_rollouts]
+    main = seen.state.settings.main
+    known = [each for each in seen.state.evaluations if each.is_of_rollouts == main.uses_rollouts]
     merit = merits(known)
-    known = [each for each in known if each.version >= main.first_version and math.isfinite(merit[each.version])][-3:]
-    if len(known) < 3 or main.source == "preferences":
+    known = [each for each in known if each.version >= main.first_version and math.isfinite(merit[each.version])]
+    known = known[-DECLINES - 1 :]
+    if len(known) <= DECLINES or main.source == "preferences":
         return ""
-    first, _, last = known
-    since = [each for each in seen.state.steps if first.version < each.step <= last.version]
+    scores, first, last = [merit[each.version] for each in known], known[0].version, known[-1].version
     # Of demonstrations, the loss of a batch stands for its reward.
-    gains = [each.reward if main.uses_rollouts else -each.metrics.get("loss", math.nan) for each in since]
+    gains = [gain for step, gain in seen.gains if first < step <= last]
     before, now = (_mean(part) for part in (gains[: len(gains) // 2], gains[len(gains) // 2 :]))
-    start, middle, end = (merit[each.version] for each in known)
-    is_worse = start > middle > end and start - end > FALLEN * abs(start)
-    if before is None or now is None or now <= before or not is_worse:
+    # Accuracy has the variance of its mean; losses are of the same decisions each time.
+    variance = sum(
+        (score * (1.0 - score) if each.accuracy == score else each.spread**2) / max(1, each.num_prompts)
+        for each, score in (*zip(known, scores, strict=True),)[:: len(known) - 1]
+    )
+    is_falling = all(one > two for one, two in itertools.pairwise(scores))
+    is_much = scores[0] - scores[-1] > max(FALLEN * abs(scores[0]), ERRORS * math.sqrt(variance))
+    if before is None or now is None or now <= before or not (is_falling and is_much):
         return ""
-    what = "score" if main.uses_rollouts else "loss"
-    values = ", then ".join(f"{abs(merit[each.version]):.3g} at step {each.version}" for each in known)
+    what, sign = ("score", 1) if main.uses_rollouts else ("loss", -1)
+    values = ", then ".join(f"{sign * merit[each.version]:.3g} at step {each.version}" for each in known)
     return f"training gets better and held-out rows worse: their {what} was {values}"
 
 
@@ -217,6 +325,7 @@ _OF_PROMPTS: Final[_Looks] = {
 }
 _OF_STEPS: Final[_Looks] = {
     "scores": (_scores, "mend the reward or make it faster, or change reward.timeout_s or rollout.reward_workers"),
+    "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{fall.advice}"),
     "equal": (_equal, "change the reward, the rows (dataset), rollout.sampling.temperature or rollout.group_size"),
     "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),
     "untrained": (_untrained, "lower {optimizer}.lr, or change policy.precision, reward.weight or algorithm.options"),
@@ -225,3 +334,5 @@ _OF_STEPS: Final[_Looks] = {
     "off-policy": (_off_policy, "lower {optimizer}.lr or sync.max_staleness, or widen the bounds (algorithm.options)"),
     "overfitted": (_overfitted, "stop earlier (run.steps), take more rows (dataset), or look how the reward is fooled"),
 }
+_CONSEQUENCES: Final = ("equal", "truncated", "entropy")
+"""Left out where the policy collapsed: what they advise would not bring it back."""

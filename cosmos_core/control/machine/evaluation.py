@@ -6,6 +6,7 @@ policy replicas measure the loss of held-out ones as part of a step. A run may h
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -208,6 +209,7 @@ def _record(evaluation: Evaluation, unit: Unit) -> EvaluationRecord:
         version=evaluation.version,
         accuracy=sum(scores) / len(results) if scores and are_right_or_wrong(scores, unit) else None,
         reward=sum(rewards) / len(rewards) if rewards else None,
+        spread=statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
         num_prompts=len(results),
         num_unscored=len(results) - len(scores),
         num_truncated=sum(result.is_truncated for result in results),

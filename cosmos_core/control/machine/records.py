@@ -168,6 +168,7 @@ class EvaluationRecord:
         loss: Mean of minus the log-probability of the demonstrations' decisions; None of rollouts.
         num_units: Those decisions.
         dropped: Of the demonstrations that are not usable, how many there are for which reason.
+        spread: Standard deviation of the rewards; 0 of fewer than two, and where an earlier release did not say.
     """
 
     version: int
@@ -180,6 +181,7 @@ class EvaluationRecord:
     loss: float | None = None
     num_units: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
+    spread: float = 0.0
 
     @property
     def is_of_rollouts(self) -> bool:

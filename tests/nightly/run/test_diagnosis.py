@@ -21,6 +21,9 @@ def constant(completion):
 def whim(completion):
     return sum(completion.encode()) % 7 / 7
 
+def ended(completion, truncated):
+    return 0.0 if truncated else -1.0 / (1 + len(completion)) + 1.0
+
 def first(completion):
     return ord(completion[0]) % 7 / 7 if completion else 0.0
 
@@ -70,6 +73,7 @@ MEMORISED = (
     "evaluation.interval=20",
     "policy.optimizer.lr=5e-3",
 )
+WILD = ("warmup.steps=60", "run.steps=25", "policy.optimizer.lr=50")
 BOUND = ("algorithm={plugin='cispo', options={weight_floor=1.0, weight_cap=1.0}}",)
 LATE = (
     "run.steps=8",
@@ -83,11 +87,21 @@ BROKEN = {
     "constant": ("constant", (), r"equal: all rewards are equal in 100% of the groups"),
     "cold": ("first", ("rollout.sampling.temperature=0.01",), r"equal: all rewards are equal in"),
     "cut": ("whim", ("rollout.sampling.max_units=3",), r"truncated: \d+% of the completions"),
-    "raises": ("raises", (), r"unscored: .* have no reward \(reward_failed: raises: TypeError: .* \(mine\.py:18\)\)"),
+    "raises": ("raises", (), r"unscored: .* have no reward \(reward_failed: raises: TypeError: .* \(mine\.py:21\)\)"),
     "nothing": ("nothing", (), r"unscored: .* have no reward \(reward_failed: nothing: the score is not finite: nan\)"),
     "hangs": ("hangs", (), r"reward_timeout: hangs: no score within 0\.5 s"),
     "still": ("whim", ("policy.optimizer.lr=1e-12",), r"learning-rate: the learning rate is 1e-12: in 12 steps"),
     "bound": ("whim", BOUND, r"off-policy: \d+% of the decisions of the newest \d+ steps are clipped"),
+    "wild": (
+        "ended",
+        WILD,
+        r"collapsed: the reward fell from .* since step 6\d; lower policy\.optimizer\.lr; begin anew",
+    ),
+    "hot": (
+        "whim",
+        ("warmup.optimizer.lr=5",),
+        r"collapsed: the loss rose .* warm-up to .*; lower warmup\.optimizer\.lr",
+    ),
     "memorised": ("", MEMORISED, r"overfitted: training gets better and held-out rows worse: their loss"),
     "dies": ("dies", (), r"scores: \d+% .* scores; processes of reward dies that died: \d+, the last: exit code 3;"),
     "dawdles": ("dawdles", (), r"scores: \d+% of .* waiting for scores; \d+ were late \(dawdles: no score within 0"),
@@ -121,7 +135,7 @@ def test_a_run_that_cannot_learn_says_why_before_it_ends(tmp_path: Path, name: s
         assert f"reward dies that died: {count}, the last" in cosmos("status", f"runs/{name}")
     elif name == "raises":
         log = (tmp_path / "runs" / name / "logs" / "rollout-0.jsonl").read_text()
-        assert log.count("reward raises raised at mine.py:18:") == 1
+        assert log.count("reward raises raised at mine.py:21:") == 1
         assert 'completion[\\"answer\\"]' in log
 
 

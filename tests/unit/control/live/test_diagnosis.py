@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from cosmos_core.control.live.diagnosis import LEAST_STEPS, findings
-from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
+from cosmos_core.control.machine.records import EvaluationRecord, SettingChange, StepRecord
 from cosmos_core.control.machine.state import opened
 from cosmos_core.transport.reports import Troubled
 from tests.run_settings import demonstrations, rollouts, small_settings
@@ -186,37 +186,133 @@ def test_prompts_that_are_dropped_before_or_between_steps():
     assert told(*newest(2), dropped={"equal rewards": 50}) == {}
 
 
-def heldout(version, score=None, loss=None):
-    return EvaluationRecord(
+HIGH = (0.62, 0.55, 0.6, 0.58, 0.64, 0.57, 0.6, 0.59)
+LOW = (0.025, 0.03, 0.02, 0.025, 0.025)
+
+
+def rewarded(rewards, **changes):
+    return [step(reward=reward, **changes) for reward in rewards]
+
+
+def test_a_reward_that_collapsed_is_told_before_and_instead_of_its_consequences():
+    low = rewarded(LOW * 10, num_equal=4, truncated=1.0, metrics={"entropy": 0.01, "clip_fraction": 0.6})
+    state = state_of(*rewarded(HIGH), *low)
+    state.checkpoints.saved.update({4: "four", 8: "eight", 40: "forty"})
+    collapsed, off_policy = findings(state)
+    assert off_policy.code == "off-policy"
+    assert str(collapsed) == (
+        "collapsed: the reward fell from 0.594 to 0.025 since step 9; lower policy.optimizer.lr; go on from an earlier "
+        "checkpoint: cosmos run --resume RUN --from step-8"
+    )
+    # The best one is kept for sure, and what was set is said with its step.
+    state.evaluations += [heldout(4, 0.9), heldout(8, 0.5)]
+    state.changes.append(SettingChange(step=7, key="policy.optimizer.lr", before=5e-4, after=5.0))
+    collapsed, _ = findings(state)
+    assert "since step 9 (policy.optimizer.lr was set to 5.0 at step 7)" in collapsed.text
+    assert collapsed.advice.startswith("lower policy.optimizer.lr; go on")
+    assert collapsed.advice.endswith("--from step-4")
+    state.changes[:] = [SettingChange(step=8, key="rollout.sampling.temperature", before=1.0, after=9.0)]
+    assert findings(state)[0].advice.startswith("set rollout.sampling.temperature back to 1.0; go on")
+    # One that was set long after the fall has nothing to do with it.
+    state.changes[:] = [SettingChange(step=30, key="policy.optimizer.lr", before=5e-4, after=5.0)]
+    assert "was set" not in findings(state)[0].text
+    # What it has come back to is that of the newest steps.
+    creeping = told(*rewarded(HIGH), *rewarded(LOW * 12), *rewarded((0.1, 0.11) * 10))
+    assert creeping["collapsed"] == "the reward fell from 0.594 to 0.105 since step 9"
+    # At once, too: a learning rate that is far too high takes three steps.
+    fast = findings(state_of(*rewarded((0.425, 0.315, 0.458, *LOW)), stages=STAGES))
+    assert fast[0].text == "the reward fell from 0.399 to 0.025 since step 4"
+    assert fast[0].advice == "lower policy.optimizer.lr; begin anew, as no checkpoint is from before"
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-4, 0.0), (1e6, 0.0), (1.0, -1.0), (10.0, -100.0)])
+def test_a_collapse_is_one_at_any_scale_and_below_0_and_holds_until_the_reward_is_back(scale, offset):
+    def collapses(*rewards):
+        return "collapsed" in told(*rewarded(offset + scale * each for each in rewards))
+
+    rise = [0.1 + 0.025 * number for number in range(20)]
+    assert collapses(*HIGH, *LOW)
+    assert collapses(*rise, *HIGH, *LOW * 3)
+    assert not collapses(*HIGH, *LOW[:4])
+    assert collapses(*HIGH, *LOW * 60)
+    assert not collapses(*HIGH, *LOW * 12, *HIGH * 3)
+    # Noise, a step that failed, rewards that never rose, and a fall to what is still far above the beginning.
+    assert not collapses(*HIGH * 8)
+    assert not collapses(*HIGH * 3, 0.0, *HIGH)
+    assert not collapses(*LOW * 8)
+    assert not collapses(*rise, *HIGH * 2, *(0.4, 0.38, 0.42, 0.35, 0.41) * 4)
+    assert not collapses(*(0.4, 0.1, 0.7, 0.3, 0.5) * 4, *(0.3, 0.05, 0.5, 0.2, 0.3) * 4)
+    # Large batches show small falls for sure, which other rows may make.
+    harder = rewarded(offset + scale * each for each in (*HIGH * 3, *(0.45, 0.47, 0.46) * 7))
+    assert "collapsed" not in told(*[attrs.evolve(each, num_groups=100) for each in harder])
+    assert "collapsed" in told(*harder)
+
+
+def losses_of(*losses, stage=0):
+    return [step(metrics={"loss": loss}, reward=None, num_equal=0, stage=stage) for loss in losses]
+
+
+def test_a_loss_that_training_made_worse():
+    stages = (demonstrations(0, 50, 4), rollouts(50, 100, 4))
+    wild = (460.0, 640.0, 1500.0, 1800.0, 3300.0, 2900.0, 1200.0, 1100.0, 900.0)
+    (found,) = findings(state_of(*losses_of(5.57, *wild), stages=stages))
+    assert found.text == "the loss rose from 5.57 in the first step of the warm-up to 1.88e+03"
+    assert found.advice.startswith("lower warmup.optimizer.lr; begin anew")
+    assert told(*losses_of(5.57, *wild[:-1]), stages=stages) == {}
+    assert told(*losses_of(5.57, *(8.0, 6.0) * 10), stages=stages) == {}
+    assert told(*losses_of(5.57, *wild, 5.0), stages=stages) == {}
+    # It still holds in the main stage, where it explains rewards that are all equal, until they rise.
+    warmup = losses_of(*(5.57, *wild * 6)[:50])
+    state = state_of(*warmup, *[step(stage=1, reward=0.1, num_equal=4) for _ in range(8)], stages=stages)
+    assert [each.code for each in findings(state)] == ["collapsed"]
+    assert findings(state)[0].advice.startswith("lower warmup.optimizer.lr;")
+    rising = [step(stage=1, reward=0.1 * number) for number in range(8)]
+    assert told(*warmup, *rising, stages=stages) == {}
+    # Where demonstrations are all that is learned, a loss may have fallen first.
+    main = (demonstrations(0, 100, 4),)
+    good = [3.0, 2.0, 1.0, 0.5, 0.4, 0.3, 0.35, 0.32]
+    assert told(*losses_of(*good, *[4.0, 4.2] * 5), stages=main)["collapsed"].startswith("the loss rose from 0.")
+    assert told(*losses_of(*good, *[0.5, 0.6] * 5), stages=main) == {}
+
+
+def heldout(version, score=None, loss=None, *, num_prompts=400, **changes):
+    record = EvaluationRecord(
         version=version,
         accuracy=score,
         reward=score,
-        num_prompts=100,
+        num_prompts=num_prompts,
         num_unscored=0,
         num_truncated=0,
         completions=(),
         loss=loss,
     )
+    return attrs.evolve(record, **changes)
 
 
 def test_training_that_gets_better_while_held_out_rows_get_worse():
-    rising = [step(reward=0.01 * number) for number in range(40)]
-    scores = [heldout(20 * number, score) for number, score in enumerate((0.5, 0.47, 0.44))]
+    rising = [step(reward=0.3 + 0.005 * number) for number in range(80)]
+    scores = [heldout(20 * number, score) for number, score in enumerate((0.7, 0.65, 0.6, 0.55))]
     assert told(*rising, evaluations=scores)["overfitted"] == (
-        "training gets better and held-out rows worse: their score was 0.5 at step 0, then 0.47 at step 20, "
-        "then 0.44 at step 40"
+        "training gets better and held-out rows worse: their score was 0.7 at step 0, then 0.65 at step 20, "
+        "then 0.6 at step 40, then 0.55 at step 60"
     )
-    # A fall that chance may make, one that has ended, and one that training shares.
-    assert told(*rising, evaluations=[*scores[:2], heldout(40, 0.46)]) == {}
-    assert told(*rising, evaluations=[*scores[:2], heldout(40, 0.48)]) == {}
-    assert told(*rising, evaluations=[scores[0], heldout(20, 0.52), scores[2]]) == {}
-    assert told(*rising, evaluations=[*scores, heldout(40, 0.6)]) == {}
-    assert told(*rising[::-1], evaluations=scores) == {}
-    assert told(*rising, evaluations=scores[:2]) == {}
+    # Two declines, a fall that has ended, and one that training shares.
+    assert told(*rising, evaluations=scores[1:]) == {}
+    assert told(*rising, evaluations=[*scores[:2], heldout(40, 0.66), scores[3]]) == {}
+    assert told(*rising, evaluations=[*scores, heldout(80, 0.6)]) == {}
+    assert "overfitted" not in told(*rising[::-1], evaluations=scores)
+    # Of 40 prompts chance makes such a fall: its standard error is 0.11.
+    few = [attrs.evolve(each, num_prompts=40) for each in scores]
+    assert told(*rising, evaluations=few) == {}
+    assert told(*rising, evaluations=[heldout(20 * number, 0.7 - 0.01 * number) for number in range(4)]) == {}
+    # Other rewards have the spread that was measured, whatever their sign.
+    for spread, is_told in [(0.3, True), (2.0, False)]:
+        other = [attrs.evolve(each, accuracy=None, reward=each.reward - 1.0, spread=spread) for each in scores]
+        text = told(*rising, evaluations=other).get("overfitted", "")
+        assert ("their score was -0.3 at step 0" in text) is is_told
 
-    plain = {"reward": None, "num_equal": 0}
-    falling = [step(metrics={"loss": 2.0 - 0.01 * number}, **plain) for number in range(40)]
-    losses = [heldout(20 * number, loss=loss) for number, loss in enumerate((1.0, 1.1, 1.2))]
+    falling = losses_of(*(2.0 - 0.01 * number for number in range(80)))
+    losses = [heldout(20 * number, loss=1.0 + 0.1 * number) for number in range(4)]
     stages = {"stages": (demonstrations(0, 100, 4),)}
     assert "their loss was 1 at step 0" in told(*falling, evaluations=losses, **stages)["overfitted"]
     paired = attrs.evolve(demonstrations(0, 100, 4), source="preferences")

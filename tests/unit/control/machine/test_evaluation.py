@@ -62,6 +62,7 @@ def test_unscored_rows_count_as_not_right(run, make_sample):
     assert done.version == 0
     assert done.accuracy == pytest.approx(1 / 4)
     assert done.reward == pytest.approx(1 / 2)
+    assert done.spread == pytest.approx(0.5**0.5)
     assert (done.num_prompts, done.num_unscored, done.num_truncated) == (4, 2, 1)
     assert [(each.row, each.text) for each in done.completions] == [(0, "four"), (1, "five"), (2, "six")]
     assert it.state.ledger.samples.generated == 0
