@@ -12,7 +12,6 @@ from cosmos_core.cli.commands import OpenGroup
 
 if TYPE_CHECKING:
     from cosmos_core.plugins.card import Card
-    from cosmos_core.plugins.discovery import PluginRecord
     from cosmos_core.protocols import Kind
 
 
@@ -50,7 +49,8 @@ def list_plugins(kind: KindOption = None, as_json: JsonOption = False) -> None:
     if autoload_disabled():
         typer.echo(f"{DISABLE_VARIABLE} is set: only cosmos-core's own plugins are seen.", err=True)
     if as_json:
-        typer.echo(json.dumps([_plain(record) for record in records], indent=2))
+        fields = ("kind", "name", "distribution", "version", "module", "status", "problem")
+        typer.echo(json.dumps([{field: getattr(record, field) for field in fields} for record in records], indent=2))
         return
     if not records:
         typer.echo(f"No {kind or ''} plugins are installed.".replace("  ", " "))
@@ -78,11 +78,6 @@ def show_plugin(
     chosen = kind or kind_of(name, records)
     shown = card(PluginSet.load([(chosen, name)], records=records), chosen, name)
     typer.echo(json.dumps(plain(shown), indent=2) if as_json else "\n".join(_lines(shown)))
-
-
-def _plain(record: PluginRecord) -> dict[str, str]:
-    fields = ("kind", "name", "distribution", "version", "module", "status", "problem")
-    return {field: getattr(record, field) for field in fields}
 
 
 def _lines(card: Card) -> Iterator[str]:

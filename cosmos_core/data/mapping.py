@@ -94,14 +94,12 @@ class FieldMapping:
         try:
             return self._made(row, folder)
         except BadRowError as error:
-            error.option = self._option_of(error.missing) if error.missing else ""
+            if error.missing:
+                names = [name for name, template in self._templates.items() if error.missing in template.fields]
+                plain = ("messages", "rejected_messages", "reference", "media")
+                names += [name for name in plain if getattr(self._options, name) == error.missing]
+                error.option = (names or ["metadata"])[0]
             raise
-
-    def _option_of(self, field: str) -> str:
-        """Name of the first option that names a field."""
-        filled = (name for name, template in self._templates.items() if field in template.fields)
-        plain = ("messages", "rejected_messages", "reference", "media")
-        return next(filled, next((name for name in plain if getattr(self._options, name) == field), "metadata"))
 
     def _made(self, row: Mapping[str, Any], folder: Path) -> Prompt:
         options = self._options

@@ -27,19 +27,15 @@ def locations(row: Mapping[str, Any], name: str, folder: Path) -> tuple[str, ...
     return tuple(_location(each, name, folder) for each in listed)
 
 
-def _is_video(data: bytes) -> bool:
-    """True if bytes begin as MP4 and QuickTime, Matroska and WebM, or AVI do."""
-    return data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
-
-
 def _location(value: Any, name: str, folder: Path) -> str:
-    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-        if _is_video(value["bytes"]):
+    if isinstance(value, Mapping) and isinstance(data := value.get("bytes"), bytes):
+        # As MP4 and QuickTime begin, Matroska and WebM, or AVI.
+        if data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
             raise BadRowError(
                 f"field {name!r} has a video's bytes, and models read videos from files; write it to one, and name that"
             )
         # Readers tell the format of an image from its first bytes, whatever a URL says.
-        return f"data:image/png;base64,{base64.b64encode(value['bytes']).decode()}"
+        return f"data:image/png;base64,{base64.b64encode(data).decode()}"
     if isinstance(value, Mapping):
         value = value.get("path")
     if not isinstance(value, str) or not value:

@@ -39,21 +39,12 @@ def declared(capabilities: object) -> list[Declared]:
     cls: Any = type(capabilities)
     if not attrs.has(cls):
         return []
-    meanings = _meanings(cls)
-    return [
-        Declared(
-            name=field.name,
-            value=as_text(getattr(capabilities, field.name)),
-            meaning=meanings.get(field.name, ""),
-        )
-        for field in attrs.fields(cls)
-    ]
-
-
-def _meanings(cls: type) -> dict[str, str]:
-    """The items of the `Attributes:` section of a docstring."""
     section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
-    return {name: " ".join(text.split()) for name, text in _ITEM.findall(section)}
+    meanings = {name: " ".join(text.split()) for name, text in _ITEM.findall(section)}
+    return [
+        Declared(name=name, value=as_text(getattr(capabilities, name)), meaning=meanings.get(name, ""))
+        for name in (field.name for field in attrs.fields(cls))
+    ]
 
 
 @attrs.frozen(kw_only=True)

@@ -246,7 +246,9 @@ class PluginSet:
             with told_as(PluginBrokenError, f"{describe(self._records[kind, name])} could not be made"):
                 made = provider.create(structured, context)
         except ConfigError as error:
-            if _is_of_option(str(error), provider.options):
+            # It begins with the name of an option, or with several.
+            first = str(error).partition(":")[0].partition(",")[0]
+            if any(first == field.alias for field in attrs.fields(provider.options)):
                 raise ConfigError(f"{path}.{error}") from error
             raise
         for problem in _half_implemented(made, _OPTIONAL.get(kind, ())):
@@ -325,9 +327,3 @@ def _lacks(made: object, protocol: type, name: str) -> bool:
     """True if an instance has no member of that name, or None in place of a method, as `isinstance` takes it."""
     value = inspect.getattr_static(made, name, _LACKING)
     return value is _LACKING or (value is None and callable(getattr(protocol, name, None)))
-
-
-def _is_of_option(message: str, options: type) -> bool:
-    """True if a message begins with the name of an option, or with several."""
-    first = message.partition(":")[0].partition(",")[0]
-    return any(first == field.alias for field in attrs.fields(options))
