@@ -144,19 +144,18 @@ def _risen(seen: _Seen) -> _Fall | None:
     """The loss that training only made worse: of the running stage, or of the warm-up that its rollouts began with."""
     state, uses_rollouts = seen.state, seen.state.stage.uses_rollouts
     index = state.stage_index - uses_rollouts
-    known = [each.metrics["loss"] for each in state.steps if each.stage == index and "loss" in each.metrics]
+    losses = [each.metrics.get("loss", math.nan) for each in state.steps if each.stage == index]
+    known = [loss for loss in losses if math.isfinite(loss)]
     if len(known) < 2 * LEAST_STEPS or (uses_rollouts and seen.has_learned):
         return None
     first, newest = known[0], known[len(known) // 2 :][-NEWEST_STEPS:]
     if min(newest) <= first or statistics.fmean(newest) - first <= RISEN * abs(first):
         return None
     is_main = index == len(state.settings.stages) - 1
-    text = f"the loss rose from {first:.3g} in the first step{'' if is_main else ' of the warm-up'} to "
-    mend = f"lower {'policy' if is_main else 'warmup'}.optimizer.lr"
-    return _Fall(
-        f"{text}{statistics.fmean(newest):.3g}",
-        f"{mend}; {_earlier(state, state.settings.stages[index].first_version + 1)}",
-    )
+    table, where = ("policy", "") if is_main else ("warmup", " of the warm-up")
+    text = f"the loss rose from {first:.3g} in the first step{where} to {statistics.fmean(newest):.3g}"
+    remedy = _earlier(state, state.settings.stages[index].first_version + 1)
+    return _Fall(text, f"lower {table}.optimizer.lr; {remedy}")
 
 
 def _fallen(seen: _Seen) -> _Fall | None:

@@ -35,12 +35,6 @@ class Trial:
     label: str
     outcomes: Mapping[str, Outcome]
 
-    @property
-    def is_blind(self) -> bool:
-        """True if it gives all of them one score."""
-        scores = [each.value for each in self.outcomes.values()]
-        return len(scores) > 1 and len(set(scores)) == 1
-
 
 @attrs.frozen(kw_only=True)
 class FirstRow:

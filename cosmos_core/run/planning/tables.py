@@ -144,8 +144,9 @@ def _first_row(plan: Plan) -> Iterator[Table]:
             f"{name} {'fails: ' + each.detail if each.value is None else f'{each.value:g}'}"
             for name, each in trial.outcomes.items()
         ]
-        blind = f"; gives {'both' if len(told) == 2 else 'all'} the same: it cannot teach from this row"
-        rows.append((f"reward {trial.label}", ", ".join(told) + blind * (bool(own) and trial.is_blind)))
+        if own and len({each.value for each in trial.outcomes.values()}) == 1:
+            told[-1] += f"; gives {'both' if len(told) == 2 else 'all'} the same: it cannot teach from this row"
+        rows.append((f"reward {trial.label}", ", ".join(told)))
     for key, value in rows:
         if value:
             shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]"

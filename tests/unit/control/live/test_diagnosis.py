@@ -261,6 +261,9 @@ def test_a_loss_that_training_made_worse():
     assert told(*losses_of(5.57, *wild[:-1]), stages=stages) == {}
     assert told(*losses_of(5.57, *(8.0, 6.0) * 10), stages=stages) == {}
     assert told(*losses_of(5.57, *wild, 5.0), stages=stages) == {}
+    nan = float("nan")
+    assert told(*losses_of(5.57, *[4.0] * 8, nan, nan), stages=stages) == {}
+    assert told(*losses_of(*[nan] * 12), stages=stages) == {}
     # It still holds in the main stage, where it explains rewards that are all equal, until they rise.
     warmup = losses_of(*(5.57, *wild * 6)[:50])
     state = state_of(*warmup, *[step(stage=1, reward=0.1, num_equal=4) for _ in range(8)], stages=stages)

@@ -125,11 +125,6 @@ def test_a_careless_demonstrator_is_mended_by_the_reference(demonstration, refer
     assert MENDED in first.completions or [*first.completions] == [*shown, "wrong answer"]
 
 
-def test_a_reward_that_cannot_tell_completions_apart_is_remarked_on():
-    right, same, awaited = look(Right(), Same(), Awaited()).trials
-    assert (right.is_blind, same.is_blind, awaited.is_blind) == (False, True, False)
-
-
 def table_of(first):
     plan = SimpleNamespace(parts=SimpleNamespace(first_row=first), job=SimpleNamespace(unit="token"))
     (table,) = tables._first_row(plan)
