@@ -55,6 +55,8 @@ RISEN: Final = 0.5
 
 COSTLY: Final = 0.25
 """Share of the time of the newest steps that nothing but scores may take; those of a math answer take 1 %."""
+START_S: Final = 5.0
+"""The first scores wait so long, at most, until reward processes have started."""
 
 _FAILURES: Final = frozenset(status.value for status in SampleStatus if not status.is_scored)
 _LATE: Final = SampleStatus.REWARD_TIMEOUT.value
@@ -212,7 +214,7 @@ def _scores(seen: _Seen) -> str:
     took_s = sum(each.metrics.get(name, 0.0) for each in seen.newest for names in POLICY.values() for name in names)
     # Scores that are late cost nothing while the policy trains.
     waited_s = sum(min(each.awaited_s, each.metrics.get("wait_s", 0.0)) for each in seen.newest)
-    if waited_s <= COSTLY * took_s:
+    if waited_s <= max(START_S, COSTLY * took_s):
         return ""
     details = seen.state.status_details
     late = sum(each.failed.get(_LATE, 0) for each in seen.newest)

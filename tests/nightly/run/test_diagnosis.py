@@ -43,14 +43,14 @@ seen = 0
 def dies(completion):
     global seen
     seen += 1
-    if seen > 20:
+    if seen > 8:
         os._exit(3)
     return whim(completion)
 
 def dawdles(completion):
     global seen
     seen += 1
-    time.sleep(0 if seen % 64 else 1000)
+    time.sleep(0 if seen % 24 else 1000)
     return whim(completion)
 
 def nothing(completion):

@@ -144,6 +144,9 @@ def test_scores_that_are_waited_for():
     text = told(*newest(awaited_s=2.0, metrics=slow))["scores"]
     assert text == "50% of the time of the newest 5 steps went by waiting for scores"
     assert told(*newest(awaited_s=1.0, metrics=slow)) == {}
+    # Reward processes have to start.
+    assert told(*newest(awaited_s=1.0, metrics={"wait_s": 1.0, "lr": 1e-3})) == {}
+    assert "scores" in told(*newest(awaited_s=1.1, metrics={"wait_s": 1.1, "lr": 1e-3}))
     # While the policy trains, nobody waits for them.
     assert told(*newest(awaited_s=9.0, metrics={"wait_s": 0.5, "forward_backward_s": 3.5})) == {}
     state = state_of(*newest(awaited_s=2.0, metrics=slow, failed={"reward_timeout": 2}))
