@@ -232,11 +232,7 @@ class PolicyReplica:
 
 
 class UnitRate:
-    """Gauges of a replica, asked for by another thread.
-
-    Args:
-        trainer: Counted.
-    """
+    """Gauges of a replica, asked for by another thread."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

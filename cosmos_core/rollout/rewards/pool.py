@@ -66,15 +66,15 @@ class RewardProcess(WorkerProcess):
     def __init__(self, setup: Setup) -> None:
         super().__init__("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup), FROM_WORKER)
         self.assignments: dict[int, Assignment] = {}
-        self._num_deferred = 0
 
     def has_room(self, assignment: Assignment) -> bool:
         """True if it can be given this task now; some are sent ahead so that it never waits."""
         alone = assignment.alone or any(each.alone for each in self.assignments.values())
         if alone:
             return self.is_ready and not self.assignments
-        ahead = len(self.assignments) - self._num_deferred
-        return self.is_ready and ahead < _MAX_AHEAD and self._num_deferred < _MAX_DEFERRED
+        num_deferred = sum(each.is_deferred for each in self.assignments.values())
+        ahead = len(self.assignments) - num_deferred
+        return self.is_ready and ahead < _MAX_AHEAD and num_deferred < _MAX_DEFERRED
 
     def assign(self, assignment: Assignment) -> None:
         """Give it a task."""
@@ -85,30 +85,19 @@ class RewardProcess(WorkerProcess):
     def receive(self) -> Iterator[tuple[Assignment, Scored]]:
         """Yield each outcome that came, with the assignment it settles."""
         for message in self.messages():
+            assignment = self.assignments[message.ticket]
+            had_turn = not assignment.is_deferred
             if isinstance(message, Deferred):
-                self._defer(self.assignments[message.ticket])
+                assignment.is_deferred, assignment.since = True, time.monotonic()
             else:
-                yield self._settle(message.ticket), message
-
-    def _defer(self, assignment: Assignment) -> None:
-        assignment.is_deferred, assignment.since = True, time.monotonic()
-        self._num_deferred += 1
-        self._start_turn()
-
-    def _settle(self, ticket: int) -> Assignment:
-        assignment = self.assignments.pop(ticket)
-        self._num_deferred -= assignment.is_deferred
-        if not assignment.is_deferred:
-            self._start_turn()
-        return assignment
+                del self.assignments[message.ticket]
+            if had_turn and (turn := self._turn()) is not None:
+                turn.since = time.monotonic()
+            if isinstance(message, Scored):
+                yield assignment, message
 
     def _turn(self) -> Assignment | None:
         return next((each for each in self.assignments.values() if not each.is_deferred), None)
-
-    def _start_turn(self) -> None:
-        turn = self._turn()
-        if turn is not None:
-            turn.since = time.monotonic()
 
     def due(self) -> float:
         """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing."""
