@@ -100,14 +100,13 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         corpus = texts(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
         model.prepare(corpus, unstructure(recipe.model.tokenizer))
     parts = _checked_parts(job, plugins, dataset, model, sizes)
+    named = describe(plugins.record("dataset", recipe.dataset.plugin))
     facts = tuple(
         StageFacts(
             source=algorithm.source,
             min_group_size=algorithm.min_group_size,
             dynamic=dynamic_options(plugins, stage),
-            windows=_windows(
-                dataset, sizes["train"], stage, describe(plugins.record("dataset", recipe.dataset.plugin))
-            ),
+            windows=_windows(dataset, sizes["train"], stage, named),
         )
         for stage, algorithm in parts.stages
     )

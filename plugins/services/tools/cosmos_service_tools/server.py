@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -160,15 +161,17 @@ class Service:
         part = await anext(answer)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        try:
-            await _send(response, reply.part(part, is_first=True))
-            async for part in answer:
-                await _send(response, reply.part(part, is_first=False))
-            if with_usage:
-                await _send(response, reply.usage(part))
-            await response.write(b"data: [DONE]\n\n")
-        except CosmosError as failure:
-            await _send(response, error(str(failure), _FAILED))
+        # A client may leave before the end.
+        with contextlib.suppress(ConnectionResetError):
+            try:
+                await _send(response, reply.part(part, is_first=True))
+                async for part in answer:
+                    await _send(response, reply.part(part, is_first=False))
+                if with_usage:
+                    await _send(response, reply.usage(part))
+                await response.write(b"data: [DONE]\n\n")
+            except CosmosError as failure:
+                await _send(response, error(str(failure), _FAILED))
         return response
 
 
