@@ -130,7 +130,10 @@ class PartWriter:
         import pyarrow as pa  # noqa: PLC0415 - where it is needed
         from pyarrow import parquet  # noqa: PLC0415
 
-        table = pa.Table.from_pylist(rows, self._schema().with_metadata({_COUNTS: json.dumps(counts)}))
+        from cosmos_core.storage.columns import column  # noqa: PLC0415
+
+        schema = self._schema().with_metadata({_COUNTS: json.dumps(counts)})
+        table = pa.table([column(each.type, [row.get(each.name) for row in rows]) for each in schema], schema=schema)
         if self._table is not None:
             table = pa.concat_tables([self._table.replace_schema_metadata(table.schema.metadata), table])
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import re
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -157,18 +156,13 @@ def _choice(
     return mask
 
 
-def _is_in(column: Any, values: Sequence[int] | Sequence[str]) -> Any:
-    """The mask of those that are among values, which go through buffers: to look at a list, pyarrow imports pandas."""
-    import pyarrow as pa  # noqa: PLC0415 - where samples are read
-    from pyarrow import compute  # noqa: PLC0415
+def _is_in(found: Any, values: Sequence[int] | Sequence[str]) -> Any:
+    """The mask of those of a column that are among values."""
+    from pyarrow import compute  # noqa: PLC0415 - where samples are read
 
-    if pa.types.is_string(column.type):
-        texts = [str(value).encode() for value in values]
-        held = [array("i", itertools.accumulate(map(len, texts), initial=0)), b"".join(texts)]
-    else:
-        held = [array("q", map(int, values))]
-    buffers = [None, *map(pa.py_buffer, held)]
-    return compute.is_in(column, value_set=pa.Array.from_buffers(column.type, len(values), buffers))
+    from cosmos_core.storage.columns import column  # noqa: PLC0415
+
+    return compute.is_in(found, value_set=column(found.type, values))
 
 
 def _rows(file: Any, choice: Callable[[Any], Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
