@@ -277,11 +277,12 @@ def test_what_is_wrong_with_a_row_fits_a_report_whatever_it_says(model, kit):
 def test_the_lead_keeps_the_advantages_of_the_whole_batch(model, kit, batch):
     groups, held = batch
     put = []
+    # Made one after the other: weights are drawn from the generator that both threads share.
+    runners = [runner_of(kit, model, held) for _ in range(2)]
 
     def work(group):
-        runner = runner_of(kit, model, held)
         kept = SimpleNamespace(put=lambda rows, num_bytes: put.append((group.rank, rows)))
-        runner = attrs.evolve(runner, samples=kept)
+        runner = attrs.evolve(runners[group.rank], samples=kept)
         runner.run(order_of(groups, (0, 2, 5), (1, 3, 4)), group, nothing, 0.0)
 
     pair(work)
