@@ -155,9 +155,7 @@ class Replica:
         )
         metrics = ReplicaMetrics(parts, self._sync, self._generation)
         self._client: ControlClient = args.connect(
-            endpoints={"payloads": payloads.endpoint},
-            gauges=metrics.gauges,
-            take_pulse=metrics.pulse,
+            endpoints={"payloads": payloads.endpoint}, gauges=metrics.gauges, take_pulse=metrics.pulse
         )
         for part in (self._sync, self._generation):
             part.start()

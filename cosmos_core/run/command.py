@@ -63,7 +63,6 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     began = time.monotonic()
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
-    prepare(recipe)
     require_idle(directory)
     console.print(f"planning {recipe.run.name}: model, data, rewards", style="dim")
     in_fork(partial(_make_folder, recipe, recipe_path, overwrite=overwrite))

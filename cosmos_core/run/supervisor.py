@@ -98,6 +98,7 @@ class TerminalLog:
         self._known: Final = dict(earlier.status_details) if earlier is not None else {}
         self._told: Final[set[str]] = set()
         self._draining: frozenset[str] = frozenset()
+        self._basis: tuple[object, ...] = ()
         self._absent: Final[set[Role]] = set()
 
     def hear(self, hook: str, **arguments: Any) -> None:
@@ -117,14 +118,16 @@ class TerminalLog:
     def look(self, state: State) -> None:
         """Say what is new of a state: problems, why it does not learn, who shall leave, which role has nobody left."""
         self._look_at_problems(state)
-        for finding in findings(state):
+        basis = (state.stage_index, [*state.steps[-1:]], sum(state.ledger.dropped.values()), len(state.evaluations))
+        # Of the same steps and prompts they are the same; to look takes a millisecond, and news come all the time.
+        for finding in findings(state) if basis != self._basis else ():
             if finding.code not in self._told:
                 self._told.add(finding.code)
                 self._say(str(finding))
         draining = frozenset(state.draining)
         for name in sorted(draining - self._draining):
             self._say(f"{name} is leaving, as soon as it has finished what it has begun")
-        self._draining = draining
+        self._draining, self._basis = draining, basis
         for role in _ROLES:
             is_complete = state.has_started if role == "policy" else state.has_rollouts
             if state.members[role] or not is_complete:

@@ -237,12 +237,14 @@ def ratios(
 
     They are of the newest attempt at a step, where they were kept; `newest` as of `samples`.
     """
+    from pyarrow import compute  # noqa: PLC0415 - where samples are read
+
     found: dict[int, tuple[tuple[int, int], Any]] = {}
     for path in _parts(directory, "steps", newest):
         with contextlib.suppress(FileNotFoundError), _opened(path) as file:
             mine = _is_in(file.read(columns=["lease"])["lease"], leases)
             # An earlier release kept none; they are most of a part, which is read for its own groups alone.
-            if "ratios" in file.schema_arrow.names and True in mine.to_pylist():
+            if "ratios" in file.schema_arrow.names and compute.any(mine).as_py():
                 table = file.read(columns=["generation", "attempt", "lease", "ratios"]).filter(mine)
                 for generation, attempt, lease, lists in zip(*table.columns, strict=True):
                     each = (generation.as_py(), attempt.as_py()), lists.values

@@ -104,7 +104,7 @@ class _Seen:
         """The table of the running stage's optimizer."""
         return "policy.optimizer" if self.state.stage is self.state.settings.main else "warmup.optimizer"
 
-    @property
+    @functools.cached_property
     def gains(self) -> list[tuple[int, float]]:
         """Steps with their rewards or, of demonstrations, minus their losses."""
         is_scored = self.state.stage.uses_rollouts
@@ -145,10 +145,12 @@ def findings(state: State) -> tuple[Finding, ...]:
 def _risen(seen: _Seen) -> _Fall | None:
     """The loss that training only made worse: of the running stage, or of the warm-up that its rollouts began with."""
     state, uses_rollouts = seen.state, seen.state.stage.uses_rollouts
+    if uses_rollouts and seen.has_learned:
+        return None
     index = state.stage_index - uses_rollouts
     losses = [each.metrics.get("loss", math.nan) for each in state.steps if each.stage == index]
     known = [loss for loss in losses if math.isfinite(loss)]
-    if len(known) < 2 * LEAST_STEPS or (uses_rollouts and seen.has_learned):
+    if len(known) < 2 * LEAST_STEPS:
         return None
     first, newest = known[0], known[len(known) // 2 :][-NEWEST_STEPS:]
     if min(newest) <= first or statistics.fmean(newest) - first <= RISEN * abs(first):

@@ -124,6 +124,12 @@ class Parts:
         """True if the model decides tokens; decisions of latents are forwards of their own, in no context."""
         return "tokens" in self.model.payload_kinds
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the first row is plain text that the model goes on from: no chat, and no environment answers."""
+        first = self.first_row
+        return self.has_tokens and self.environment is None and first is not None and isinstance(first.prompt.text, str)
+
 
 _MEASURED_PROMPTS: Final = 200
 _VETTED: Final = 4

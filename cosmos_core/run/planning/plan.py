@@ -112,7 +112,6 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     )
     num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"])
     scores = num_evaluated > 0 and bool(recipe.reward_names)
-    is_plain = parts.first_row is not None and isinstance(parts.first_row.prompt.text, str)
     measures = facts[-1].source != "rollouts" and parts.measured.num_heldout_demonstrations > 0
     planned = attrs.evolve(
         job,
@@ -127,7 +126,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         unit="token" if parts.has_tokens else "denoising step",
         given_frames=parts.measured.given_frames,
         omitted=parts.omitted,
-        is_plain=is_plain and parts.has_tokens and parts.environment is None,
+        is_plain=parts.is_plain,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 

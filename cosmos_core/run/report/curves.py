@@ -1,7 +1,7 @@
 """Curves of a page: what is drawn, as data, and the page that has the script which draws it, with hover and zoom.
 
-The script is uPlot, `assets/curves.js` and the browser of samples. A page's policy lets nothing else run, and nothing
-be fetched; the report's lets images and videos be that lie beside it.
+The script is uPlot and `assets/curves.js`, inlined, with what else a page asks for. A page's policy lets nothing else
+run, and nothing be fetched; the report's lets images and videos be that lie beside it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any, Final
 
 import attrs
 import jinja2
-
-from cosmos_core.observe.samples import ASSETS, SCRIPT, STYLE
 
 _HERE: Final = Path(__file__).parent
 _ASSETS: Final = _HERE / "assets"
@@ -68,13 +66,19 @@ class Chart:
         return {"x": self.x_label, "logarithmic": self.logarithmic, "changes": list(self.changes), "series": drawn}
 
 
-def environment(*folders: Path) -> jinja2.Environment:
-    """Templates of `folders` and of the report: a page extends `base.html.j2`, and draws by its macro `plots`."""
+def environment(*folders: Path, scripts: Sequence[Path] = (), styles: Sequence[Path] = ()) -> jinja2.Environment:
+    """Templates of `folders` and of the report: a page extends `base.html.j2`, and draws by its macro `plots`.
+
+    `scripts` and `styles` are files of the page's own, inlined after those that draw.
+    """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, _HERE]), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    asset = {path.name: path.read_text(encoding="utf-8") for path in (*_ASSETS.iterdir(), *ASSETS.iterdir())}
-    script = f"/*\n{asset['uplot.LICENSE']}*/\n{asset['uplot.min.js']}\n{asset['curves.js']}\n{asset[SCRIPT]}"
+    asset = {path.name: path.read_text(encoding="utf-8") for path in _ASSETS.iterdir()}
+    own_scripts, own_styles = (
+        "".join(f"\n{path.read_text(encoding='utf-8')}" for path in paths) for paths in (scripts, styles)
+    )
+    script = f"/*\n{asset['uplot.LICENSE']}*/\n{asset['uplot.min.js']}\n{asset['curves.js']}{own_scripts}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    made.globals |= {"script": script, "script_hash": digest, "style": f"{asset['uplot.min.css']}\n{asset[STYLE]}"}
+    made.globals |= {"script": script, "script_hash": digest, "style": asset["uplot.min.css"] + own_styles}
     return made

@@ -17,7 +17,7 @@ from cosmos_core.config.loading import dump_recipe
 from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.errors import DataError
-from cosmos_core.observe.samples import SampleBrowser, encoded
+from cosmos_core.observe.samples import ASSETS, SCRIPT, STYLE, SampleBrowser, encoded
 from cosmos_core.protocols import Dataset
 from cosmos_core.run.folder import REPORT
 from cosmos_core.run.follower import Follower
@@ -102,7 +102,7 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
     """Write the report of a run; raises OSError if it could not be written."""
     scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
     album = Album(job.directory)
-    page = environment().get_template(_TEMPLATE)
+    page = environment(scripts=[ASSETS / SCRIPT], styles=[ASSETS / STYLE]).get_template(_TEMPLATE)
     text = page.render(
         name=summary["name"],
         subtitle=f"{summary['outcome']} · {summary['mode']} mode · seed {summary['seed']} · {summary['run_id']}",
