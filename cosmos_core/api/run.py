@@ -179,7 +179,7 @@ class Run:
         Raises:
             CosmosError: There is no such checkpoint, or it cannot be exported.
         """
-        from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415 - imports torch
+        from cosmos_core.run.export import export_run  # noqa: PLC0415 - imports torch
 
         return Path(export_run(self.directory, step=step, output=None).place)
 

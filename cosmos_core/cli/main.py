@@ -20,7 +20,7 @@ _INTERRUPTED: Final = "cosmos: stopped by Ctrl-C"
 try:
     import typer
 
-    from cosmos_core.cli import artifacts, keys, launch, plugins, replica, runs
+    from cosmos_core.cli import keys, launch, plugins, replica, runs
     from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging
     from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
     from cosmos_core.observe.output import console
@@ -172,8 +172,7 @@ class _Commands(CommandGroup):
         "status": runs.status,
         "set": runs.change,
         "drain": runs.drain,
-        "export": artifacts.export,
-        "generate": artifacts.generate,
+        "export": runs.export,
         "recover": runs.recover,
         "launch": launch.app,
         "replica": replica.app,

@@ -1,4 +1,4 @@
-"""`cosmos status`, `recover`, `drain`, `set`: show a run, steer it."""
+"""`cosmos status`, `recover`, `drain`, `set`, `export`: show a run, steer it, take its model."""
 
 from __future__ import annotations
 
@@ -113,3 +113,53 @@ def change(
         typer.echo(f"{each.key}: {each.before} until now, {each.after} from {when}")
     if not changes:
         typer.echo("Nothing to change: it is so already.")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    step: Annotated[
+        str,
+        typer.Option(
+            "--step",
+            metavar="N|best|latest",
+            help="Which checkpoint of a run; `best` by held-out accuracy, or reward of images and videos, or loss.",
+        ),
+    ] = "latest",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "--to",
+            metavar="DIR|URL",
+            help="Where to, a folder or a URL such as s3://bucket/model; the run's export/ if absent.",
+        ),
+    ] = None,
+    *,
+    average: Annotated[
+        bool | None,
+        typer.Option(
+            "--average/--no-average",
+            help="Write the moving average of the weights, or the weights; as `policy.average` says if absent.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="float32|bfloat16|float16",
+            help="Of the weights; that of the checkpoint which the run began with if absent.",
+        ),
+    ] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, for `AutoModelForCausalLM.from_pretrained` and anything else.
+
+    \b
+    Examples:
+      cosmos export runs/arithmetic
+      cosmos export runs/arithmetic --step best --output my-model
+      cosmos export runs/arithmetic --to s3://bucket/models/arithmetic --dtype bfloat16
+    """  # noqa: D301 - the escape keeps the lines after it apart
+    from cosmos_core.run.export import export_run  # noqa: PLC0415
+
+    exported = export_run(run, step=step, output=output, average=average, dtype=dtype)
+    typer.echo(f"Exported step {exported.step} to {exported.place} in {' and '.join(exported.dtypes)}")

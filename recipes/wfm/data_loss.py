@@ -17,7 +17,7 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import ModelContext
-from cosmos_core.run.artifacts.export import export_run
+from cosmos_core.run.export import export_run
 
 DRAWS = 16
 """Of times and noise, for each video."""

@@ -19,7 +19,6 @@ COMMANDS = (
     "run",
     "plan",
     "export",
-    "generate",
     "status",
     "launch",
     "replica",

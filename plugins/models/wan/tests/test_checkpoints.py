@@ -10,12 +10,11 @@ import torch
 from diffusers import WanPipeline, WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
-from cosmos_core.config.schema import EngineConfig, MeshConfig, ModelConfig, PolicyConfig
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.errors import CheckpointError, ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.protocols import ModelContext
-from cosmos_core.run.artifacts.generate import serve
 from cosmos_core.testing.layouts import PluginModel
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.types import Prompt
@@ -103,6 +102,8 @@ def test_an_export_from_shards_is_a_pipeline(make, folder, tmp_path):
 
 def test_an_export_of_a_config_alone_is_a_transformer(model, module, tmp_path):
     model.export(module, tmp_path / "exported")
+    index = json.loads((tmp_path / "exported" / "model_index.json").read_text())
+    assert index["transformer"] == ["diffusers", "WanTransformer3DModel"]
     found = WanTransformer3DModel.from_pretrained(tmp_path / "exported" / "transformer").state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in canonical_tensors(module).items())
     # What diffusers keeps in float32 stays so.
@@ -111,15 +112,6 @@ def test_an_export_of_a_config_alone_is_a_transformer(model, module, tmp_path):
     assert {each.dtype for each in halved.parameters()} == {torch.bfloat16, torch.float32}
     for name, tensor in halved.state_dict().items():
         assert torch.equal(tensor, found[name].to(tensor.dtype)), name
-
-
-def test_an_export_of_a_config_alone_is_served(model, module, tmp_path):
-    model.export(module, tmp_path / "exported")
-    index = json.loads((tmp_path / "exported" / "model_index.json").read_text())
-    assert index["transformer"] == ["diffusers", "WanTransformer3DModel"]
-    chosen = ModelConfig(plugin="wan", config={}, options=tiny.OPTIONS)
-    with serve(tmp_path / "exported", chosen, EngineConfig(plugin="diffusion"), threads=1) as served:
-        assert served.model.context.path == str(tmp_path / "exported")
 
 
 def change(path, edit):

@@ -18,8 +18,8 @@ from cosmos_core.config.loading import run_of
 from cosmos_core.config.schema import EngineConfig, ModelConfig
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import FinishReason, Request, Sampling
-from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, model_config, serve
 from cosmos_core.types import Array, Message, Payload, Prompt
+from cosmos_service_tools.served import Served, check_folder, exported, is_of_tokens, model_config, serve
 
 _FIRST: Final = 4
 _LONGEST: Final = 32

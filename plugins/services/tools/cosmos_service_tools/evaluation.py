@@ -27,9 +27,9 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.rewards.scoring import absent_here, sample, to_score
-from cosmos_core.run.artifacts.generate import Served, check_folder, exported, is_of_tokens, serve
 from cosmos_core.types import Payload, Prompt, Sample, SampleStatus
 from cosmos_service_tools.scores import Evaluated, mean_score, mean_scores_by
+from cosmos_service_tools.served import Served, check_folder, exported, is_of_tokens, serve
 
 _TICK_S: Final = 0.2
 

@@ -6,11 +6,11 @@ import pytest
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Sampling
-from cosmos_core.run.artifacts.generate import complete_prompts
 from cosmos_core.types import Message
 from cosmos_service_tools import dialogue
 from cosmos_service_tools.answers import Part, speaking
 from cosmos_service_tools.dialogue import Dialogue, talk
+from cosmos_service_tools.generation import complete_prompts
 
 LIMITS = {"temperature": 0.0, "max_units": 8, "seed": 0}
 

@@ -10,10 +10,10 @@ from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EvaluationConfig, RolloutConfig, RunConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.types import Array, Payload, Prompt, Sample, SampleStatus
 from cosmos_service_tools import evaluation
 from cosmos_service_tools.evaluation import _check_key, _complete, _result, evaluate_model
+from cosmos_service_tools.served import Served
 
 
 def sample(first, second):

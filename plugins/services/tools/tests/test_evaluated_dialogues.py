@@ -21,10 +21,10 @@ from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.version_lock import VersionLock
-from cosmos_core.run.artifacts.generate import Served
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Array, Payload, Prompt, SampleStatus
 from cosmos_service_tools.evaluation import play
+from cosmos_service_tools.served import Served
 
 PLUGIN = """
 from cosmos_core.protocols import Provider, Turn, hookimpl

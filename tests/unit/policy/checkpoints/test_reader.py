@@ -13,7 +13,7 @@ from cosmos_core.errors import CheckpointError
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, marker
 from cosmos_core.policy.checkpoints.reader import CheckpointReader
 from cosmos_core.policy.checkpoints.saver import Copied, write_checkpoint
-from cosmos_core.run.artifacts.export import load_weights
+from cosmos_core.run.export import load_weights
 from cosmos_core.weights.shards import local_shards
 
 PLACE = Place(run_id="r", step=1, stage=0, nonfinite_steps=0)

@@ -22,7 +22,7 @@ from cosmos_core.policy.training.average import Average, averaged_tensors
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Loss
-from cosmos_core.run.artifacts.export import _is_average, load_weights
+from cosmos_core.run.export import _is_average, load_weights
 from tests.unit.policy.training.test_step import pair
 
 

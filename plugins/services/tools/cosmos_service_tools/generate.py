@@ -1,4 +1,4 @@
-"""`cosmos export` and `cosmos generate`: use a run's model."""
+"""The command `cosmos generate`: completions of prompts, in the terminal or as files."""
 
 from __future__ import annotations
 
@@ -6,65 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
-]
-MaxUnits = Annotated[
-    int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens, or denoising steps.")
-]
-Step = Annotated[
-    str,
-    typer.Option(
-        "--step",
-        metavar="N|best|latest",
-        help="Which checkpoint of a run; `best` by held-out accuracy, or reward of images and videos, or loss.",
-    ),
-]
-
-
-def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
-    step: Step = "latest",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "--to",
-            metavar="DIR|URL",
-            help="Where to, a folder or a URL such as s3://bucket/model; the run's export/ if absent.",
-        ),
-    ] = None,
-    *,
-    average: Annotated[
-        bool | None,
-        typer.Option(
-            "--average/--no-average",
-            help="Write the moving average of the weights, or the weights; as `policy.average` says if absent.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            metavar="float32|bfloat16|float16",
-            help="Of the weights; that of the checkpoint which the run began with if absent.",
-        ),
-    ] = None,
-) -> None:
-    """Write a checkpoint as a Hugging Face folder, for `AutoModelForCausalLM.from_pretrained` and anything else.
-
-    \b
-    Examples:
-      cosmos export runs/arithmetic
-      cosmos export runs/arithmetic --step best --output my-model
-      cosmos export runs/arithmetic --to s3://bucket/models/arithmetic --dtype bfloat16
-    """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.run.artifacts.export import export_run  # noqa: PLC0415
-
-    exported = export_run(run, step=step, output=output, average=average, dtype=dtype)
-    typer.echo(f"Exported step {exported.step} to {exported.place} in {' and '.join(exported.dtypes)}")
-
 
 Source = Annotated[
     Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder (its latest checkpoint), or an exported folder.")
@@ -79,6 +20,12 @@ Plugin = Annotated[
     str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
 ]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
+]
+MaxUnits = Annotated[
+    int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens, or denoising steps.")
+]
 _MEDIA_HELP = "An image or a video that each prompt shows, or that a world model goes on from; repeatable."
 Media = Annotated[
     list[Path] | None, typer.Option("--image", "--video", metavar="FILE", exists=True, readable=True, help=_MEDIA_HELP)
@@ -117,7 +64,7 @@ def generate(
       cosmos generate runs/wan-tiny-sft red --output videos
       cosmos generate runs/my-world "The arm lifts the cup." --video clip.mp4 --given-frames 5
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.run.artifacts.generate import complete_prompts  # noqa: PLC0415
+    from cosmos_service_tools.generation import complete_prompts  # noqa: PLC0415
 
     if escapes:
         prompts = [prompt.replace("\\n", "\n").replace("\\t", "\t") for prompt in prompts]

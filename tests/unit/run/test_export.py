@@ -15,9 +15,8 @@ from cosmos_core.errors import CheckpointError, ConfigError, JournalError, Stora
 from cosmos_core.policy.checkpoints.frozen_digest import frozen_digest
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
-from cosmos_core.run import folder
-from cosmos_core.run.artifacts import export
-from cosmos_core.run.artifacts.export import Exported, choose_step, export_run
+from cosmos_core.run import export, folder
+from cosmos_core.run.export import Exported, choose_step, export_run
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Uses of a run's model: exporting, generating, evaluating."""
