@@ -37,6 +37,7 @@ from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient
+from cosmos_core.transport.reports import Troubled
 from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shards import torch_dtype
@@ -86,6 +87,9 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 take_pulse=trainer.activity.pulse,
             )
             orders = LeaderOrders(client, world, bound.line, args.stop)
+            samples.tell = lambda number, why: client.report(
+                Troubled(what="advantages of prompts that could not be written", number=number, last=why)
+            )
         replica = PolicyReplica(
             name=args.replica,
             run_id=job.run_id,
@@ -113,6 +117,8 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             adopt=settings.adopt,
         )
         replica.run()
+        # What cannot be written is told yet.
+        samples.close()
         if args.client is not None:
             args.client.flush(FLUSH_S)
 

@@ -44,7 +44,7 @@ class GroupFailed:
 
 @attrs.frozen(kw_only=True)
 class Troubled:
-    """Something went wrong on a rollout replica, `number` times since it was told last; the run goes on."""
+    """Something went wrong on a replica, `number` times since it was told last; the run goes on."""
 
     what: Text
     number: Count

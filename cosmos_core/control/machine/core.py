@@ -140,6 +140,8 @@ def _report(state: State, event: Reported) -> None:
         membership.leave(state, replica)
     elif isinstance(report, Failed):
         state.fail(f"{replica.name}: {report.reason}")
+    elif isinstance(report, Troubled):
+        state.count(report)
     elif replica.role == "rollout":
         _rollout_report(state, replica, report)
     else:
@@ -160,8 +162,6 @@ def _rollout_report(state: State, replica: Replica, report: Report) -> None:
             publication.on_loaded(state, replica, report)
         case WeightsRejected():
             publication.on_rejected(state, replica, report)
-        case Troubled():
-            state.count(report)
         case _:
             state.fail(f"{replica.name}, a rollout replica, reported {type(report).__name__}")
 

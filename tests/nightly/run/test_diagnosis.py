@@ -155,6 +155,8 @@ def obstructs(completion):
     told = json.loads((folder / "summary.json").read_text())
     number = told["samples"]["generated"]
     words = "samples that could not be written"
+    advantages = told["problems"]["advantages of prompts that could not be written"]
+    assert re.match("96, the last: .*File exists", advantages), advantages
     assert re.match(rf"{number:,}, the last: .*File exists", told["problems"][words])
     meanwhile, _, after = output.partition("full finished after")
     assert len(re.findall(rf"^{words}: [\d,]+, the last: ", meanwhile, re.MULTILINE)) == 1
