@@ -12,20 +12,16 @@ class VersionLock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._loaded = -1
+        self.loaded = -1
+        """Newest version whose digest was confirmed; -1 before the first."""
         self._evaluating = 0
         self._is_changing = False
         self._closed = False
 
-    @property
-    def loaded(self) -> int:
-        """Newest version whose digest was confirmed; -1 before the first."""
-        return self._loaded
-
     def enter(self, version: int) -> bool:
         """Begin an evaluation at `version`, if that is what is loaded."""
         with self._changed:
-            if self._is_changing or self._loaded != version:
+            if self._is_changing or self.loaded != version:
                 return False
             self._evaluating += 1
             return True
@@ -51,7 +47,7 @@ class VersionLock:
     def confirm(self, version: int) -> None:
         """`version` is loaded and attested."""
         with self._changed:
-            self._loaded = version
+            self.loaded = version
 
     def revoke(self) -> None:
         """Take back that any version is loaded."""

@@ -101,11 +101,6 @@ class Follower:
         pairs = zip(self.evaluated, records, strict=True)
         return [TimedEvaluation(time=time, record=record) for (_, time), record in pairs]
 
-    @property
-    def sessions(self) -> list[tuple[float, float]]:
-        """(first, last) unix time of each term of the controller."""
-        return self.timeline.sessions
-
     def fold(self, entries: Iterable[tuple[int, float, Event]], notify: Notify = ignore) -> None:
         """Apply entries (sequence, unix time, event), in order; those that were applied before are passed over."""
         for sequence, time, event in entries:

@@ -135,11 +135,6 @@ class Watcher:
         self._gauges: dict[str, dict[str, float]] = {}
         self._silent = ""
 
-    @property
-    def has_ended(self) -> bool:
-        """True if the controller has ended the run."""
-        return self._follower.has_ended
-
     def fold(self, found: Iterable[tuple[int, float, Event]]) -> None:
         """Take in journal entries, in order; those that were taken in before are passed over."""
         entry = None
@@ -171,7 +166,7 @@ class Watcher:
         """Snapshots a few times a second until the run has ended; None while there is nothing to see yet."""
         self._read_journal()
         gone_at = time.monotonic()
-        while not self.has_ended:
+        while not self._follower.has_ended:
             if (address := self._address()) is not None:
                 yield from self._listen(address)
                 gone_at = time.monotonic() - (_GONE_S if self._silent else 0.0)
@@ -225,7 +220,7 @@ class Watcher:
 
     def _read_journal(self) -> JournalError | None:
         """Take in what no controller tells any more; why it could not be read (one that starts has it locked)."""
-        if self.has_ended or self._address() is not None:
+        if self._follower.has_ended or self._address() is not None:
             return None
         try:
             self.fold(entries(self._job.journal) if self._job.journal.exists() else ())
@@ -248,7 +243,7 @@ class Watcher:
         with Observer(address, self._job.run_id, person_key(self._job.keys)) as observer:
             observer.last_sequence = self._follower.last_sequence
             present = -1
-            while not self.has_ended and read_address(self._job) == address:
+            while not self._follower.has_ended and read_address(self._job) == address:
                 until = time.monotonic() + _POLL_S
                 while (left := until - time.monotonic()) > 0:
                     self.fold(observer.poll(left))
@@ -258,7 +253,7 @@ class Watcher:
                     return
                 # A long history comes in parts: figures of a part of it are no figures of now.
                 present = observer.newest if present < 0 else present
-                if not self.has_ended:
+                if not self._follower.has_ended:
                     yield self.snapshot() if 0 <= present <= observer.last_sequence else None
 
 

@@ -53,7 +53,8 @@ class PayloadServer(Closing):
         """Listen, and begin to serve."""
         self._listener = serve(self._keyring, self._context, self._bind_host, _LIMITS, _SERVED)
         self._socket = self._listener.socket
-        self._endpoint = f"{self._listener.endpoint}/{self._token}"
+        self.endpoint = f"{self._listener.endpoint}/{self._token}"
+        """The address at which clients find the server."""
         self._thread.start()
         return self
 
@@ -72,11 +73,6 @@ class PayloadServer(Closing):
 
     def __enter__(self) -> Self:
         return self.start()
-
-    @property
-    def endpoint(self) -> str:
-        """The address at which clients find the server."""
-        return self._endpoint
 
     @property
     def held(self) -> frozenset[int]:
@@ -119,7 +115,7 @@ class PayloadServer(Closing):
             except zmq.Again:
                 return
             except (TransportError, ValueError) as error:
-                self._ignored("%s: ignored a malformed request: %s", self._endpoint, error)
+                self._ignored("%s: ignored a malformed request: %s", self.endpoint, error)
 
     def _answer_next(self) -> None:
         first, body = receive_marked(self._socket, 2)
@@ -138,7 +134,7 @@ class PayloadServer(Closing):
             header = REPLIES.encode(Found(request=fetch.request, lease=lease, payloads=packed.payloads))
             if not offer(self._socket, [identity, header, *packed.frames], copy=False):
                 # The client asks again, or reports them missing.
-                self._unread("%s: a client is gone or reads too slowly", self._endpoint)
+                self._unread("%s: a client is gone or reads too slowly", self.endpoint)
                 return
         if absent:
             offer(self._socket, [identity, REPLIES.encode(Absent(request=fetch.request, leases=tuple(absent)))])

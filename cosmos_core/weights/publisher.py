@@ -46,11 +46,8 @@ class WeightPublisher(Closing):
         self._spare: SharedFile | None = None
         self._lock: Final = threading.Lock()
         self._server: Final = SliceServer(run_id, bind_host, keyring)
-
-    @property
-    def endpoint(self) -> str:
+        self.endpoint: Final = self._server.endpoint
         """The endpoint that receivers connect to: `tcp://HOST:PORT#KEY`, for `Hello.endpoints["weights"]`."""
-        return self._server.endpoint
 
     @property
     def held(self) -> tuple[int, ...]:

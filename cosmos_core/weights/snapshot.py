@@ -203,12 +203,8 @@ class Base(Closing):
         self._directory: Final = directory
         self._snapshot: Snapshot | None = None
         self._layout: EngineLayout = {}
-        self._origin: Origin | None = None
-
-    @property
-    def origin(self) -> Origin | None:
+        self.origin: Origin | None = None
         """The version that it holds, all of it and attested; None if there is none."""
-        return self._origin
 
     def holds(self, piece: TensorSlice, facts: TensorFacts) -> bool:
         """True if the copy has this slice of a tensor with this dtype and shape."""
@@ -226,7 +222,7 @@ class Base(Closing):
 
         Where there is no room for the layout, the log says so, nothing is kept, and the next version comes whole.
         """
-        self._origin = None
+        self.origin = None
         if self._snapshot is not None and layout == self._layout:
             return
         self.close()
@@ -245,11 +241,11 @@ class Base(Closing):
     def confirm(self, version: int, digest: str) -> None:
         """Record that all of a version has been written, and that the weights loaded from it have this digest."""
         if self._snapshot is not None:
-            self._origin = Origin(version=version, digest=digest)
+            self.origin = Origin(version=version, digest=digest)
 
     def close(self) -> None:
         """Hold nothing any more. Idempotent."""
-        self._origin = None
+        self.origin = None
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             snapshot.file.close()

@@ -87,11 +87,6 @@ class Block:
     scoring: Scoring
 
     @property
-    def window(self) -> int | None:
-        """Units that a unit may look back, itself included; None: all."""
-        return self.scoring.window
-
-    @property
     def scale(self) -> float:
         """Factor of the scores."""
         return self.query_BQHD.shape[-1] ** -0.5 if self.scoring.scale is None else self.scoring.scale
@@ -110,13 +105,13 @@ class Block:
     def is_causal(self) -> bool:
         """Tell whether keys and queries are the same units, and each sees all before it."""
         num_queries = self.query_BQHD.shape[1]
-        is_cut = self.window is not None and self.window < num_queries
+        is_cut = self.scoring.window is not None and self.scoring.window < num_queries
         return self.num_behind == 0 and num_queries == self.both_BFKE.shape[1] and not is_cut
 
     @property
     def is_open(self) -> bool:
         """Tell whether every query sees every key."""
-        is_cut = self.window is not None and self.window < self.num_behind + self.query_BQHD.shape[1]
+        is_cut = self.scoring.window is not None and self.scoring.window < self.num_behind + self.query_BQHD.shape[1]
         return self.num_behind >= self.both_BFKE.shape[1] - 1 and not is_cut
 
     def heads_apart(self) -> tuple[torch.Tensor, ...]:
@@ -135,19 +130,19 @@ class Block:
         )
         distance_QF = self.num_behind + query_Q[:, None] - key_F
         seen_QF = distance_QF >= 0
-        return seen_QF if self.window is None else seen_QF & (distance_QF < self.window)
+        return seen_QF if self.scoring.window is None else seen_QF & (distance_QF < self.scoring.window)
 
     def pieces(self) -> Iterator[tuple[range, range]]:
         """Queries that are taken at once, and the keys that any of them sees."""
         (B, num_queries, H, _), num_keys = self.query_BQHD.shape, self.both_BFKE.shape[1]
-        width = num_keys if self.window is None else min(num_keys, 2 * self.window)
+        width = num_keys if self.scoring.window is None else min(num_keys, 2 * self.scoring.window)
         scores = PIECE_SCORES.get(self.query_BQHD.device.type, ACCELERATOR_PIECE_SCORES)
         most = max(scores // (B * H * max(width, 1)), FEWEST_QUERIES)
-        if self.window is not None:
-            most = min(most, max(self.window, NARROW_WINDOW))
+        if self.scoring.window is not None:
+            most = min(most, max(self.scoring.window, NARROW_WINDOW))
         for start in range(0, num_queries, most):
             stop = min(start + most, num_queries)
-            first = 0 if self.window is None else max(self.num_behind + start - self.window + 1, 0)
+            first = 0 if self.scoring.window is None else max(self.num_behind + start - self.scoring.window + 1, 0)
             last = min(self.num_behind + stop, num_keys)
             yield range(start, stop), range(min(first, last), last)
 

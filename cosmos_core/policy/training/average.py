@@ -6,7 +6,7 @@ grows: min(decay, growth · k), as that of the policy which generates in arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -33,12 +33,15 @@ class Average:
     Args:
         config: How slowly it follows.
         module: The weights.
+
+    Attributes:
+        tensors: The average's, by name.
     """
 
     def __init__(self, config: AverageConfig, module: torch.nn.Module) -> None:
         self._config: Final = config
         self._module: Final = module
-        self._tensors: Final = {name: tensor.clone() for name, tensor in averaged_tensors(module).items()}
+        self.tensors: Final = {name: tensor.clone() for name, tensor in averaged_tensors(module).items()}
 
     def decay(self, step: int) -> float:
         """The share of the average that stays.
@@ -65,10 +68,6 @@ class Average:
         finally:
             self._swap()
 
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """The average's tensors by name; no copies."""
-        return self._tensors
-
     @torch.no_grad()
     def _swap(self) -> None:
         for average, present in self._pairs():
@@ -85,5 +84,5 @@ class Average:
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """This process's parts of each tensor of the average, and of the weights."""
         present = averaged_tensors(self._module)
-        for name, average in self._tensors.items():
+        for name, average in self.tensors.items():
             yield local(average), local(present[name])

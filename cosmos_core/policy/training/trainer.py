@@ -65,7 +65,9 @@ class Trainer:
         frozen: Models that an algorithm may consult, by role.
         critic: Estimates returns; None without one.
         step: Global step whose weights these are; negative while they are a mixture of two (see `transfer`).
-        stage: The stage whose optimizer this is.
+        stage: The present stage.
+        algorithm: Of the stage.
+        optimizer: Of the stage.
         nonfinite_steps: Steps skipped in a row.
         unimitated_steps: Steps in a row in which no demonstration could be read of those that are to be imitated.
         num_units: Units that went forward and backward since the start of the process.
@@ -91,8 +93,8 @@ class Trainer:
         for each in self._frozen.values():
             each.watch(self.activity)
         self.stage: Stage
-        self._algorithm: Algorithm
-        self._optimizer: AdamW
+        self.algorithm: Algorithm
+        self.optimizer: AdamW
         self._temperature = 1.0
         self._packer = Packer(model=self.model, policy=policy, world=world, device=self.device)
         self._average = None if policy.average is None else Average(policy.average, module)
@@ -110,16 +112,6 @@ class Trainer:
         """The device of weights, gradients and optimizer: the CPU if they are kept there between uses."""
         return self._gradients.flat.device
 
-    @property
-    def optimizer(self) -> AdamW:
-        """The present stage's optimizer."""
-        return self._optimizer
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The present stage's algorithm."""
-        return self._algorithm
-
     def begin_stage(self, stage: Stage, algorithm: Algorithm, temperature: float) -> None:
         """Take up a stage with a fresh optimizer.
 
@@ -130,8 +122,8 @@ class Trainer:
         """
         self.stage = stage
         self._temperature = temperature
-        self._algorithm = algorithm
-        self._optimizer = AdamW(self.module, stage.optimizer)
+        self.algorithm = algorithm
+        self.optimizer = AdamW(self.module, stage.optimizer)
         for frozen in self._frozen.values():
             if not frozen.follows:
                 continue
@@ -152,12 +144,12 @@ class Trainer:
         """
         assert stage.index == self.stage.index, "a stage is begun, not changed into"
         self.stage = stage
-        self._algorithm = algorithm
+        self.algorithm = algorithm
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that training goes on from, by flat name, in a fixed order; no copies."""
         tensors = {f"model.{name}": tensor for name, tensor in trained_tensors(self.module).items()}
-        tensors.update({f"optimizer.{name}": tensor for name, tensor in self._optimizer.state().items()})
+        tensors.update({f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()})
         # Frozen models whose weights no recipe names have those that a stage before has trained.
         follow = {role: frozen for role, frozen in self._frozen.items() if frozen.follows and self.stage.first_step}
         for role, frozen in follow.items():
@@ -165,7 +157,7 @@ class Trainer:
         if self._critic is not None:
             tensors.update({f"critic.{name}": tensor for name, tensor in self._critic.state().items()})
         if self._average is not None:
-            tensors.update({f"{AVERAGE}.{name}": tensor for name, tensor in self._average.state().items()})
+            tensors.update({f"{AVERAGE}.{name}": tensor for name, tensor in self._average.tensors.items()})
         return tensors
 
     def published(self) -> contextlib.AbstractContextManager[object]:
@@ -270,7 +262,7 @@ class Trainer:
     def _passes(self) -> Passes:
         average = self._policy.average
         return Passes(
-            algorithm=self._algorithm,
+            algorithm=self.algorithm,
             executor=self._executor,
             packer=self._packer,
             world=self.world,
@@ -285,7 +277,7 @@ class Trainer:
     @property
     def _asked_critic(self) -> Critic | None:
         """The critic, where the algorithm needs it."""
-        return self._critic if self._algorithm.needs_critic else None
+        return self._critic if self.algorithm.needs_critic else None
 
     def _apply(self, meter: Meter, critic_norm: float = 0.0) -> Applied:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)
@@ -293,7 +285,7 @@ class Trainer:
         is_finite = math.isfinite(norm) and math.isfinite(critic_norm)
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
-            self._optimizer.step(lr, self.stage.optimizer.weight_decay)
+            self.optimizer.step(lr, self.stage.optimizer.weight_decay)
             critic = self._asked_critic
             if critic is not None:
                 critic.step(critic_norm, self.stage.optimizer.clip_norm)

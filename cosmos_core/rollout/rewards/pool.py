@@ -128,6 +128,8 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     Attributes:
         tell: Called on the pool's thread for each worker that died.
+        scoring_s: Seconds that scores took, summed over workers.
+        num_replaced: Workers that hung or ended, each replaced by another.
     """
 
     def __init__(self, rewards: Sequence[RewardConfig], *, num_workers: int, seed: int, lasts: bool = False) -> None:
@@ -137,8 +139,8 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._waiting: Final[deque[Assignment]] = deque()
         self._open: Final[dict[int, tuple[_Job, int]]] = {}
         self._next_ticket = 0
-        self._scoring_s = 0.0
-        self._num_replaced = 0
+        self.scoring_s = 0.0
+        self.num_replaced = 0
         self._places: Final[set[str]] = set()
         self._late: Final[dict[int, tuple[float, int]]] = {}
         self._lasts: Final = lasts
@@ -150,16 +152,6 @@ class RewardPool(WorkerPool[RewardProcess]):
         """True if every worker has loaded the rewards."""
         workers = tuple(self._workers)
         return len(workers) == self._num_workers and all(worker.is_ready for worker in workers)
-
-    @property
-    def num_replaced(self) -> int:
-        """Workers that hung or ended, each replaced by another."""
-        return self._num_replaced
-
-    @property
-    def scoring_s(self) -> float:
-        """Seconds that scores took, summed over workers."""
-        return self._scoring_s
 
     def start(self) -> None:
         """Start the workers, if there is anything to score; returns at once."""
@@ -181,7 +173,7 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _read(self, worker: RewardProcess) -> None:
         for assignment, message in worker.receive():
-            self._scoring_s += time.monotonic() - assignment.since
+            self.scoring_s += time.monotonic() - assignment.since
             self._close(assignment.task, message.outcome)
 
     def _watch(self, index: int, outcome: Outcome) -> None:
@@ -211,7 +203,7 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
         suspects, others = worker.left()
-        self._scoring_s += sum(time.monotonic() - each.since for each in suspects)
+        self.scoring_s += sum(time.monotonic() - each.since for each in suspects)
         if not is_late:
             labels = sorted({self._rewards[each.task.reward].label for each in suspects})
             whose = f"processes of reward {' or '.join(labels)}" if labels else "idle processes of rewards"
@@ -224,7 +216,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         for suspect in suspects:
             suspect.alone = True
         self._waiting.extendleft(reversed(suspects + others))
-        self._num_replaced += 1
+        self.num_replaced += 1
 
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
         name = self._rewards[assignment.task.reward].label

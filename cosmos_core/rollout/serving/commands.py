@@ -33,26 +33,22 @@ class Commands:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._closed: EngineError | None = EngineError("the engine is not started")
+        self.closed: EngineError | None = EngineError("the engine is not started")
+        """The error with which commands are refused; None while they are not."""
         self._thread: int | None = None
 
     def open(self) -> None:
         """Accept commands, to be run by the calling thread."""
         with self._lock:
-            self._closed = None
+            self.closed = None
             self._thread = threading.get_ident()
 
     def close(self, reason: EngineError) -> None:
         """Refuse commands from now on, and those that wait."""
         with self._lock:
-            self._closed = reason
+            self.closed = reason
         while not self._queue.empty():
             self._queue.get()[1].set_exception(reason)
-
-    @property
-    def closed(self) -> EngineError | None:
-        """The error with which commands are refused; None while they are not."""
-        return self._closed
 
     def post(self, command: Callable[[], T]) -> Future[T]:
         """Queue a command; its future holds the result or the `CosmosError` that it raised.
@@ -66,8 +62,8 @@ class Commands:
         """
         future: Future[T] = Future()
         with self._lock:
-            if self._closed is not None:
-                raise type(self._closed)(str(self._closed)) from self._closed
+            if self.closed is not None:
+                raise type(self.closed)(str(self.closed)) from self.closed
             if threading.get_ident() != self._thread:
                 self._queue.put((command, future))
                 return future

@@ -20,16 +20,11 @@ class ServedHandle:
     """A request in flight (`protocols.Handle`)."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
+        self.request = request
         self._condition = threading.Condition()
         self._results: list[Generated] | None = None
         self._error: EngineError | None = None
         self._callbacks: list[Callable[[Handle], None]] = []
-
-    @property
-    def request(self) -> Request:
-        """The request."""
-        return self._request
 
     @property
     def is_done(self) -> bool:
@@ -40,7 +35,7 @@ class ServedHandle:
         """Wait for all samples, in the order of their index."""
         with self._condition:
             if not self._condition.wait_for(lambda: self.is_done, timeout_s):
-                raise TimeoutError(f"request {self._request.request_id!r} is not finished after {timeout_s} s")
+                raise TimeoutError(f"request {self.request.request_id!r} is not finished after {timeout_s} s")
         if self._error is not None:
             raise type(self._error)(str(self._error)) from self._error
         assert self._results is not None

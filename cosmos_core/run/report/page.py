@@ -226,7 +226,7 @@ def _throughput(follower: Follower) -> list[Series]:
     spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
     found: dict[str, list[tuple[float, float | None]]] = {"rollout": [], "policy": []}
     for first, last in itertools.pairwise(spaced):
-        passed, middle = last.time - first.time, (first.time + last.time) / 2 - follower.sessions[0][0]
+        passed, middle = last.time - first.time, (first.time + last.time) / 2 - follower.timeline.sessions[0][0]
         if not follower.timeline.is_one_session(first.time, last.time):
             for points in found.values():
                 points.append((middle, None))

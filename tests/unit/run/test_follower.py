@@ -37,7 +37,7 @@ def test_the_state_is_the_fold_of_the_journal(finished):
     times = [timed.time for timed in follower.steps]
     assert times == sorted(times)
     assert 1000.0 < times[0] < times[-1] < 1000.0 + len(finished.entries)
-    assert follower.sessions == [(1002.0, 1000.0 + len(finished.entries))]
+    assert follower.timeline.sessions == [(1002.0, 1000.0 + len(finished.entries))]
 
     # Generated and trained units are counted.
     follower = Follower()
@@ -140,11 +140,11 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(history):
     history.resume(4)
     follower = Follower()
     follower.fold(history.entries)
-    assert follower.sessions[0][1] == ended_at, "the time until the resume is of no session"
+    assert follower.timeline.sessions[0][1] == ended_at, "the time until the resume is of no session"
     assert [timed.record.step for timed in follower.steps] == [1, 2, 3, 4]
     assert [timed.record.version for timed in follower.evaluations] == [3]
     assert follower.num_resumed == 1
-    assert len(follower.sessions) == 2
+    assert len(follower.timeline.sessions) == 2
     history.join(step=4)
     history.work()
     history.end()

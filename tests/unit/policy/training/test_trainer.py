@@ -160,7 +160,7 @@ def test_gradients_are_clipped_as_torch_does(model, kit):
     trainer = kit.make_trainer(model, optimizer=OptimizerConfig(lr=1e-2, clip_norm=0.01))
     seen = []
     step = trainer.optimizer.step
-    trainer._optimizer.step = lambda *to: seen.append(trainer._gradients.flat.norm().item()) or step(*to)
+    trainer.optimizer.step = lambda *to: seen.append(trainer._gradients.flat.norm().item()) or step(*to)
     train(trainer, sequences, totals)
     assert seen == [pytest.approx(0.01, rel=1e-3)]
 
