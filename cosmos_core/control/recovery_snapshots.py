@@ -46,7 +46,10 @@ class RecoverySnapshots:
         self._noted = due
         for step, _, _ in due:
             self._write(snapshot_of(state, step))
-        self._prune(progress.best_checkpoint(state))
+        best = progress.best_checkpoint(state)
+        for step in kept(self._folder)[: -self._keep]:
+            if step != best:
+                (self._folder / f"step-{step}").unlink(missing_ok=True)
 
     def _remove_undone(self, state: State) -> None:
         rollbacks = tuple(state.rollbacks)
@@ -77,11 +80,6 @@ class RecoverySnapshots:
                 f"{path} cannot be written ({error.strerror}), without which the run could not go on from its "
                 "checkpoint if its journal were lost; free some space or mend the disk, then --resume"
             ) from error
-
-    def _prune(self, best: int | None) -> None:
-        for step in kept(self._folder)[: -self._keep]:
-            if step != best:
-                (self._folder / f"step-{step}").unlink(missing_ok=True)
 
 
 def kept(folder: Path) -> list[int]:

@@ -240,16 +240,13 @@ class Server:
                 self._loop.take(*taken, now)
             elif taken.answer is not None:
                 self._offer(taken.identity, taken.answer)
-        self._shut_out()
-        for identity, watch in self._loop.watches:
-            self._observers.watch(identity, watch.after, now, again=watch.again)
-        self._loop.watches.clear()
-
-    def _shut_out(self) -> None:
-        """Part with those whose keys were revoked: replicas are lost, observers see no more."""
+        # Of those whose keys were revoked replicas are lost, and observers see no more.
         for identity in self._inbox.revoked(self._speakers):
             self._observers.forget(identity)
             self._loop.shut_out(identity, "its key was revoked")
+        for identity, watch in self._loop.watches:
+            self._observers.watch(identity, watch.after, now, again=watch.again)
+        self._loop.watches.clear()
 
     def _speakers(self) -> set[bytes]:
         return {line.identity for _, line in self._loop.lines.items()} | self._observers.identities

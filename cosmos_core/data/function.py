@@ -15,7 +15,7 @@ from cosmos_core.data.options import RowsOptions
 from cosmos_core.data.rows import BadRowError, RawRow
 from cosmos_core.errors import DataError, told_as
 from cosmos_core.protocols import DatasetContext, Split
-from cosmos_core.types import Message, Prompt
+from cosmos_core.types import Prompt
 
 GIVEN: Final = ("split", "seed", "directory")
 """Names of parameters that the run gives such a function."""
@@ -104,7 +104,11 @@ class _Mapping:
             row = {"prompt": row}
         if not isinstance(row, Mapping):
             raise BadRowError(f"a row is a text, a Prompt or a mapping with `prompt`, not a {type(row).__name__}")
-        text, answer = _text(row)
+        text, answer = row.get("prompt"), None
+        if isinstance(text, str) and not text.strip():
+            raise BadRowError("the prompt is empty")
+        if not isinstance(text, str):
+            text, answer = chat_of(row, "prompt")
         return Prompt(
             text=text,
             reference=plain(row.get("reference"), "reference"),
@@ -113,16 +117,6 @@ class _Mapping:
             media=() if row.get("media") is None else locations(row, "media", folder),
             metadata={str(name): plain(value, str(name)) for name, value in row.items() if name not in _KEYS},
         )
-
-
-def _text(row: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str | None]:
-    """The prompt, and the demonstration if it is a chat that ends with one."""
-    prompt = row.get("prompt")
-    if isinstance(prompt, str) and prompt.strip():
-        return prompt, None
-    if isinstance(prompt, str):
-        raise BadRowError("the prompt is empty")
-    return chat_of(row, "prompt")
 
 
 def _optional(row: Mapping[str, Any], name: str) -> str | None:

@@ -243,8 +243,10 @@ class WeightSync:
                 self.num_pieces += 1
                 if arrivals is not None:
                     arrivals.add(rank, piece, data)
-            if arrivals is not None:
-                self._check_arrivals(target, arrivals)
+            if arrivals is not None and (wrong := arrivals.first_wrong()):
+                reason = f"{wrong}: what arrived is not what was published; its source, its file or the wire is bad"
+                self._report(WeightsRejected(version=target.version, digest="", expected=target.digest, reason=reason))
+                raise WeightSyncError(reason)
             self.transfer_s = time.monotonic() - begin
             with self._version_lock.changing() as may_change, self._swapping:
                 if may_change:
@@ -270,12 +272,6 @@ class WeightSync:
             # What is in flight is not leased any more, and is ended before anything is generated again.
             self._engine.pause("keep")
             self._version_lock.revoke()
-
-    def _check_arrivals(self, target: WeightTarget, arrivals: Arrivals) -> None:
-        if wrong := arrivals.first_wrong():
-            reason = f"{wrong}: what arrived is not what was published; its source, its file or the wire is bad"
-            self._report(WeightsRejected(version=target.version, digest="", expected=target.digest, reason=reason))
-            raise WeightSyncError(reason)
 
     def _refuse(self, target: WeightTarget, digest: str, reason: str, arrivals: Arrivals | None) -> None:
         """Serve nothing: what is loaded is not what was published."""

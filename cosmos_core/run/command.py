@@ -148,7 +148,12 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     dataset = load_dataset(job, plugins)
     follower = Follower()
     start, undone = find_start(job, follower, wanted)
-    _check_length(job, start)
+    last = stages(recipe)[-1]
+    if start.step is not None and last.last_step < start.step:
+        raise ConfigError(
+            f"run.steps: {recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
+            "a run cannot be made shorter than it is"
+        )
     check_port(recipe)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]
     differences = provenance.resumed_with(directory, chosen, list(map(str, changes)))
@@ -187,15 +192,6 @@ def _launcher(job: Job, plugins: PluginSet) -> Launcher:
     launcher = make_launcher(job.recipe, job.directory, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
     launcher.check()
     return launcher
-
-
-def _check_length(job: Job, start: Start) -> None:
-    last = stages(job.recipe)[-1]
-    if start.step is not None and last.last_step < start.step:
-        raise ConfigError(
-            f"run.steps: {job.recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
-            "a run cannot be made shorter than it is"
-        )
 
 
 def _supervise(session: _Session, console: Console, began: float) -> str:

@@ -130,18 +130,15 @@ class Follower:
             self.has_ended = False
         self.num_resumed += isinstance(event, Resumed)
         if isinstance(event, Resumed | RolledBack):
-            self._truncate(state)
+            # What the resumed timeline does not hold.
+            self.evaluated = [(version, time) for version, time in self.evaluated if version <= state.step]
+            self._num_changes = len(state.changes)
+            self._told.clear()
+            self.has_ended = False
         self._count(time, event, notify)
         self._settings(state, notify)
         self._records(time, state, before, notify)
         self._membership(event, left.role if left else "", notify)
-
-    def _truncate(self, state: State) -> None:
-        """Forget what the resumed timeline does not hold."""
-        self.evaluated = [(version, time) for version, time in self.evaluated if version <= state.step]
-        self._num_changes = len(state.changes)
-        self._told.clear()
-        self.has_ended = False
 
     def _count(self, time: float, event: Event, notify: Notify) -> None:
         if isinstance(event, RunEnded):

@@ -120,17 +120,13 @@ class Observer(Connection):
             if isinstance(message, Notices):
                 return message
             if isinstance(message, Refused):
-                self._refused(message)
+                if message.is_final:
+                    raise TransportError(f"the controller refuses: {message.reason}")
+                self._heard_at, self.refusal = time.monotonic(), message.reason
                 continue
             if not isinstance(message, Answer):
                 raise TransportError(f"the controller sent an observer {type(message).__name__}, not Notices")
             self.answers[message.ident] = message.refusal
-
-    def _refused(self, message: Refused) -> None:
-        if message.is_final:
-            raise TransportError(f"the controller refuses: {message.reason}")
-        self._heard_at = time.monotonic()
-        self.refusal = message.reason
 
     def _accept(self, notices: Notices) -> list[tuple[int, float, Event]]:
         self._heard_at = time.monotonic()

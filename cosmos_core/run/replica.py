@@ -197,8 +197,15 @@ class _Session:
         assert state is not None, "it was seen before anything was started"
         for ended in self._launcher.exits():
             self._restart_policy.fleet.note(ended, now)
-        self._look(member, state)
-        self._end_in_time(member, state, now)
+        had_joined = member.has_joined
+        self._restart_policy.look(state)
+        if member.has_joined and not had_joined and not member.given_up:
+            self._say(f"{member.name}: joined; Ctrl-C lets it finish what it has begun, and leave")
+        # What lingers after the run, and what was interrupted before it had a part in it.
+        if state.outcome:
+            self._over_since = min(self._over_since, now)
+        if now > self._over_since + _END_S or (self.interrupts.number and not member.has_joined):
+            self._restart_policy.fleet.kill(member)
         if self._restart_policy.fleet.gone(now) and (code := self._on_gone(member, state, now)) is not None:
             return code
         if self.interrupts.number > 1:
@@ -210,19 +217,6 @@ class _Session:
         self._requests.send(self._observer, now)
         self._show(state, now)
         return None
-
-    def _look(self, member: Member, state: State) -> None:
-        had_joined = member.has_joined
-        self._restart_policy.look(state)
-        if member.has_joined and not had_joined and not member.given_up:
-            self._say(f"{member.name}: joined; Ctrl-C lets it finish what it has begun, and leave")
-
-    def _end_in_time(self, member: Member, state: State, now: float) -> None:
-        """Kill what lingers after the run, and what was interrupted before it had a part in it."""
-        if state.outcome:
-            self._over_since = min(self._over_since, now)
-        if now > self._over_since + _END_S or (self.interrupts.number and not member.has_joined):
-            self._restart_policy.fleet.kill(member)
 
     def _answer_interrupt(self, member: Member) -> None:
         if self.interrupts.number and member.has_joined and not self._drain:

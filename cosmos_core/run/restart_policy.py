@@ -114,7 +114,7 @@ class RestartPolicy:
 
         Returns what became of it; None while the controller may still say that it was told to end.
         """
-        name, words = member.name, ending_of(member)
+        name, words = member.name, member.given_up or f"{member.end.name} ended: {last_words(member.end)}"
         if name in state.departed:
             return Decision(kind="left")
         cause = cause_of(member.end)
@@ -132,8 +132,3 @@ class RestartPolicy:
             return Decision(kind="spent", words=words)
         self.fleet.start(member)
         return Decision(kind="started", words=f"{words}; {name} is started again")
-
-
-def ending_of(member: Member) -> str:
-    """The end of a replica, in words."""
-    return member.given_up or f"{member.end.name} ended: {last_words(member.end)}"

@@ -117,7 +117,12 @@ class TerminalLog:
 
     def look(self, state: State) -> None:
         """Say what is new of a state: problems, why it does not learn, who shall leave, which role has nobody left."""
-        self._look_at_problems(state)
+        # The first of each kind; all are counted in the summary.
+        for kind, detail in state.status_details.items():
+            # Not by the words: the same ones, said again, are news as well.
+            if kind not in self._told and self._known.get(kind) is not detail:
+                self._told.add(kind)
+                self._say(f"{kind}: {detail}")
         basis = (state.stage_index, [*state.steps[-1:]], sum(state.ledger.dropped.values()), len(state.evaluations))
         # Of the same steps and prompts they are the same; to look takes a millisecond, and news come all the time.
         for finding in findings(state) if basis != self._basis else ():
@@ -139,14 +144,6 @@ class TerminalLog:
                     f"{self._job.recipe.control.join_timeout_s:g} s (control.join_timeout_s); "
                     f"cosmos replica {role} --run {self._job.directory} adds one"
                 )
-
-    def _look_at_problems(self, state: State) -> None:
-        """Say the first of each kind of problem; all are counted in the summary."""
-        for kind, detail in state.status_details.items():
-            # Not by the words: the same ones, said again, are news as well.
-            if kind not in self._told and self._known.get(kind) is not detail:
-                self._told.add(kind)
-                self._say(f"{kind}: {detail}")
 
 
 _POLL_S: Final = 0.1

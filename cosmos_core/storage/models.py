@@ -105,7 +105,13 @@ def _replace(place: Place, names: Collection[str], put: Callable[[str], None]) -
     place.check_ways(names)
     beside = {posixpath.dirname(name) for name in names if name.endswith(_WEIGHTS)}
     older = _of_export(place, before, beside) - new
-    _check_strange_weights(before.keys() - older - new, beside, place.where)
+    staying = sorted(before.keys() - older - new)
+    # A library could read those that stay in their place.
+    if strange := [name for name in staying if name.endswith(_WEIGHTS) and posixpath.dirname(name) in beside]:
+        raise StorageError(
+            f"{place.where} has {', '.join(strange)}, which no export wrote and no index names; remove it, or choose "
+            "another place"
+        )
     _write_list(place, older | new)
     for name in MARKS:
         if name in before:
@@ -144,16 +150,6 @@ def _indexed(content: bytes, folder: str) -> set[str]:
         return {posixpath.join(folder, name) for name in json.loads(content)["weight_map"].values()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
-
-
-def _check_strange_weights(staying: Iterable[str], beside: Collection[str], where: str) -> None:
-    """Refuse to send weights to folders in which others stay: a library could read those in their place."""
-    strange = sorted(name for name in staying if name.endswith(_WEIGHTS) and posixpath.dirname(name) in beside)
-    if strange:
-        raise StorageError(
-            f"{where} has {', '.join(strange)}, which no export wrote and no index names; remove it, or choose "
-            "another place"
-        )
 
 
 def _write_list(place: Place, names: Iterable[str]) -> None:

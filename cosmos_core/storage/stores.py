@@ -130,18 +130,13 @@ def _s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
         options["endpoint_url"] = endpoint
     if region := environment.get(REGION):
         options["client_kwargs"] = {"region_name": region}
+    attempts = environment.get("AWS_MAX_ATTEMPTS") or str(_ATTEMPTS)
+    if not attempts.isdecimal() or int(attempts) == 0:
+        raise StorageError(f"S3: AWS_MAX_ATTEMPTS is {attempts!r}; set a whole number of 1 or more, or unset it")
     # Said here and not left to botocore: fsspec keeps what it opened by its options, and would keep these with it.
-    options["config_kwargs"] = {
-        "retries": {"mode": environment.get("AWS_RETRY_MODE") or _RETRIES, "total_max_attempts": _attempts(environment)}
-    }
+    mode = environment.get("AWS_RETRY_MODE") or _RETRIES
+    options["config_kwargs"] = {"retries": {"mode": mode, "total_max_attempts": int(attempts)}}
     return options
-
-
-def _attempts(environment: Mapping[str, str]) -> int:
-    said = environment.get("AWS_MAX_ATTEMPTS") or str(_ATTEMPTS)
-    if not said.isdecimal() or int(said) == 0:
-        raise StorageError(f"S3: AWS_MAX_ATTEMPTS is {said!r}; set a whole number of 1 or more, or unset it")
-    return int(said)
 
 
 _TAGS: Final = ("ETag", "etag", "mtime", "created")

@@ -27,11 +27,8 @@ def sendable(text: str) -> str:
 
 def fitted(report: T) -> T:
     """A report whose texts are what may be sent: cut, and `sendable`."""
-    return attrs.evolve(report, **{name: _fit(value) for name, value in _fields(report)})  # type: ignore[misc] # T is attrs
-
-
-def _fields(record: Any) -> list[tuple[str, Any]]:
-    return [(field.name, getattr(record, field.name)) for field in attrs.fields(type(record))]
+    names = [field.name for field in attrs.fields(type(report))]  # type: ignore[arg-type] # T is attrs
+    return attrs.evolve(report, **{name: _fit(getattr(report, name)) for name in names})  # type: ignore[misc]
 
 
 def _fit(value: Any) -> Any:

@@ -57,8 +57,11 @@ def problems(options: DiffusionOptions, model: Model) -> Iterator[str]:
         )
     if options.sigma_min >= options.sigma_max:
         yield f"{_OPTIONS}.sigma_min: {options.sigma_min:g} is not below sigma_max = {options.sigma_max:g}"
-    if options.regressions:
-        yield from _regressions(options)
+    if options.regressions and options.sampler not in _ODES:
+        yield (
+            f"{_OPTIONS}.sampler: {options.sampler!r} adds noise, and regressions are learned of what an ODE leads to; "
+            f"take one of {', '.join(map(repr, _ODES))}"
+        )
     if options.shared_prefix and (options.trained != "window" or options.regressions):
         yield f"{_OPTIONS}.shared_prefix: samples branch where a window begins; set trained = 'window'"
 
@@ -69,14 +72,6 @@ def noiseless(options: DiffusionOptions) -> Iterator[str]:
         yield (
             f"{_OPTIONS}.sampler: {options.sampler!r} adds no noise, so that nothing is decided; take 'flow-sde', "
             "'cps' or 'edm', or learn regressions (regressions = 4)"
-        )
-
-
-def _regressions(options: DiffusionOptions) -> Iterator[str]:
-    if options.sampler not in _ODES:
-        yield (
-            f"{_OPTIONS}.sampler: {options.sampler!r} adds noise, and regressions are learned of what an ODE leads to; "
-            f"take one of {', '.join(map(repr, _ODES))}"
         )
 
 
@@ -117,6 +112,5 @@ def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator
 
 def _has_window(options: DiffusionOptions, sampling: Sampling) -> bool:
     # Of a sampler without noise it is told that nothing is decided at all.
-    if not sampling.temperature or options.regressions or options.sampler in _NOISELESS:
-        return False
-    return options.trained == "window"
+    is_noisy = sampling.temperature and not options.regressions and options.sampler not in _NOISELESS
+    return bool(is_noisy) and options.trained == "window"

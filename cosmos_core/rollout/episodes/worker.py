@@ -125,8 +125,12 @@ class Worker(process.Worker):
             async for message in self.messages():
                 if isinstance(message, Setup):
                     self._load(message)
-                elif not self._is_leaving:  # else the replica says that it is lost, once this process has ended
-                    self._begin(message)
+                elif self._is_leaving:
+                    continue  # the replica says that it is lost, once this process has ended
+                elif isinstance(message, Close):
+                    self._begin_close(message.episode)
+                else:
+                    self._answering[message.episode] = asyncio.ensure_future(self._answer(message))
         finally:
             await self._close_all()
         if self._closing or self._stuck or self._calls.num_going:
@@ -144,12 +148,6 @@ class Worker(process.Worker):
         make()  # what is wrong with the options is wrong with every episode
         self._make, self._timeout_s = make, config.timeout_s
         self.send(Ready())
-
-    def _begin(self, message: Open | Act | Close) -> None:
-        if isinstance(message, Close):
-            self._begin_close(message.episode)
-        else:
-            self._answering[message.episode] = asyncio.ensure_future(self._answer(message))
 
     async def _answer(self, message: Open | Act) -> None:
         self.send(Began(episode=message.episode))

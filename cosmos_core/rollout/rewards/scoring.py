@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -71,7 +71,7 @@ def sample(
     scored = [*zip(rewards, outcomes, strict=True)]
     failed = next((_named(config.label, outcome) for config, outcome in scored if outcome.value is None), None)
     values = {config.label: outcome.value for config, outcome in scored if outcome.value is not None}
-    shut = _shut(values, rewards)
+    shut = [each.label for each in rewards if each.gate is not None and values.get(each.label, each.gate) < each.gate]
     counted = [config for config in rewards if config.label in values and (not shut or config.gate is not None)]
     total = sum(config.weight * values[config.label] for config in counted)
     if environment is not None and played.reward is not None:
@@ -103,15 +103,6 @@ def _named(label: str, failed: Outcome) -> Outcome:
     kind, own, rest = failed.detail.partition(f"reward {label}: ")
     detail = f"{kind}{rest}" if own and (not kind or kind.removesuffix(": ").isidentifier()) else failed.detail
     return attrs.evolve(failed, detail=f"{label}: {detail}")
-
-
-def _shut(values: Mapping[str, float], rewards: Sequence[RewardConfig]) -> list[str]:
-    """The rewards that are below their gates."""
-    return [
-        config.label
-        for config in rewards
-        if config.gate is not None and config.label in values and values[config.label] < config.gate
-    ]
 
 
 def _details(

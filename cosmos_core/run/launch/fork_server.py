@@ -95,14 +95,11 @@ class Child:
         """Signal it, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                self._await_session()
+                # Before it has a session of its own it ignores signals, as its fork server does.
+                until = time.monotonic() + _BEGIN_S
+                while os.getsid(self.pid) != self.pid and time.monotonic() < until:
+                    time.sleep(0.005)
                 os.kill(self.pid, number)
-
-    def _await_session(self) -> None:
-        """Wait until the child has a session of its own: before that it ignores signals as its fork server does."""
-        until = time.monotonic() + _BEGIN_S
-        while os.getsid(self.pid) != self.pid and time.monotonic() < until:
-            time.sleep(0.005)
 
 
 def prepare(threads: int) -> bool:
@@ -246,16 +243,12 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _let_go() -> None:
-    """Let the fork server end with its starter, and its forks with it: it lives while anyone has the pipe to it."""
+def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
+    """Become the process: what `python -m` would have made."""
+    # The fork server ends with its starter, and its forks with it: it lives while anyone has the pipe to it.
     server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
     os.close(server._forkserver_alive_fd)  # noqa: SLF001
     server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None  # noqa: SLF001
-
-
-def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
-    """Become the process: what `python -m` would have made."""
-    _let_go()
     # What was imported stays: it is no garbage, and looking at it would copy its pages.
     gc.freeze()
     gc.enable()

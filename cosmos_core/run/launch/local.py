@@ -136,8 +136,7 @@ class LocalLauncher:
 
     def terminate(self, name: str) -> None:
         """Ask one process to end; returns at once."""
-        process = self._processes.get(name)
-        if process is not None and process.poll() is None:
+        if (process := self._processes.get(name)) is not None:
             process.send_signal(signal.SIGTERM)
 
     def check(self) -> None:
@@ -146,8 +145,7 @@ class LocalLauncher:
     def signal_stop(self) -> None:
         """Ask every process to end; returns at once."""
         for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
 
     def stop(self, grace_s: float) -> None:
         """End every process and whatever it started: TERM first, KILL after `grace_s`."""

@@ -66,7 +66,8 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     for stage, algorithm in parts.stages:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
     if parts.engine is not None:
-        found += engine_misfits(recipe, parts, parts.engine)
+        for look in (_payload_kinds, _media, _quantization, _ranks):
+            found += look(recipe, parts, parts.engine)
     found += parts.unmet
     if recipe.critic is not None and not parts.model.features:
         found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
@@ -211,14 +212,6 @@ def _without_demonstrations(recipe: Recipe, parts: Parts, stage: Stage, *, is_be
             f"{stage.key}.plugin: {stage.plugin!r} {does}, but none of {parts.measured.num_rows} train rows of dataset "
             f"{recipe.dataset.plugin!r} has one; map a field to them in [dataset.options], or {instead}"
         )
-
-
-def engine_misfits(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
-    """Problems of what the engine makes, takes, holds or spreads otherwise than the recipe has it."""
-    yield from _payload_kinds(recipe, parts, engine)
-    yield from _media(recipe, parts, engine)
-    yield from _quantization(recipe, parts, engine)
-    yield from _ranks(recipe, parts, engine)
 
 
 def logprob_misfits(

@@ -96,7 +96,10 @@ def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[
     longest = min(longest, parts.facts.context_length)
     for role, frozen in parts.frozen.items():
         if frozen.misfit:
-            yield f"{role}: {frozen.misfit}; {_needed(parts)}"
+            alike = "text encoder, autoencoder and size of videos"
+            if parts.has_tokens:
+                alike = "tokenizer and chat template"
+            yield f"{role}: {frozen.misfit}; it needs the policy's {alike}"
         for problem in misfits(_policy_of(recipe), frozen.capabilities, frozen.facts):
             if problem not in known:
                 yield f"{role}: it lies on the policy's mesh; {problem}"
@@ -105,13 +108,6 @@ def misplaced(recipe: Recipe, parts: Parts, known: Collection[str]) -> Iterator[
                 f"{role}: its context is {frozen.facts.context_length} units, and sequences of this run may have "
                 f"{longest}; take a model with a longer one, or shorten prompts or completions"
             )
-
-
-def _needed(parts: Parts) -> str:
-    """The parts that two models have in common that encode rows alike."""
-    if parts.has_tokens:
-        return "it needs the policy's tokenizer and chat template"
-    return "it needs the policy's text encoder, autoencoder and size of videos"
 
 
 def unanswered(recipe: Recipe, parts: Parts, stage: Stage) -> Iterator[str]:

@@ -164,8 +164,11 @@ def look_at_rows(
         try:
             prompt = dataset.row("train", index)
             payload = _encoded(prompt, model, rewards)
-            if imitates:
-                _vet(model, prompt, counted)
+            is_due = imitates and prompt.demonstration is not None and counted["shown"] < _VETTED
+            if is_due and hasattr(model, "vet"):
+                counted["shown"] += 1
+                model.vet(prompt)
+                counted["num_vetted"] += 1
         except DataError as error:
             counted["num_unusable"] += 1
             fault = fault or str(error)
@@ -205,14 +208,6 @@ def _encoded(prompt: Prompt, model: Model, rewards: Sequence[Reward]) -> Payload
         if hasattr(reward, "vet"):
             reward.vet(prompt)
     return payload
-
-
-def _vet(model: Model, prompt: Prompt, counted: Counter[str]) -> None:
-    """Show the model a demonstration, if it vets them and has not been shown enough."""
-    if prompt.demonstration is not None and hasattr(model, "vet") and counted["shown"] < _VETTED:
-        counted["shown"] += 1
-        model.vet(prompt)
-        counted["num_vetted"] += 1
 
 
 def _given_frames(prompt: Prompt, payload: Payload) -> int:

@@ -289,7 +289,12 @@ def print_summary(summary: Mapping[str, Any], job: Job, console: Console) -> Non
         console.print(Text(f"{each['code']}: {each['text']}; {each['advice']}", style="yellow"))
     console.print(_figures(summary))
     if summary["planes"]:
-        console.print(_planes_table(summary))
+        table = _grid(f"\n{where_title(summary)} (s)")
+        table.add_column(justify="right")
+        for pool, activities in summary["planes"].items():
+            for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
+                table.add_row(pool, activity, f"{seconds:.1f}")
+        console.print(table)
     console.print(_files(job, str(summary["outcome"]), str(summary["reason"])))
 
 
@@ -379,15 +384,6 @@ def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> 
 def where_title(summary: Mapping[str, Any]) -> str:
     """The heading of the seconds by activity: nothing is known of those before a recovery."""
     return "Where the time went" + (" since the recovery" if summary["running_s"] is None else "")
-
-
-def _planes_table(summary: Mapping[str, Any]) -> Table:
-    table = _grid(f"\n{where_title(summary)} (s)")
-    table.add_column(justify="right")
-    for pool, activities in summary["planes"].items():
-        for activity, seconds in sorted(activities.items(), key=lambda item: -item[1]):
-            table.add_row(pool, activity, f"{seconds:.1f}")
-    return table
 
 
 def _files(job: Job, outcome: str, reason: str) -> Table:

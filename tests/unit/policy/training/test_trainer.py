@@ -147,7 +147,7 @@ def test_a_finite_step_ends_the_row(model, kit):
     totals = kit.counts_of(sequences)
     trainer = kit.make_trainer(model, max_nonfinite_steps=1)
     for is_bad in (True, False, True, False):
-        trainer._algorithm = kit.Reinforce(loss_of=nan_loss) if is_bad else kit.Reinforce()
+        trainer.algorithm = kit.Reinforce(loss_of=nan_loss) if is_bad else kit.Reinforce()
         assert train(trainer, sequences, totals).skipped is is_bad
     assert all(math.isfinite(tensor.sum()) for tensor in trainer.state().values())
 
