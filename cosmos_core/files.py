@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import time
@@ -17,9 +18,9 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a file; readers find the old one or the new one, never a part.
 
     The mode is less what the process's umask takes away. An OSError leaves nothing of the new file. Drafts of writers
-    that were killed are removed from the folder.
+    that were killed are removed.
     """
-    for stale in path.parent.glob(".*.????????.draft"):
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.draft"):
         with contextlib.suppress(OSError):
             if time.time() - stale.stat().st_mtime > _STALE_S:
                 stale.unlink()

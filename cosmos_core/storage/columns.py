@@ -53,7 +53,7 @@ def _numbers(kind: Any, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndar
     given = np.asarray(values)
     # numpy would cut these off without a word; of numbers of Python's it refuses those that are too large itself.
     is_cut = wanted.kind == "i" and given.dtype.kind not in "iu"
-    if len(given) and (is_cut or (given is values and given.dtype.itemsize > wanted.itemsize)):
+    if len(given) and (not np.can_cast(given.dtype, wanted) if given is values else is_cut):
         raise TypeError(f"{given.dtype} does not fit {kind}")
     return np.ascontiguousarray(values, wanted)
 

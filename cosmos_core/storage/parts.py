@@ -24,7 +24,8 @@ _PAUSE_S: Final = 5.0
 _WAITING_BYTES: Final = 64 << 20
 _PART_BYTES: Final = 32 << 20
 _PART_ROWS: Final = 8192
-_CLOSE_S: Final = 10.0
+_CLOSE_S: Final = 3.0
+"""Less than the processes of a run have to end after it."""
 _COUNTS: Final = b"cosmos_core.counts"
 _LOG: Final = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class PartWriter:
         self._closed: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._run, name=f"parts of {kind}", daemon=True)
         self._rows: list[Mapping[str, Any]] = []
-        self._rows_bytes = 0
+        self._rows_bytes = self._num_in_hand = 0
         # Rows that were left out or removed, and are in no part's counts yet.
         self._lost = Counter[str]()
         self._told: set[str] = set()
@@ -71,15 +72,14 @@ class PartWriter:
     def put(self, rows: Sequence[Mapping[str, Any]], num_bytes: int) -> None:
         """Take in rows, of about so many bytes in memory; where too many wait they are left out, and counted."""
         with self._lock:
-            if self._rows and self._rows_bytes + num_bytes > _WAITING_BYTES:
-                self._lost["left_out"] += len(rows)
-                self._warn("%s come faster than they are written; some are left out", self._kind)
-                self.tell(len(rows), "they come faster than they are written")
+            is_full = bool(self._rows) and self._rows_bytes + num_bytes > _WAITING_BYTES
+            if not is_full and not self._closed.is_set():
+                self._rows += rows
+                self._rows_bytes += num_bytes
+                if self._thread.ident is None:
+                    self._thread.start()
                 return
-            self._rows += rows
-            self._rows_bytes += num_bytes
-            if self._thread.ident is None:
-                self._thread.start()
+        self.leave_out(len(rows), TimeoutError("they come faster than they are written" if is_full else "too late"))
 
     def leave_out(self, number: int, error: Exception) -> None:
         """Count rows that could not be made, or written."""
@@ -94,6 +94,8 @@ class PartWriter:
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self.leave_out(self._num_in_hand, TimeoutError(f"not written within {_CLOSE_S:g} s of the end"))
 
     def _warn(self, message: str, *arguments: Any) -> None:
         if message not in self._told:
@@ -115,6 +117,7 @@ class PartWriter:
         with self._lock:
             rows, self._rows, self._rows_bytes = self._rows, [], 0
             lost, self._lost = self._lost, Counter()
+            self._num_in_hand = len(rows)
         if not rows and not lost:
             return
         try:
@@ -159,12 +162,13 @@ class PartWriter:
         excess = sum(size for _, size, _ in found) - self._max_bytes
         for _, size, path in sorted(found):
             if excess > 0 and path != self._path:
-                excess -= size
-                with contextlib.suppress(FileNotFoundError, ValueError):
+                # pyarrow has an OSError or a ValueError of its own for each kind of damage.
+                with contextlib.suppress(OSError, ValueError):
                     counts = counts_of(parquet.read_metadata(path))
                     path.unlink()
                     lost += counts + Counter(removed=counts.pop("rows"))
                     self._warn("%s have reached their bound of %d bytes: the oldest go", self._kind, self._max_bytes)
+                excess -= 0 if path.exists() else size
         return lost
 
 

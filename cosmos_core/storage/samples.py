@@ -24,8 +24,8 @@ _KNOWN: Final = {"purpose": ("train", "evaluation"), "status": (*SampleStatus,)}
 _KEYS: Final = ("lease", "index", "row", "position", "purpose", "status", "drop", "newest_version")
 _BATCH_ROWS: Final = 1024
 _FEW_ROWS: Final = 32
-_DAMAGED: Final[set[Path]] = set()
-"""Parts that this process could not read."""
+_DAMAGED: Final[dict[Path, int]] = {}
+"""Parts that this process could not read, and when they had been written."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -188,15 +188,25 @@ def _opened(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        if path not in _DAMAGED and path.exists():
-            _DAMAGED.add(path)
+        written = _written_at(path)
+        if written and _DAMAGED.get(path) != written:
+            _DAMAGED[path] = written
             _LOG.warning("%s: cannot be read, and is left out: %s", path, " ".join(str(error).split()))
         raise FileNotFoundError from error
 
 
+def _written_at(path: Path) -> int:
+    """When a file was written, in ns; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def damaged(directory: Path) -> str:
     """Name the parts of a run that this process could not read, and left out; empty if it came upon none."""
-    found = [path.name for path in sorted(_DAMAGED) if path.parent == directory / FOLDER and path.is_file()]
+    mine = sorted((path, at) for path, at in _DAMAGED.items() if path.parent == directory / FOLDER)
+    found = [path.name for path, at in mine if _written_at(path) == at]
     return f"cannot be read, and left out: {', '.join(found)}" if found else ""
 
 

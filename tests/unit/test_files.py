@@ -21,8 +21,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.undo()
     replace_file(path, b"new")
     assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"new", [path])
-    # What writers left that were killed goes; what others write just now, and other hidden files, stay.
-    left, going_on, other = (tmp_path / f".{name}" for name in ("y.0a1b2c3d.draft", "x.json.4e5f6a7b.draft", "x.swp"))
+    # What writers left that were killed goes; what others write just now, and drafts of other files, stay.
+    names = ("x.json.0a1b2c3d.draft", "x.json.4e5f6a7b.draft", "thesis.20240101.draft")
+    left, going_on, other = (tmp_path / f".{name}" for name in names)
     for each in (left, going_on, other):
         each.touch()
     for each in (left, other):

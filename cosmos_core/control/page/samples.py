@@ -31,7 +31,7 @@ _TYPES: Final = {
 _DATA: Final = re.compile(f"data:({'|'.join({*_TYPES.values()})});base64,(.*)", re.DOTALL)
 _BEGINNING: Final = re.compile(rb"BM|GIF8|\xff\xd8\xff|\x89PNG|RIFF....WEBP|....ftyp|\x1aE\xdf\xa3", re.DOTALL)
 """The first bytes of these types."""
-_CHUNK_BYTES: Final = 1 << 18
+_CHUNK_BYTES: Final = 1 << 16
 WRITE_S: Final = 10.0
 """How long a browser may take to read what was sent, before it is let go."""
 
@@ -139,10 +139,10 @@ async def _sent(request: web.Request, path: Path, shown: str) -> web.StreamRespo
     except (OSError, RuntimeError, ValueError):
         return refused(404, f"{shown:.200}: no image or video that is here")
     response = web.StreamResponse(headers={"Content-Type": media_type, "Content-Length": str(left)})
-    transport = request.transport
-    assert transport is not None
-    transport.set_write_buffer_limits(0)  # what was written has left this process
     with file, contextlib.suppress(OSError):
+        if (transport := request.transport) is None:
+            return response  # who asked has left
+        transport.set_write_buffer_limits(0)  # what was written has left this process
         await response.prepare(request)
         while left > 0 and (chunk := await _aside(partial(file.read, _CHUNK_BYTES))):
             await asyncio.wait_for(response.write(chunk), WRITE_S)

@@ -47,6 +47,7 @@ def test_a_column_is_what_pyarrow_makes_of_the_values(kind, values):
     [
         *((pa.int32(), 2**40), (pa.int64(), "one"), (pa.int64(), 1.5), (pa.string(), 3), (pa.list_(pa.int32()), 5)),
         *((pa.list_(pa.int32()), np.array([2**40])), (pa.list_(pa.int32()), F4(1.5))),
+        (pa.list_(pa.int32()), np.array([1, 2**31 + 5], np.uint32)),
     ],
 )
 def test_a_value_of_another_kind_is_refused(kind, value):

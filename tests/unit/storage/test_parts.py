@@ -70,12 +70,18 @@ def test_rows_are_soon_in_few_files_and_what_waits_is_written_at_the_end(writer,
 def test_the_oldest_parts_go_where_all_are_too_large_and_are_counted(writer, tmp_path, caplog):
     most = 20_000
     one, other = writer(most), writer(most, "rollout-1")
+    # The oldest one cannot be read.
+    (tmp_path / "kept").mkdir()
+    damaged = tmp_path / "kept/samples.rollout-2.1.parquet"
+    damaged.write_bytes(b"PAR1" + b"?" * 3000 + (2000).to_bytes(4, "little") + b"PAR1")
+    os.utime(damaged, (1, 1))
     for number in range(0, 1000, 20):
         for each in (one, other):
             each.put(rows(*range(number, number + 20)), 100)
         until(lambda: not one._rows and not other._rows)
     one.close()
     other.close()
+    damaged.unlink()
     left, counts = read(tmp_path / "kept")
     assert 0 not in left
     assert 999 in left
@@ -121,7 +127,10 @@ def test_rows_that_come_too_fast_are_left_out_and_nobody_waits(writer, tmp_path,
     one.close()
     assert lost == [(1, "they come faster than they are written")] * 94
     assert read(tmp_path / "kept") == (list(range(6)), {"rows": 6, "left_out": 94})
-    assert caplog.messages == ["samples come faster than they are written; some are left out"]
+    one.put(rows(100), 100)
+    assert lost.pop() == (1, "too late")
+    (told,) = caplog.messages
+    assert told.endswith("are not kept as they should be: they come faster than they are written")
 
 
 def test_a_writer_that_is_killed_leaves_whole_parts_only(tmp_path):

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from cosmos_core.errors import ConfigError
 from cosmos_core.rollout.samples import rows_of
 from cosmos_core.storage.parts import FOLDER
-from cosmos_core.storage.samples import _DAMAGED, damaged, groups, none_found, ratios, samples
+from cosmos_core.storage.samples import damaged, groups, none_found, ratios, samples
 from cosmos_core.transport.directives import Lease
 from cosmos_core.types import Message, Payload, Prompt, Sample, SampleStatus
 from tests.kept_samples import group, keep, payload, trained
@@ -171,7 +171,8 @@ def test_what_is_not_there_is_a_sentence(run, tmp_path, caplog):
         assert "samples.rollout-3.1.parquet: cannot be read, and is left out: " in caplog.text
         assert damaged(run) == "cannot be read, and left out: samples.rollout-3.1.parquet"
         caplog.clear()
-        _DAMAGED.clear()
+    (run / FOLDER / "samples.rollout-3.1.parquet").write_bytes(sound)
+    assert damaged(run) == ""
     for path in (run / FOLDER).iterdir():
         path.unlink()
     assert none_found(run).startswith("no samples are kept: none are finished, ")
