@@ -139,14 +139,15 @@ async def _sent(request: web.Request, path: Path, shown: str) -> web.StreamRespo
     except (OSError, RuntimeError, ValueError):
         return refused(404, f"{shown:.200}: no image or video that is here")
     response = web.StreamResponse(headers={"Content-Type": media_type, "Content-Length": str(left)})
-    with file, contextlib.suppress(OSError):
+    with file:
         if (transport := request.transport) is None:
             return response  # who asked has left
         transport.set_write_buffer_limits(0)  # what was written has left this process
-        await response.prepare(request)
-        while left > 0 and (chunk := await _aside(partial(file.read, _CHUNK_BYTES))):
-            await asyncio.wait_for(response.write(chunk), WRITE_S)
-            left -= len(chunk)
+        with contextlib.suppress(OSError):
+            await response.prepare(request)
+            while left > 0 and (chunk := await _aside(partial(file.read, _CHUNK_BYTES))):
+                await asyncio.wait_for(response.write(chunk), WRITE_S)
+                left -= len(chunk)
     if left > 0:
         transport.abort()  # else the next answer would be taken for the rest
     return response
