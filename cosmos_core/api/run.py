@@ -43,7 +43,8 @@ class Child:
 
     def __init__(self, order: Mapping[str, Any], stack: contextlib.ExitStack, place: Path) -> None:
         """Start it with an order; `stack` holds the folder `place`, and is closed at the end."""
-        self.is_quiet: Final = is_notebook()
+        # In the process of a notebook what a child prints would not be seen.
+        self.is_quiet: Final = "ipykernel" in sys.modules
         self._stack: Final = stack
         self._place: Final = place
         file = place / "order.json"
@@ -196,11 +197,6 @@ def _table(found: Sequence[Mapping[str, Any]]) -> Any:
     import pandas as pd  # noqa: PLC0415 - a second to import, and not of the core's dependencies
 
     return pd.DataFrame(found)
-
-
-def is_notebook() -> bool:
-    """True if this is the process of a notebook, where what a child prints would not be seen."""
-    return "ipykernel" in sys.modules
 
 
 def _shown(directory: Path) -> Callable[[], None]:

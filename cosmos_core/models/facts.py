@@ -158,10 +158,7 @@ def _last(module: PreTrainedModel, anatomy: Anatomy) -> set[int]:
 
 
 def _kept(
-    module: PreTrainedModel,
-    anatomy: Anatomy,
-    prepare: Prepare,
-    plan: ParallelPlan,
+    module: PreTrainedModel, anatomy: Anatomy, prepare: Prepare, plan: ParallelPlan
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     layers = [layer for layer, _ in anatomy.kinds()]
     whole = [block for layer in layers for block in _whole_blocks(layer, anatomy.name, plan)]

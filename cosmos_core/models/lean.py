@@ -54,19 +54,14 @@ def _folders_read_once() -> Iterator[None]:
         import_utils.create_import_structure_from_path = read
 
 
-def _log_as_others() -> None:
-    from transformers.utils import logging  # noqa: PLC0415
-
-    logging.disable_default_handler()
-    logging.enable_propagation()
-
-
 def _import() -> None:
     assigning = ModuleType(_LATER)
     assigning.linear_sum_assignment = _assign  # type: ignore[attr-defined]
     with _folders_read_once():
         importlib.import_module("transformers.models")
-    _log_as_others()
+    logging = importlib.import_module("transformers.utils.logging")
+    logging.disable_default_handler()
+    logging.enable_propagation()
     with _in_the_place_of(_UNNEEDED, None), _in_the_place_of(_LATER, assigning):
         importlib.import_module("transformers.generation.candidate_generator")
         importlib.import_module("transformers.loss.loss_utils")

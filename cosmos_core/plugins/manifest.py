@@ -61,7 +61,10 @@ def _digest(record: PluginRecord) -> str:
 
 def _files(dist: Distribution) -> dict[str, Path]:
     """The files of the packages with the entry points: those recorded, or all where the record names none of them."""
-    roots = _roots(dist)
+    matches = [EntryPoint.pattern.match(entry.value) for entry in entries(dist.read_text("entry_points.txt") or "")]
+    found = [find_root(match["module"]) for match in matches if match is not None]
+    # Several entry points may be in one.
+    roots = list(dict.fromkeys(root for root in found if root is not None))
     recorded = [] if editable_folder(dist) is not None else recorded_files(dist)
     ours = {
         file.as_posix(): Path(str(dist.locate_file(file)))
@@ -69,13 +72,6 @@ def _files(dist: Distribution) -> dict[str, Path]:
         if any(file.is_relative_to(root.name) for root in roots)
     }
     return ours or {name.as_posix(): path for root in roots for name, path in _found(root)}
-
-
-def _roots(dist: Distribution) -> list[Root]:
-    """One root for each of them, although several entry points may be in it."""
-    matches = [EntryPoint.pattern.match(entry.value) for entry in entries(dist.read_text("entry_points.txt") or "")]
-    found = [find_root(match["module"]) for match in matches if match is not None]
-    return list(dict.fromkeys(root for root in found if root is not None))
 
 
 def _found(root: Root) -> Iterator[tuple[PurePosixPath, Path]]:

@@ -18,11 +18,6 @@ from cosmos_core.types import Payload, Prompt
 
 _BATCH: Final = 64
 _GATHER_S: Final = 0.005
-_BY_NAME: Final = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
 _GIVEN: Final[Mapping[str, Callable[[Completion], Any]]] = {
     "prompt": lambda completion: completion.prompt.words,
     "completion": lambda completion: completion.text,
@@ -47,7 +42,8 @@ def _array(payload: Payload | None, name: str) -> Any:
 def capabilities_of(function: Callable[..., Any]) -> RewardCapabilities:
     """The payloads that a function scores, by its parameters; a TypeError says why it cannot be a reward."""
     parameters = inspect.signature(function).parameters
-    if strange := [str(each) for each in parameters.values() if each.kind not in _BY_NAME]:
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    if strange := [str(each) for each in parameters.values() if each.kind in by_place]:
         raise TypeError(f"it takes {', '.join(strange)}; a reward is called by names, such as (prompt, completion)")
     names = {_MANY.get(name, name) for name in parameters}
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())

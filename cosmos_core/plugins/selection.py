@@ -128,7 +128,13 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
         raise PluginBrokenError(
             f"{describe(record)}: Provider.capabilities is {provider.capabilities!r}, which is no {declared.__name__}"
         )
-    _check_types(provider.capabilities, record)
+    # Planning compares capabilities; one of another type than declared would end it in the middle.
+    if provider.capabilities is not None:
+        try:
+            made = provider.capabilities
+            structure(unstructure(made), type(made), type(made).__name__)
+        except ConfigError as error:
+            raise PluginBrokenError(f"{describe(record)} declares what it cannot: {error}") from None
     try:
         check_class(provider.options)
     except (TypeError, NameError) as error:
@@ -136,16 +142,6 @@ def _check(provider: Any, hook: str, record: PluginRecord) -> None:
             f"{describe(record)}: its options class is unusable: {error}; "
             "write a class with @attrs.frozen(kw_only=True) whose attributes have types that TOML can express"
         ) from error
-
-
-def _check_types(capabilities: Any, record: PluginRecord) -> None:
-    """Planning compares capabilities; one of another type than declared would end it in the middle."""
-    if capabilities is None:
-        return
-    try:
-        structure(unstructure(capabilities), type(capabilities), type(capabilities).__name__)
-    except ConfigError as error:
-        raise PluginBrokenError(f"{describe(record)} declares what it cannot: {error}") from None
 
 
 @final

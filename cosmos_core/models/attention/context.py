@@ -42,7 +42,6 @@ from torch.autograd.function import once_differentiable
 from cosmos_core.errors import PluginIncompatibleError, UnevenError
 from cosmos_core.models.attention.documents import ContextSlice, Packing, Span
 from cosmos_core.models.attention.softmax import (
-    Block,
     Merged,
     Rows,
     Scoring,
@@ -124,10 +123,11 @@ class _Ring(torch.autograd.Function):
         reach: Reach,
         scoring: Scoring,
     ) -> torch.Tensor:
-        merged = Merged.of(block_forward(_block(query_QHD, both_UKE[: reach.num_head], 0, scoring)))
+        merged = Merged.of(block_forward(scoring.block(query_QHD[None], both_UKE[None, : reach.num_head], 0)))
         for hop, fetched_FKE in _fetch(both_UKE, reach):
             if fetched_FKE is not None:
-                merged = merged.with_block(block_forward(_block(query_QHD, fetched_FKE, reach.behind(hop), scoring)))
+                block = scoring.block(query_QHD[None], fetched_FKE[None], reach.behind(hop))
+                merged = merged.with_block(block_forward(block))
         merged = merged.with_sinks(sinks_H)
         output_BQHD = merged.output_BQHD.to(query_QHD.dtype)
         ctx.reach, ctx.scoring = reach, attrs.evolve(scoring, sinks_H=None)
@@ -140,16 +140,15 @@ class _Ring(torch.autograd.Function):
         query_QHD, both_UKE, sinks_H, *softmax = ctx.saved_tensors
         reach: Reach = ctx.reach
         result = (grad_QHD[None], *softmax)
-        grad_query_BQHD, grad_own_BFKE = block_backward(
-            _block(query_QHD, both_UKE[: reach.num_head], 0, ctx.scoring), *result
-        )
+        own = ctx.scoring.block(query_QHD[None], both_UKE[None, : reach.num_head], 0)
+        grad_query_BQHD, grad_own_BFKE = block_backward(own, *result)
         grad_both_UKE = torch.zeros_like(both_UKE, dtype=grad_own_BFKE.dtype)
         grad_both_UKE[: reach.num_head] += grad_own_BFKE[0]
         returns: list[_Transfer] = []
         for hop, fetched_FKE in _fetch(both_UKE, reach):
             grad_fetched = None
             if fetched_FKE is not None:
-                block = _block(query_QHD, fetched_FKE, reach.behind(hop), ctx.scoring)
+                block = ctx.scoring.block(query_QHD[None], fetched_FKE[None], reach.behind(hop))
                 grad_block, grad_fetched_BFKE = block_backward(block, *result)
                 grad_query_BQHD, grad_fetched = grad_query_BQHD + grad_block, grad_fetched_BFKE[0]
             returns.append(_start_return(grad_fetched, grad_both_UKE, reach, hop))
@@ -158,10 +157,6 @@ class _Ring(torch.autograd.Function):
                 grad_both_UKE[reach.num_units - len(received_FKE) :] += received_FKE
         grad_sinks = sinks_backward(sinks_H, *result)
         return grad_query_BQHD[0].to(query_QHD.dtype), grad_both_UKE.to(both_UKE.dtype), grad_sinks, None, None
-
-
-def _block(query_QHD: torch.Tensor, both_FKE: torch.Tensor, num_behind: int, scoring: Scoring) -> Block:
-    return scoring.block(query_QHD[None], both_FKE[None], num_behind)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -348,7 +343,9 @@ def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scori
         raise PluginIncompatibleError(
             f"policy.mesh.cp: {size} does not divide the {heads} attention heads of a layer, as 'ulysses' needs"
         )
-    copies = _copies(heads, kv_heads, size)
+    # So many of each key-value head that each process gets equally many, and those its heads use.
+    group = heads // kv_heads
+    copies = next(n for n in range(1, group + 1) if group % n == 0 and kv_heads * n % size == 0)
     repeated = [rows[0], *(row.repeat_interleave(copies, dim=1) if copies > 1 else row for row in rows[1:])]
     shares = [torch.unflatten(row, 1, (size, -1)) for row in repeated]
     # One exchange for all three: what goes to each process lies together.
@@ -361,9 +358,3 @@ def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scori
     output_RHD = attend((query, key, value), packing.runs, packing, scoring)
     back_PUHD = torch.unflatten(all_to_all(output_RHD, context.group), 0, (size, -1))
     return back_PUHD.movedim(0, 1).flatten(1, 2)
-
-
-def _copies(heads: int, kv_heads: int, size: int) -> int:
-    """The copies of each key-value head, so that each process gets equally many, and those its heads use."""
-    group = heads // kv_heads
-    return next(n for n in range(1, group + 1) if group % n == 0 and kv_heads * n % size == 0)

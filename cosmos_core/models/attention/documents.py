@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -25,9 +25,8 @@ from cosmos_core.protocols.layout import ContextMethod
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-WASTE: Final[Mapping[str, int]] = {"cpu": 0}
-"""Most attention scores that padding one document may waste to spare a call; kernels are dearer on accelerators."""
 ACCELERATOR_WASTE: Final = 128 * 128
+"""Most attention scores that padding one document may waste to spare a call; on CPUs, where kernels are cheap, none."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -109,10 +108,10 @@ class Packing:
         lengths: Sequence[int], device: torch.device, waste: int | None = None, context: ContextSlice | None = None
     ) -> Packing:
         """A row of documents of these lengths, which share calls best in descending order."""
-        allowed = WASTE.get(device.type, ACCELERATOR_WASTE) if waste is None else waste
+        usual = 0 if device.type == "cpu" else ACCELERATOR_WASTE
         if context is not None:
             assert sum(lengths) % context.size == 0, f"a row of {sum(lengths)} units is cut into {context.size} slices"
-        return Packing(lengths=tuple(lengths), device=device, waste=allowed, context=context)
+        return Packing(lengths=tuple(lengths), device=device, waste=usual if waste is None else waste, context=context)
 
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:

@@ -40,10 +40,6 @@ FEWEST_QUERIES: Final = 16
 """Taken at once, however many keys they see."""
 NARROW_WINDOW: Final = 128
 """Queries that are taken at once, if scores allow, of a window that is narrower."""
-CUDA_MULTIPLE: Final = 8
-"""What the head dim must be a multiple of for the flash kernel of CUDA; SDPA itself would pad it."""
-CUDA_WIDEST: Final = 256
-"""Its largest head dim."""
 
 aten = torch.ops.aten
 
@@ -154,7 +150,8 @@ def kernel_of(block: Block) -> Kernel:
         return "full"
     if query.device.type == "cpu":
         return "cpu"
-    is_fit = query.shape[-1] % CUDA_MULTIPLE == 0 and query.shape[-1] <= CUDA_WIDEST
+    # The head dims of the flash kernel of CUDA; SDPA itself would pad others.
+    is_fit = query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
     return "cuda" if query.is_cuda and is_fit and query.dtype in {torch.float16, torch.bfloat16} else "full"
 
 
@@ -207,20 +204,9 @@ def _cuda_backward(block: Block, tensors: tuple[torch.Tensor, ...]) -> tuple[tor
     query, key = tensors[1:3]
     # Without dropout its random state is not read.
     state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    return tuple(
-        aten._scaled_dot_product_flash_attention_backward(  # noqa: SLF001 - see the forward
-            *tensors,
-            None,
-            None,
-            query.shape[2],
-            key.shape[2],
-            0.0,
-            block.is_causal,
-            state,
-            state[:0],
-            scale=block.scale,
-        )
-    )
+    lengths = (None, None, query.shape[2], key.shape[2])
+    backward = aten._scaled_dot_product_flash_attention_backward  # noqa: SLF001 - see the forward
+    return tuple(backward(*tensors, *lengths, 0.0, block.is_causal, state, state[:0], scale=block.scale))
 
 
 def _full_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:

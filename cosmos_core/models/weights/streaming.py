@@ -186,7 +186,11 @@ class Streamed:
                     self._check(name, tuple(made.shape), wanted[name], recipe)
                     self._recipes[name] = recipe
         self._follow_tied(module)
-        self._check_complete(path, module, list(wanted))
+        if missing := [name for name in wanted if name not in self._recipes]:
+            raise CheckpointError(
+                f"model.path: {path!r} lacks {len(missing)} of the {len(wanted)} tensors of {type(module).__name__}, "
+                f"the first is {missing[0]}; it holds {len(self._stored)}, such as {next(iter(self._stored), None)}"
+            )
         self._refuse_strays(path, module)
 
     @property
@@ -241,14 +245,6 @@ class Streamed:
         for name, listed in tied.items():
             if listed in self._recipes:
                 self._recipes[name] = self._recipes[listed]
-
-    def _check_complete(self, path: str, module: PreTrainedModel, names: list[str]) -> None:
-        missing = [name for name in names if name not in self._recipes]
-        if missing:
-            raise CheckpointError(
-                f"model.path: {path!r} lacks {len(missing)} of the {len(names)} tensors of {type(module).__name__}, "
-                f"the first is {missing[0]}; it holds {len(self._stored)}, such as {next(iter(self._stored), None)}"
-            )
 
     def _refuse_strays(self, path: str, module: PreTrainedModel) -> None:
         """A checkpoint of more layers than the model has is another's; layers that predict further tokens are known."""

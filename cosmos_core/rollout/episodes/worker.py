@@ -157,7 +157,8 @@ class Worker(process.Worker):
                 async with deadline:
                     reply = await (self._open(message) if isinstance(message, Open) else self._act(message))
         except (Exception, asyncio.CancelledError) as error:  # any plugin error is an answer: it cannot go on
-            if _is_cancelled():
+            # What a plugin awaits may be cancelled though nobody asked for the end of this task.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise  # the episode is being closed
             late = deadline.expired()
             detail = f"no answer within {self._timeout_s:g} s" if late else described(error)
@@ -235,12 +236,6 @@ class Worker(process.Worker):
             self._begin_close(episode)
         if self._closing:
             await asyncio.wait(self._closing, timeout=END_S)
-
-
-def _is_cancelled() -> bool:
-    """True if somebody asked for the end of this task; what a plugin awaits may be cancelled without that."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _quietly(environment: Environment) -> None:

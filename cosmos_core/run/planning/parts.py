@@ -163,7 +163,10 @@ def look_at_rows(
     for index in (number * num_rows // count for number in range(count)):
         try:
             prompt = dataset.row("train", index)
-            payload = _encoded(prompt, model, rewards)
+            payload = model.encode(prompt)
+            for reward in rewards:
+                if hasattr(reward, "vet"):
+                    reward.vet(prompt)
             is_due = imitates and prompt.demonstration is not None and counted["shown"] < _VETTED
             if is_due and hasattr(model, "vet"):
                 counted["shown"] += 1
@@ -199,15 +202,6 @@ def look_at_rows(
         given_frames=min(given, default=0),
         **counted,
     )
-
-
-def _encoded(prompt: Prompt, model: Model, rewards: Sequence[Reward]) -> Payload:
-    """A row as the model encodes it; the rewards vet it, too."""
-    payload = model.encode(prompt)
-    for reward in rewards:
-        if hasattr(reward, "vet"):
-            reward.vet(prompt)
-    return payload
 
 
 def _given_frames(prompt: Prompt, payload: Payload) -> int:

@@ -35,14 +35,9 @@ def transport(recipe: Recipe) -> str:
         "disk": f"stored in {sync.directory} before they are announced",
     }
     changes = "; only values that changed (sync.delta)" if sync.delta else ""
-    return f"{ways[sync.transport]}: {chosen}{changes}{_passed_on(recipe)}"
-
-
-def _passed_on(recipe: Recipe) -> str:
-    """The end of a sentence where rollout replicas pass weights on."""
-    if recipe.sync.transport not in ("zmq", "gloo", "nccl") or recipe.rollout.replicas <= recipe.sync.fan_out:
-        return ""
-    return f"; rollout replicas pass them on, each to at most {recipe.sync.fan_out} (sync.fan_out)"
+    if sync.transport in ("zmq", "gloo", "nccl") and recipe.rollout.replicas > sync.fan_out:
+        changes += f"; rollout replicas pass them on, each to at most {sync.fan_out} (sync.fan_out)"
+    return f"{ways[sync.transport]}: {chosen}{changes}"
 
 
 def misfits(recipe: Recipe, num_gpus: int | None) -> Iterator[str]:
