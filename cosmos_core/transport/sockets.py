@@ -193,14 +193,14 @@ def address_of(socket: Socket) -> str:
     return f"tcp://{in_url(own_address(address) if address in WILDCARDS else address)}:{port}"
 
 
-def receive(socket: Socket, parts: int, flags: int = zmq.NOBLOCK) -> list[bytes]:
+def receive(socket: Socket, parts: int) -> list[bytes]:
     """Receive one message of at most `parts` parts; of a longer one, nothing is kept."""
-    message = [socket.recv(flags)]
+    message = [socket.recv(zmq.NOBLOCK)]
     while socket.getsockopt(zmq.RCVMORE):
         if len(message) == parts:
             drop_rest(socket)
             raise TransportError(f"a message of more than {parts} parts was dropped")
-        message.append(socket.recv(flags))
+        message.append(socket.recv(zmq.NOBLOCK))
     return message
 
 

@@ -104,13 +104,13 @@ def shifted(num_steps: int, shift: float) -> list[float]:
     return _shift(np.linspace(1.0, 1.0 / num_steps, num_steps), shift)
 
 
-def unipc_shifted(num_steps: int, shift: float, num_train_steps: int = 1000) -> list[float]:
+def unipc_shifted(num_steps: int, shift: float) -> list[float]:
     """Times as those of `shifted`, of n + 1 points from 1 to 1/1000 but the last; the first a little below 1.
 
     These are the times of the UniPC scheduler of diffusers for flow models: at 1, the signal-to-noise ratio that it
     computes with would be 0.
     """
-    times = _shift(np.linspace(1.0, 1.0 / num_train_steps, num_steps + 1)[:-1], shift)
+    times = _shift(np.linspace(1.0, 1.0 / 1000, num_steps + 1)[:-1], shift)
     return [min(times[0], 1.0 - 1e-6), *times[1:]]
 
 
