@@ -199,7 +199,9 @@ class PolicyReplica:
             return
         self._answered = key
         if order.step <= self.trainer.step:
-            self._answer_again(order, group)
+            # A step that was applied before its group broke is done, whatever the attempt that asks for it now.
+            if (last := self._last) is not None and order.step == last.step == self.trainer.step:
+                self.orders.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
             return
         if order.stage != self.trainer.stage.index:
             self.begin_stage(order.stage)
@@ -218,12 +220,6 @@ class PolicyReplica:
             self._last = outcome
             self.orders.set_step(order.step)
         self.orders.report(outcome)
-
-    def _answer_again(self, order: TrainOrder, group: GradientGroup) -> None:
-        """A step that was applied before its group broke is done, whatever the attempt that asks for it now."""
-        last = self._last
-        if last is not None and order.step == last.step == self.trainer.step:
-            self.orders.report(attrs.evolve(last, attempt=order.attempt, generation=group.generation))
 
     def _fail_generation(self, error: GradientGroupError) -> None:
         _LOG.warning("%s", error)

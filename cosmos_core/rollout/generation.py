@@ -212,7 +212,8 @@ class Generation:
         except (DataError, IndexError) as error:
             self._fail(lease, "bad_row", str(error))
             return None
-        sampling = self._sampling(lease)
+        recipe = self._parts.recipes.of(lease.settings).recipe
+        sampling = greedy(recipe) if is_evaluation else sampled(recipe)
         reason, why = self._unfit(encoded, sampling, is_evaluation=is_evaluation)
         if reason:
             self._fail(lease, reason, f"row {lease.row}: {why}")
@@ -243,10 +244,6 @@ class Generation:
         if "prompt" in encoded.arrays and not encoded.arrays["prompt"].shape[0]:
             raise DataError(f"row {row}: the prompt is empty; it needs one unit at least")
         return encoded
-
-    def _sampling(self, lease: Lease) -> Sampling:
-        recipe = self._parts.recipes.of(lease.settings).recipe
-        return greedy(recipe) if lease.purpose == "evaluation" else sampled(recipe)
 
     def _fail(self, lease: Lease, reason: str, detail: str) -> None:
         with self._lock:

@@ -74,12 +74,9 @@ def write_media(media: Payload, path: Path) -> Path:
 
 
 def _frames(media: Payload) -> Frames:
+    """Frames, those of a few pixels made large enough to be looked at; even sides, which videos need."""
     held = media.arrays["frames"]
-    return _enlarged(np.frombuffer(held.data, np.uint8).reshape(held.shape))
-
-
-def _enlarged(frames: Frames) -> Frames:
-    """Frames of a few pixels, made large enough to be looked at; even sides, which videos need."""
+    frames = np.frombuffer(held.data, np.uint8).reshape(held.shape)
     factor = max(1, math.ceil(_LEAST_SIDE / max(1, min(frames.shape[1:3]))))
     larger = frames.repeat(factor, 1).repeat(factor, 2)
     if len(frames) == 1:

@@ -172,7 +172,10 @@ class Source:
         if isinstance(answer, wire.Denied):
             raise TransportError(answer.reason)
         if isinstance(answer, wire.Opened) and answer.request == self._opening and self._transport is None:
-            self._join(answer.port)
+            assert self._kind != "zmq"
+            self._transport = ProcessGroupTransport(self._kind, host_of(self.endpoint), answer.port, self._stall_s)
+            self._progress = time.monotonic()
+            self._ask()
             return []
         if not isinstance(answer, wire.Slices) or self._transport is None or answer.request not in self._asked:
             raise TransportError(f"an answer to nothing that was asked: {answer}")
@@ -182,13 +185,6 @@ class Source:
         del self._asked[answer.request]
         self._ask()
         return arrived
-
-    def _join(self, port: int) -> None:
-        """Join the process group that the publisher opened."""
-        assert self._kind != "zmq"
-        self._transport = ProcessGroupTransport(self._kind, host_of(self.endpoint), port, self._stall_s)
-        self._progress = time.monotonic()
-        self._ask()
 
     def _tensors(self, batch: Sequence[Wanted], came: Sequence[torch.Tensor], answer: wire.Slices) -> list[Arrived]:
         if len(came) != len(batch):

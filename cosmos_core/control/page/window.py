@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
@@ -24,10 +24,6 @@ from cosmos_core.control.machine.state import State
 from cosmos_core.control.page.board import Board
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import Answer, Command
-
-if TYPE_CHECKING:
-    from cosmos_core.control.page.service import Page
-
 
 PAGE: Final = bytes(256)
 """Who asks where people ask at the page: longer than any identity that a socket can have."""
@@ -94,8 +90,11 @@ def opened(job: Job) -> Iterator[Opened]:
     if job.recipe.control.page_port < 0:
         yield Opened()
         return
+    from cosmos_core.control.page.service import Page  # noqa: PLC0415 - only a controller with a page needs aiohttp
+
+    control = job.recipe.control
     try:
-        page = _listening(job)
+        page = Page(job.directory, control.page_bind, control.page_port, preferred=_earlier_port(job))
     except TransportError as error:
         _LOG.warning("the run goes on without its page: %s", error)
         yield Opened(announcement={"page_problem": str(error)})
@@ -107,13 +106,6 @@ def opened(job: Job) -> Iterator[Opened]:
         yield Opened(window=Window(page.board, stages(job.recipe), job.recipe.run.name), announcement=announcement)
     finally:
         page.close()
-
-
-def _listening(job: Job) -> Page:
-    from cosmos_core.control.page.service import Page  # noqa: PLC0415 - only a controller with a page needs aiohttp
-
-    control = job.recipe.control
-    return Page(job.directory, control.page_bind, control.page_port, preferred=_earlier_port(job))
 
 
 def _earlier_port(job: Job) -> int:

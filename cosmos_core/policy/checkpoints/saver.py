@@ -91,7 +91,10 @@ def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -
         if isinstance(files, LocalFileSystem):
             _write_local(Path(root), copied, channel)
         else:
-            _write_remote(files, root, path, copied, channel)
+            _led(channel, lambda: _clear(files, root, path, copied.place))
+            _write_tensors(path, copied, channel)
+            if channel.is_leader:
+                files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place, path))
     except failures(*WRITE_ERRORS) as error:
         raise CheckpointError(f"no checkpoint at {path}: {reason_of(error)}") from error
     return path
@@ -241,13 +244,6 @@ def _sweep(folder: Path) -> None:
         pid = partial.name.rpartition("@")[2]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_remote(files: Any, root: str, path: str, copied: Copied, channel: Channel) -> None:
-    _led(channel, lambda: _clear(files, root, path, copied.place))
-    _write_tensors(path, copied, channel)
-    if channel.is_leader:
-        files.pipe_file(f"{root}/{COMPLETE}", marker(copied.place, path))
 
 
 def _clear(files: Any, root: str, path: str, place: Place) -> None:

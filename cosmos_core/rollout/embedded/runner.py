@@ -203,15 +203,13 @@ class EncoderCache:
         ]
         spans = []
         for row, sequence, start, size in fed:
-            parent = sequence.parent
-            if parent.conditioning is not None and start < parent.num_prompt:
-                spans.append(self._span(parent, parent.conditioning, row, start, min(start + size, parent.num_prompt)))
+            parent, shown = sequence.parent, sequence.parent.conditioning
+            if shown is not None and start < parent.num_prompt:
+                if parent not in self._features:
+                    self._features[parent] = self.enter(shown)
+                stop, features = min(start + size, parent.num_prompt), self._features[parent]
+                spans.append(Span(conditioning=shown, features=features, row=row, start=start, stop=stop))
         return spans
-
-    def _span(self, parent: TokenRequestState, conditioning: Conditioning, row: int, start: int, stop: int) -> Span:
-        if parent not in self._features:
-            self._features[parent] = self.enter(conditioning)
-        return Span(conditioning=conditioning, features=self._features[parent], row=row, start=start, stop=stop)
 
     def enter(self, conditioning: Conditioning) -> Mapping[str, torch.Tensor]:
         """Features that the units of a prompt enter with, under the loaded weights."""
