@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -127,7 +127,7 @@ class RewardPool(WorkerPool[RewardProcess]):
     """Worker processes for the rewards of a recipe; unless it `lasts`, as for strangers, it gives up one that hangs.
 
     Attributes:
-        tell: Called on the pool's thread for each worker that died.
+        tell: Called on the pool's thread for each worker that ended.
         scoring_s: Seconds that scores took, summed over workers.
         num_replaced: Workers that hung or ended, each replaced by another.
     """
@@ -145,7 +145,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._late: Final[dict[int, tuple[float, int]]] = {}
         self._lasts: Final = lasts
         self.tell: Callable[[Troubled], object] = lambda _: None
-        self._died: Final = RepeatedWarning(__name__)
+        self._ended: Final = defaultdict[str, RepeatedWarning](lambda: RepeatedWarning(__name__))
 
     @property
     def is_ready(self) -> bool:
@@ -207,8 +207,8 @@ class RewardPool(WorkerPool[RewardProcess]):
         if not is_late:
             labels = sorted({self._rewards[each.task.reward].label for each in suspects})
             whose = f"processes of reward {' or '.join(labels)}" if labels else "idle processes of rewards"
-            self._died("%s died: %s", whose, how)
-            self.tell(Troubled(what=f"{whose} that died", number=1, last=how))
+            self._ended[whose]("%s ended: %s", whose, how)
+            self.tell(Troubled(what=f"{whose} that ended", number=1, last=how))
         # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
         if len(suspects) == 1 and (is_late or suspects[0].alone):
             self._blame(suspects[0], is_late=is_late, how=how)
@@ -220,7 +220,7 @@ class RewardPool(WorkerPool[RewardProcess]):
 
     def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
         name = self._rewards[assignment.task.reward].label
-        status, detail = SampleStatus.REWARD_FAILED, f"the reward ended its process ({how})"
+        status, detail = SampleStatus.REWARD_FAILED, f"the reward's process ended ({how})"
         if is_late:
             status, detail = SampleStatus.REWARD_TIMEOUT, f"no score within {assignment.timeout_s:g} s"
         _LOG.warning("%s: %s", name, detail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import logging
 import os
 import selectors
 import threading
@@ -15,8 +14,6 @@ from typing import Final, Generic, TypeVar
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.rollout.workers.process import WorkerProcess
 from cosmos_core.rollout.workers.supervised import SupervisedThread
-
-_LOG: Final = logging.getLogger(__name__)
 
 W = TypeVar("W", bound=WorkerProcess)
 
@@ -78,7 +75,7 @@ class WorkerPool(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _settle(self, worker: W, how: str, *, is_late: bool) -> None:
-        """Settle what a worker was working on that hung (`is_late`) or has ended; `how`, in words."""
+        """Settle what a worker was working on that hung (`is_late`) or has ended; `how` or why, in words."""
 
     def _end(self) -> None:
         """End all workers."""
@@ -123,12 +120,13 @@ class WorkerPool(abc.ABC, Generic[W]):
         self._workers.append(worker)
         self._selector.register(worker.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
 
-    def _replace(self, worker: W, *, is_late: bool) -> None:
-        """Start another worker for one that hangs or has ended."""
+    def _replace(self, worker: W, *, is_late: bool, fault: str = "") -> None:
+        """Start another worker for one that hangs, has ended, or has a `fault` for which it is ended."""
         self._selector.unregister(worker.socket)
         self._workers.remove(worker)
         # Its socket closes a moment before its exit code is known.
-        how = worker.end(0.0 if is_late else 1.0)
+        ended = worker.end(0.0 if is_late or fault else 1.0)
+        how = fault or ended
         if not worker.is_ready:
             raise ReplicaError(f"{self._worker_name} did not start: {how}; its output is in this replica's output")
         self._spawn()
@@ -142,5 +140,4 @@ class WorkerPool(abc.ABC, Generic[W]):
         except EOFError:
             self._replace(worker, is_late=False)
         except TransportError as error:
-            _LOG.warning("%s sent what cannot be read (%s); replacing it", self._worker_name, error)
-            self._replace(worker, is_late=False)
+            self._replace(worker, is_late=False, fault=f"it sent what cannot be read: {error}")

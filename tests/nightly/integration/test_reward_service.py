@@ -67,7 +67,7 @@ def test_64_clients_beside_a_scorer_that_crashes_and_hangs_all_get_their_answer(
             continue
         assert "value" not in second
         wanted = {
-            CRASH: ("reward_failed", "the reward ended its process (exit code 7)"),
+            CRASH: ("reward_failed", "the reward's process ended (exit code 7)"),
             HANG: ("reward_timeout", "no score within 2 s"),
             RAISE: ("reward_failed", "ValueError: not in the mood (reward_plugins.py:42)"),
         }[special[index]]

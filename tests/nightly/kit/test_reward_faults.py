@@ -145,7 +145,7 @@ PLANTED = {
     "ends-the-process": (
         reward("return value if completion.text else os._exit(3)"),
         "test_every_ordinary_input_is_answered_in_time",
-        "the reward ended its process (exit code 3)",
+        "the reward's process ended (exit code 3)",
     ),
     "hangs": (
         reward("while not completion.text:", "    time.sleep(0.01)", "return value"),

@@ -103,7 +103,7 @@ BROKEN = {
         r"collapsed: the loss rose .* warm-up to .*; lower warmup\.optimizer\.lr",
     ),
     "memorised": ("", MEMORISED, r"overfitted: training gets better and held-out rows worse: their loss"),
-    "dies": ("dies", (), r"scores: \d+% .* scores; processes of reward dies that died: \d+, the last: exit code 3;"),
+    "dies": ("dies", (), r"scores: \d+% .* scores; processes of reward dies that ended: \d+, the last: exit code 3;"),
     "dawdles": ("dawdles", (), r"scores: \d+% of .* waiting for scores; \d+ were late \(dawdles: no score within 0"),
     "late": ("late", LATE, r"stale: \d+ of the newest \d+ prompts were too old to train on"),
 }
@@ -126,13 +126,13 @@ def test_a_run_that_cannot_learn_says_why_before_it_ends(tmp_path: Path, name: s
     if name == "hangs":
         assert "rollout-0: reward hangs: the last 5 scores were not there within 0.5 s: it hangs; mend it" in after
     elif name == "dies":
-        (count,) = re.findall(r"problem: processes of reward dies that died +(\d+), the last: exit code 3", after)
+        (count,) = re.findall(r"problem: processes of reward dies that ended +(\d+), the last: exit code 3", after)
         told = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
-        assert told["problems"] == {"processes of reward dies that died": f"{count}, the last: exit code 3"}
+        assert told["problems"] == {"processes of reward dies that ended": f"{count}, the last: exit code 3"}
         rollout = told["planes"]["rollout"]
         assert rollout["waiting for scores"] > rollout["waiting for prompts"]
         assert f"{count}, the last: exit code 3" in (tmp_path / "runs" / name / "report.html").read_text()
-        assert f"reward dies that died: {count}, the last" in cosmos("status", f"runs/{name}")
+        assert f"reward dies that ended: {count}, the last" in cosmos("status", f"runs/{name}")
     elif name == "raises":
         log = (tmp_path / "runs" / name / "logs" / "rollout-0.jsonl").read_text()
         assert log.count("reward raises raised at mine.py:21:") == 1

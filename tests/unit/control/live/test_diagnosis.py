@@ -151,11 +151,12 @@ def test_scores_that_are_waited_for():
     assert told(*newest(awaited_s=9.0, metrics={"wait_s": 0.5, "forward_backward_s": 3.5})) == {}
     state = state_of(*newest(awaited_s=2.0, metrics=slow, failed={"reward_timeout": 2}))
     state.status_details["reward_timeout"] = "hang: no score within 3 s"
-    for what, number in [("processes of reward die that died", 3), ("samples that could not be written", 9)] * 2:
+    for what, number in [("processes of reward die that ended", 3), ("samples that could not be written", 9)] * 2:
         state.count(Troubled(what=what, number=number, last="exit code 3"))
     (found,) = findings(state)
     assert found.text == (
-        f"{text}; 10 were late (hang: no score within 3 s); processes of reward die that died: 6, the last: exit code 3"
+        f"{text}; 10 were late (hang: no score within 3 s); processes of reward die that ended: 6, the last: "
+        "exit code 3"
     )
     assert "reward.timeout_s or rollout.reward_workers" in found.advice
 

@@ -57,6 +57,9 @@ class Obedient:
             return 1.0
         if kind == "exit":
             os._exit(3)
+        if kind == "garble":
+            os.write(int(sys.argv[1]), bytes([255] * 4))
+            time.sleep(30)
         if kind == "segfault":
             os.kill(os.getpid(), 11)
         if kind == "text":

@@ -56,8 +56,9 @@ def test_a_failure_is_a_status_of_that_completion_alone(shared):
         ("async-huge", "OverflowError: int too large"),
         ("circular", "ValueError: Circular reference detected"),
         ("stop", "StopIteration"),
-        ("exit", r"the reward ended its process \(exit code 3\)"),
-        ("segfault", r"the reward ended its process \(signal SIGSEGV\)"),
+        ("exit", r"the reward's process ended \(exit code 3\)"),
+        ("segfault", r"the reward's process ended \(signal SIGSEGV\)"),
+        ("garble", r"the reward's process ended \(it sent what cannot be read: a frame of 4294967295 bytes"),
     ]:
         found = shared.score("number 1", text, "number 2", "async 0.01", "number 3")
         assert [outcome.status for outcome in found] == [OK, FAILED, OK, OK, OK]
@@ -65,23 +66,28 @@ def test_a_failure_is_a_status_of_that_completion_alone(shared):
         assert re.search(detail, found[1].detail)
 
 
-def test_workers_that_die_are_told_and_logged_ever_less_often(scorer, caplog):
+def test_workers_that_end_are_told_and_logged_ever_less_often(scorer, caplog):
     pool, told = scorer(), []
     pool.pool.tell = told.append
     found = pool.score(*["exit"] * 3)
     assert [outcome.status for outcome in found] == [FAILED] * 3
     # Each is tried again alone, as a worker may die of something else.
-    whose = "processes of reward obedient that died"
+    whose = "processes of reward obedient that ended"
     assert told == [Troubled(what=whose, number=1, last="exit code 3")] * 6
     assert pool.score("number 1")[0].value == 1.0
     os.kill(int(pool.value("pid")), signal.SIGKILL)
     until = time.monotonic() + 5
     while len(told) < 7 and time.monotonic() < until:
         time.sleep(0.01)
-    assert told[6:] == [Troubled(what="idle processes of rewards that died", number=1, last="signal SIGKILL")]
+    assert told[6:] == [Troubled(what="idle processes of rewards that ended", number=1, last="signal SIGKILL")]
     counted = [text for text in caplog.messages if "so far" in text]
-    assert [re.findall(r"\d+ so far", text) for text in counted] == [["1 so far"], ["2 so far"], ["4 so far"]]
-    assert counted[0].startswith("processes of reward obedient died: exit code 3")
+    assert counted == [
+        *(f"processes of reward obedient ended: exit code 3 ({number} so far)" for number in (1, 2, 4)),
+        "idle processes of rewards ended: signal SIGKILL (1 so far)",
+    ]
+    # One that sent what cannot be read was ended by the replica, and it is said why.
+    assert pool.score("garble")[0].status is FAILED
+    assert told[-1].last.startswith("it sent what cannot be read: a frame of")
     # One that is late was ended by the replica: its sample says so.
     late, told = scorer(timeout_s=0.3), []
     late.pool.tell = told.append
