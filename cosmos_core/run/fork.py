@@ -88,15 +88,17 @@ def _started(call: Callable[[], None], method: str, server: tuple[str, int] | No
     return process, receiver
 
 
-def _lost(code: int) -> BaseException:
+def _lost(code: int) -> CosmosError:
     """The error to raise of a process that ended without an answer."""
     if code == fork_server.UNKNOWN:
         return CosmosError(f"planning ended with its fork server, which was killed; {_MEMORY}")
     if code < 0:
         hint = f"; {_MEMORY}" if code == -signal.SIGKILL else ""
         return CosmosError(f"planning was ended by signal {-code}{hint}")
-    # Its traceback has been printed.
-    return SystemExit(code or 1)
+    return CosmosError(
+        f"planning ended without an answer, exit code {code}: by an error whose traceback was printed, or a plugin "
+        "that ends its process (sys.exit)"
+    )
 
 
 def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundings) -> None:

@@ -23,7 +23,8 @@ from cosmos_core.types import Message, Prompt
 
 _LOOKED_AT: Final = 3
 _WRONG: Final = "I do not know."
-_LAST_NUMBER: Final = re.compile(r"-?\d+(?:[.,]\d+)*(?=\D*$)")
+_LAST_NUMBER: Final = re.compile(r"(?<!\d)(?:-|(?<!\d[.,]))\d+(?:[.,]\d+)*(?=\D*$)")
+"""It begins at no digit within a number: long ones would take the square of their length."""
 _SILENT_S: Final = 3.0
 """After which people are told what is waited for."""
 
@@ -115,26 +116,34 @@ def _tried(config: RewardConfig, reward: Reward, prompt: Prompt, completions: Ma
 def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], timeout_s: float) -> list[Outcome]:
     """Score completions as a worker does: coroutines at once, so that one of batches gets them together."""
     is_awaited = inspect.iscoroutinefunction(reward.score)
+    came: dict[str, Outcome] = {}
+    late = f"no score within {timeout_s:g} s"
 
-    async def score(text: str) -> Outcome:
+    async def score(text: str) -> None:
         turns = (Message(role="assistant", content=text),)
         completion = Completion(prompt=prompt, text=text, turns=turns, num_units=len(text.split()))
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 call = awaitable(lambda: reward.score(completion))
                 made = call() if is_awaited else await asyncio.wrap_future(begin(call, "reward"))
-                return judged(await made if inspect.isawaitable(made) else made)
+                came[text] = judged(await made if inspect.isawaitable(made) else made)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
-            return failed(f"no score within {timeout_s:g} s") if deadline.expired() else raised(error)
+            came[text] = failed(late) if deadline.expired() else raised(error)
 
-    async def every() -> list[Outcome]:
-        return await asyncio.gather(*map(score, texts)) if is_awaited else [await score(text) for text in texts]
+    async def every() -> None:
+        if is_awaited:
+            await asyncio.gather(*map(score, texts))
+            return
+        for text in texts:
+            await score(text)
 
-    # A coroutine that blocks its loop is left behind with its thread.
+    # A coroutine that blocks its loop, or a thread of it, is left behind with its thread: other scores have come.
     scored = begin(lambda: asyncio.run(every()), "rewards")
     limit = timeout_s * (1 if is_awaited else len(texts))
     wait([scored], min(limit, _SILENT_S))
     if not scored.done() and limit > _SILENT_S:
         console().print(f"waiting for reward {label}, for at most {limit:g} s", style="dim", markup=False)
     wait([scored], limit + _SILENT_S)
-    return scored.result() if scored.done() else [failed(f"no score within {timeout_s:g} s")] * len(texts)
+    if scored.done():
+        scored.result()
+    return [came.get(text, failed(late)) for text in texts]

@@ -1,3 +1,4 @@
+import asyncio
 import time
 from types import SimpleNamespace
 
@@ -67,6 +68,11 @@ class Hanging:
         time.sleep(1.0)
 
 
+class Threaded:
+    async def score(self, completion):
+        return 1.0 if completion.text == "7" else await asyncio.to_thread(time.sleep, 1.0)
+
+
 class Loading(Broken):
     def load(self):
         """Its scores need weights."""
@@ -102,7 +108,12 @@ def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     with pytest.raises(ConfigError, match=r"reward Hanging: it scores neither .* no score within 0.4 s"):
         look(Hanging())
     look(Right())
-    assert capsys.readouterr().out == "waiting for reward Hanging, for at most 0.8 s\n"
+    # Its thread outlives its time, and the event loop waits for it: what was scored before counts.
+    (trial,) = look(Threaded()).trials
+    assert [each.value for each in trial.outcomes.values()] == [1.0, None]
+    assert trial.outcomes["wrong answer"].detail == "no score within 0.4 s"
+    told = [f"waiting for reward {each}, for at most {most} s" for each, most in (("Hanging", 0.8), ("Threaded", 0.4))]
+    assert capsys.readouterr().out.splitlines() == told
 
 
 @pytest.mark.parametrize(
@@ -110,6 +121,8 @@ def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     [
         ("3+4=8\n#### 8", "7", {"demonstration": "3+4=8\n#### 8", "reference": "7", MENDED: "3+4=8\n#### 7"}),
         ("So it is \\boxed{-1,208.5}.", "7", {MENDED: "So it is \\boxed{7}."}),
+        ("10-3", "7", {MENDED: "10-7"}),
+        ("(1,-2)", "7", {MENDED: "(1,7)"}),
         ("#### 7", 7, {"demonstration": "#### 7", "reference": "7"}),
         ("no number", "7", {"demonstration": "no number", "reference": "7"}),
         (None, "7", {"reference": "7"}),
@@ -123,6 +136,14 @@ def test_a_careless_demonstrator_is_mended_by_the_reference(demonstration, refer
     assert {what: first.completions[what] for what in shown} == shown
     assert [*first.completions][-1] == "wrong answer"
     assert MENDED in first.completions or [*first.completions] == [*shown, "wrong answer"]
+
+
+@pytest.mark.parametrize("long", ["1", "1.", "1-", "-1,"])
+def test_long_numbers_take_no_time(long):
+    made = Prompt(text="", demonstration=f"{long * 50_000} and -1.5", reference="7")
+    began = time.monotonic()
+    assert first_row._completions(made)[MENDED] == f"{long * 50_000} and 7"
+    assert time.monotonic() - began < 2.0
 
 
 def table_of(first):
