@@ -51,12 +51,15 @@ def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
 
 def sources(job: Job) -> Iterator[tuple[str, str, str]]:
     """(label, `--set` that takes its file anew, notice if that has changed) of reward functions whose file is there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+    try:
         recorded = json.loads((job.directory / FILE).read_text(encoding="utf-8"))
         sessions = [*reversed(recorded.get("resumed", [])), recorded]
-        for index, reward in enumerate(job.recipe.reward):
-            if (copy := split(reward.plugin)) is None:
-                continue
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+    for index, reward in enumerate(job.recipe.reward):
+        if (copy := split(reward.plugin)) is None:
+            continue
+        with contextlib.suppress(ConfigError):
             for file, taken in _origins(sessions, *copy):
                 setting = f"--set {shlex.quote(f'reward.{index}.plugin={file}:{copy[1]}')}"
                 told = (
@@ -70,12 +73,14 @@ def sources(job: Job) -> Iterator[tuple[str, str, str]]:
 def _origins(sessions: Iterable[Mapping[str, Any]], copy: Path, name: str) -> Iterator[tuple[Path, str]]:
     """The file that a copy is of, and when it was taken, if it is still there."""
     for session in sessions:
-        for plugin in session["plugins"]:
-            found = split(plugin["module"])
-            is_it = found is not None and found[1] == name and plugin["version"] == copy.parent.name
-            if found and is_it and not is_copy(found[0]) and found[0].is_file():
-                yield found[0], session["created"]
-                return
+        # An older session may be whole where this one is damaged, or its file where nobody may look.
+        with contextlib.suppress(OSError, KeyError, TypeError):
+            for plugin in session["plugins"]:
+                found = split(plugin["module"])
+                is_it = found is not None and found[1] == name and plugin["version"] == copy.parent.name
+                if found and is_it and not is_copy(found[0]) and found[0].is_file():
+                    yield found[0], session["created"]
+                    return
 
 
 def _compared(directory: Path, session: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

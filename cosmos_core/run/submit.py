@@ -17,6 +17,8 @@ from cosmos_core.config.loading import load_job
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
+from cosmos_core.plugins.choice import choose_all
+from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import files, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Pool
@@ -25,7 +27,7 @@ from cosmos_core.run import folder, provenance
 from cosmos_core.run.folder import aside, require_idle
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
 from cosmos_core.run.planning.footprint import planned_pools
-from cosmos_core.run.planning.plan import Plan, make_plan
+from cosmos_core.run.planning.plan import Plan, check_changed, make_plan
 from cosmos_core.run.planning.preflight import check_present, exposure, unset_variables
 from cosmos_core.storage.scratch import scratch
 
@@ -95,7 +97,7 @@ def launch_again(
     from cosmos_core.run.planning.changes import changed  # noqa: PLC0415 - only here
 
     job = load_job(directory)
-    recipe, _ = changed(job.recipe, [f"launch.launcher={json.dumps(launcher)}", *overrides], directory)
+    recipe, changes = changed(job.recipe, [f"launch.launcher={json.dumps(launcher)}", *overrides], directory)
     job = attrs.evolve(job, recipe=reachable(recipe))
     plugins = PluginSet.load(selections(job.recipe, _ONLY))
     if not _capable(job.recipe, plugins).shares_folder:
@@ -107,6 +109,12 @@ def launch_again(
     found.ready()
     _say(console, exposure(job))
     with folder.held(directory):
+        # The session on the cluster sees the changed recipe alone, and a run's copies in place of a mended file.
+        if any(change.is_to_be_checked for change in changes):
+            check_changed(job)
+            chosen = choose_all(selections(job.recipe), discover()).values()
+            for difference in provenance.resumed_with(directory, chosen, list(map(str, changes))):
+                _say(console, f"Changed since the run's last session: {difference}")
         folder.save(job)
     _submit(found, submission, directory, console)
 

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,3 +78,22 @@ def test_differences_are_told_and_damage_refused(run):
         path.unlink() if content is None else path.write_text(content)
         with pytest.raises(ConfigError, match=r"manifest\.json: missing or damaged"):
             provenance.resumed_with(run, records())
+
+
+def test_a_file_that_cannot_be_read_silences_no_other(tmp_path):
+    entries, rewards = [], []
+    for name, version in (("a", "0" * 12), ("b", "1" * 12)):
+        (tmp_path / f"{name}.py").write_text("new")
+        entries.append({"module": f"{tmp_path}/{name}.py:{name}", "version": version})
+        rewards.append(SimpleNamespace(plugin=f"{tmp_path}/run/plugins/{version}/{name}.py:{name}", label=name))
+    (tmp_path / "a.py").unlink()
+    (tmp_path / "a.py").symlink_to("/proc/self/mem")
+    recorded = {"plugins": entries, "created": "then", "resumed": [{"plugins": [{}]}, []]}
+    (tmp_path / "manifest.json").write_text(json.dumps(recorded))
+    job = SimpleNamespace(directory=tmp_path, recipe=SimpleNamespace(reward=rewards))
+    ((label, setting, told),) = provenance.sources(job)
+    assert (label, setting) == ("b", f"--set reward.1.plugin={tmp_path}/b.py:b")
+    assert "reward b has changed: the run goes on with its copy of then" in told
+    for damage in ("[]", "{", '{"resumed": 1}'):
+        (tmp_path / "manifest.json").write_text(damage)
+        assert [*provenance.sources(job)] == []

@@ -7,10 +7,11 @@ import attrs
 import pytest
 from rich.console import Console
 
-from cosmos_core.config.loading import dump_recipe, load_recipe
+from cosmos_core.config.loading import dump_recipe, load_job, load_recipe
 from cosmos_core.config.overrides import apply_override
+from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
-from cosmos_core.run import folder, submit
+from cosmos_core.run import folder, provenance, submit
 from cosmos_core.run.command import run_recipe
 from cosmos_core.run.plan import show_plan
 from cosmos_core.run.planning import plan as planning
@@ -81,7 +82,9 @@ def shown(console, tmp_path):
 
 def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console, tmp_path):
     slurm()
-    launch_recipe(recipe(), RECIPE, console)
+    file = tmp_path / "late.py"
+    file.write_text("def short(completion): return 1.0\n")
+    launch_recipe(recipe(f"reward=[{{plugin='{file}:short'}}]"), RECIPE, console)
     run = tmp_path / "runs" / "arithmetic"
     assert (tmp_path / "log").read_text() == f"argument {run}/job.sh\n"
     assert "Slurm job 17;" in shown(console, tmp_path)
@@ -93,6 +96,22 @@ def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console,
     launch_again(run, "slurm", ['launch.options.time="30"'], console)
     assert "#SBATCH --time=30" in (run / "job.sh").read_text()
     assert 'time = "30"' in (run / "recipe.resolved.toml").read_text()
+
+    # A mended reward is tried on the first row, and the run remembers whose file its copy is of.
+    mended, before = [f"reward.0.plugin={file}:short"], load_job(run)
+    file.write_text("def short(completion): return None\n")
+    with pytest.raises(ConfigError, match="reward short: it scores neither"):
+        launch_again(run, "slurm", mended, console)
+    assert load_job(run) == before
+    file.write_text("def short(completion): return 2.0\n")
+    launch_again(run, "slurm", mended, console)
+    assert "Changed since the run's last session: reward short of late.py was " in shown(console, tmp_path)
+    copy, _ = split(load_job(run).recipe.reward[0].plugin)
+    assert copy.read_text() == file.read_text()
+    file.write_text("def short(completion): return 3.0\n")
+    ((_, setting, told),) = provenance.sources(load_job(run))
+    assert setting == f"--set {mended[0]}"
+    assert "The file of reward short has changed" in told
 
 
 def test_rendering_leaves_nothing_behind(recipe, console, tmp_path):
