@@ -17,7 +17,7 @@ import numpy as np
 from cosmos_core.config.loading import run_of
 from cosmos_core.config.schema import EngineConfig, ModelConfig
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.protocols import FinishReason, Request, Sampling
+from cosmos_core.protocols import FinishReason, Model, Request, Sampling
 from cosmos_core.types import Array, Message, Payload, Prompt
 from cosmos_service_tools.served import Served, check_folder, exported, is_of_tokens, model_config, serve
 
@@ -167,7 +167,10 @@ def speaking(
     with model_folder(source, plugin=plugin, trust_remote_code=trust_remote_code) as (directory, config):
         threads = os.environ.get("OMP_NUM_THREADS", "")
         with serve(directory, config, EngineConfig(), threads=int(threads) if threads.isdecimal() else 1) as served:
-            yield Speaker(served, why_plain=why_plain(source, plain))
+            why = why_plain(source, plain)
+            if why and plain is None and _has_template(served.model):
+                why += "; --template puts chats in the model's template"
+            yield Speaker(served, why_plain=why)
 
 
 @contextmanager
@@ -188,8 +191,16 @@ def model_folder(source: Path, *, plugin: str | None, trust_remote_code: bool) -
 def why_plain(source: Path, plain: bool | None) -> str:
     """Say why to complete plain text instead of chats: it is asked for, or (None) the model's run learned from it."""
     if plain is None and (run := run_of(source)) is not None and run.is_plain:
-        return f"run {run.recipe.run.name} learned from plain prompts; --template puts chats in the model's template"
+        return f"run {run.recipe.run.name} learned from plain prompts"
     return "--plain" if plain else ""
+
+
+def _has_template(model: Model) -> bool:
+    try:
+        model.encode(Prompt(text=(Message(role="user", content="?"),)))
+    except DataError:
+        return False
+    return True
 
 
 def name_of(source: Path) -> str:

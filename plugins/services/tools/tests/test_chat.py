@@ -1,5 +1,6 @@
 """Dialogues: with a tiny model over a pipe, and with a stand-in that can be interrupted."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,13 @@ def test_a_model_that_learned_from_plain_prompts_is_given_them(cosmos, plain_exp
     )
     assert asked[1:] == told[1:] != unknown
     assert cosmos("chat", plain_export, "--template", *options, keys="3 + 4\n").splitlines() == unknown
+    # Nothing is said of a template where there is none.
+    bare = shutil.copytree("models/plain", plain_export.with_name("bare"))
+    note, said = cosmos("chat", bare, *options, keys="3 + 4\n").splitlines()
+    assert (note, said) == (
+        "Each line is completed by itself (run mine learned from plain prompts); \\n in it is a line break.",
+        told[1],
+    )
 
 
 class Parrot:
