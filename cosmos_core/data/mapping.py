@@ -127,9 +127,13 @@ class FieldMapping:
         The first row tells of all.
         """
         for name, text in self._unchecked.items():
-            near = difflib.get_close_matches(text.strip(), list(row), n=1, cutoff=_LIKENESS)
-            if not self._varying or (near and (near[0] == text.strip() or _WORD.fullmatch(text))):
+            said = text.strip()
+            near = difflib.get_close_matches(said, list(row), n=1, cutoff=_LIKENESS)
+            # Beside media a prompt may well be one word for all rows.
+            is_loose = _WORD.fullmatch(text) and (name != "prompt" or self._options.media is None)
+            if not self._varying or (near and (near[0] == said or is_loose)):
                 hint = f"did you mean {{{near[0]}}}?" if near else "a column is written in braces, as in {question}."
+                hint += f" If not, add a mark, as in {said + '.'!r}." if near and self._varying else ""
                 raise DataError(
                     f"dataset option {name} = {text!r} is the same text in every row; {hint} Columns: {', '.join(row)}"
                 )

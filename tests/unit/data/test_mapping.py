@@ -39,8 +39,12 @@ def test_values_are_what_json_can_hold():
             r"option prompt = 'question' is the same .* mean \{question\}\? .* question, answer, image",
         ),
         ({"prompt": "questions"}, r"did you mean \{question\}\? Columns: question"),
-        ({"prompt": "questions", "demonstration": "{answer}"}, r"did you mean \{question\}\? Columns: question"),
-        ({"prompt": "answer", "reference": "answer"}, r"did you mean \{answer\}\? Columns: question"),
+        (
+            {"prompt": "questions", "demonstration": "{answer}"},
+            r"did you mean \{question\}\? If not, add a mark, as in 'questions\.'\. Columns: question",
+        ),
+        ({"prompt": "answer", "reference": "answer"}, r"did you mean \{answer\}\? If not"),
+        ({"prompt": "answer", "demonstration": "{answer}", "media": "image"}, r"did you mean \{answer\}\? If not"),
         ({"prompt": "Tell me a joke."}, r"written in braces, as in \{question\}\. Columns: question"),
         (
             {"prompt": "{question}", "demonstration": "answer"},
@@ -64,6 +68,8 @@ def test_a_column_without_braces_is_refused_with_the_columns_that_there_are(opti
         ({"prompt": "Think of a question.", "reference": "answer"}, {"answer", "Think of a question."}),
         ({"prompt": "Question:", "metadata": ("answer",)}, {"answer", "Question:"}),
         ({"prompt": "Guess", "metadata": ("answer",)}, set()),
+        ({"prompt": "Answer", "demonstration": "{answer}", "media": "image"}, set()),
+        ({"prompt": "questions.", "demonstration": "{answer}"}, {"answer", "questions."}),
     ],
 )
 def test_a_prompt_that_is_the_same_in_every_row_is_taken_where_something_else_varies(options, read, monkeypatch):
