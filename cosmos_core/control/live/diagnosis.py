@@ -41,17 +41,20 @@ FAR: Final = 2.0
 DECLINES: Final = 3
 """Evaluations in a row that each got worse than the one before: of rows that are the same, noise makes two."""
 FALLEN: Final = 0.1
-"""Share of the best held-out score or loss that is lost over them."""
+"""Share of a held-out score or loss, or of a reward, that a fall takes: less is a trifle, however sure."""
 ERRORS: Final = 2.0
 """Standard errors of the difference of two held-out scores below which chance explains it."""
 LOST: Final = 0.75
 """Share of what was gained, and of the spread of a prompt's rewards, beyond which a fall is no change of the rows."""
 LEAST_BEFORE: Final = 3
 """Steps before a fall: a learning rate that is far too high takes no more."""
-SURE: Final = 5.0
+SURE: Final = 6.0
 """Standard errors beyond which the rewards of two windows differ, of which the worst of all splits is looked at."""
 RISEN: Final = 0.5
-"""Share of the first loss by which the newest ones, all above it, show that steps lead away; twice the noise."""
+"""Share of the first loss by which the newest ones, all above it, show that steps lead away, if noise does not."""
+BEYOND: Final = 10.0
+EVEN: Final = 12.0
+"""Multiple of the first loss, and loss of who guesses evenly among 160,000 tokens: noise makes no more of both."""
 
 COSTLY: Final = 0.25
 """Share of the time of the newest steps that nothing but scores may take; those of a math answer take 1 %."""
@@ -105,11 +108,11 @@ class _Seen:
         return "policy.optimizer" if self.state.stage is self.state.settings.main else "warmup.optimizer"
 
     @functools.cached_property
-    def gains(self) -> list[tuple[int, float]]:
+    def gains(self) -> list[tuple[StepRecord, float]]:
         """Steps with their rewards or, of demonstrations, minus their losses."""
         is_scored = self.state.stage.uses_rollouts
-        known = ((each.step, each.reward if is_scored else -each.metrics.get("loss", math.nan)) for each in self.steps)
-        return [(step, gain) for step, gain in known if gain is not None and math.isfinite(gain)]
+        known = ((each, each.reward if is_scored else -each.metrics.get("loss", math.nan)) for each in self.steps)
+        return [(each, gain) for each, gain in known if gain is not None and math.isfinite(gain)]
 
     @property
     def has_learned(self) -> bool:
@@ -153,12 +156,15 @@ def _risen(seen: _Seen) -> _Fall | None:
     if len(known) < 2 * LEAST_STEPS:
         return None
     first, newest = known[0], known[len(known) // 2 :][-NEWEST_STEPS:]
-    if min(newest) <= first or statistics.fmean(newest) - first <= RISEN * abs(first):
+    rise, noise = statistics.fmean(newest) - first, statistics.stdev(known[1:][-NEWEST_STEPS:])
+    # The first loss may be low by chance. Where weights are lost at once, what follows is as noisy as it is high.
+    is_sure = rise > SURE * noise * math.sqrt(1 + 1 / len(newest)) or min(newest) > max(EVEN, BEYOND * first)
+    if min(newest) <= first or rise <= RISEN * abs(first) or not is_sure:
         return None
     is_main = index == len(state.settings.stages) - 1
     table, where = ("policy", "") if is_main else ("warmup", " of the warm-up")
     text = f"the loss rose from {first:.3g} in the first step{where} to {statistics.fmean(newest):.3g}"
-    remedy = _earlier(state, state.settings.stages[index].first_version + 1)
+    remedy = _earlier(state, state.settings.stages[index].first_version)
     return _Fall(text, f"lower {table}.optimizer.lr; {remedy}")
 
 
@@ -181,25 +187,27 @@ def _fallen(seen: _Seen) -> _Fall | None:
     noise = max(statistics.stdev(each) for each in (before, after))
     chance = SURE * noise * math.sqrt(1 / len(before) + 1 / len(after))
     spread = noise * math.sqrt(seen.steps[-1].num_groups)
-    if high - low <= max(chance, LOST * spread, LOST * (high - start), abs(high) / 100):
+    if high - low <= max(chance, LOST * spread, LOST * (high - start), FALLEN * abs(high)):
         return None
-    since = seen.gains[split][0]
+    last, since = seen.gains[split - 1][0], seen.gains[split][0].step
     mend, changed, sign = f"lower {seen.optimizer}.lr", "", 1 if state.stage.uses_rollouts else -1
     for change in state.changes:
         step = first_step(state.settings, change.key, change.step)
-        if since - NEWEST_STEPS <= step <= since + LEAST_STEPS:
+        if since - NEWEST_STEPS <= step <= since:
             changed = f" ({change.key} was set to {change.after} at step {step})"
             mend = mend if change.key in mend else f"set {change.key} back to {change.before}"
     text = f"the {'reward fell' if sign == 1 else 'loss rose'} from {sign * high:.3g} to {sign * low:.3g}"
-    return _Fall(f"{text} since step {since}{changed}", f"{mend}; {_earlier(state, since)}")
+    # Its samples, drawn with the weights of the step before it or older ones, were still good; later weights are not.
+    remedy = _earlier(state, last.step - 1 - last.staleness_max)
+    return _Fall(f"{text} since step {since}{changed}", f"{mend}; {remedy}")
 
 
-def _earlier(state: State, step: int) -> str:
-    """The checkpoint to go on from, of those from before a step."""
-    saved, best = [each for each in state.checkpoints.saved if each < step], best_checkpoint(state)
-    if not saved:
+def _earlier(state: State, sound: int) -> str:
+    """The checkpoint to go on from, of those of the last sound step or before."""
+    kept, best = [each for each in state.checkpoints.kept if each <= sound], best_checkpoint(state)
+    if not kept:
         return "begin anew, as no checkpoint is from before"
-    start = best if best in saved else max(saved)
+    start = best if best in kept else max(kept)
     return f"go on from an earlier checkpoint: cosmos run --resume RUN --from step-{start}"
 
 
@@ -295,7 +303,7 @@ def _overfitted(seen: _Seen) -> str:
         return ""
     scores, first, last = [merit[each.version] for each in known], known[0].version, known[-1].version
     # Of demonstrations, the loss of a batch stands for its reward.
-    gains = [gain for step, gain in seen.gains if first < step <= last]
+    gains = [gain for each, gain in seen.gains if first < each.step <= last]
     before, now = (_mean(part) for part in (gains[: len(gains) // 2], gains[len(gains) // 2 :]))
     # Accuracy has the variance of its mean; losses are of the same decisions each time.
     variance = sum(

@@ -105,11 +105,14 @@ def _end(state: State) -> None:
 
 
 def on_saved(state: State, report: CheckpointSaved) -> None:
-    """A checkpoint is complete."""
+    """A checkpoint is complete; who saved it removes old ones."""
     if not _is_of_run(state, report):
         return
+    checkpoints, best = state.checkpoints, best_checkpoint(state)
     state.checkpoints.saved[report.step] = report.path
     state.checkpoints.failed.pop(report.step, None)
+    checkpoints.removed.discard(report.step)
+    checkpoints.removed.update({*sorted(checkpoints.kept)[: -state.settings.policy_checkpoint_keep]} - {best})
     _settle_checkpoint(state, report.step)
 
 

@@ -178,6 +178,7 @@ def resume(state: State, event: Resumed) -> None:
         checkpoints=Checkpoints(
             saved={step: path for step, path in state.checkpoints.saved.items() if step <= event.step},
             failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
+            removed=state.checkpoints.removed,
         ),
         marks={step: mark for step, mark in state.marks.items() if step <= event.step},
         undone=state.generation_number,

@@ -65,6 +65,7 @@ class Settings:
         evaluation_prompts: Held-out prompts of one evaluation; 0 never evaluates.
         evaluation_interval: Main steps between evaluations; 0 evaluates only before and after.
         policy_checkpoint_interval: Steps between checkpoints; 0 saves only at the end and on a stop.
+        policy_checkpoint_keep: Newest checkpoints that are kept, besides the best; 0: all, as far as is known.
         heldout_rows: Held-out demonstrations whose loss is measured; 0 never measures.
         sync_fan_out: Most rollout replicas that read weights from the policy, or from one that passes them on; 0: all
             read what the policy published.
@@ -91,6 +92,7 @@ class Settings:
     evaluation_interval: int
     policy_checkpoint_interval: int
     rewards: tuple[str, ...]
+    policy_checkpoint_keep: int = 0
     heldout_rows: int = 0
     sync_fan_out: int = 8
     shares_memory: bool = True
@@ -169,6 +171,7 @@ def settings_of(job: Job) -> Settings:
         evaluation_prompts=job.num_evaluation_prompts if job.uses_rollouts and recipe.reward_names else 0,
         evaluation_interval=recipe.evaluation.interval,
         policy_checkpoint_interval=recipe.policy.checkpoint.interval,
+        policy_checkpoint_keep=recipe.policy.checkpoint.keep,
         rewards=recipe.reward_names,
         heldout_rows=job.num_measured_prompts,
         sync_fan_out=0 if recipe.sync.transport == "disk" else recipe.sync.fan_out,

@@ -102,12 +102,18 @@ class Evaluation:
 
 @attrs.define(kw_only=True)
 class Checkpoints:
-    """Checkpoints ordered, saved and failed, by step."""
+    """Checkpoints ordered, saved and failed, and those saved that are removed for newer ones, by step."""
 
     ordered: int = -1
     """The one that is wanted and neither saved nor failed; -1: none."""
     saved: dict[int, str] = attrs.field(factory=dict)
     failed: dict[int, str] = attrs.field(factory=dict)
+    removed: set[int] = attrs.field(factory=set)
+
+    @property
+    def kept(self) -> set[int]:
+        """Those saved that should still be there."""
+        return self.saved.keys() - self.removed
 
 
 @attrs.frozen(kw_only=True)

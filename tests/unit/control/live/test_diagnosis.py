@@ -1,5 +1,7 @@
 """What a run that does not learn says, by records that are made up: each finding, and what is just not one."""
 
+import random
+
 import attrs
 import pytest
 
@@ -201,24 +203,32 @@ def rewarded(rewards, **changes):
 def test_a_reward_that_collapsed_is_told_before_and_instead_of_its_consequences():
     low = rewarded(LOW * 10, num_equal=4, truncated=1.0, metrics={"entropy": 0.01, "clip_fraction": 0.6})
     state = state_of(*rewarded(HIGH), *low)
-    state.checkpoints.saved.update({4: "four", 8: "eight", 40: "forty"})
+    # The rewards of step 9, which are low, are of samples that were drawn with the weights of step 8.
+    state.checkpoints.saved.update({3: "three", 4: "four", 7: "seven", 8: "eight", 40: "forty"})
     collapsed, off_policy = findings(state)
     assert off_policy.code == "off-policy"
     assert str(collapsed) == (
         "collapsed: the reward fell from 0.594 to 0.025 since step 9; lower policy.optimizer.lr; go on from an earlier "
-        "checkpoint: cosmos run --resume RUN --from step-8"
+        "checkpoint: cosmos run --resume RUN --from step-7"
     )
+    # Those that are removed are not named.
+    state.checkpoints.removed.add(7)
+    assert findings(state)[0].advice.endswith("--from step-4")
+    state.checkpoints.removed.clear()
+    # Older samples say nothing of newer weights.
+    state.steps[7] = attrs.evolve(state.steps[7], staleness_max=3)
+    assert findings(state)[0].advice.endswith("--from step-4")
     # The best one is kept for sure, and what was set is said with its step.
-    state.evaluations += [heldout(4, 0.9), heldout(8, 0.5)]
+    state.evaluations += [heldout(3, 0.9), heldout(7, 0.5)]
     state.changes.append(SettingChange(step=7, key="policy.optimizer.lr", before=5e-4, after=5.0))
     collapsed, _ = findings(state)
     assert "since step 9 (policy.optimizer.lr was set to 5.0 at step 7)" in collapsed.text
     assert collapsed.advice.startswith("lower policy.optimizer.lr; go on")
-    assert collapsed.advice.endswith("--from step-4")
+    assert collapsed.advice.endswith("--from step-3")
     state.changes[:] = [SettingChange(step=8, key="rollout.sampling.temperature", before=1.0, after=9.0)]
     assert findings(state)[0].advice.startswith("set rollout.sampling.temperature back to 1.0; go on")
-    # One that was set long after the fall has nothing to do with it.
-    state.changes[:] = [SettingChange(step=30, key="policy.optimizer.lr", before=5e-4, after=5.0)]
+    # One that was set after the fall, to mend it, has nothing to do with it.
+    state.changes[:] = [SettingChange(step=10, key="policy.optimizer.lr", before=5e-4, after=1e-4)]
     assert "was set" not in findings(state)[0].text
     # What it has come back to is that of the newest steps.
     creeping = told(*rewarded(HIGH), *rewarded(LOW * 12), *rewarded((0.1, 0.11) * 10))
@@ -229,7 +239,7 @@ def test_a_reward_that_collapsed_is_told_before_and_instead_of_its_consequences(
     assert fast[0].advice == "lower policy.optimizer.lr; begin anew, as no checkpoint is from before"
 
 
-@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-4, 0.0), (1e6, 0.0), (1.0, -1.0), (10.0, -100.0)])
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-4, 0.0), (1e6, 0.0), (1.0, -1.0), (10.0, -10.0)])
 def test_a_collapse_is_one_at_any_scale_and_below_0_and_holds_until_the_reward_is_back(scale, offset):
     def collapses(*rewards):
         return "collapsed" in told(*rewarded(offset + scale * each for each in rewards))
@@ -252,6 +262,13 @@ def test_a_collapse_is_one_at_any_scale_and_below_0_and_holds_until_the_reward_i
     assert "collapsed" in told(*harder)
 
 
+@pytest.mark.parametrize(("high", "low", "is_told"), [(0.5, 0.49, False), (0.898, 0.859, False), (0.5, 0.44, True)])
+def test_a_fall_of_less_than_a_tenth_is_a_trifle_however_sure(high, low, is_told):
+    noise = (0.001, -0.001) * 10
+    steps = rewarded([*(high + each for each in noise), *(low + each for each in noise)])
+    assert ("collapsed" in told(*steps)) is is_told
+
+
 def losses_of(*losses, stage=0):
     return [step(metrics={"loss": loss}, reward=None, num_equal=0, stage=stage) for loss in losses]
 
@@ -264,6 +281,8 @@ def test_a_loss_that_training_made_worse():
     assert found.advice.startswith("lower warmup.optimizer.lr; begin anew")
     assert told(*losses_of(5.57, *wild[:-1]), stages=stages) == {}
     assert told(*losses_of(5.57, *(8.0, 6.0) * 10), stages=stages) == {}
+    # As much, and sure: it is as of a model that has lost all it knew.
+    assert "collapsed" in told(*losses_of(1.2, *(8.5, 9.5) * 10), stages=stages)
     assert told(*losses_of(5.57, *wild, 5.0), stages=stages) == {}
     nan = float("nan")
     assert told(*losses_of(5.57, *[4.0] * 8, nan, nan), stages=stages) == {}
@@ -280,6 +299,16 @@ def test_a_loss_that_training_made_worse():
     good = [3.0, 2.0, 1.0, 0.5, 0.4, 0.3, 0.35, 0.32]
     assert told(*losses_of(*good, *[4.0, 4.2] * 5), stages=main)["collapsed"].startswith("the loss rose from 0.")
     assert told(*losses_of(*good, *[0.5, 0.6] * 5), stages=main) == {}
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.4, 0.6])
+def test_noise_around_a_flat_loss_is_no_collapse(spread):
+    draw = random.Random(4)
+    for _ in range(40):
+        losses = [draw.gauss(1.2, spread) for _ in range(60)]
+        losses[0] = max(0.01, 1.2 - 2.5 * spread)
+        for number in range(2 * LEAST_STEPS, len(losses), LEAST_STEPS):
+            assert told(*losses_of(*losses[:number]), stages=(demonstrations(0, 100, 4),)) == {}
 
 
 def heldout(version, score=None, loss=None, *, num_prompts=400, **changes):

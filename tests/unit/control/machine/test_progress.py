@@ -6,6 +6,7 @@ import pytest
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed
 from cosmos_core.control.machine.progress import best_checkpoint
+from cosmos_core.control.machine.records import EvaluationRecord
 from cosmos_core.errors import JournalError
 from cosmos_core.transport.reports import CheckpointFailed
 
@@ -30,6 +31,19 @@ def test_checkpoints_are_ordered_by_interval_and_at_the_end(run):
     it.settle()
     assert sorted(it.state.checkpoints.saved) == [2, 4, 5]
     assert it.state.checkpoints.ordered == -1
+
+    # Old ones are removed, but for the best, and a run that goes on from one does not have them again.
+    it = together(run(steps=5, policy_checkpoint_interval=1, policy_checkpoint_keep=2), "p0", "r0")
+    until(it, 3)
+    best = {"num_prompts": 2, "num_unscored": 0, "num_truncated": 0, "completions": ()}
+    it.state.evaluations = [EvaluationRecord(version=2, accuracy=1.0, reward=1.0, **best)]
+    it.settle()
+    assert sorted(it.state.checkpoints.kept) == [2, 4, 5]
+    it.resume(4)
+    assert sorted(it.state.checkpoints.kept) == [2, 4]
+    it.join("p0", step=4)
+    together(it, "r0").settle()
+    assert sorted(it.state.checkpoints.kept) == [2, 4, 5]
 
     it = together(run(warmup=4, policy_checkpoint_interval=2), "p0")
     it.follow("p0")
