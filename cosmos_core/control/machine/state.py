@@ -112,7 +112,7 @@ class Checkpoints:
 
     @property
     def kept(self) -> set[int]:
-        """Those saved that should still be there."""
+        """Checkpoints that the saver has not removed by its rule."""
         return self.saved.keys() - self.removed
 
 
