@@ -150,9 +150,10 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     start, undone = find_start(job, follower, wanted)
     last = stages(recipe)[-1]
     if start.step is not None and last.last_step < start.step:
+        warmup = f" (step {start.step}, less {last.first_step} of the warm-up)" if last.first_step else ""
         raise ConfigError(
-            f"run.steps: {recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}; "
-            "a run cannot be made shorter than it is"
+            f"run.steps: {recipe.run.steps}, but the newest checkpoint is of step {start.step - last.first_step}"
+            f"{warmup}; a run cannot be made shorter than it is"
         )
     check_port(recipe)
     chosen = [choose(kind, name, installed) for kind, name in selections(recipe)]

@@ -32,6 +32,7 @@ from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.average import AVERAGE, averaged_tensors
 from cosmos_core.protocols import Layout
+from cosmos_core.run.folder import is_held
 from cosmos_core.storage import MARKS, check_place, file_system, is_url, move_folder, send_folder, told
 from cosmos_core.weights.shards import dtype_name, local_shard, torch_dtype
 
@@ -183,7 +184,9 @@ def _latest(job: Job, steps: list[int]) -> int:
     try:
         known = _known(replay(job.journal), steps)
     except JournalError as error:
-        _LOG.warning("%s; whether step %d was undone since is not known", error, steps[-1])
+        # The controller of a run that goes on has the journal to itself.
+        why = "the run goes on" if is_held(job.directory) else f"whether it was undone since is not known: {error}"
+        _LOG.warning("%s: the newest checkpoint is taken, of step %d; %s", job.directory, steps[-1], why)
         return steps[-1]
     # One that is older than what is taken may be damaged.
     newest = next((step for step in reversed(known) if _is_genuine(job, step, known)), None)

@@ -283,6 +283,8 @@ def require_folder(path: str) -> None:
     A path whose folder is here is none on the hub. What the hub says of a name is left to who reads the files.
     """
     folder = Path(path)
+    if (folder / "job.json").is_file():
+        raise ConfigError(f"model.path: {path} is a run; cosmos export {path} writes its model, to {folder / 'export'}")
     if folder.is_dir():
         return
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):

@@ -17,6 +17,7 @@ from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.run import export, folder
 from cosmos_core.run.export import Exported, choose_step, export_run
+from cosmos_core.run.folder import held
 
 
 @pytest.fixture
@@ -66,7 +67,11 @@ def test_the_checkpoint_is_of_what_the_run_came_to(rolled_back, caplog):
     # Latest is the newest that there is where the journal cannot be read.
     rolled_back.journal.write_bytes(b"damaged")
     assert choose_step(rolled_back, "latest") == 8
-    assert "whether step 8 was undone since is not known" in caplog.text
+    assert "the newest checkpoint is taken, of step 8; whether it was undone since is not known: " in caplog.text
+    caplog.clear()
+    with held(rolled_back.directory):
+        assert choose_step(rolled_back, "latest") == 8
+    assert caplog.messages == [f"{rolled_back.directory}: the newest checkpoint is taken, of step 8; the run goes on"]
     with pytest.raises(JournalError):
         choose_step(rolled_back, "best")
 

@@ -150,6 +150,8 @@ def _described(name: str, read: Callable[[str], Any], has: Callable[[str], bool]
         found = (
             "a diffusion model; `cosmos recipes list` has recipes of world models" if world else "has no config.json"
         )
+        if has("job.json"):
+            found = f"a run; `cosmos export {name}` writes its model, to {name}/export"
         raise ConfigError(f"model {name}: no language model of Hugging Face's: {found}")
     settings = read("tokenizer_config.json")
     # The first is small; the others are fetched only where it is absent.

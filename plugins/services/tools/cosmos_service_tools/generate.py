@@ -24,7 +24,8 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
 ]
 MaxUnits = Annotated[
-    int | None, typer.Option("--max-units", metavar="N", help="Longest completion, in tokens, or denoising steps.")
+    int | None,
+    typer.Option("--max-units", metavar="N", min=1, help="Longest completion, in tokens, or denoising steps."),
 ]
 _MEDIA_HELP = "An image or a video that each prompt shows, or that a world model goes on from; repeatable."
 Media = Annotated[
@@ -66,6 +67,8 @@ def generate(
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_service_tools.generation import complete_prompts  # noqa: PLC0415
 
+    if not escapes and any("\\n" in prompt for prompt in prompts):
+        typer.echo("A prompt has \\n in it, as two characters; -e reads it as a line break.", err=True)
     if escapes:
         prompts = [prompt.replace("\\n", "\n").replace("\\t", "\t") for prompt in prompts]
     texts = complete_prompts(

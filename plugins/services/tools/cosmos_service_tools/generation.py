@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from cosmos_core.types import JSON, Message, Prompt
 from cosmos_core.types.prompt import GIVEN_FRAMES
 from cosmos_service_tools.served import exported, is_of_tokens, model_config, serve
 
+_LOG: Final = logging.getLogger(__name__)
 _DEFAULT_UNITS: Final = 256
 _DEFAULT_STEPS: Final = 32
 
@@ -67,6 +69,9 @@ def complete_prompts(
     is_text = is_of_tokens("model", config.plugin)
     if is_text and temperature == 0.0 and num_samples > 1:
         raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
+    if is_text and job is not None and job.is_plain == (as_chat or system is not None):
+        learned = "plain prompts" if job.is_plain else "chats; --chat puts a prompt in their template"
+        _LOG.warning("run %s learned from %s", job.recipe.run.name, learned)
     metadata = _frames_to_give(source, job, media, given_frames, is_text=is_text)
     max_units = _max_units(job, is_text=is_text) if max_units is None else max_units
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.

@@ -18,6 +18,7 @@ from cosmos_service_tools.chat import chat
 from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
 from cosmos_service_tools.evaluate import evaluate
+from cosmos_service_tools.generate import generate
 from cosmos_service_tools.init import init
 from cosmos_service_tools.recipes import app
 from cosmos_service_tools.samples import samples
@@ -37,7 +38,7 @@ def cosmos():
     root = typer.Typer()
     root.add_typer(app, name="recipes")
     root.command("eval")(evaluate)
-    for command in (audit, chat, compare, doctor, init, samples, serve):
+    for command in (audit, chat, compare, doctor, generate, init, samples, serve):
         root.command()(command)
 
     def run(*arguments, keys=None, code=0):

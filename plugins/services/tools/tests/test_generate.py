@@ -3,10 +3,12 @@
 import contextlib
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
+from cosmos_core.config.loading import load_job, save_job
 from cosmos_core.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.selection import PluginSet
@@ -158,6 +160,19 @@ def test_what_is_lacking_or_of_no_use_is_refused(frames, tmp_path):
     for name, told in [("broken", "no readable image"), ("missing", "no such file")]:
         with pytest.raises(DataError, match=told):
             frames(of_run=0, media=[str(tmp_path / name)])
+
+
+def test_what_a_run_learned_otherwise_is_said(cosmos, plain_export, caplog):
+    for more, remark in ([[], []], [["--chat"], ["run mine learned from plain prompts"]]):
+        cosmos("generate", plain_export, "3 + 4", *more)
+        assert caplog.messages == remark
+        caplog.clear()
+    saved = load_job(plain_export.parent)
+    save_job(attrs.evolve(saved, is_plain=False))
+    cosmos("generate", plain_export, "3 + 4", "--max-units", 2)
+    assert caplog.messages == ["run mine learned from chats; --chat puts a prompt in their template"]
+    assert "-e reads it as a line break" in cosmos("generate", plain_export, "3 + 4\\n", "--chat")
+    assert "--max-units" in cosmos("generate", plain_export, "3 + 4", "--max-units", 0, code=2)
 
 
 def test_an_export_of_a_config_alone_is_served(export):

@@ -177,6 +177,8 @@ def test_bad_input_is_refused_in_a_sentence(cosmos, here, rows, monkeypatch):
     (here / "notes.txt").write_text("x")
     (here / "folder").mkdir()
     good = {"model": "models/chat", "data": "questions.jsonl"}
+    (here / "run").mkdir()
+    (here / "run/job.json").touch()
     cases = [
         ({"path": "there.toml"}, "there.toml: there already; choose another PATH, or remove it"),
         ({"path": "my"}, "my: a recipe's name ends in .toml"),
@@ -194,6 +196,7 @@ def test_bad_input_is_refused_in_a_sentence(cosmos, here, rows, monkeypatch):
         ({"data": "null.jsonl"}, "the columns fit no task: prompt (text), answer (null or text); wanted are"),
         ({"model": "models/cht"}, "model models/cht: no such folder; did you mean models/chat?"),
         ({"model": "folder"}, "model folder: no language model of Hugging Face's: has no config.json"),
+        ({"model": "run"}, "a run; `cosmos export run` writes its model, to run/export"),
         ({"model": "notes.txt"}, "model notes.txt: a file; give the folder"),
         ({"task": "dpo"}, "--task dpo: learns from preferences, which need `chosen` and `rejected`, beside a prompt; "),
         ({"task": "grpq"}, "no algorithm plugin named 'grpq' is installed; did you mean"),

@@ -26,6 +26,9 @@ def test_a_path_whose_folder_is_here_is_no_name_on_the_hub(asked, tmp_path, monk
     for path in ("./none", "/none/at/all", "a/b/c"):
         with pytest.raises(ConfigError, match=f"no folder '{path}'$"):
             loading.require_folder(path)
+    (tmp_path / "job.json").touch()
+    with pytest.raises(ConfigError, match=r"is a run; cosmos export \. writes its model, to export"):
+        loading.require_folder(".")
     assert asked == []
 
 
