@@ -6,6 +6,7 @@ They never import the script itself: it would start the run again.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import symtable
 import sys
@@ -31,15 +32,19 @@ def reference(target: str | Callable[..., Any], folder: Path) -> str:
     """
     if isinstance(target, str):
         return target
-    name = getattr(target, "__qualname__", "")
-    if not name.isidentifier():
+    name, module = getattr(target, "__qualname__", ""), sys.modules.get(str(getattr(target, "__module__", None)))
+    file = None
+    if module is None or module.__name__ != _MAIN:
+        with contextlib.suppress(TypeError):  # such as `len`, which no file defines
+            file = Path(inspect.getfile(target)).absolute()
+        module = None
+    if not name.isidentifier() or not (module or (file and file.is_file())):
         raise ConfigError(
             f"{target!r}: it is not a function or class that stands at the top of a file or a cell, so that a run's "
             "processes could not find it; define it there, by name"
         )
-    module = sys.modules[target.__module__]
-    if module.__name__ != _MAIN:
-        return f"{Path(inspect.getfile(target)).absolute()}:{name}"
+    if module is None:
+        return f"{file}:{name}"
     parts = _Parts(module, name)
     parts.add(name, target)
     path = folder / f"{name}.py"

@@ -45,6 +45,7 @@ def train(
         environment: Name of the environment plugin, or a class.
         overwrite: Whether a run of this name is replaced.
         overrides: Other keys of the recipe, `__` for a dot: `policy__optimizer__lr=1e-4`; also as `**{"run.steps": 9}`.
+            Of a table, `run={"steps": 9}`, the recipe keeps the keys that are not given.
 
     Returns:
         The run, once it is planned and nothing is left to refuse.

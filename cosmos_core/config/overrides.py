@@ -6,6 +6,7 @@ They change the plain mapping before it is structured, so they are checked just 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import tomllib
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -33,7 +34,11 @@ def apply_override(data: MutableMapping[str, Any], override: str) -> None:
 
 
 def assign(data: MutableMapping[str, Any], key: str, value: Any) -> None:
-    """Give `a.b.c` a value in place."""
+    """Give `a.b.c` a value in place; of a mapping, each key is given its value, beside those that are there."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            assign(data, f"{key}.{json.dumps(str(name), ensure_ascii=False)}", each)
+        return
     _assign(data, _parse_key(key, key), value, f"{key}={show(value)}")
 
 

@@ -80,7 +80,9 @@ def test_a_function_of_a_script_is_written_with_what_it_needs(script, tmp_path, 
 def test_what_cannot_be_written_down_is_refused(script, tmp_path):
     with pytest.raises(ConfigError, match=r"needs_model uses model, <object object .* make it inside of needs_model"):
         reference(script.needs_model, tmp_path)
-    for wrong in (script.nested, script.short, functools.partial(script.brevity, power=2)):
+    homeless = {}
+    exec("def made(completion): return 1.0", homeless)
+    for wrong in (script.nested, script.short, functools.partial(script.brevity, power=2), len, homeless["made"], 3):
         with pytest.raises(ConfigError, match="not a function or class that stands at the top of a file or a cell"):
             reference(wrong, tmp_path)
 

@@ -41,5 +41,5 @@ def test_what_planning_finds_is_raised_too(tmp_path):
     recipe += "policy = { optimizer = { lr = 1e-6 } }\n"
     (tmp_path / "r.toml").write_text(recipe)
     with pytest.raises(PluginNotFoundError, match="no algorithm plugin named 'no-such'"):
-        cosmos.train(tmp_path / "r.toml", algorithm="no-such", reward="math")
+        cosmos.train(tmp_path / "r.toml", algorithm="no-such", reward="math", run={"name": "other"})
     assert not (tmp_path / "runs").exists()
