@@ -90,7 +90,8 @@ class _Single:
             if default is inspect.Parameter.empty and name not in _GIVEN and name not in prompt.metadata:
                 raise DataError(
                     f"reward {self._name}: the function takes {name!r}, a column that the row does not have (it has "
-                    f"{', '.join(prompt.metadata) or 'none'}); name it in dataset.options.metadata, or give a default"
+                    f"{', '.join(prompt.metadata) or 'none'}); name it in dataset.options.metadata (a dataset function "
+                    "gives it as a key of the row), or give a default"
                 )
 
     def score(self, completion: Completion) -> Any:

@@ -12,6 +12,7 @@ import attrs
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.sources import label
 from cosmos_core.plugins.recipe import group_size
 from cosmos_core.policy.mesh.layout import cut_bytes, misfits, rollout_misfits
 from cosmos_core.protocols import AlgorithmCapabilities, EngineCapabilities, ModelCapabilities
@@ -110,13 +111,14 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
 
 
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
-    name = recipe.dataset.plugin
+    name = label(recipe.dataset.plugin)
     yield from emptiness(name, parts.num_train_rows)
     yield from _unusable(name, parts.measured) if parts.has_tokens else unlimited(recipe, parts)
     if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
+        some = "give it some" if name == recipe.dataset.plugin else "hold some out by dataset.options.heldout_rows"
         yield (
             f"evaluation.interval: {recipe.evaluation.interval}, but dataset {name!r} has no held-out rows; "
-            "give it some, or set evaluation.prompts = 0"
+            f"{some}, or set evaluation.prompts = 0"
         )
     measured = parts.measured
     if not recipe.reward_names and measured.num_heldout and not measured.num_heldout_demonstrations:

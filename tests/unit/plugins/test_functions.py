@@ -111,8 +111,11 @@ def test_a_function_of_lists_scores_what_arrives_together(file):
 
 
 def test_what_a_function_lacks_is_said(file):
-    with pytest.raises(DataError, match=r"takes 'difficulty', a column that the row does not have \(it has none\)"):
+    with pytest.raises(
+        DataError, match=r"takes 'difficulty', a column that the row does not have \(it has none\)"
+    ) as lacking:
         made(file, "level").vet(Prompt(text="Say it."))
+    assert "(a dataset function gives it as a key of the row)" in str(lacking.value)
     with pytest.raises(DataError, match="returned None: no score"):
         made(file, "nothing").score(COMPLETION)
     with pytest.raises(DataError, match=r"returned \{'value': 1.0\}, which has no 'score'"):

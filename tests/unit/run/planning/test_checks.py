@@ -99,6 +99,11 @@ def test_what_cannot_run_is_named_with_its_key():
         ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
         ({}, {"num_train_rows": 0}, "dataset: 'numbers' has no train rows"),
         ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
+        (
+            {"evaluation": {"interval": 5}, "dataset": {"plugin": "/a/ds.py:rows"}},
+            {"num_heldout_rows": 0},
+            r"dataset 'rows' has no held-out rows; hold some out by dataset\.options\.heldout_rows, or set evaluation",
+        ),
         (rollout(sampling={"max_units": 256}), {}, "rollout.sampling.max_units: 256 leaves no room.*256"),
         ({"evaluation": {"max_units": 300}}, {}, "evaluation.max_units: 300 leaves no room"),
         (

@@ -44,7 +44,7 @@ class Right:
 class Awaited:
     async def score(self, completion):
         if completion.text != "7":
-            raise ValueError("no number")
+            raise ValueError("no\nnumber")
         return 0.5
 
 
