@@ -24,7 +24,8 @@ def doctor(
       cosmos doctor
       cosmos doctor my.toml --json
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_service_tools.findings import examine, plain, words  # noqa: PLC0415
+    from cosmos_service_tools.examination import examine  # noqa: PLC0415
+    from cosmos_service_tools.findings import plain, words  # noqa: PLC0415
 
     found = examine(recipe)
     typer.echo(plain(found) if as_json else words(found))
