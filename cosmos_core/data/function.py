@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +77,10 @@ class _Rows:
         self.name: Final = name
         self.folder: Final = folder
         with told_as(DataError, f"dataset function {name} failed"):
-            self._rows: Final = list(function(**arguments))
+            rows = function(**arguments)
+            if not isinstance(rows, Iterable):
+                raise DataError(f"dataset function {name} returned {rows!r:.100}; it yields rows, or returns a list")
+            self._rows: Final = list(rows)
 
     def scan(self) -> Iterator[RawRow]:
         """Every row, in order."""
@@ -107,6 +110,8 @@ class _Mapping:
         text, answer = row.get("prompt"), None
         if isinstance(text, str) and not text.strip():
             raise BadRowError("the prompt is empty")
+        if not isinstance(text, str | list) and "prompt" in row:
+            raise BadRowError(f"the prompt is {text!r:.100}, neither a text nor the turns of a chat")
         if not isinstance(text, str):
             text, answer = chat_of(row, "prompt")
         return Prompt(

@@ -126,6 +126,8 @@ def _not_found(kind: Kind, selection: str, records: Sequence[PluginRecord]) -> s
     distribution, _, name = selection.rpartition(":")
     of_kind = [record for record in records if record.kind == kind]
     message = f"no {kind} plugin named {name!r} is installed"
+    if "/" in distribution:
+        return f"{kind} plugin {selection!r}: functions and classes are of a Python file, PATH.py:NAME"
     if distribution:
         message += f" by {distribution}"
     providers = sorted(record.distribution for record in of_kind if record.name == name)

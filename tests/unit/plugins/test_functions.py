@@ -153,6 +153,8 @@ def test_a_file_that_is_no_module_is_refused(file):
         made(file.with_name("unlike.py"), "brevity")
     with pytest.raises(PluginNotFoundError, match=r"my_rewards\.py:NAME \(it has brevity, "):
         choose("reward", str(file), [])
+    with pytest.raises(PluginNotFoundError, match=r"'\./notes\.txt:f': functions and classes are of a Python file, PA"):
+        choose("reward", "./notes.txt:f", [])
     with pytest.raises(PluginNotFoundError, match=r"\./none\.py:NAME$"):
         choose("reward", "./none.py", [])
     for source, said in (
@@ -183,6 +185,8 @@ def failing():
     yield "a"
     raise KeyError("b")
 
+def numbers(): return [{"prompt": 3}]
+def nothing(): pass
 def strange(rows): return []
 """
 
@@ -205,6 +209,10 @@ def test_a_function_of_rows_is_a_dataset(tmp_path):
         dataset("bad")
     with pytest.raises(DataError, match="dataset function failing failed: KeyError: 'b'"):
         dataset("failing")
+    with pytest.raises(DataError, match="numbers:1: the prompt is 3, neither a text nor the turns of a chat"):
+        dataset("numbers")
+    with pytest.raises(DataError, match="dataset function nothing returned None; it yields rows, or returns a list"):
+        dataset("nothing")
     with pytest.raises(DataError, match="gives the held-out rows itself"):
         dataset("split", heldout_rows=1)
     with pytest.raises(PluginBrokenError, match="it takes rows; it may take split, seed, directory"):
