@@ -83,11 +83,12 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
             f"environment.plugin: {recipe.environment.plugin} is the name of a reward, too, and both are reported by "
             "name; write one of them as DISTRIBUTION:NAME"
         )
-    for label, count in Counter(reward.label for reward in recipe.reward).items():
+    labels = [reward.label for reward in recipe.reward]
+    for label, count in Counter(labels).items():
         if count > 1:
             yield (
                 f"reward: {label} is listed {count} times; rewards are reported by name, give each one of its own: "
-                'name = "…" in its [[reward]]'
+                f'name = "…" in its [[reward]], or --set reward.{labels.index(label)}.name=…'
             )
 
 

@@ -60,10 +60,13 @@ def changed(recipe: Recipe, overrides: Sequence[str], directory: Path) -> tuple[
     if dynamic := sorted(fixed.intersection(each.key for each in dynamic_keys(Recipe, recipe, ""))):
         raise ConfigError(f"--set {', '.join(dynamic)}: resume without it, then `cosmos set {dynamic[0]}=VALUE`")
     if fixed:
+        files = [(number, split(each.plugin)) for number, each in enumerate(recipe.reward)]
+        same = [f"reward.{number}.plugin=FILE.py:{found[1]}" for number, found in files if found]
         raise ConfigError(
             f"--set {', '.join(sorted(fixed))}: a run that goes on keeps what its weights and samples come from; make "
             "another, from this one's model if you like (cosmos export RUN, then --set model.path=RUN/export). "
-            f"--resume can change {', '.join(CHANGEABLE)}, and the file of a reward function (reward.N.plugin)"
+            f"--resume can change {', '.join(CHANGEABLE)}, and the file of a reward function, not its NAME "
+            f"({', '.join(same) or 'reward.N.plugin'})"
         )
     return new, differences
 

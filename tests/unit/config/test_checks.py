@@ -24,7 +24,10 @@ def test_contradictions_are_refused(subtests):
     for overrides, message in [
         (["model.config={hidden_size=8}"], "model.path: given .* besides model.config"),
         (["model={}"], "neither model.path nor model.config"),
-        (['reward=[{plugin="a"}, {plugin="a"}]'], 'give each one of its own: name = "…" in its '),
+        (
+            ['reward=[{plugin="a"}, {plugin="a"}]'],
+            r'give each one of its own: name = "…" in its \[\[reward\]\], or --set reward\.0\.name=…',
+        ),
         (['reward=[{plugin="a"}, {plugin="b", name="a"}]'], "a is listed 2 times; rewards are reported by name, give"),
         (
             ["environment.plugin=a", 'reward=[{plugin="a"}]'],

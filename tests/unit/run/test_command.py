@@ -142,6 +142,11 @@ def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_p
         resume_run(run, console, overrides=overrides)
         return console.file.getvalue(), load_job(run).recipe.reward[0].plugin
 
+    # Another function of it is another reward.
+    kept = r"the file of a reward function, not its NAME \(reward\.0\.plugin=FILE\.py:short, reward\.1\."
+    with pytest.raises(ConfigError, match=kept):
+        go_on(f"reward.0.plugin={file}:other")
+
     # The end of a run that failed for it names the way to take the mended file.
     console = Console(file=io.StringIO(), width=400)
     summary = summarise(job, Follower(), Ending(outcome="failed", reason="reward short: it hangs"), wall_s=1.0)
