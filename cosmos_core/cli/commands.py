@@ -23,6 +23,7 @@ from cosmos_core.errors import PluginError
 
 GROUP: Final = "cosmos_core.commands"
 _DEBUG: Final = "COSMOS_DEBUG"
+_DISABLE: Final = "COSMOS_DISABLE_PLUGIN_AUTOLOAD"
 
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A recipe, as a TOML file.")]
 Overrides = Annotated[
@@ -52,16 +53,26 @@ class OpenGroup(TyperGroup):
         from cosmos_core.plugins.known import COMMANDS  # noqa: PLC0415 - where a command is missing
 
         if distribution := COMMANDS.get(entry):
-            raise PluginError(
-                f"cosmos {typed} comes with another distribution (unless COSMOS_DISABLE_PLUGIN_AUTOLOAD hides it): "
-                f"pip install {distribution}"
-            )
+            raise PluginError(f"cosmos {typed} comes with another distribution{_hidden()}: pip install {distribution}")
         return None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that arguments begin with, and they; of a name that is none, the nearest is told."""
+        if args[0] not in self.commands and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from cosmos_core.config.problems import nearest  # noqa: PLC0415 - where a command is missing
+            from cosmos_core.plugins.known import COMMANDS  # noqa: PLC0415
+
+            # Typer would look among the core's own alone.
+            close = nearest(args[0], [*self.list_commands(ctx), *(() if self.parent else COMMANDS)])
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands with the first sentence of each."""
         described = {name: self.commands.get(name) or self.get_command(ctx, name) for name in self.list_commands(ctx)}
         TyperGroup(commands=described).format_commands(ctx, formatter)
+        if not self.parent and "generate" not in described:
+            formatter.write(f"\n  generate, chat, doctor and others: pip install cosmos-service-tools{_hidden()}\n")
 
 
 class CommandGroup(OpenGroup):
@@ -80,6 +91,10 @@ class CommandGroup(OpenGroup):
         """The command of a name; one of the core's is built when it is asked for."""
         own = self.core.get(cmd_name)
         return _built(cmd_name, own) if own else super().get_command(ctx, cmd_name)
+
+
+def _hidden() -> str:
+    return f" (unless {_DISABLE} hides it)" if os.environ.get(_DISABLE) else ""
 
 
 def is_debugging() -> bool:
@@ -121,7 +136,7 @@ def _with_debug(command: Any) -> Any:
 
 def installed_commands() -> Mapping[str, tuple[tuple[str, str], ...]]:
     """Name of each added command, with the distributions that add it and the `module:object` that each names."""
-    if os.environ.get("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "") not in ("", "0"):
+    if os.environ.get(_DISABLE, "") not in ("", "0"):
         return {}
     return _added(tuple(dict.fromkeys(sys.path)))
 

@@ -41,6 +41,7 @@ __all__ = ["DEFAULT_STEPS", "dump_recipe", "load_job", "load_recipe", "read_toml
 
 DEFAULT_STEPS: Final = 100
 """`run.steps` of a run without a recipe file."""
+_SHIPPED: Final = Path(__file__).parents[1] / "recipes"
 
 
 def load_recipe(
@@ -72,7 +73,10 @@ def read_toml(path: Path, what: str = "recipe") -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such {what}{_similar_file(path)}") from None
+        name = str(path).removeprefix("recipes/").removesuffix(".toml")
+        is_shipped = what == "recipe" and (_SHIPPED / f"{name}.toml").is_file()
+        hint = f"; `cosmos recipes copy {name}` writes the one of cosmos-core" if is_shipped else _similar_file(path)
+        raise ConfigError(f"{path}: no such {what}{hint}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -97,15 +101,17 @@ def load_job(run_dir: Path) -> Job:
     """Read the job of a run; a folder that was moved since is the job's folder now."""
     path = Path(run_dir) / "job.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = without_checksum(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return attrs.evolve(structure(located(data, path.parent), Job, path=str(path)), directory=path.parent)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir}: not the folder of a run (it has no job.json)") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: damaged: {error}") from error
-    plain = located(without_checksum(data, str(path)), Path(run_dir))
-    return attrs.evolve(structure(plain, Job, path=str(path)), directory=Path(run_dir))
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(
+            f"{path}: made by another version of cosmos-core, or damaged ({str(error).splitlines()[0]}); use the "
+            "version that made it, restore the file, or remove the run's folder to make the run anew"
+        ) from error
 
 
 def run_of(model: Path) -> Job | None:

@@ -32,7 +32,7 @@ PAD: Final = "<pad>"
 BOS: Final = "<bos>"
 EOS: Final = "<eos>"
 FILE: Final = "tokenizer.json"
-_INSTEAD: Final = "add [model.tokenizer] to make one from the dataset, or give model.path a checkpoint that has one"
+_INSTEAD: Final = "copy a tokenizer's files there, or name another checkpoint; a recipe's [model.tokenizer] makes one"
 
 
 def build_tokenizer(corpus: Iterable[str], settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:

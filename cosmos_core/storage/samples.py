@@ -304,6 +304,9 @@ def counts(directory: Path, newest: int | None = None) -> Counter[str]:
 def none_found(directory: Path) -> str:
     """Say why no sample is as asked for."""
     if not _parts(directory, "samples"):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if json.loads((directory / "job.json").read_bytes())["uses_rollouts"] is False:
+                return "the run has no samples: it learns from the dataset's own answers, and its model generates none"
         return (
             'no samples are kept: none are finished, samples.keep is "none", they could not be written (cosmos status '
             "says so), or an earlier release made the run"

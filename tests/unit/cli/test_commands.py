@@ -42,6 +42,16 @@ def test_commands_of_distributions_are_listed_and_run(make_distribution, cosmos,
         with pytest.raises(PluginError, match=rf"^cosmos {command} comes with .*: pip install {package}$"):
             raise cosmos(*command.split(), "runs/x", "--by", "labels").exception
     assert "No such command 'great'" in cosmos("great").output
+    assert "generate, chat, doctor and others: pip install cosmos-service-tools (unless" in cosmos("--help").output
+
+    # One of a distribution is told to who mistypes it, and the variable to those who have set it.
+    monkeypatch.delenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD")
+    assert "No such command 'great'. Did you mean 'greet'?" in cosmos("great").output
+    monkeypatch.setattr("cosmos_core.cli.commands.installed_commands", dict)
+    assert "No such command 'recipe'. Did you mean 'recipes'?" in cosmos("recipe", "list").output
+    with pytest.raises(PluginError, match=r"comes with another distribution: pip"):
+        raise cosmos("chat").exception
+    assert "generate, chat, doctor and others: pip install cosmos-service-tools\n" in cosmos("--help").output
 
 
 def test_a_command_may_be_added_below_plugins(make_distribution, cosmos):

@@ -134,11 +134,15 @@ def test_a_learning_rate_has_to_be_said_and_to_be_above_0(recipe_file):
         load_recipe(recipe_file, overrides=["policy.optimizer.lr=0"])
 
 
-def test_a_missing_file_names_a_similar_one(recipe_file):
+def test_a_missing_file_names_a_similar_one(recipe_file, monkeypatch):
     with pytest.raises(ConfigError, match=r"no such recipe; did you mean .*demo\.toml\?"):
         load_recipe(recipe_file.with_name("dmeo.toml"))
     with pytest.raises(ConfigError, match=r"the folder .* does not exist"):
         load_recipe(recipe_file.parent / "nowhere" / "demo.toml")
+    monkeypatch.chdir(recipe_file.parent)
+    for shipped in ("arithmetic", "arithmetic.toml", "recipes/arithmetic.toml"):
+        with pytest.raises(ConfigError, match=r"no such recipe; `cosmos recipes copy arithmetic` writes the one of"):
+            load_recipe(Path(shipped))
 
 
 def test_a_syntax_error_shows_its_line(recipe_file):
@@ -206,6 +210,13 @@ def test_a_damaged_job_is_named(tmp_path):
     path.write_text(whole[:-20])
     with pytest.raises(ConfigError, match="damaged"):
         load_job(tmp_path)
+    for content in ("{}", "[]", "3"):
+        path.write_text(content)
+        with pytest.raises(
+            ConfigError, match=r"^\S+/job\.json: made by another version .*remove the run's folder"
+        ) as caught:
+            load_job(tmp_path)
+        assert "\n" not in str(caught.value)
     path.write_text(whole.replace('"num_train_rows": ', '"num_train_rows": 1'))
     with pytest.raises(ConfigError, match=r'job\.json is damaged: its content .* entry "checksum" if it was changed'):
         load_job(tmp_path)

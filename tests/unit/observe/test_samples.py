@@ -23,7 +23,8 @@ EVIL = "</script><b>\u2028"
 
 @pytest.fixture
 def run(tmp_path):
-    job = Job(run_id="demo-1", directory=tmp_path, recipe_directory=tmp_path, recipe=recipe_from(RECIPE))
+    recipe = recipe_from(RECIPE)
+    job = Job(run_id="demo-1", directory=tmp_path, recipe_directory=tmp_path, recipe=recipe, uses_rollouts=True)
     save_job(job)
     spoken = payload([True, False, True], units=(0, 1, 2))
     rows = [

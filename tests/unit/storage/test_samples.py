@@ -176,6 +176,8 @@ def test_what_is_not_there_is_a_sentence(run, tmp_path, caplog):
     for path in (run / FOLDER).iterdir():
         path.unlink()
     assert none_found(run).startswith("no samples are kept: none are finished, ")
+    (run / "job.json").write_text('{"uses_rollouts": false}')
+    assert none_found(run).startswith("the run has no samples: it learns from the dataset's own answers")
 
 
 def test_a_dialogue_has_no_logprobs_where_the_model_did_not_speak_and_latents_have_no_tokens():

@@ -12,6 +12,7 @@ import attrs
 from rich.table import Table
 from rich.text import Text
 
+from cosmos_core.config import sources
 from cosmos_core.errors import ConfigError
 from cosmos_core.observe.output import console
 from cosmos_core.run import folder, metrics
@@ -93,7 +94,7 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         for name, each in value.items():
             yield from _flat(each, f"{key}.{name}" if key else name)
     elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        names = [str(each.get("name") or each.get("plugin")) for each in value]
+        names = [str(each.get("name") or sources.label(str(each.get("plugin")))) for each in value]
         for index, each in enumerate(value):
             yield from _flat(each, f"{key}[{names[index] if names.count(names[index]) == 1 else index}]")
     else:
@@ -104,7 +105,18 @@ def differing(runs: Sequence[Compared]) -> dict[str, list[Any]]:
     """The keys in which recipes differ, and the value of each run; None where it has no such key."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe if key not in _IDENTITY)
     values = {key: [run.recipe.get(key) for run in runs] for key in keys}
-    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    return {key: each for key, each in values.items() if any(value != each[0] for value in each) and _tells(key, runs)}
+
+
+def _tells(key: str, runs: Sequence[Compared]) -> bool:
+    """False for what only follows from a table of a list, such as a reward, that some of the runs do not have."""
+    if any(other.startswith(f"{key}[") for run in runs for other in run.recipe):
+        return False
+    table, inside, rest = key.rpartition("].")
+    if not inside or rest in ("name", "plugin"):
+        return True
+    having = [run.recipe for run in runs if any(other.startswith(f"{table}].") for other in run.recipe)]
+    return any(recipe.get(key) != having[0].get(key) for recipe in having)
 
 
 def figures(run: Compared) -> dict[str, Any]:
@@ -159,7 +171,10 @@ def lines(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
         if name != "planned_steps":
             texts = [_words(name, each.get(name), each) for each in found]
             told.append((_LABELS.get(name, name.replace("_", " ")), texts))
-    told = [(label, texts) for label, texts in told if any(text != _ABSENT for text in texts)]
+    # The mean of a single reward of 0 and 1 is the accuracy.
+    same = [texts for name, texts in told if name == _LABELS["heldout_accuracy"]]
+    told = [(name, texts) for name, texts in told if name != _LABELS["heldout_reward"] or texts not in same]
+    told = [(name, texts) for name, texts in told if any(text != _ABSENT for text in texts)]
     return told + [(key, [_value(value) for value in values]) for key, values in differing(runs).items()]
 
 

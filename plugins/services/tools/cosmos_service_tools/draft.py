@@ -140,6 +140,9 @@ def write(choice: Choice) -> str:
         interval = f"interval = {max(choice.steps // 10, 1)}"
         held = f"prompts = {choice.num_heldout or 64}"
         blocks.append(["[evaluation]", _said(interval, f"steps between looks at {told}"), held])
+    else:
+        words = f"# No [evaluation]: {choice.data.num_rows} rows are too few to hold a tenth out"
+        blocks.append([f"{words}; it takes dataset.options.heldout_rows, or a held-out file."])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 

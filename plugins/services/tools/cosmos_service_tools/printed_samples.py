@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.journal import entries
-from cosmos_core.control.machine.events import Reported
+from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run.address import find_address
 from cosmos_core.run.observer import so_far
@@ -61,16 +61,22 @@ def accounted(directory: Path) -> str:
         job = load_job(directory)
         address = find_address(job)
         found = so_far(address, job.run_id, person_key(job.keys)) if address is not None else entries(job.journal)
-        reports = (REPORT.decode(event.report) for _, _, event in found if isinstance(event, Reported))
-        number = sum({each.lease: len(each.samples) for each in reports if isinstance(each, GroupFinished)}.values())
+        numbers, may_have_lost = dict[int, int](), address is None
+        for _, _, event in found:
+            may_have_lost |= isinstance(event, ReplicaLost)
+            if isinstance(event, Reported) and isinstance(each := REPORT.decode(event.report), GroupFinished):
+                numbers[each.lease] = len(each.samples)
+        number = sum(numbers.values())
     except CosmosError as error:
         return "; ".join((f"{kept['rows']:,} samples are kept", *bad, f"how many there were is not known: {error}"))
     why = {"removed": "were removed to make room (samples.keep)", "left_out": "could not be written"}
     told = [f"{kept['rows']:,} samples are kept, and the run's journal counts {number:,}"]
     told += [f"{kept[name]:,} {words}" for name, words in why.items() if kept[name]] + bad
     if (rest := number - kept.total()) > 0:
-        lost = "are in what cannot be read, or were" if bad else "were"
-        told.append(f"{rest:,} are not written yet, or {lost} lost with a process that was killed")
+        causes = ["are not written yet"] + (["are in what cannot be read"] if bad else [])
+        if may_have_lost:
+            causes.append("were lost with a process that was killed")
+        told.append(f"{rest:,} {', or '.join(causes)}")
     return "; ".join(told)
 
 

@@ -30,12 +30,13 @@ def step(number, **figures):
 def run(here):
     """Write the folder of a run of two warm-up steps, if it has any, and four others, evaluated before and after."""
 
-    def write(name, *, warmup=2, weight=1.0, has_metrics=True, summary=True, path=None):
+    def write(name, *, warmup=2, weight=1.0, has_metrics=True, summary=True, path=None, more=""):
         folder = here / (path or name)
         folder.mkdir(parents=True)
         (folder / "job.json").write_text("{}")
         table = f'[warmup]\nplugin = "sft"\nsteps = {warmup}' if warmup else ""
-        (folder / "recipe.resolved.toml").write_text(RECIPE.format(name=name, warmup=table, weight=weight))
+        written = RECIPE.format(name=name, warmup=table, weight=weight) + more
+        (folder / "recipe.resolved.toml").write_text(written)
         rows = [step(number, train__loss=100.0 + number, train__wait_s=0.0) for number in range(1, warmup + 1)]
         rows += [
             step(number, train__loss=0.1 * number, reward__mean=weight * number, staleness__max=number)
@@ -119,6 +120,25 @@ def test_runs_with_other_warmups_begin_together(cosmos, here, run):
     assert [line["xs"] for line in drawn["Loss"]["series"]] == [[1, 2, 3, 4]] * 2
     assert drawn["Loss"]["x"] == "step after the warm-up"
     assert [line["colour"] for line in drawn["Loss of the warm-up"]["series"]] == [0]
+
+
+def test_a_reward_that_one_run_has_is_a_row(cosmos, here, run):
+    right = "weight = 1.0\ntimeout_s = {timeout}\n"
+    own = '[[reward]]\nplugin = "plugins/4116882772cd/my.py:right"\n' + right
+    for name, timeout in (("one", 10), ("two", 20)):
+        run(name, more=own.format(timeout=timeout))
+        summary = json.loads((here / name / "summary.json").read_text())
+        summary |= {"heldout_reward_before": 0.25, "heldout_reward_after": 0.75}
+        (here / name / "summary.json").write_text(json.dumps(summary))
+    run("none")
+    (here / "none/recipe.resolved.toml").write_text("reward = []\n")
+    told = json.loads(cosmos("compare", "one", "two", "none", "--json"))["recipe"]
+    rewards = [key for key in told if key.startswith("reward")]
+    assert rewards == ["reward[math].plugin", "reward[right].plugin", "reward[right].timeout_s"]
+    # Of a single reward of 0 and 1 the mean is the accuracy: it is told once.
+    said = cosmos("compare", "one", "two")
+    assert "held-out accuracy" in said
+    assert "held-out reward" not in said
 
 
 def test_what_cannot_be_compared_is_said(cosmos, here, run):

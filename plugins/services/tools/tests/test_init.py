@@ -64,6 +64,7 @@ def test_each_task_and_kind_of_file_plans(cosmos, here, rows):
     recipe = written(cosmos, here, "chats.toml", model="models/chat", data="chats.jsonl")
     assert (recipe.algorithm.plugin, recipe.dataset.options["messages"]) == ("sft", "messages")
     assert "heldout_rows" not in recipe.dataset.options, "of eight rows none is spared"
+    assert "# No [evaluation]: 8 rows are too few to hold a tenth out" in (here / "chats.toml").read_text()
     recipe = written(cosmos, here, "plain.toml", model="models/plain", data="chats.jsonl")
     assert recipe.model.path == "models/plain"
     assert "{{ turn.content }}" in recipe.model.options["chat_template"]

@@ -1,14 +1,19 @@
 """Samples that a run has kept are printed, for people and as lines of JSON."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.training import step
 from cosmos_core.rollout.samples import schema
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.storage.samples import samples
+from cosmos_core.transport.reports import REPORT, GroupFinished
+from cosmos_core.types import Sample, SampleStatus
+from cosmos_service_tools import printed_samples
 
 
 def row(lease, index, reward, **more):
@@ -53,6 +58,24 @@ def test_samples_are_printed_and_cannot_steer_the_terminal(cosmos, run, monkeypa
     lines = cosmos("samples", run, "--json").splitlines()
     assert [json.loads(line).keys() for line in lines] == [next(samples(run)).keys()] * 3
     assert [json.loads(line)["lease"] for line in cosmos("samples", run, "--json", "--worst").splitlines()] == [2, 2, 6]
+
+
+def test_samples_that_are_missing_have_the_causes_that_there_may_be(run, monkeypatch):
+    def missing(address, *lost):
+        numbers = {"oldest_version": 0, "newest_version": 0, "num_units": 1, "num_prompt_units": 1}
+        one = Sample(index=0, status=SampleStatus.OK, reward=1.0, rewards={}, **numbers)
+        report = REPORT.encode(GroupFinished(lease=2, samples=(one,) * 9))
+        events = [(0, 0, Reported(name="rollout-0", incarnation="a", sequence=1, report=report)), *lost]
+        job = SimpleNamespace(run_id="x", keys=run, journal=run)
+        told = {"load_job": job, "find_address": address, "person_key": None, "so_far": events, "entries": events}
+        for name, value in told.items():
+            monkeypatch.setattr(printed_samples, name, lambda *_, value=value: value)
+        return printed_samples.accounted(run).partition("; ")[2]
+
+    assert missing("tcp://here") == "6 are not written yet", "the run goes on"
+    lost = (0, 0, ReplicaLost(name="rollout-0", incarnation="a", reason="silent"))
+    either = "6 are not written yet, or were lost with a process that was killed"
+    assert (missing("tcp://here", lost), missing(None)) == (either, either)
 
 
 def test_a_damaged_file_is_left_out_and_said(cosmos, run):
