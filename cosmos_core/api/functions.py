@@ -32,20 +32,18 @@ def reference(target: str | Callable[..., Any], folder: Path) -> str:
     """
     if isinstance(target, str):
         return target
-    name, module = getattr(target, "__qualname__", ""), sys.modules.get(str(getattr(target, "__module__", None)))
+    name, is_main = getattr(target, "__qualname__", ""), getattr(target, "__module__", None) == _MAIN
     file = None
-    if module is None or module.__name__ != _MAIN:
-        with contextlib.suppress(TypeError):  # such as `len`, which no file defines
-            file = Path(inspect.getfile(target)).absolute()
-        module = None
-    if not name.isidentifier() or not (module or (file and file.is_file())):
+    with contextlib.suppress(TypeError):  # such as `len`, which no file defines
+        file = None if is_main else Path(inspect.getfile(target)).absolute()
+    if not name.isidentifier() or not (is_main or (file and file.is_file())):
         raise ConfigError(
             f"{target!r}: it is not a function or class that stands at the top of a file or a cell, so that a run's "
             "processes could not find it; define it there, by name"
         )
-    if module is None:
+    if not is_main:
         return f"{file}:{name}"
-    parts = _Parts(module, name)
+    parts = _Parts(sys.modules[_MAIN], name)
     parts.add(name, target)
     path = folder / f"{name}.py"
     path.write_text("\n".join([*parts.imports, *parts.constants, "", *parts.definitions]), encoding="utf-8")

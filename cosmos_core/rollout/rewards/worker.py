@@ -118,9 +118,8 @@ def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
 
 def raised(error: BaseException) -> Outcome:
     """The outcome of a completion whose score raised, with the place, if that is a plugin's, and the traceback."""
-    told = " ".join(described(error).split())  # findings are of one line
     place, trace = place_of(error), sendable("".join(traceback.format_exception(error))[-_LONGEST_TRACE:])
-    detail = shown(f"{told} ({place})") if place else told
+    detail = shown(f"{described(error)} ({place})") if place else described(error)
     return attrs.evolve(failed(detail), place=sendable(place), trace=trace)
 
 

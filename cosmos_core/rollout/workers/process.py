@@ -219,8 +219,8 @@ def live(make: Callable[[socket.socket], Worker]) -> None:
 
 
 def described(error: BaseException) -> str:
-    """An error of a plugin, as people are told of it."""
-    return shown(f"{type(error).__name__}: {error}")
+    """An error of a plugin, as people are told of it: in one line."""
+    return shown(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def place_of(error: BaseException) -> str:
