@@ -144,7 +144,7 @@ def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], ti
     if not scored.done() and limit > _SILENT_S:
         each = "" if is_awaited else f" for each of {len(texts)} completions"
         told = f"waiting for reward {label}, for at most {timeout_s:g} s{each} (reward.timeout_s)"
-        console().print(told, style="dim", markup=False)
+        console().print(told, style="dim", markup=False, soft_wrap=True)
     wait([scored], max(limit, _SILENT_S))
     if scored.done():
         scored.result()
