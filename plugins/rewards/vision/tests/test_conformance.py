@@ -118,6 +118,9 @@ class TestOcr(RewardConformance):
     def reader(self, tmp_path, monkeypatch):
         """What stands in for RapidOCR, here and in workers."""
         (tmp_path / "rapidocr_onnxruntime.py").write_text(READER)
+        metadata = tmp_path / "rapidocr_onnxruntime-1.4.4.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text("Metadata-Version: 2.1\nName: rapidocr-onnxruntime\nVersion: 1.4.4\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv("PYTHONPATH", str(Path(tmp_path)))
         monkeypatch.delitem(__import__("sys").modules, "rapidocr_onnxruntime", raising=False)
