@@ -1,7 +1,7 @@
 """Every reward of the package keeps the protocol of rewards."""
 
 import math
-from pathlib import Path
+import sys
 
 import numpy as np
 import pytest
@@ -114,13 +114,17 @@ class TestOcr(RewardConformance):
     examples = ((of(WHITE, reference="g o"), 1.0), (of(WHITE, 'It says "GOAL".'), 0.5), (of(WHITE * 0, 'a "b"'), 0.0))
     unscorable = (of(WHITE), of(WHITE, reference=" "), of(WHITE, reference=8))
 
-    @pytest.fixture(autouse=True)
-    def reader(self, tmp_path, monkeypatch):
-        """What stands in for RapidOCR, here and in workers."""
-        (tmp_path / "rapidocr_onnxruntime.py").write_text(READER)
-        metadata = tmp_path / "rapidocr_onnxruntime-1.4.4.dist-info" / "METADATA"
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def reader(cls, tmp_path_factory):
+        """What stands in for RapidOCR, here and in workers, installed as it would be."""
+        folder = tmp_path_factory.mktemp("ocr")
+        (folder / "rapidocr_onnxruntime.py").write_text(READER)
+        metadata = folder / "rapidocr_onnxruntime-1.4.4.dist-info" / "METADATA"
         metadata.parent.mkdir()
         metadata.write_text("Metadata-Version: 2.1\nName: rapidocr-onnxruntime\nVersion: 1.4.4\n")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setenv("PYTHONPATH", str(Path(tmp_path)))
-        monkeypatch.delitem(__import__("sys").modules, "rapidocr_onnxruntime", raising=False)
+        with pytest.MonkeyPatch.context() as changed:
+            changed.syspath_prepend(str(folder))
+            changed.setenv("PYTHONPATH", str(folder))
+            changed.delitem(sys.modules, "rapidocr_onnxruntime", raising=False)
+            yield
