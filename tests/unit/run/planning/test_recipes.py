@@ -57,7 +57,7 @@ def planned(path, kind, name, tmp_path):
     plan = make_plan(recipe, path, tmp_path)
     facts = plan.parts.facts
     assert facts.num_parameters == SIZES[name]
-    assert plan.job.is_plain == ("chat = true" not in path.read_text())
+    assert plan.job.is_plain == ("chat = true" not in path.read_text() and recipe.dataset.plugin != "reason")
     assert sum(part.count * part.num_parameters for part in facts.parts) == facts.num_parameters
     assert plan.job.uses_rollouts == (kind == "grpo")
     assert plan.job.num_evaluation_prompts, "nothing is measured, so no checkpoint is the best"
