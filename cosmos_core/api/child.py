@@ -14,10 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from cosmos_core.config.loading import recipe_from
 from cosmos_core.errors import CosmosError
-from cosmos_core.observe.output import console
-from cosmos_core.run.launch.launcher import prepare
 
 REFUSAL: Final = "refusal.json"
 
@@ -25,6 +22,10 @@ REFUSAL: Final = "refusal.json"
 def main(order: Path) -> None:
     """Do what the order says: `overwrite` is null of a plan."""
     threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
+    # The caller takes a name of this module, and waits for its imports.
+    from cosmos_core.config.loading import recipe_from  # noqa: PLC0415
+    from cosmos_core.observe.output import console  # noqa: PLC0415
+
     told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
     try:
         recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
@@ -33,6 +34,8 @@ def main(order: Path) -> None:
 
             show_plan(recipe, place, console())
         else:
+            from cosmos_core.run.launch.launcher import prepare  # noqa: PLC0415
+
             # The next imports take a moment themselves.
             prepare(recipe)
             from cosmos_core.run.command import run_recipe  # noqa: PLC0415

@@ -7,16 +7,19 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cosmos_core.api.functions import reference
-from cosmos_core.api.run import Child, Run, in_python
+from cosmos_core.api.process import Child, in_python
 from cosmos_core.config.loading import read_toml, recipe_from
 from cosmos_core.config.overrides import apply_selections, assign
 from cosmos_core.config.sources import located
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run import folder
 from cosmos_core.storage.scratch import scratch
+
+if TYPE_CHECKING:
+    from cosmos_core.api.run import Run
 
 Recipe: TypeAlias = str | Path | Mapping[str, Any]
 Plugin: TypeAlias = str | Callable[..., Any]
@@ -56,6 +59,8 @@ def train(
     named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
     child, directory, before = _begun(recipe, named, overrides, overwrite=overwrite)
     try:
+        from cosmos_core.api.run import Run  # noqa: PLC0415 - while the child starts
+
         while not child.has_ended and _made(directory) in (None, before):
             time.sleep(_POLL_S)
     except BaseException:
