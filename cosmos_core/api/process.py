@@ -18,7 +18,8 @@ from cosmos_core import errors
 from cosmos_core.api.child import REFUSAL
 from cosmos_core.errors import CosmosError
 
-_LOOK_S: Final = 0.5
+LOOK_S: Final = 0.5
+"""Between two looks at a run."""
 _LOG: Final = "console.log"
 
 
@@ -76,7 +77,7 @@ class Child:
         while not self.has_ended:
             try:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_LOOK_S)
+                    self._process.wait(LOOK_S)
                 show()
             except KeyboardInterrupt:
                 self.interrupt()

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from cosmos_core.api.process import Child
+from cosmos_core.api.process import LOOK_S, Child
 from cosmos_core.config.loading import load_job
 from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.run import folder, metrics
@@ -19,8 +19,6 @@ from cosmos_core.run.screen import lines
 from cosmos_core.run.status import Watcher, look
 from cosmos_core.storage.samples import samples
 from cosmos_core.transport.messages import Stop
-
-_LOOK_S: Final = 0.5
 
 
 class Run:
@@ -54,7 +52,7 @@ class Run:
             child, self._child = self._child, None
             child.wait(_shown(self.directory) if child.is_quiet else lambda: None)
         while (ended := folder.read_summary(self.directory)) is None and folder.is_held(self.directory):
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         if ended is None:
             raise ReplicaError(f"{self.directory}: {self.status()[0]}")
         if ended.outcome == "failed":

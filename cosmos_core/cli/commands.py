@@ -93,8 +93,12 @@ class CommandGroup(OpenGroup):
         return _built(cmd_name, own) if own else super().get_command(ctx, cmd_name)
 
 
+def _is_hiding() -> bool:
+    return os.environ.get(_DISABLE, "") not in ("", "0")
+
+
 def _hidden() -> str:
-    return f" (unless {_DISABLE} hides it)" if os.environ.get(_DISABLE) else ""
+    return f" (unless {_DISABLE} hides it)" if _is_hiding() else ""
 
 
 def is_debugging() -> bool:
@@ -136,7 +140,7 @@ def _with_debug(command: Any) -> Any:
 
 def installed_commands() -> Mapping[str, tuple[tuple[str, str], ...]]:
     """Name of each added command, with the distributions that add it and the `module:object` that each names."""
-    if os.environ.get(_DISABLE, "") not in ("", "0"):
+    if _is_hiding():
         return {}
     return _added(tuple(dict.fromkeys(sys.path)))
 

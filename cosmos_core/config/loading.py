@@ -41,7 +41,8 @@ __all__ = ["DEFAULT_STEPS", "dump_recipe", "load_job", "load_recipe", "read_toml
 
 DEFAULT_STEPS: Final = 100
 """`run.steps` of a run without a recipe file."""
-_SHIPPED: Final = Path(__file__).parents[1] / "recipes"
+SHIPPED: Final = Path(__file__).parents[1] / "recipes"
+"""The folder of the recipes that ship with cosmos-core."""
 
 
 def load_recipe(
@@ -74,7 +75,7 @@ def read_toml(path: Path, what: str = "recipe") -> dict[str, Any]:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         name = str(path).removeprefix("recipes/").removesuffix(".toml")
-        is_shipped = what == "recipe" and (_SHIPPED / f"{name}.toml").is_file()
+        is_shipped = what == "recipe" and (SHIPPED / f"{name}.toml").is_file()
         hint = f"; `cosmos recipes copy {name}` writes the one of cosmos-core" if is_shipped else _similar_file(path)
         raise ConfigError(f"{path}: no such {what}{hint}") from None
     except OSError as error:

@@ -33,6 +33,7 @@ from cosmos_core.policy.training.step import StepRunner, schema
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.quantization import FORMATS
+from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
@@ -87,9 +88,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
                 take_pulse=trainer.activity.pulse,
             )
             orders = LeaderOrders(client, world, bound.line, args.stop)
-            samples.tell = lambda number, why: client.report(
-                Troubled(what="advantages of prompts that could not be written", number=number, last=why)
-            )
+            samples.tell = functools.partial(_tell_unwritten, client)
         replica = PolicyReplica(
             name=args.replica,
             run_id=job.run_id,
@@ -121,6 +120,10 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
         samples.close()
         if args.client is not None:
             args.client.flush(FLUSH_S)
+
+
+def _tell_unwritten(client: ControlClient, number: int, why: str) -> None:
+    client.report(Troubled(what="advantages of prompts that could not be written", number=number, last=why))
 
 
 def _go_on_from(job: Job, trainer: Trainer, begin_stage: Callable[[int], None], checkpoint: str) -> None:

@@ -109,8 +109,8 @@ def on_saved(state: State, report: CheckpointSaved) -> None:
     if not _is_of_run(state, report):
         return
     checkpoints, best = state.checkpoints, best_checkpoint(state)
-    state.checkpoints.saved[report.step] = report.path
-    state.checkpoints.failed.pop(report.step, None)
+    checkpoints.saved[report.step] = report.path
+    checkpoints.failed.pop(report.step, None)
     checkpoints.removed.discard(report.step)
     checkpoints.removed.update({*sorted(checkpoints.kept)[: -state.settings.policy_checkpoint_keep]} - {best})
     _settle_checkpoint(state, report.step)

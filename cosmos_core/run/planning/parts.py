@@ -163,15 +163,9 @@ def look_at_rows(
     for index in (number * num_rows // count for number in range(count)):
         try:
             prompt = dataset.row("train", index)
-            payload = model.encode(prompt)
-            for reward in rewards:
-                if hasattr(reward, "vet"):
-                    reward.vet(prompt)
-            is_due = imitates and prompt.demonstration is not None and counted["shown"] < _VETTED
-            if is_due and hasattr(model, "vet"):
-                counted["shown"] += 1
-                model.vet(prompt)
-                counted["num_vetted"] += 1
+            payload = _encoded(prompt, model, rewards)
+            if imitates:
+                _vet(model, prompt, counted)
         except DataError as error:
             counted["num_unusable"] += 1
             fault = fault or str(error)
@@ -202,6 +196,23 @@ def look_at_rows(
         given_frames=min(given, default=0),
         **counted,
     )
+
+
+def _encoded(prompt: Prompt, model: Model, rewards: Sequence[Reward]) -> Payload:
+    """A row as the model encodes it; the rewards vet it, too."""
+    payload = model.encode(prompt)
+    for reward in rewards:
+        if hasattr(reward, "vet"):
+            reward.vet(prompt)
+    return payload
+
+
+def _vet(model: Model, prompt: Prompt, counted: Counter[str]) -> None:
+    """Show the model a demonstration, if it vets them and has not been shown enough."""
+    if prompt.demonstration is not None and hasattr(model, "vet") and counted["shown"] < _VETTED:
+        counted["shown"] += 1
+        model.vet(prompt)
+        counted["num_vetted"] += 1
 
 
 def _given_frames(prompt: Prompt, payload: Payload) -> int:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cosmos_service_tools.chat import Plugin, TrustRemoteCode
+
 Source = Annotated[
     Path, typer.Argument(metavar="RUN|MODEL", help="A run's folder (its latest checkpoint), or an exported folder.")
 ]
@@ -16,13 +18,7 @@ Temperature = Annotated[
 NumSamples = Annotated[
     int, typer.Option("--samples", metavar="N", min=1, help="Completions of each prompt; each video has the next seed.")
 ]
-Plugin = Annotated[
-    str | None, typer.Option("--plugin", metavar="NAME", help="Model plugin; that of the run it is from, or hf.")
-]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where images and videos of world models go.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let Python code inside the model's folder run.")
-]
 MaxUnits = Annotated[
     int | None,
     typer.Option("--max-units", metavar="N", min=1, help="Longest completion, in tokens, or denoising steps."),

@@ -67,11 +67,9 @@ def complete_prompts(
     job = run_of(source)
     config = model_config(source, job, plugin, trust_remote_code=trust_remote_code)
     is_text = is_of_tokens("model", config.plugin)
-    if is_text and temperature == 0.0 and num_samples > 1:
-        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
-    if is_text and job is not None and job.is_plain == (as_chat or system is not None):
-        learned = "plain prompts" if job.is_plain else "chats; --chat puts a prompt in their template"
-        _LOG.warning("run %s learned from %s", job.recipe.run.name, learned)
+    texts = _turns(prompts, system) if as_chat or system is not None else prompts
+    if is_text:
+        _check_texts(job, temperature, num_samples, are_chats=texts is not prompts)
     metadata = _frames_to_give(source, job, media, given_frames, is_text=is_text)
     max_units = _max_units(job, is_text=is_text) if max_units is None else max_units
     # Samples of one request may share their noise, as an engine's options say; requests have each their own.
@@ -80,13 +78,21 @@ def complete_prompts(
     with exported(source) as directory, serve(directory, config, _engine(job, is_text=is_text)) as served:
         if media and not isinstance(served.model, (VisionModel, WorldModel)):
             raise ConfigError(f"--image, --video: models of plugin {config.plugin!r} are not shown any; leave them out")
-        texts = _turns(prompts, system) if as_chat or system is not None else prompts
         encoded = [served.model.encode(Prompt(text=text, media=tuple(media), metadata=metadata)) for text in texts]
         payloads = [payload for payload in encoded for _ in range(num_samples // together)]
         completed = served.complete(payloads, sampling, range(seed, seed + len(payloads)))
         made = [each for samples in completed for each in samples]
         told = [_told(served.model, each, output, *divmod(at, num_samples)) for at, each in enumerate(made)]
         return [told[start : start + num_samples] for start in range(0, len(told), num_samples)]
+
+
+def _check_texts(job: Job | None, temperature: float, num_samples: int, *, are_chats: bool) -> None:
+    """Refuse several greedy completions; say if the run learned from prompts of the other kind."""
+    if temperature == 0.0 and num_samples > 1:
+        raise ConfigError(f"--samples: {num_samples} greedy completions are all the same; set --temperature above 0")
+    if job is not None and job.is_plain == are_chats:
+        learned = "plain prompts" if are_chats else "chats; --chat puts a prompt in their template"
+        _LOG.warning("run %s learned from %s", job.recipe.run.name, learned)
 
 
 def _turns(prompts: Sequence[str], system: str | None) -> list[tuple[Message, ...]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.loading import SHIPPED, load_recipe
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError
@@ -25,10 +24,9 @@ def folder() -> Path:
     Raises:
         ConfigError: The installation has none.
     """
-    found = Path(str(files("cosmos_core"))) / "recipes"
-    if not found.is_dir():
-        raise ConfigError(f"{found}: no such folder, so cosmos-core's recipes are not here; reinstall cosmos-core")
-    return found.resolve()
+    if not SHIPPED.is_dir():
+        raise ConfigError(f"{SHIPPED}: no such folder, so cosmos-core's recipes are not here; reinstall cosmos-core")
+    return SHIPPED.resolve()
 
 
 @attrs.frozen
