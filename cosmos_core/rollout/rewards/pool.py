@@ -101,14 +101,13 @@ class RewardProcess(WorkerProcess):
 
     def due(self) -> float:
         """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing."""
-        suspects, _ = self.left()
-        return min((each.since + each.timeout_s + each.is_deferred * GRACE_S for each in suspects), default=math.inf)
+        working = self.at_work()
+        return min((each.since + each.timeout_s + each.is_deferred * GRACE_S for each in working), default=math.inf)
 
-    def left(self) -> tuple[list[Assignment], list[Assignment]]:
-        """Tell what it may have been working on, and what it surely was not."""
+    def at_work(self) -> list[Assignment]:
+        """What it works on as far as it has told, which lags behind by the moment for which outcomes are gathered."""
         turn = self._turn()
-        suspects = [each for each in self.assignments.values() if each.is_deferred or each is turn]
-        return suspects, [each for each in self.assignments.values() if each not in suspects]
+        return [each for each in self.assignments.values() if each.is_deferred or each is turn]
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -202,8 +201,11 @@ class RewardPool(WorkerPool[RewardProcess]):
             job.done([[each for each in row if each is not None] for row in job.outcomes])
 
     def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
-        suspects, others = worker.left()
-        self.scoring_s += sum(time.monotonic() - each.since for each in suspects)
+        working = worker.at_work()
+        self.scoring_s += sum(time.monotonic() - each.since for each in working)
+        # One that has ended may have had outcomes to tell.
+        suspects = working if is_late else [*worker.assignments.values()]
+        others = [each for each in worker.assignments.values() if each not in suspects]
         if not is_late:
             labels = sorted({self._rewards[each.task.reward].label for each in suspects})
             whose = f"processes of reward {' or '.join(labels)}" if labels else "idle processes of rewards"

@@ -14,7 +14,8 @@ import math
 import numbers
 import socket
 import traceback
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 import attrs
@@ -29,6 +30,8 @@ from cosmos_core.transport.bounds import sendable
 from cosmos_core.types import JSON, SampleStatus
 
 _LONGEST_TRACE: Final = 8000
+_TOGETHER_S: Final = 0.005
+"""How long outcomes wait to be told with others: the replica need not wake for each."""
 
 
 def load(setup: Setup) -> list[Reward]:
@@ -63,35 +66,57 @@ class Worker(process.Worker):
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, TO_WORKER, FROM_WORKER)
+        self._rewards: list[tuple[Reward, float]] = []
         self._deferred: set[asyncio.Task[None]] = set()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "scores")
+        self._answers: deque[tuple[Task, Outcome | Awaitable[Any]]] = deque()
+        self._tells_each = False
 
     async def serve(self) -> None:
         """Load the rewards, then score until the other side closes."""
-        rewards: list[tuple[Reward, float]] = []
-        async for message in self.messages():
-            if isinstance(message, Setup):
-                rewards = [*zip(load(message), (each.timeout_s for each in message.rewards), strict=True)]
-                self.send(Ready())
-            else:
-                reward, timeout_s = rewards[message.reward]
-                await self._score(reward, message, timeout_s)
-                # Coroutines under way get their turn between two calls.
-                await asyncio.sleep(0)
+        async for messages in self.arrivals():
+            tasks: list[Task] = []
+            for message in messages:
+                if isinstance(message, Setup):
+                    self._rewards = [*zip(load(message), (each.timeout_s for each in message.rewards), strict=True)]
+                    self.send(Ready())
+                else:
+                    tasks.append(message)
+            if tasks:
+                await self._score(tasks)
 
-    async def _score(self, reward: Reward, task: Task, timeout_s: float) -> None:
-        # Making a coroutine takes no time; any other call may, and coroutines under way go on meanwhile.
-        if inspect.iscoroutinefunction(reward.score):
-            answer = _scored(reward, task)
-        else:
-            answer = await asyncio.get_running_loop().run_in_executor(self._thread, _scored, reward, task)
-        if isinstance(answer, Outcome):
-            self.send(Scored(ticket=task.ticket, outcome=answer))
-            return
-        self.send(Deferred(ticket=task.ticket))
-        waiter = asyncio.ensure_future(self._finish(task.ticket, answer, timeout_s))
-        self._deferred.add(waiter)
-        waiter.add_done_callback(self._deferred.discard)
+    async def _score(self, tasks: Sequence[Task]) -> None:
+        """Score what came together, and tell it together unless that takes a while; coroutines go on meanwhile."""
+        loop = asyncio.get_running_loop()
+        self._tells_each = False
+        shortest = min(timeout_s for _, timeout_s in self._rewards)
+        timer = loop.call_later(min(_TOGETHER_S, shortest / 4), self._tell_each)
+        await loop.run_in_executor(self._thread, self._call, tasks, loop)
+        timer.cancel()
+        self._tell()
+
+    def _call(self, tasks: Sequence[Task], loop: asyncio.AbstractEventLoop) -> None:
+        for task in tasks:
+            self._answers.append((task, _scored(self._rewards[task.reward][0], task)))
+            if self._tells_each:
+                loop.call_soon_threadsafe(self._tell)
+
+    def _tell_each(self) -> None:
+        self._tells_each = True
+        self._tell()
+
+    def _tell(self) -> None:
+        messages: list[Scored | Deferred] = []
+        while self._answers:
+            task, answer = self._answers.popleft()
+            if isinstance(answer, Outcome):
+                messages.append(Scored(ticket=task.ticket, outcome=answer))
+                continue
+            messages.append(Deferred(ticket=task.ticket))
+            waiter = asyncio.ensure_future(self._finish(task.ticket, answer, self._rewards[task.reward][1]))
+            self._deferred.add(waiter)
+            waiter.add_done_callback(self._deferred.discard)
+        self.send(*messages)
 
     async def _finish(self, ticket: int, score: Awaitable[Any], timeout_s: float) -> None:
         deadline = asyncio.timeout(timeout_s)

@@ -111,6 +111,8 @@ class WorkerPool(abc.ABC, Generic[W]):
             self._commands.popleft()()
         self._dispatch()
         for worker in self._workers:
+            if worker.wants_write:
+                worker.send()
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.wants_write else 0)
             if self._selector.get_key(worker.socket).events != events:
                 self._selector.modify(worker.socket, events, worker)
@@ -133,8 +135,6 @@ class WorkerPool(abc.ABC, Generic[W]):
         self._settle(worker, how, is_late=is_late)
 
     def _serve(self, worker: W) -> None:
-        if worker.wants_write:
-            worker.send()
         try:
             self._read(worker)
         except EOFError:

@@ -114,9 +114,8 @@ class WorkerProcess(abc.ABC):
         return bool(self._unsent)
 
     def put(self, framed: bytes) -> None:
-        """Send a frame, or what the socket takes of it now."""
+        """Have a frame sent, at the end of the pool's turn."""
         self._unsent += framed
-        self.send()
 
     def send(self) -> None:
         """Send what the socket takes now."""
@@ -182,17 +181,22 @@ class Worker(abc.ABC):
             CosmosError: What it serves cannot be loaded.
         """
 
-    async def messages(self) -> AsyncIterator[Any]:
-        """Yield each message, until the other side closes."""
+    async def arrivals(self) -> AsyncIterator[list[Any]]:
+        """Yield the messages that came together, until the other side closes."""
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
         unframer = Unframer()
         while data := await reader.read(_CHUNK):
-            for message in map(self._questions.decode, unframer.feed(data)):
+            yield [*map(self._questions.decode, unframer.feed(data))]
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield each message, until the other side closes."""
+        async for together in self.arrivals():
+            for message in together:
                 yield message
 
-    def send(self, message: object) -> None:
-        """Say something, in the order of calls."""
-        self._writer.write(frame(self._replies.encode(message)))
+    def send(self, *messages: object) -> None:
+        """Say something, at once and in the order of calls."""
+        self._writer.write(b"".join(frame(self._replies.encode(message)) for message in messages))
 
     def send_broken(self, reason: str) -> None:
         """Say why this worker ends."""
