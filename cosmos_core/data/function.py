@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,10 @@ from cosmos_core.types import Prompt
 
 GIVEN: Final = ("split", "seed", "directory")
 """Names of parameters that the run gives such a function."""
+_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+_MOST: Final = 10_000_000
+_COMPARED: Final = 64
+"""Rows of a split that tell whether two processes got the same ones."""
 _KEYS: Final = ("prompt", "completion", "rejected", "reference", "media")
 
 
@@ -69,6 +75,14 @@ class FunctionDataset(RowsDataset):
             key_path=context.key_path,
         )
 
+    def digest(self) -> str:
+        """SHA-256 of the numbers of rows and of the first ones: the same in every process, if the function is sound."""
+        first = [
+            [self.size(split), *(self.row(split, index) for index in range(min(self.size(split), _COMPARED)))]
+            for split in _SPLITS
+        ]
+        return hashlib.sha256(repr(first).encode(errors="backslashreplace")).hexdigest()
+
 
 class _Rows:
     """A source of rows in memory (see `RowSource`)."""
@@ -80,7 +94,9 @@ class _Rows:
             rows = function(**arguments)
             if not isinstance(rows, Iterable):
                 raise DataError(f"dataset function {name} returned {rows!r:.100}; it yields rows, or returns a list")
-            self._rows: Final = list(rows)
+            self._rows: Final = list(itertools.islice(rows, _MOST + 1))
+            if len(self._rows) > _MOST:
+                raise DataError(f"dataset function {name} gives more than {_MOST:,} rows, or never ends; let it end")
 
     def scan(self) -> Iterator[RawRow]:
         """Every row, in order."""

@@ -16,7 +16,8 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import split
-from cosmos_core.errors import PluginError
+from cosmos_core.data.function import FunctionDataset
+from cosmos_core.errors import DataError, PluginError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.selection import PluginSet
@@ -196,10 +197,22 @@ def load_model(job: Job, plugins: PluginSet) -> Model:
 
 
 def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
-    """The recipe's dataset; a DataError says that its files are missing or bad."""
+    """The recipe's dataset; a DataError says that its files are missing or bad, or its rows not those of the plan."""
     config = job.recipe.dataset
     context = dataset_context(plugins, job.recipe.run.seed, job.recipe_directory)
-    return cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
+    dataset = cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
+    if job.rows and digest_of(dataset) != job.rows:
+        raise DataError(
+            f"dataset {config.plugin}: its first rows are not those that the run was planned with; a dataset function "
+            "has to give the same rows in every process: draw from its argument `seed`, not from the clock or an "
+            "unseeded generator, and sort what a set or a folder holds"
+        )
+    return dataset
+
+
+def digest_of(dataset: Dataset) -> str:
+    """Digest of the first rows of a dataset function; empty for other datasets, whose sources say if they change."""
+    return dataset.digest() if isinstance(dataset, FunctionDataset) else ""
 
 
 def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:

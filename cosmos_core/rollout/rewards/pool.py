@@ -105,7 +105,7 @@ class RewardProcess(WorkerProcess):
         return min((each.since + each.timeout_s + each.is_deferred * GRACE_S for each in working), default=math.inf)
 
     def at_work(self) -> list[Assignment]:
-        """What it works on as far as it has told, which lags behind by the moment for which outcomes are gathered."""
+        """The tasks that it works on as far as it has told, which lags behind while outcomes are gathered."""
         turn = self._turn()
         return [each for each in self.assignments.values() if each.is_deferred or each is turn]
 

@@ -15,6 +15,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.recipe import (
+    digest_of,
     load_algorithm,
     load_dataset,
     load_environment,
@@ -127,6 +128,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         given_frames=parts.measured.given_frames,
         omitted=parts.omitted,
         is_plain=parts.is_plain,
+        rows=digest_of(dataset),
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 

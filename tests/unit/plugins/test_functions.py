@@ -1,13 +1,16 @@
 import asyncio
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job, load_recipe
+from cosmos_core.data import function
 from cosmos_core.errors import ConfigError, DataError, PluginBrokenError, PluginNotFoundError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.manifest import manifest
+from cosmos_core.plugins.recipe import digest_of, load_dataset
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, DatasetContext, RewardContext, Score
 from cosmos_core.rollout.rewards.worker import raised
@@ -187,11 +190,12 @@ def failing():
 
 def numbers(): return [{"prompt": 3}]
 def nothing(): pass
+def endless(): return iter(lambda: "a", None)
 def strange(rows): return []
 """
 
 
-def test_a_function_of_rows_is_a_dataset(tmp_path):
+def test_a_function_of_rows_is_a_dataset(tmp_path, monkeypatch):
     path = tmp_path / "rows.py"
     path.write_text(DATASETS)
     context = DatasetContext(seed=5, directory=tmp_path)
@@ -213,10 +217,24 @@ def test_a_function_of_rows_is_a_dataset(tmp_path):
         dataset("numbers")
     with pytest.raises(DataError, match="dataset function nothing returned None; it yields rows, or returns a list"):
         dataset("nothing")
+    monkeypatch.setattr(function, "_MOST", 100)
+    with pytest.raises(DataError, match="dataset function endless gives more than 100 rows, or never ends"):
+        dataset("endless")
     with pytest.raises(DataError, match="gives the held-out rows itself"):
         dataset("split", heldout_rows=1)
     with pytest.raises(PluginBrokenError, match="it takes rows; it may take split, seed, directory"):
         dataset("strange")
+
+
+def test_a_process_that_gets_other_rows_than_the_plan_refuses_them(tmp_path):
+    (tmp_path / "rows.py").write_text("import random\ndef drawn():\n    yield str(random.random())\n")
+    (tmp_path / "r.toml").write_text(RECIPE.replace("jsonl", "./rows.py:drawn"))
+    recipe = load_recipe(tmp_path / "r.toml")
+    job = Job(run_id="r", directory=tmp_path, recipe_directory=tmp_path, recipe=recipe)
+    plugins = PluginSet.load([("dataset", recipe.dataset.plugin)])
+    planned = attrs.evolve(job, rows=digest_of(load_dataset(job, plugins)))
+    with pytest.raises(DataError, match="its first rows are not those that the run was planned with; a dataset"):
+        load_dataset(planned, plugins)
 
 
 RECIPE = """
