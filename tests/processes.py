@@ -27,6 +27,7 @@ from tests.commandline import CommandLine
 
 PRELOADED: Final = (
     "tests.preload",
+    "cosmos_core.cli.application",
     "cosmos_core.cli.main",
     "cosmos_core.control.__main__",
     "cosmos_core.policy.__main__",

@@ -22,11 +22,16 @@ REFUSAL: Final = "refusal.json"
 def main(order: Path) -> None:
     """Do what the order says: `overwrite` is null of a plan."""
     threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
+    told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
     # The caller takes a name of this module, and waits for its imports.
+    if told["overwrite"] is not None:
+        from cosmos_core.run import fork_server  # noqa: PLC0415
+
+        # As most recipes want it; another one begins it again.
+        fork_server.prepare(1)
     from cosmos_core.config.loading import recipe_from  # noqa: PLC0415
     from cosmos_core.observe.output import console  # noqa: PLC0415
 
-    told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
     try:
         recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
         if told["overwrite"] is None:
@@ -36,7 +41,6 @@ def main(order: Path) -> None:
         else:
             from cosmos_core.run.launch.launcher import prepare  # noqa: PLC0415
 
-            # The next imports take a moment themselves.
             prepare(recipe)
             from cosmos_core.run.command import run_recipe  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ from cosmos_core.config.overrides import apply_selections, assign
 from cosmos_core.config.sources import located
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run import folder
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.scratch import scratch
 
 if TYPE_CHECKING:
     from cosmos_core.api.run import Run

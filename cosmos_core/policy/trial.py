@@ -43,7 +43,7 @@ from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Decisions, Loss, Model, ModelCapabilities, ModelFacts, PlainAlgorithm
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.model import Trial, TriedModel
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.scratch import scratch
 from cosmos_core.types import Group, Payload
 
 _CPU: Final = torch.device("cpu")

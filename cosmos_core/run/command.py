@@ -20,7 +20,6 @@ from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import load_dataset, selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.address import require_gone
@@ -29,16 +28,15 @@ from cosmos_core.run.follower import Follower
 from cosmos_core.run.fork import in_fork
 from cosmos_core.run.hooks import RunHooks
 from cosmos_core.run.launch import Launcher
-from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools, prepare
+from cosmos_core.run.launch.launcher import capabilities_of, prepare
 from cosmos_core.run.metrics import recorded
-from cosmos_core.run.plan import check_port, importing
+from cosmos_core.run.plan import check_changes, check_port, checked_launcher, make_folder
 from cosmos_core.run.planning.changes import changed
-from cosmos_core.run.planning.preflight import check_exposed, check_gpus, check_hooks, check_keys, check_present
+from cosmos_core.run.planning.preflight import check_exposed, check_hooks, check_keys
 from cosmos_core.run.recovery import Start, find_start
 from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending, Supervisor
-from cosmos_core.storage.scratch import scratch
 
 _HOOKS_TIMEOUT_S: Final = 30.0
 _SUPERVISED: Final = ("dataset", "launcher", "hook")
@@ -65,38 +63,16 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     folder.check_free(directory, overwrite=overwrite)
     require_idle(directory)
     console.print(f"planning {recipe.run.name}: model, data, rewards", style="dim")
-    in_fork(partial(_make_folder, recipe, recipe_path, overwrite=overwrite))
+    in_fork(partial(make_folder, recipe, recipe_path, overwrite=overwrite))
     with folder.held(directory):
         job = load_job(directory)
         if warmup := stages(recipe)[-1].first_step:
             words = f"{warmup + recipe.run.steps} steps: {warmup} of warm-up, and run.steps = {recipe.run.steps}"
             console.print(words, style="dim", highlight=False)
         plugins = PluginSet.load(selections(job.recipe, _SUPERVISED))
-        dataset, launcher = load_dataset(job, plugins), _launcher(job, plugins)
+        dataset, launcher = load_dataset(job, plugins), checked_launcher(job, plugins)
         session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())
         return _supervise(session, console, began)
-
-
-def _make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -> None:
-    """Plan a run, and make its folder once nothing is left to refuse."""
-    with importing():
-        from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
-
-    with scratch("plan") as staging:
-        plan = make_plan(recipe, recipe_path, staging)
-        check_keys(plan.job)
-        _launcher(plan.job, plan.plugins)
-        check_present(plan.parts)
-        check_port(recipe)
-        if (url := recipe.policy.checkpoint.url) is not None:
-            # The oldest of all are removed, and the newest goes on.
-            check_writable(url)
-            if steps := completed(url):
-                raise ConfigError(
-                    f"policy.checkpoint.url: {url} has {len(steps)} checkpoints already, the newest of step {steps[-1]}"
-                    ", which a new run would take for its own; choose another folder, or remove them"
-                )
-        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
 
 
 def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = (), start: str | None = None) -> str:
@@ -139,11 +115,11 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     job = attrs.evolve(job, recipe=recipe)
     check_keys(job)
     if any(change.is_to_be_checked for change in changes):
-        in_fork(partial(_check_changed, job))
+        in_fork(partial(check_changes, job))
     installed = discover()
     plugins = PluginSet.load(selections(recipe, _SUPERVISED), records=installed)
     check_exposed(recipe, capabilities_of(recipe, plugins))
-    launcher = _launcher(job, plugins)
+    launcher = checked_launcher(job, plugins)
     check_hooks(recipe, plugins)
     dataset = load_dataset(job, plugins)
     follower = Follower()
@@ -177,22 +153,6 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
         follower=follower,
         earlier_s=earlier_s,
     )
-
-
-def _check_changed(job: Job) -> None:
-    with importing():
-        from cosmos_core.run.planning.plan import check_changed  # noqa: PLC0415 - imports torch
-
-    check_changed(job)
-
-
-def _launcher(job: Job, plugins: PluginSet) -> Launcher:
-    """The launcher of the run's processes, once it is known that it can start them from here."""
-    if not capabilities_of(job.recipe, plugins).submits:
-        check_gpus(job.recipe)
-    launcher = make_launcher(job.recipe, job.directory, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
-    launcher.check()
-    return launcher
 
 
 def _supervise(session: _Session, console: Console, began: float) -> str:

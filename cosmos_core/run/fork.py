@@ -21,7 +21,7 @@ import attrs
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.replica.lifetime import die_with_parent
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
 
 _LEAVE_S: Final = 5.0
 _MEMORY: Final = "the machine may have run out of memory"

@@ -1,4 +1,4 @@
-"""`cosmos plan`: everything about a run is checked and printed, and nothing is started."""
+"""`cosmos plan`, and what `cosmos run` does first: everything about a run is checked, and nothing is started."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from pathlib import Path
 import zmq
 from rich.console import Console
 
+from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, TransportError
-from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.plugins.selection import PluginSet
+from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
+from cosmos_core.run import folder, provenance
+from cosmos_core.run.launch import Launcher
+from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
+from cosmos_core.run.planning.preflight import check_gpus, check_keys, check_present
+from cosmos_core.scratch import scratch
 from cosmos_core.transport import sockets
 
 
@@ -50,6 +56,45 @@ def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> Non
         print_plan(plan, console)
         for note in notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -> None:
+    """Plan a run, and make its folder once nothing is left to refuse."""
+    with importing():
+        from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
+
+    with scratch("plan") as staging:
+        plan = make_plan(recipe, recipe_path, staging)
+        check_keys(plan.job)
+        checked_launcher(plan.job, plan.plugins)
+        check_present(plan.parts)
+        check_port(recipe)
+        if (url := recipe.policy.checkpoint.url) is not None:
+            # The oldest of all are removed, and the newest goes on.
+            check_writable(url)
+            if steps := completed(url):
+                raise ConfigError(
+                    f"policy.checkpoint.url: {url} has {len(steps)} checkpoints already, the newest of step {steps[-1]}"
+                    ", which a new run would take for its own; choose another folder, or remove them"
+                )
+        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
+
+
+def check_changes(job: Job) -> None:
+    """Check what a changed recipe of a run changes; raises CosmosError if it cannot run."""
+    with importing():
+        from cosmos_core.run.planning.plan import check_changed  # noqa: PLC0415 - imports torch
+
+    check_changed(job)
+
+
+def checked_launcher(job: Job, plugins: PluginSet) -> Launcher:
+    """The launcher of the run's processes, once it is known that it can start them from here."""
+    if not capabilities_of(job.recipe, plugins).submits:
+        check_gpus(job.recipe)
+    launcher = make_launcher(job.recipe, job.directory, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
+    launcher.check()
+    return launcher
 
 
 def check_port(recipe: Recipe) -> None:

@@ -29,7 +29,7 @@ from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pool
 from cosmos_core.run.planning.footprint import planned_pools
 from cosmos_core.run.planning.plan import Plan, check_changed, make_plan
 from cosmos_core.run.planning.preflight import check_present, exposure, unset_variables
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.scratch import scratch
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what replicas on other hosts must reach

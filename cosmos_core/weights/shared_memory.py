@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 import psutil
 
 from cosmos_core.errors import WeightSyncError
-from cosmos_core.storage.scratch import remove_abandoned
+from cosmos_core.scratch import remove_abandoned
 
 _LOG: Final = logging.getLogger(__name__)
 

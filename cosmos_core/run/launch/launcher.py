@@ -11,13 +11,15 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
 
 
 def prepare(recipe: Recipe) -> None:
-    """Begin to import what processes of this machine need, while their run is being planned."""
+    """Begin to import what processes of this machine need, while their run is being planned; end it if it has none."""
     if recipe.launch.launcher == LaunchConfig().launcher:
         fork_server.prepare(recipe.launch.threads)
+    else:
+        fork_server.end()
 
 
 def pools(recipe: Recipe, *, uses_rollouts: bool) -> tuple[Pool, ...]:

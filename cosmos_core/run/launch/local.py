@@ -32,15 +32,6 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), "TOKENIZERS_PARALLELISM": "false"}
 
 
-def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
-    """GPUs of this machine as CUDA names them: those of CUDA_VISIBLE_DEVICES, else all."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
-    numbers = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia*")]
-    return sorted((number for number in numbers if number.isdecimal()), key=int)
-
-
 def python_command(spec: ProcessSpec) -> list[str]:
     """The command line of a process: `python -P -m`, which imports nothing from the folder it is started in."""
     return [sys.executable, "-P", "-m", spec.module, *spec.arguments]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 from cosmos_core.protocols import Launcher, LauncherContext, NoOptions, Provider, hookimpl
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
+from cosmos_core.run.launch import forks
 from cosmos_core.run.launch.local import LocalLauncher
 
 
 def _create(_options: NoOptions, context: LauncherContext) -> Launcher:
-    forks = functools.partial(fork_server.start, threads=context.threads)
-    return LocalLauncher(context.logs, forks if fork_server.prepare(context.threads) else None)
+    begin = functools.partial(forks.start, threads=context.threads)
+    return LocalLauncher(context.logs, begin if fork_server.prepare(context.threads) else None)
 
 
 @hookimpl

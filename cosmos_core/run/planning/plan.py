@@ -30,8 +30,8 @@ from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflig
 from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import MoEModel, MultiTurnModel
+from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.checks import emptiness, problems, unlike
 from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.run.planning.frozen import frozen_facts

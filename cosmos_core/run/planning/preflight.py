@@ -21,8 +21,8 @@ from cosmos_core.plugins.recipe import greedy, load_rewards, sampled
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward
 from cosmos_core.rollout.rewards.scoring import absent_here
+from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.run.launch.local import visible_gpus
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.storage.stores import KEY, SECRET
 from cosmos_core.transport.key_folder import check_folder

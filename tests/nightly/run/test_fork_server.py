@@ -15,10 +15,11 @@ STARTER = """
 import signal, sys, time
 from pathlib import Path
 from cosmos_core.protocols import ProcessSpec
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
+from cosmos_core.run.launch import forks
 fork_server.PRELOADED = ("json",)
 fork_server.prepare(1)
-child = fork_server.start(ProcessSpec(name="x", module="lasting", arguments=()), Path(sys.argv[1]))
+child = forks.start(ProcessSpec(name="x", module="lasting", arguments=()), Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(60)
 """

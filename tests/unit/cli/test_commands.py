@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_core.cli.main import app
+from cosmos_core.cli.application import app
 from cosmos_core.errors import PluginError
 
 GREETER = "[cosmos_core.commands]\ngreet = greets:greet\n"

@@ -107,7 +107,8 @@ class Interrupt:
         if name == "typer":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
-import cosmos_core.cli.main
+from cosmos_core.cli.main import main
+main(["version"])
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "cosmos: stopped by Ctrl-C\n")

@@ -22,11 +22,10 @@ from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker, path_of, read_place
-from cosmos_core.run import command, folder, provenance
+from cosmos_core.run import command, folder, fork_server, provenance
 from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.launch import fork_server
 from cosmos_core.run.planning import plan as planning
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending
@@ -135,7 +134,7 @@ def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_p
     checked, run = [], job.directory
     monkeypatch.setattr(command, "in_fork", lambda call: call())
     monkeypatch.setattr(command, "prepare", lambda recipe: None)  # forks nothing
-    monkeypatch.setattr(command, "_check_changed", checked.append)
+    monkeypatch.setattr(command, "check_changes", checked.append)
 
     def go_on(*overrides):
         console = Console(file=io.StringIO(), width=100)

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from cosmos_core.errors import ConfigError, CosmosError, PluginBrokenError
-from cosmos_core.run import fork
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork, fork_server
 from tests import processes
 
 KNOWN = []
@@ -109,7 +108,7 @@ import signal, sys
 from functools import partial
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run import fork
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
 from tests.unit.run.test_planning_apart import lose_server, refuse
 fork_server.PRELOADED = ("json",)
 fork_server.prepare(1)
@@ -149,7 +148,7 @@ import sys, time
 from functools import partial
 from pathlib import Path
 from cosmos_core.run import fork
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
 from tests.unit.run.test_planning_apart import outlive
 fork_server.PRELOADED = ("json",)
 if sys.argv[2] == "fork server":

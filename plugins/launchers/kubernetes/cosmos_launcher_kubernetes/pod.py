@@ -20,7 +20,8 @@ import attrs
 
 from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.protocols import Exit
-from cosmos_core.run.launch.local import LocalLauncher, visible_gpus
+from cosmos_core.run.gpus import visible_gpus
+from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_launcher_kubernetes.orders import SESSION, Ended, Order, Orders
 
 MODULES: Final = ("cosmos_core.policy", "cosmos_core.rollout")

@@ -37,7 +37,7 @@ from cosmos_core.plugins.distributions import (
     licence,
     recorded_files,
 )
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.scratch import scratch
 from cosmos_core.types import JSON
 from cosmos_service_check.bounds import core_bounds, core_excess
 from cosmos_service_check.probe import Loaded, load

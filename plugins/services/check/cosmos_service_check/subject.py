@@ -21,7 +21,7 @@ from cosmos_core.plugins.choice import find, kind_of
 from cosmos_core.plugins.discovery import Entry, PluginRecord, discover, entries
 from cosmos_core.plugins.distributions import distribution, editable_folder, field
 from cosmos_core.protocols import Kind
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.scratch import scratch
 from cosmos_service_check.wheel import unpack
 
 

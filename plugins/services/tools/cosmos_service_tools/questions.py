@@ -20,7 +20,7 @@ from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext
-from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.gpus import visible_gpus
 from cosmos_service_tools import machine
 from cosmos_service_tools.checkpoint import Checkpoint, look_at_model, relative
 from cosmos_service_tools.columns import Columns, described, read_columns, reward_for

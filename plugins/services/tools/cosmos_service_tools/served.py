@@ -25,8 +25,8 @@ from cosmos_core.protocols import (
     Sampling,
 )
 from cosmos_core.run.export import TRAINED, export_run
+from cosmos_core.scratch import scratch
 from cosmos_core.storage import MARKS
-from cosmos_core.storage.scratch import scratch
 from cosmos_core.types import Payload
 
 _MAX_IN_FLIGHT: Final = 64

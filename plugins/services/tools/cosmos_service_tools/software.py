@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from cosmos_core.plugins.compatibility import unmet_requirements
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE, autoload_disabled, discover
-from cosmos_core.run.launch.local import visible_gpus
+from cosmos_core.run.gpus import visible_gpus
 from cosmos_service_tools import machine
 from cosmos_service_tools.findings import Finding, ok, problem, warning
 

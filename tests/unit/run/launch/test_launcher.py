@@ -1,6 +1,7 @@
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.protocols import Pool
-from cosmos_core.run.launch.launcher import pools
+from cosmos_core.run import fork_server
+from cosmos_core.run.launch.launcher import pools, prepare
 
 BASE = {
     "run": {"name": "x", "steps": 1},
@@ -22,3 +23,12 @@ def test_pools_have_processes_and_gpus():
     # Imitation needs no rollouts and the cpu no gpus.
     recipe = recipe_from({**BASE, "policy": {"optimizer": {"lr": 1e-6}, "device": "cpu"}})
     assert pools(recipe, uses_rollouts=False) == (Pool(role="policy", replicas=1),)
+
+
+def test_another_launcher_than_this_machine_s_ends_the_fork_server(monkeypatch):
+    called = []
+    monkeypatch.setattr(fork_server, "prepare", called.append)
+    monkeypatch.setattr(fork_server, "end", lambda: called.append("end"))
+    prepare(recipe_from({**BASE, "launch": {"threads": 3}}))
+    prepare(recipe_from({**BASE, "launch": {"launcher": "slurm"}}))
+    assert called == [3, "end"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch import ProcessSpec
-from cosmos_core.run.launch.local import LocalLauncher, last_error, thread_environment, visible_gpus
+from cosmos_core.run.launch.local import LocalLauncher, last_error, thread_environment
 
 
 @pytest.fixture

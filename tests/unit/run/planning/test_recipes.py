@@ -10,8 +10,8 @@ from rich.console import Console
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ConfigError
+from cosmos_core.run import fork_server
 from cosmos_core.run.command import run_recipe
-from cosmos_core.run.launch import fork_server
 from cosmos_core.run.planning.memory import policy_memory, rollout_memory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan

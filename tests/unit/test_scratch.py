@@ -4,11 +4,11 @@ import subprocess
 import sys
 import tempfile
 
-from cosmos_core.storage.scratch import scratch, sweep
+from cosmos_core.scratch import scratch, sweep
 
 KILLED = """
 import os, signal, sys
-from cosmos_core.storage.scratch import scratch
+from cosmos_core.scratch import scratch
 with scratch("of the killed") as folder:
     (folder / "inside").mkdir()
     if not (fork := os.fork()):

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from cosmos_core.protocols import ProcessSpec
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
+from cosmos_core.run.launch import forks
 from tests import processes
 
 
@@ -20,7 +21,7 @@ def started(tmp_path, monkeypatch):
 
     def start(module, *arguments, **environment):
         spec = ProcessSpec(name=module, module=module, arguments=arguments, environment=environment)
-        children.append(fork_server.start(spec, tmp_path / "output"))
+        children.append(forks.start(spec, tmp_path / "output"))
         return children[-1]
 
     monkeypatch.setattr(fork_server, "PRELOADED", processes.PRELOADED)  # the server of the session, if it runs
@@ -89,12 +90,13 @@ import sys
 from pathlib import Path
 import psutil
 from cosmos_core.protocols import ProcessSpec
-from cosmos_core.run.launch import fork_server
+from cosmos_core.run import fork_server
+from cosmos_core.run.launch import forks
 fork_server.PRELOADED = ("json",)
 fork_server.prepare(1)
 number = int(sys.argv[2])
 def start(module, *arguments):
-    return fork_server.start(ProcessSpec(name=module, module=module, arguments=arguments), Path(sys.argv[1]))
+    return forks.start(ProcessSpec(name=module, module=module, arguments=arguments), Path(sys.argv[1]))
 child = start("http.server", "0", "--bind", "127.0.0.1")
 psutil.Process(child.pid).parent().send_signal(number)
 assert start("calendar", "2026", "11").wait(60) == 0

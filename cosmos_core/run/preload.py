@@ -1,0 +1,24 @@
+"""Imported first by the fork server, this lets it look for no garbage, and import the rest after its first fork.
+
+Nothing that imports make is garbage, and looking for some takes a fifth of their time. A fork does it again. The first
+fork plans the run; what only the controller and the replicas need is imported beside it.
+"""
+
+import gc
+import os
+from importlib import import_module
+from typing import Final
+
+_LATER: Final = ("cosmos_core.control.__main__", "cosmos_core.rollout.__main__", "cosmos_core.policy.__main__")
+_SERVER: Final = os.getpid()
+
+
+def _import_later() -> None:
+    # Forks may fork, too.
+    if os.getpid() == _SERVER:
+        for name in _LATER:
+            import_module(name)
+
+
+gc.disable()
+os.register_at_fork(after_in_parent=_import_later)

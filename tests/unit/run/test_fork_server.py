@@ -1,0 +1,58 @@
+"""The server itself; what is forked from it is in `launch/test_forks.py`."""
+
+import subprocess
+import sys
+
+from tests.commandline import CommandLine
+
+REPLACED = """
+import psutil
+from cosmos_core.run import fork_server
+fork_server.PRELOADED = ("json",)
+fork_server.prepare(1)
+first = psutil.Process(fork_server.place()[1])
+fork_server.prepare(1)
+assert fork_server.place()[1] == first.pid
+fork_server.prepare(2)
+second = psutil.Process(fork_server.place()[1])
+assert not first.is_running()
+assert second.environ()["OMP_NUM_THREADS"] == "2"
+fork_server.end()
+assert fork_server.place() is None
+assert not second.is_running()
+fork_server.end()
+"""
+
+TRACED = """
+import sys
+from cosmos_core.cli import main
+from cosmos_core.run import fork_server
+def prepare(threads):
+    print(threads, *({"typer", "attrs", "zmq", "cosmos_core.protocols"} & set(sys.modules)))
+fork_server.prepare = prepare
+main.main()
+"""
+
+
+def test_one_that_nobody_has_used_is_begun_again_with_other_threads_or_ended():
+    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_begun_before_a_command_imports_anything_if_it_starts_a_run(tmp_path):
+    def begins(*arguments):
+        command = [sys.executable, "-c", TRACED, *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+        return done.stdout.startswith("1\n")
+
+    assert begins("run", str(tmp_path / "absent.toml"))
+    assert begins("run", "--resume", str(tmp_path / "absent"))
+    assert not begins("run", "--help")
+    assert not begins("plan", str(tmp_path / "absent.toml"))
+
+
+def test_a_refused_recipe_leaves_none(tmp_path):
+    (tmp_path / "refused.toml").write_text("run = { step = 1 }")
+    cosmos = CommandLine(tmp_path)
+    cosmos("run", "refused.toml", code=2)
+    assert cosmos.left_behind() == []
