@@ -8,6 +8,8 @@ storage counts once. Keys and values are followed from their projections to wher
 from __future__ import annotations
 
 import contextlib
+import functools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
@@ -54,28 +56,48 @@ def kept_by(
     The module is on the meta device and of no use afterwards; of its layers only representatives are left, in the order
     in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
     does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage, nor in a
-    dtype in which it does not run.
+    dtype in which it does not run. What is kept in float32 is counted at once, in another dtype when it is asked for.
     """
-    found: dict[int, dict[Compute, Kept]] = {}
-    try:
-        forwards = [prepare(length) for length in _LENGTHS]
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            for compute in get_args(Compute):
+    places, mode = (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))), FakeTensorMode(allow_non_fake_inputs=True)
+
+    forwards = [prepare(length) for length in _LENGTHS]
+
+    @functools.cache
+    def count(compute: Compute) -> Mapping[int, Kept]:
+        precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
+        try:
+            with mode, precision, warnings.catch_warnings():
+                # Norms that keep float32 weights under autocast: nothing is computed here.
+                warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
                 _fill(module, torch.bfloat16 if compute == "bfloat16" else torch.float32)
-                precision = torch.autocast("cpu", torch.bfloat16) if compute == "autocast" else contextlib.nullcontext()
-                try:
-                    with precision:
-                        short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
-                except RuntimeError:
-                    if compute == "float32":
-                        raise
-                    # Its numbers fit together: some operator of it takes one dtype only.
-                    continue
-                for place in (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))):
-                    found.setdefault(place, {})[compute] = _slope(short, long, place)
-    except _UNTRACEABLE:
-        return {}
-    return found
+                short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
+        except _UNTRACEABLE:
+            return {}
+        except RuntimeError:
+            if compute == "float32":
+                raise
+            # Its numbers fit together: some operator of it takes one dtype only.
+            return {}
+        return {place: _slope(short, long, place) for place in places}
+
+    return {place: _ByCompute(place, count) for place in places} if count("float32") else {}
+
+
+class _ByCompute(Mapping[Compute, Kept]):
+    """What is kept at one place, which is counted when it is asked for."""
+
+    def __init__(self, place: int, count: Callable[[Compute], Mapping[int, Kept]]) -> None:
+        self._place: Final = place
+        self._count: Final = count
+
+    def __getitem__(self, compute: Compute) -> Kept:
+        return self._count(compute)[self._place]
+
+    def __iter__(self) -> Iterator[Compute]:
+        return (compute for compute in get_args(Compute) if self._count(compute))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _fill(module: nn.Module, dtype: torch.dtype) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -163,10 +162,7 @@ def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapp
     """Bytes that a decision keeps before, in and after the blocks, which are alike; none if they cannot be traced."""
     block = _blocks(shell, layers)[0]
     shell.set_submodule(layers, nn.ModuleList([block]))
-    with warnings.catch_warnings():
-        # Norms that keep float32 weights under autocast: nothing is computed here.
-        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
-        return kept_by(shell, [block], lambda decisions: lambda: forward(decisions))
+    return kept_by(shell, [block], lambda decisions: lambda: forward(decisions))
 
 
 def _count(module: nn.Module) -> int:
