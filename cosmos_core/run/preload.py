@@ -9,7 +9,13 @@ import os
 from importlib import import_module
 from typing import Final
 
-_LATER: Final = ("cosmos_core.control.__main__", "cosmos_core.rollout.__main__", "cosmos_core.policy.__main__")
+_LATER: Final = (
+    "cosmos_core.control.__main__",
+    "cosmos_core.control.page.service",
+    "cosmos_core.rollout.__main__",
+    "cosmos_core.rollout.embedded.engine",
+    "cosmos_core.policy.__main__",
+)
 _SERVER: Final = os.getpid()
 
 
