@@ -279,8 +279,9 @@ def plugin_versions(recipe: Recipe, kinds: Collection[Kind]) -> dict[str, str]:
         recipe: The recipe.
         kinds: Of these kinds only.
     """
-    records, found = discover(), {"cosmos-core": version("cosmos-core")}
-    for kind, name in selections(recipe, kinds):
+    selected, found = tuple(selections(recipe, kinds)), {"cosmos-core": version("cosmos-core")}
+    records = discover(meant=(name for _, name in selected))
+    for kind, name in selected:
         try:
             record = choose(kind, name, records)
         except PluginError:

@@ -178,9 +178,10 @@ class PluginSet:
             PluginBrokenError: A plugin cannot be imported or does not keep the protocol.
         """
         plugins = cls()
-        installed = discover() if records is None else records
+        wanted = tuple(selections)
+        installed = discover(meant=(name for _, name in wanted)) if records is None else records
         # All names are looked up first: a wrong one is told before any import takes its time.
-        chosen = choose_all(selections, installed)
+        chosen = choose_all(wanted, installed)
         targets = {key: plugins._register(key, record) for key, record in chosen.items()}
         plugins._check_hooks()
         for key, record in chosen.items():
@@ -195,7 +196,7 @@ class PluginSet:
         """
         if (kind, name) in self._providers:
             return
-        record = choose(kind, name, discover())
+        record = choose(kind, name, discover(meant=[name]))
         target = self._register((kind, name), record)
         self._check_hooks()
         self._providers[kind, name] = ask_provider(self.manager, target, record)
