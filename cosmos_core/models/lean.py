@@ -1,8 +1,9 @@
 """transformers, imported without what no model needs: half of the time that a process of a run takes to start.
 
-Import this module before any of transformers' models. It keeps three things from happening:
+Import this module before any of transformers' models. It keeps four things from happening:
 
 - scikit-learn, which MLflow brings along, draws SciPy and pandas in, for one function of assisted generation.
+- boto3, the client of Amazon's services, is imported for a question that a command of accelerate's asks.
 - SciPy's optimisers are imported for one function of a loss of object detection, which still finds them when it runs.
 - The folders of all models are read twice, by their package and by the package above it.
 
@@ -11,26 +12,25 @@ What transformers logs goes where all else goes that the process logs.
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-_UNNEEDED: Final = "sklearn"
+_UNNEEDED: Final = ("sklearn", "boto3")
 _LATER: Final = "scipy.optimize"
 
 
 @contextmanager
-def _in_the_place_of(name: str, module: ModuleType | None) -> Iterator[None]:
-    """Let imports find another module, or none; of one that is imported already nothing changes."""
-    is_there = name in sys.modules
-    if not is_there:
-        sys.modules[name] = module  # type: ignore[assignment]
+def _in_the_place_of(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Let imports find other modules, or none; of those that are imported already nothing changes."""
+    placed = {name: module for name, module in modules.items() if name not in sys.modules}
+    sys.modules.update(placed)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        if not is_there:
+        for name in placed:
             del sys.modules[name]
 
 
@@ -62,7 +62,7 @@ def _import() -> None:
     logging = importlib.import_module("transformers.utils.logging")
     logging.disable_default_handler()
     logging.enable_propagation()
-    with _in_the_place_of(_UNNEEDED, None), _in_the_place_of(_LATER, assigning):
+    with _in_the_place_of({**dict.fromkeys(_UNNEEDED), _LATER: assigning}):
         importlib.import_module("transformers.generation.candidate_generator")
         importlib.import_module("transformers.loss.loss_utils")
 

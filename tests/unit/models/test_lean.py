@@ -13,7 +13,7 @@ from transformers.utils import is_sklearn_available
 from cosmos_core.run.plan import importing
 from cosmos_core.testing.worlds import run_world
 
-UNNEEDED = ("sklearn", "scipy.optimize")
+UNNEEDED = ("sklearn", "boto3", "scipy.optimize")
 
 
 IMPORTED = f"""
