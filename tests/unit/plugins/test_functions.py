@@ -41,6 +41,7 @@ def unnamed(completion): return {"value": 1.0}
 def everything(completion, **columns): return {"score": 1.0, **columns}
 def light(frames): return float(frames.mean())
 def defaulted(completions, level=7): return [float(each) for each in level]
+def as_array(completions): import numpy; return numpy.ones(len(completions))
 def typed(completion: Unknown, *, longest: "int" = 3) -> Unknown: return float(longest)
 def positional(*texts): return 1.0
 def blind(prompt): return 1.0
@@ -102,6 +103,7 @@ def test_a_function_of_lists_scores_what_arrives_together(file):
 
     assert asyncio.run(scores("many", 3)) == [32.0, 32.0, 32.0]
     assert asyncio.run(scores("defaulted", 2)) == [7.0, 7.0]
+    assert asyncio.run(scores("as_array", 2)) == [1.0, 1.0]
     (first, _) = asyncio.run(scores("short_list", 2))
     assert "returned [1.0] for 2 completions" in str(first)
     (first,) = asyncio.run(scores("leaves", 1))
