@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn
 
 import typer
 
-from cosmos_core.cli import keys, launch, plugins, replica, runs
+from cosmos_core.cli import launch, plugins, replica, runs
 from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging
 from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
 from cosmos_core.observe.output import console
@@ -159,7 +159,6 @@ class _Commands(CommandGroup):
         "recover": runs.recover,
         "launch": launch.app,
         "replica": replica.app,
-        "keys": keys.app,
         "plugins": plugins.app,
         "version": version,
     }

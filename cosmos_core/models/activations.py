@@ -84,7 +84,7 @@ def kept_by(
 
 
 class _ByCompute(Mapping[Compute, Kept]):
-    """What is kept at one place, which is counted when it is asked for."""
+    """The activations kept at one place, counted when they are asked for."""
 
     def __init__(self, place: int, count: Callable[[Compute], Mapping[int, Kept]]) -> None:
         self._place: Final = place

@@ -25,7 +25,6 @@ COMMANDS = (
     "set",
     "drain",
     "recover",
-    "keys",
     "plugins",
     "version",
 )
