@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -15,6 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, by default this process's, and exit."""
     # Typer reads it when it is imported; without rich it starts in half the time.
     os.environ.setdefault("TYPER_USE_RICH", "0")
+    # Looking through all that there is once more, when it ends, takes a process a sixth of a second.
+    atexit.register(gc.freeze)
     # Nothing that imports make is garbage, and looking for some takes a tenth of their time.
     gc.disable()
     try:

@@ -103,7 +103,8 @@ def summaries(directory: Path, **wanted: Any) -> list[Summary]:
     found: dict[int, Summary] = {}
     columns = ("reward", "time", "media", *(("prompt", "completion") if wanted.get("grep") else ()))
     for each in samples(directory, columns=columns, **wanted):
-        known = found.setdefault(each["lease"], Summary(**{name: each[name] for name in _OF_GROUP}))
+        if (known := found.get(each["lease"])) is None:
+            known = found[each["lease"]] = Summary(**{name: each[name] for name in _OF_GROUP})
         known.time = each["time"]
         known.num_samples += 1
         known.shows_media |= bool(each["media"])
