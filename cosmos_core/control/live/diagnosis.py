@@ -156,10 +156,12 @@ def _risen(seen: _Seen) -> _Fall | None:
     if len(known) < 2 * LEAST_STEPS:
         return None
     first, newest = known[0], known[len(known) // 2 :][-NEWEST_STEPS:]
-    rise, noise = statistics.fmean(newest) - first, statistics.stdev(known[1:][-NEWEST_STEPS:])
+    rise = statistics.fmean(newest) - first
+    if min(newest) <= first or rise <= RISEN * abs(first):
+        return None
     # The first loss may be low by chance. Where weights are lost at once, what follows is as noisy as it is high.
-    is_sure = rise > SURE * noise * math.sqrt(1 + 1 / len(newest)) or min(newest) > max(EVEN, BEYOND * first)
-    if min(newest) <= first or rise <= RISEN * abs(first) or not is_sure:
+    noise = statistics.stdev(known[1:][-NEWEST_STEPS:])
+    if rise <= SURE * noise * math.sqrt(1 + 1 / len(newest)) and min(newest) <= max(EVEN, BEYOND * first):
         return None
     is_main = index == len(state.settings.stages) - 1
     table, where = ("policy", "") if is_main else ("warmup", " of the warm-up")
@@ -184,10 +186,11 @@ def _fallen(seen: _Seen) -> _Fall | None:
     split = max(splits, key=size)
     before, after = gains[max(0, split - NEWEST_STEPS) : split], gains[split:][-NEWEST_STEPS:]
     high, low, start = (statistics.fmean(each) for each in (before, after, gains[: min(split, LEAST_STEPS)]))
+    if high - low <= max(LOST * (high - start), FALLEN * abs(high)):
+        return None
     noise = max(statistics.stdev(each) for each in (before, after))
     chance = SURE * noise * math.sqrt(1 / len(before) + 1 / len(after))
-    spread = noise * math.sqrt(seen.steps[-1].num_groups)
-    if high - low <= max(chance, LOST * spread, LOST * (high - start), FALLEN * abs(high)):
+    if high - low <= max(chance, LOST * noise * math.sqrt(seen.steps[-1].num_groups)):
         return None
     last, since = seen.gains[split - 1][0], seen.gains[split][0].step
     mend, changed, sign = f"lower {seen.optimizer}.lr", "", 1 if state.stage.uses_rollouts else -1
