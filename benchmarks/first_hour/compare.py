@@ -7,8 +7,8 @@
     python -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 && .venv-trl/bin/pip install trl
 
 All three read the model that this script makes (0.1 M parameters, random weights) and `sums.py`. Each is timed as a
-whole process, start and end included, in turns; what each model then answers is scored alike, by transformers. The
-modules of this checkout are compiled first, as pip compiles those of TRL when it installs them.
+whole process, start and end included, in turns; what each model then answers is scored alike, by transformers. All
+compute in float32. The modules of this checkout are compiled first, as pip compiles those of TRL when it installs them.
 """
 
 from __future__ import annotations
