@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_core.models.packing import grain, round_up
 from cosmos_core.models.parallel.collectives import sum_over_group
 from cosmos_core.protocols import Decided
 from cosmos_core.protocols.frozen import Blended, Comparison, Divergence, DivergenceKind, KLTarget
@@ -207,10 +206,12 @@ def evaluate(
 
     each = (hidden_ND, targets_N, *(theirs[name] for name in ("logprobs", "ids") if name in theirs))
     num_rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
-    chunks = [*zip(*(torch.split(tensor, num_rows) for tensor in each), strict=True)]
-    chunks[-1] = tuple(_filled(tensor, num_rows) for tensor in chunks[-1])
-    parts = [one(*chunk) if len(chunks) == 1 else checkpoint(one, *chunk, use_reentrant=False) for chunk in chunks]
-    given = [torch.cat(part)[: len(targets_N)] for part in zip(*parts, strict=True)]
+    if len(targets_N) <= num_rows:
+        given = list(one(*each))
+    else:
+        chunks = zip(*(torch.split(tensor, num_rows) for tensor in each), strict=True)
+        parts = [checkpoint(one, *chunk, use_reentrant=False) for chunk in chunks]
+        given = [torch.cat(part) for part in zip(*parts, strict=True)]
     return Decided(
         logprobs_N=given.pop(0),
         entropy_N=given.pop(0) if with_entropy else None,
@@ -220,12 +221,6 @@ def evaluate(
         else {"logprobs": given.pop(0).detach(), **({} if is_whole else {"ids": given.pop(0)})},
         divergence_N=given.pop(0) if theirs else None,
     )
-
-
-def _filled(rows: torch.Tensor, most: int) -> torch.Tensor:
-    """Rows, of which the last comes again until there are as many as `grain` wants, or `most`."""
-    missing = min(round_up(len(rows), grain(rows.device)), most) - len(rows)
-    return torch.cat((rows, rows[-1:].expand(missing, *rows.shape[1:])))
 
 
 DIVERGENCES: Final[frozenset[DivergenceKind]] = frozenset({"forward-kl", "reverse-kl", "jsd"})

@@ -1,7 +1,7 @@
 """Packed rows: sequences of different lengths side by side, and one process's slice of them.
 
 A sequence of P prompt and C completion tokens takes P + C - 1 places: its last token predicts nothing. What an
-environment wrote of the completion conditions, and is no decision. Padding is documents apart.
+environment wrote of the completion conditions, and is no decision. Padding, if a layout needs it, is a document apart.
 
 Shape legend: R units of the row, U of this process's slice, N decisions of the micro-batch, n of them in the slice;
 P prompt and C completion units of a sequence.
@@ -65,9 +65,9 @@ def pack(
 ) -> list[MicroBatch]:
     """Pack token payloads into micro-batches of at most `budget` units, every payload exactly once.
 
-    `inputs` of a micro-batch: `tokens` and `positions` int64 [U], `lengths` int64 [S] (more where a row is padded: the
-    last documents are padding), `decisions` int64 [N] (the place in U whose output predicts each completion token),
-    `targets` int64 [N].
+    `inputs` of a micro-batch: `tokens` and `positions` int64 [U], `lengths` int64 [S] (one more where the row is
+    padded: the padding is the last document), `decisions` int64 [N] (the place in U whose output predicts each
+    completion token) and `targets` int64 [N].
 
     Args:
         payloads: What to pack.
@@ -117,22 +117,12 @@ class _Sequence:
 def padded_sizes(sizes: Sequence[int], budget: int, multiple: int, is_uniform: bool) -> list[int]:
     """Units of each row after padding (see `pack`)."""
     if not is_uniform:
-        return [round_up(size, multiple) for size in sizes]
-    step = round_up(max(1, budget // UNIFORM_STEPS), multiple)
-    return [round_up(max(sizes, default=0), step)] * len(sizes)
+        return [_round_up(size, multiple) for size in sizes]
+    step = _round_up(max(1, budget // UNIFORM_STEPS), multiple)
+    return [_round_up(max(sizes, default=0), step)] * len(sizes)
 
 
-def grain(device: torch.device) -> int:
-    """Units of a row, and decisions at the output layer, come in multiples of it, hence in few sizes.
-
-    In bfloat16 on a CPU, oneDNN needs 1 to 3 ms for the kernel of each product of a new size: together more than a
-    small model for its step. Accelerators' libraries bring their kernels.
-    """
-    return 64 if device.type == "cpu" else 1
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The least multiple that is no less than a number."""
+def _round_up(number: int, multiple: int) -> int:
     return math.ceil(number / multiple) * multiple
 
 
@@ -145,9 +135,7 @@ def _lay_out(members: list[int], sequences: Sequence[_Sequence], units: int) -> 
     decisions = [
         each.decisions_N + (start + len(each.prompt_P) - 1) for each, start in zip(packed, starts[:-1], strict=True)
     ]
-    # As short as the shortest sequence, with which they share a call of attention.
-    number, rest = divmod(padding, sizes[-1])
-    documents = [*sizes, *[sizes[-1]] * number, *[rest] * (rest > 0)]
+    documents = [*sizes, padding] if padding else sizes
     inputs = {
         "tokens": np.concatenate([*tokens, np.full(padding, PAD_TOKEN)]),
         "positions": np.concatenate([np.arange(size) for size in documents]),

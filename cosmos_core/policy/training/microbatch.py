@@ -9,7 +9,6 @@ Shape legend: N decisions of a micro-batch, n of one sequence, S sequences of a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypedDict, TypeVar
@@ -19,8 +18,7 @@ import numpy as np
 import torch
 
 from cosmos_core.config.schema import PolicyConfig
-from cosmos_core.models.packing import grain
-from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, units_of
+from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Aggregation, Algorithm, Decided, Decisions, MicroBatch, Model
 from cosmos_core.protocols.algorithm import Estimate
@@ -213,8 +211,8 @@ class Prepared:
 
     @property
     def num_units(self) -> int:
-        """Units of the sequences of those that count, padding apart."""
-        return sum(units_of(each.payload).total for each in self.sequences) if self.num_real else 0
+        """Units of those that count."""
+        return sum(batch.num_units for batch in self.batches[: self.num_real])
 
     def weighed(self) -> list[MicroBatch]:
         """All micro-batches, those that count with the weights of their decisions."""
@@ -247,7 +245,7 @@ class Packer:
         mesh = self.world.mesh
         return Packing(
             budget=self.policy.micro_batch_units,
-            multiple=math.lcm(grain(self.device), mesh.size("cp") * mesh.size("tp")),
+            multiple=mesh.size("cp") * mesh.size("tp"),
             is_uniform=mesh.size("pp") > 1,
         )
 

@@ -45,7 +45,7 @@ def _check_places(batch, pairs):
     st.sampled_from([1, 2, 8, 12]),
     st.booleans(),
 )
-def test_padding_is_documents_that_decide_nothing_and_are_no_longer_than_others(pairs, budget, multiple, is_uniform):
+def test_padding_is_one_more_document_that_decides_nothing(pairs, budget, multiple, is_uniform):
     payloads = [tokens_payload(*pair) for pair in pairs]
     plain = pack(payloads, budget=budget)
     padded = pack(payloads, budget=budget, multiple=multiple, is_uniform=is_uniform)
@@ -55,11 +55,8 @@ def test_padding_is_documents_that_decide_nothing_and_are_no_longer_than_others(
         assert batch.num_units % multiple == 0
         assert batch.num_units == len(batch.inputs["tokens"]) == len(batch.inputs["positions"])
         padding = batch.num_units - bare.num_units
-        lengths, real = batch.inputs["lengths"].tolist(), bare.inputs["lengths"].tolist()
-        assert lengths[: len(real)] == real
-        assert sum(lengths[len(real) :]) == padding
-        assert lengths == sorted(lengths, reverse=True)
-        assert batch.inputs["positions"].tolist() == [place for length in lengths for place in range(length)]
+        assert batch.inputs["lengths"].tolist() == bare.inputs["lengths"].tolist() + [padding] * (padding > 0)
+        assert batch.inputs["positions"].tolist() == bare.inputs["positions"].tolist() + list(range(padding))
         assert batch.inputs["tokens"][: bare.num_units].equal(bare.inputs["tokens"])
         assert batch.inputs["decisions"].equal(bare.inputs["decisions"])
         assert batch.inputs["targets"].equal(bare.inputs["targets"])

@@ -132,9 +132,9 @@ def test_a_row_filled_up_sees_nothing_there(model):
     shown = model.encode_demonstration(Prompt(text="?", demonstration="a", media=(data_url(picture(16, 16)),)))
     (batch,) = model.pack([shown], budget=100, multiple=64)
     assert batch.num_units == 64
-    length, *padding = batch.inputs["lengths"].tolist()
+    length = batch.inputs["lengths"][0].item()
     assert batch.inputs["positions"].shape == (3, 64)
-    assert batch.inputs["positions"][:, length:].tolist() == [[place for each in padding for place in range(each)]] * 3
+    assert batch.inputs["positions"][:, length:].tolist() == [list(range(64 - length))] * 3
     assert batch.inputs["visual"].max() < length
 
 
