@@ -22,6 +22,7 @@ from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
+    Begun,
     Deferred,
     Outcome,
     Outcomes,
@@ -44,8 +45,9 @@ MOST_LATE: Final = 5
 class Assignment:
     """A task, and how it is going.
 
-    It is alone if it must have a worker for itself, because it may be what broke the last one, and deferred if it goes
-    on as a coroutine; `since` is when it had its turn, or when it was deferred (monotonic seconds).
+    It is alone if it must have a worker for itself, because it may be what broke the last one, begun if the worker has
+    told that it is at it, and deferred if it goes on as a coroutine; `since` is when it had its turn, or when it was
+    deferred (monotonic seconds).
     """
 
     task: Task
@@ -53,6 +55,7 @@ class Assignment:
     encoded: bytes
     alone: bool = False
     since: float = 0.0
+    is_begun: bool = False
     is_deferred: bool = False
 
 
@@ -78,13 +81,18 @@ class RewardProcess(WorkerProcess):
 
     def assign(self, assignment: Assignment) -> None:
         """Give it a task."""
-        assignment.since, assignment.is_deferred = time.monotonic(), False
+        assignment.since, assignment.is_begun, assignment.is_deferred = time.monotonic(), False, False
         self.assignments[assignment.task.ticket] = assignment
         self.put(assignment.encoded)
 
     def receive(self) -> Iterator[tuple[Assignment, Scored]]:
         """Yield each outcome that came, with the assignment it settles."""
         for message in self.messages():
+            if isinstance(message, Begun):
+                # Unless its outcome was told before.
+                if message.ticket in self.assignments:
+                    self.assignments[message.ticket].is_begun = True
+                continue
             assignment = self.assignments[message.ticket]
             had_turn = not assignment.is_deferred
             if isinstance(message, Deferred):
@@ -108,6 +116,12 @@ class RewardProcess(WorkerProcess):
         """The tasks that it works on as far as it has told, which lags behind while outcomes are gathered."""
         turn = self._turn()
         return [each for each in self.assignments.values() if each.is_deferred or each is turn]
+
+    def suspects(self, *, is_late: bool) -> list[Assignment]:
+        """What it may have been working on: all that it had, unless it is late with what it has begun, or deferred."""
+        turn = self._turn()
+        is_known = is_late and (turn is None or turn.is_begun or turn.alone)
+        return self.at_work() if is_known else [*self.assignments.values()]
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -201,10 +215,8 @@ class RewardPool(WorkerPool[RewardProcess]):
             job.done([[each for each in row if each is not None] for row in job.outcomes])
 
     def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
-        working = worker.at_work()
-        self.scoring_s += sum(time.monotonic() - each.since for each in working)
-        # One that has ended may have had outcomes to tell.
-        suspects = working if is_late else [*worker.assignments.values()]
+        self.scoring_s += sum(time.monotonic() - each.since for each in worker.at_work())
+        suspects = worker.suspects(is_late=is_late)
         others = [each for each in worker.assignments.values() if each not in suspects]
         if not is_late:
             labels = sorted({self._rewards[each.task.reward].label for each in suspects})

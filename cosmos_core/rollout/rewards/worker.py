@@ -23,7 +23,7 @@ import attrs
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Reward, RewardContext, Score
-from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Deferred, Outcome, Scored, Setup, Task
+from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Begun, Deferred, Outcome, Scored, Setup, Task
 from cosmos_core.rollout.workers import process
 from cosmos_core.rollout.workers.process import Ready, described, live, place_of, shown
 from cosmos_core.transport.bounds import sendable
@@ -70,7 +70,8 @@ class Worker(process.Worker):
         self._deferred: set[asyncio.Task[None]] = set()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "scores")
         self._answers: deque[tuple[Task, Outcome | Awaitable[Any]]] = deque()
-        self._tells_each = False
+        self._at: Task | None = None
+        self._has_told = False
 
     async def serve(self) -> None:
         """Load the rewards, then score until the other side closes."""
@@ -87,26 +88,26 @@ class Worker(process.Worker):
 
     async def _score(self, tasks: Sequence[Task]) -> None:
         """Score what came together, and tell it together unless that takes a while; coroutines go on meanwhile."""
-        loop = asyncio.get_running_loop()
-        self._tells_each = False
+        loop, waiting = asyncio.get_running_loop(), deque(tasks)
         shortest = min(timeout_s for _, timeout_s in self._rewards)
-        timer = loop.call_later(min(_TOGETHER_S, shortest / 4), self._tell_each)
-        await loop.run_in_executor(self._thread, self._call, tasks, loop)
-        timer.cancel()
-        self._tell()
+        while waiting:
+            self._has_told = False
+            timer = loop.call_later(min(_TOGETHER_S, shortest / 4), self._tell)
+            await loop.run_in_executor(self._thread, self._call, waiting)
+            timer.cancel()
+            self._tell()
 
-    def _call(self, tasks: Sequence[Task], loop: asyncio.AbstractEventLoop) -> None:
-        for task in tasks:
-            self._answers.append((task, _scored(self._rewards[task.reward][0], task)))
-            if self._tells_each:
-                loop.call_soon_threadsafe(self._tell)
-
-    def _tell_each(self) -> None:
-        self._tells_each = True
-        self._tell()
+    def _call(self, waiting: deque[Task]) -> None:
+        # What was told of the task at hand would not be so of another.
+        while waiting and not self._has_told:
+            task = self._at = waiting.popleft()
+            answer = _scored(self._rewards[task.reward][0], task)
+            self._at = None
+            self._answers.append((task, answer))
 
     def _tell(self) -> None:
-        messages: list[Scored | Deferred] = []
+        self._has_told, at = True, self._at
+        messages: list[Scored | Deferred | Begun] = []
         while self._answers:
             task, answer = self._answers.popleft()
             if isinstance(answer, Outcome):
@@ -116,6 +117,8 @@ class Worker(process.Worker):
             waiter = asyncio.ensure_future(self._finish(task.ticket, answer, self._rewards[task.reward][1]))
             self._deferred.add(waiter)
             waiter.add_done_callback(self._deferred.discard)
+        if at is not None:
+            messages.append(Begun(ticket=at.ticket))
         self.send(*messages)
 
     async def _finish(self, ticket: int, score: Awaitable[Any], timeout_s: float) -> None:

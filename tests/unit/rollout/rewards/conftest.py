@@ -14,7 +14,7 @@ from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.types import Prompt
 
 PLUGIN = """
-import asyncio, os, sys, time
+import asyncio, os, re, sys, time
 
 import attrs
 
@@ -52,6 +52,8 @@ class Obedient:
         if kind == "hang":
             while True:
                 time.sleep(0.01)
+        if kind == "busy":
+            return re.match("(a+)+$", "a" * 40 + "b")
         if kind == "sleep":
             time.sleep(float(rest))
             return 1.0

@@ -107,6 +107,11 @@ def test_a_hang_is_a_timeout_of_that_completion_alone(scorer):
         assert "1.5 s" in found[2].detail
 
 
+def test_one_that_lets_no_other_thread_run_is_late_alone(scorer):
+    found = scorer(timeout_s=1.0).score(*["number 1"] * 4, "busy", *["number 2"] * 3)
+    assert [outcome.status for outcome in found] == [OK] * 4 + [LATE] + [OK] * 3
+
+
 def test_where_a_reward_raises_is_told_and_logged_once_a_place(scorer, plugin, caplog):
     pool = scorer(num_workers=2)
     found = pool.score("raise rats", "raise mice", "async-raise", "circular", "none")
