@@ -6,8 +6,7 @@ it does. A refusal is written beside the order, for the caller to raise.
 
 from __future__ import annotations
 
-import atexit
-import gc
+import contextlib
 import json
 import os
 import signal
@@ -24,15 +23,14 @@ REFUSAL: Final = "refusal.json"
 def main(order: Path) -> None:
     """Do what the order says: `overwrite` is null of a plan."""
     threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
-    # Looking through all that there is once more, when it ends, takes a process a sixth of a second.
-    atexit.register(gc.freeze)
     told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
     # The caller takes a name of this module, and waits for its imports.
     if told["overwrite"] is not None:
         from cosmos_core.run import fork_server  # noqa: PLC0415
 
-        # As most recipes want it; another one begins it again.
-        fork_server.prepare(1)
+        # As most recipes want it; one of more threads begins another. What hinders it is told where it is needed.
+        with contextlib.suppress(OSError):
+            fork_server.prepare(1)
     from cosmos_core.config.loading import recipe_from  # noqa: PLC0415
     from cosmos_core.observe.output import console  # noqa: PLC0415
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -16,16 +16,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, by default this process's, and exit."""
     # Typer reads it when it is imported; without rich it starts in half the time.
     os.environ.setdefault("TYPER_USE_RICH", "0")
-    # Looking through all that there is once more, when it ends, takes a process a sixth of a second.
-    atexit.register(gc.freeze)
     # Nothing that imports make is garbage, and looking for some takes a tenth of their time.
     gc.disable()
     try:
         if arguments is None and sys.argv[1:2] == ["run"] and not _STARTS_NOTHING.intersection(sys.argv):
             from cosmos_core.run import fork_server  # noqa: PLC0415
 
-            # As most recipes want it; another one begins it again.
-            fork_server.prepare(1)
+            # As most recipes want it; one of more threads begins another. What hinders it is told where it is needed.
+            with contextlib.suppress(OSError):
+                fork_server.prepare(1)
         from cosmos_core.cli.application import call  # noqa: PLC0415
 
         gc.enable()

@@ -40,6 +40,8 @@ _UNTRACEABLE: Final = (
     UnsupportedOperatorException,
 )
 """What a forward raises that wants values, or an operator that is not known, where there is no storage."""
+NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
+"""What a forward raises whose sizes do not fit together, or an operator that takes other dtypes."""
 
 _LENGTHS: Final = (64, 128)
 BEFORE_LAYERS: Final = -1
@@ -58,8 +60,8 @@ def kept_by(
     does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage, nor in a
     dtype in which it does not run. What is kept in float32 is counted at once, in another dtype when it is asked for.
     """
-    places, mode = (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers))), FakeTensorMode(allow_non_fake_inputs=True)
-
+    places = (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers)))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     forwards = [prepare(length) for length in _LENGTHS]
 
     @functools.cache
@@ -73,7 +75,7 @@ def kept_by(
                 short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
         except _UNTRACEABLE:
             return {}
-        except RuntimeError:
+        except NO_NUMBERS:
             if compute == "float32":
                 raise
             # Its numbers fit together: some operator of it takes one dtype only.

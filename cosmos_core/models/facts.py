@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
+from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, NO_NUMBERS, kept_by
 from cosmos_core.models.head import CHUNK_ELEMENTS
 from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import candidates
@@ -33,8 +33,6 @@ _OF_PACKED_ROWS: Final[tuple[Axis, ...]] = ("tp", "cp", "pp")
 _ALONE: Final = (
     "each document is a row of its own and runs as transformers has it, which is slow: they cannot be packed, since "
 )
-_NO_NUMBERS: Final = (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
-"""What a forward raises when the config's numbers do not fit together."""
 
 
 def describe(
@@ -165,7 +163,7 @@ def _kept(
     module.set_submodule(anatomy.name, nn.ModuleList(layers))
     try:
         return kept_by(module, layers, lambda units: prepare(module, units), whole)
-    except _NO_NUMBERS as error:
+    except NO_NUMBERS as error:
         config = module.config.get_text_config()
         names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
         given = {name: getattr(config, name, None) for name in names}

@@ -203,9 +203,9 @@ def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
     dataset = cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
     if job.rows and digest_of(dataset) != job.rows:
         raise DataError(
-            f"dataset {config.plugin}: its first rows are not those that the run was planned with; a dataset function "
-            "has to give the same rows in every process: draw from its argument `seed`, not from the clock or an "
-            "unseeded generator, and sort what a set or a folder holds"
+            f"dataset {config.plugin}: its rows are not those that the run was planned with: what it reads has changed "
+            "since, or it gives other rows in each process; let it draw from its argument `seed`, not from the clock "
+            "or an unseeded generator, and sort what a set or a folder holds; other data are for a new run"
         )
     return dataset
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -59,6 +60,8 @@ class _Session:
 def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
     """Make a new run and see it through; its outcome: `finished`, `stopped` or `failed`."""
     began = time.monotonic()
+    # What was imported is no garbage when this process ends, either.
+    gc.freeze()
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
     require_idle(directory)

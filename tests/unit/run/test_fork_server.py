@@ -1,9 +1,11 @@
 """The server itself; what is forked from it is in `launch/test_forks.py`."""
 
+import re
 import subprocess
 import sys
 
 from tests.commandline import CommandLine
+from tests.runs import RECIPE
 
 REPLACED = """
 import time
@@ -51,6 +53,7 @@ def test_it_is_begun_before_a_command_imports_anything_if_it_starts_a_run(tmp_pa
 
     assert begins("run", str(tmp_path / "absent.toml"))
     assert begins("run", "--resume", str(tmp_path / "absent"))
+    assert not begins("run", str(tmp_path / "absent.toml"), "--dry-run")
     assert not begins("run", "--help")
     assert not begins("plan", str(tmp_path / "absent.toml"))
 
@@ -60,3 +63,13 @@ def test_a_refused_recipe_leaves_none(tmp_path):
     cosmos = CommandLine(tmp_path)
     cosmos("run", "refused.toml", code=2)
     assert cosmos.left_behind() == []
+
+
+def test_what_hinders_it_is_told_once_it_is_needed(tmp_path, monkeypatch):
+    deep = tmp_path / ("a" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    cosmos = CommandLine(tmp_path)
+    assert "no such recipe" in cosmos("run", "absent.toml", code=2)
+    told = cosmos("run", str(RECIPE), code=1)
+    assert re.search("cosmos: the fork server of a run could not begin in .*: AF_UNIX path too long", told)
