@@ -118,7 +118,7 @@ class RewardProcess(WorkerProcess):
         return [each for each in self.assignments.values() if each.is_deferred or each is turn]
 
     def suspects(self, *, is_late: bool) -> list[Assignment]:
-        """What it may have been working on: all that it had, unless it is late with what it has begun, or deferred."""
+        """The tasks that it may have been working on: all, unless it is late with what it has begun, or deferred."""
         turn = self._turn()
         is_known = is_late and (turn is None or turn.is_begun or turn.alone)
         return self.at_work() if is_known else [*self.assignments.values()]
