@@ -18,11 +18,12 @@ _PREFIX: Final = "cosmos-scratch-"
 
 
 @contextlib.contextmanager
-def scratch(label: str) -> Iterator[Path]:
-    """An empty folder in the one for temporary files, removed at the end; the label is for people who look there."""
-    sweep(Path(tempfile.gettempdir()))
+def scratch(label: str, parent: str | None = None) -> Iterator[Path]:
+    """An empty folder in `parent`, or that for temporary files, removed at the end; the label is for who looks in."""
+    parent = parent or tempfile.gettempdir()
+    sweep(Path(parent))
     owner = os.getpid()
-    folder, lock = _locked(label)
+    folder, lock = _locked(label, parent)
     try:
         yield folder
     finally:
@@ -52,10 +53,10 @@ def remove_abandoned(path: Path) -> bool:
     return False
 
 
-def _locked(label: str) -> tuple[Path, int]:
+def _locked(label: str, parent: str) -> tuple[Path, int]:
     """A new folder and the descriptor of its lock."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-", dir=parent))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Before it was locked, somebody may have taken it for a dead process's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -72,8 +73,13 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
         if warmup := stages(recipe)[-1].first_step:
             words = f"{warmup + recipe.run.steps} steps: {warmup} of warm-up, and run.steps = {recipe.run.steps}"
             console.print(words, style="dim", highlight=False)
-        plugins = PluginSet.load(selections(job.recipe, _SUPERVISED))
-        dataset, launcher = load_dataset(job, plugins), checked_launcher(job, plugins)
+        try:
+            plugins = PluginSet.load(selections(job.recipe, _SUPERVISED))
+            dataset, launcher = load_dataset(job, plugins), checked_launcher(job, plugins)
+        except CosmosError:
+            # Planning did not see it; nothing has begun.
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())
         return _supervise(session, console, began)
 

@@ -44,6 +44,7 @@ _BORROWED: Final[set[int | None]] = set()
 _THREADS: Final[dict[int | None, int]] = {}
 """Threads that a fork server was begun with."""
 _LAST: Final = -200
+_LONGEST: Final = 45
 _OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
@@ -121,7 +122,8 @@ def _folder() -> Path:
     stack = contextlib.ExitStack()
     # After multiprocessing has removed what it put there.
     Finalize(None, stack.close, exitpriority=_LAST)
-    folder = stack.enter_context(scratch("forks"))
+    # The path of a socket has 107 characters at most, of which names take 62.
+    folder = stack.enter_context(scratch("forks", "/tmp" if len(tempfile.gettempdir()) > _LONGEST else None))  # noqa: S108
     # To tear down all that it has imported takes it two seconds, for which this process would wait.
     stack.callback(_kill)
     return folder

@@ -333,16 +333,19 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 _Looks = dict[str, tuple[Callable[[_Seen], str], str]]
 _OF_PROMPTS: Final[_Looks] = {
-    "unscored": (_unscored, "mend the reward (the replica's log has where it failed), or raise reward.timeout_s"),
+    "unscored": (_unscored, "mend the reward (the replica's log has where it failed), or raise reward.N.timeout_s"),
     "stale": (_stale, "raise sync.max_staleness, or lower rollout.replicas or rollout.max_in_flight"),
     "dropped": (_dropped, "change the rows (dataset), their limits (dataset.max_prompt_units) or the reward"),
 }
 _OF_STEPS: Final[_Looks] = {
-    "scores": (_scores, "mend the reward or make it faster, or change reward.timeout_s or rollout.reward_workers"),
+    "scores": (
+        _scores,
+        "make the reward faster, or raise rollout.reward_workers; where scores are late, lower reward.N.timeout_s",
+    ),
     "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{fall.advice}"),
     "equal": (_equal, "change the reward, the rows (dataset), rollout.sampling.temperature or rollout.group_size"),
     "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),
-    "untrained": (_untrained, "lower {optimizer}.lr, or change policy.precision, reward.weight or algorithm.options"),
+    "untrained": (_untrained, "lower {optimizer}.lr, or change policy.precision, reward.N.weight or algorithm.options"),
     "learning-rate": (_learning_rate, f"raise {{optimizer}}.lr; {USUAL_LR}"),
     "entropy": (_entropy, "lower {optimizer}.lr, raise rollout.sampling.temperature, or bind to a [reference]"),
     "off-policy": (_off_policy, "lower {optimizer}.lr or sync.max_staleness, or widen the bounds (algorithm.options)"),

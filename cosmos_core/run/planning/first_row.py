@@ -117,7 +117,7 @@ def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], ti
     """Score completions as a worker does: coroutines at once, so that one of batches gets them together."""
     is_awaited = inspect.iscoroutinefunction(reward.score)
     came: dict[str, Outcome] = {}
-    late = f"no score within {timeout_s:g} s (reward.timeout_s)"
+    late = f"no score within {timeout_s:g} s (reward.N.timeout_s)"
 
     async def score(text: str) -> None:
         turns = (Message(role="assistant", content=text),)
@@ -143,7 +143,7 @@ def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], ti
     wait([scored], min(limit, _SILENT_S))
     if not scored.done() and limit > _SILENT_S:
         each = "" if is_awaited else f" for each of {len(texts)} completions"
-        told = f"waiting for reward {label}, for at most {timeout_s:g} s{each} (reward.timeout_s)"
+        told = f"waiting for reward {label}, for at most {timeout_s:g} s{each} (reward.N.timeout_s)"
         console().print(told, style="dim", markup=False, soft_wrap=True)
     wait([scored], max(limit, _SILENT_S))
     if scored.done():

@@ -17,7 +17,7 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Resumed, RolledBack
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
-from cosmos_core.errors import ConfigError, DamagedCheckpointError, JournalError, PluginBrokenError
+from cosmos_core.errors import ConfigError, DamagedCheckpointError, DataError, JournalError, PluginBrokenError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
@@ -122,6 +122,15 @@ def test_the_steps_of_a_warmup_are_told_apart(directory, begun, monkeypatch):
     console = Console(file=io.StringIO(), width=100)
     run_recipe(load_recipe(RECIPE, overrides=[*SETTINGS, *here]), RECIPE, console, overwrite=True)
     assert "9 steps: 3 of warm-up, and run.steps = 6\n" in console.file.getvalue()
+
+    # What is found before anything has begun leaves no folder that could only be replaced.
+    def refuse(*_):
+        raise DataError("other rows")
+
+    monkeypatch.setattr(command, "load_dataset", refuse)
+    with pytest.raises(DataError, match="other rows"):
+        run_recipe(load_recipe(RECIPE, overrides=[*SETTINGS, *here]), RECIPE, console, overwrite=True)
+    assert not directory.exists()
 
 
 def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_path, begun, monkeypatch):

@@ -160,7 +160,7 @@ def test_scores_that_are_waited_for():
         f"{text}; 10 were late (hang: no score within 3 s); processes of reward die that ended: 6, the last: "
         "exit code 3"
     )
-    assert "reward.timeout_s or rollout.reward_workers" in found.advice
+    assert "raise rollout.reward_workers; where scores are late, lower reward.N.timeout_s" in found.advice
 
 
 def test_prompts_that_are_dropped_before_or_between_steps():

@@ -111,9 +111,9 @@ def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     # Its thread outlives its time, and the event loop waits for it: what was scored before counts.
     (trial,) = look(Threaded()).trials
     assert [each.value for each in trial.outcomes.values()] == [1.0, None]
-    assert trial.outcomes["wrong answer"].detail == "no score within 0.4 s (reward.timeout_s)"
+    assert trial.outcomes["wrong answer"].detail == "no score within 0.4 s (reward.N.timeout_s)"
     several = (("Hanging", " for each of 2 completions"), ("Threaded", ""))
-    told = [f"waiting for reward {name}, for at most 0.4 s{each} (reward.timeout_s)" for name, each in several]
+    told = [f"waiting for reward {name}, for at most 0.4 s{each} (reward.N.timeout_s)" for name, each in several]
     assert capsys.readouterr().out.splitlines() == told
 
 
