@@ -37,6 +37,7 @@ class _Surroundings:
     ignores_hangup: bool = attrs.field(factory=lambda: signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
 
     def take(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, fork_server.OF_GROUPS)
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)

@@ -20,7 +20,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +45,7 @@ _THREADS: Final[dict[int | None, int]] = {}
 """Threads that a fork server was begun with."""
 _LAST: Final = -200
 _LONGEST: Final = 45
-_OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
 
@@ -63,8 +63,14 @@ def prepare(threads: int) -> bool:
         end()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    # It inherits what is ignored, from its first moment; for as long as that takes, this process ignores it, too.
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in _OF_GROUPS]
+    # Not below: it would let through what is held back there.
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    resource_tracker.ensure_running()
+    signal.signal(signal.SIGHUP, hangup)
+    # It inherits what is ignored, from its first moment; for as long as that takes, this process ignores it, too, and
+    # holds back what comes, which Linux keeps even if it is ignored.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUPS)
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in OF_GROUPS]
     tempdir, tempfile.tempdir = tempfile.tempdir, str(_folder())
     try:
         with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
@@ -73,6 +79,7 @@ def prepare(threads: int) -> bool:
         tempfile.tempdir = tempdir
         for number, handler in before:
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _THREADS.setdefault(_pid(), threads)
     return True
 
@@ -86,6 +93,7 @@ def end() -> None:
 
 def leave() -> None:
     """Let go of it in a fork: it ends with its starter, and lives while anyone has the pipe to it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_GROUPS)
     server: Any = forkserver._forkserver  # noqa: SLF001 - multiprocessing has no other way
     os.close(server._forkserver_alive_fd)  # noqa: SLF001
     server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None  # noqa: SLF001

@@ -48,6 +48,33 @@ fork_server.prepare = prepare
 main.main()
 """
 
+INTERRUPTED = """
+import os, signal, time
+from multiprocessing import forkserver
+from pathlib import Path
+from cosmos_core.run import fork_server
+begin = forkserver.ensure_running
+def ensure_running():
+    os.kill(os.getpid(), signal.SIGINT)
+    begin()
+forkserver.ensure_running = ensure_running
+fork_server.PRELOADED = ("cosmos_core.run.preload",)
+try:
+    fork_server.prepare(1)
+except KeyboardInterrupt:
+    pid = fork_server.place()[1]
+    def masks():
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return {line.split()[0]: int(line.split()[1], 16) for line in lines if line[:6] in ("SigBlk", "SigIgn")}
+    ignored = sum(1 << (number - 1) for number in fork_server.OF_GROUPS)
+    until = time.monotonic() + 30
+    while masks()["SigBlk:"] & ignored and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not masks()["SigBlk:"] & ignored
+    assert masks()["SigIgn:"] & ignored == ignored
+    print("interrupted")
+"""
+
 
 def test_one_that_nobody_has_used_is_begun_again_with_other_threads_or_ended():
     done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, timeout=60, check=False)
@@ -72,6 +99,11 @@ def test_a_refused_recipe_leaves_none(tmp_path):
     cosmos = CommandLine(tmp_path)
     cosmos("run", "refused.toml", code=2)
     assert cosmos.left_behind() == []
+
+
+def test_ctrl_c_while_it_is_begun_is_kept_for_the_command():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "interrupted\n", done.stderr
 
 
 def test_a_long_name_of_the_folder_for_temporary_files_is_no_hindrance(tmp_path, monkeypatch):
