@@ -6,7 +6,6 @@ Nothing waits: what cannot be sent is said again later, because directives are r
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -113,8 +112,6 @@ _MAX_BATCHES: Final = 20
 """Sent to one observer beyond what it said that it has: whoever comes late to a long run must not keep the replicas
 waiting, and to a slow one nothing is sent twice."""
 _GAUGES_S: Final = 0.5
-_NEWS_S: Final = 0.2
-"""Between two messages with few entries: each wakes an observer, who has as much to do for one entry as for many."""
 _FORGET_S: Final = 30.0
 _MOST: Final = 64
 """Observers at once, besides one for each replica of the run: whoever started it follows the run."""
@@ -126,7 +123,6 @@ class _Observer:
     sent: int
     watched_at: float
     gauges_at: float = 0.0
-    shown_at: float = -math.inf
 
 
 class Observers:
@@ -170,18 +166,16 @@ class Observers:
             if is_last or now - observer.gauges_at >= _GAUGES_S:
                 observer.gauges_at = now
                 self._send(identity, Notices(entries=(), last=self._journal.last, gauges=gauges()))
-            is_far_behind = self._journal.last - observer.sent >= _BATCH
-            if is_last or is_far_behind or now - observer.shown_at >= _NEWS_S:
-                self._catch_up(identity, observer, now)
+            self._catch_up(identity, observer)
 
-    def _catch_up(self, identity: bytes, observer: _Observer, now: float) -> None:
+    def _catch_up(self, identity: bytes, observer: _Observer) -> None:
         end = min(observer.confirmed + _MAX_BATCHES * _BATCH, self._journal.last)
         while observer.sent < end:
             entries = self._journal.read(observer.sent, min(_BATCH, end - observer.sent))
             notices = Notices(entries=tuple(entries), last=self._journal.last, gauges={})
             if not entries or not self._send(identity, notices):
                 return
-            observer.sent, observer.shown_at = entries[-1][0], now
+            observer.sent = entries[-1][0]
 
 
 _POLL_MS: Final = 100

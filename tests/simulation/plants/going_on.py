@@ -112,7 +112,7 @@ PLANTS = (
     plant(
         "checkpoints that were saved are ordered again and again",
         (f"{PROGRESS}:_settle_checkpoint", "state.checkpoints.ordered = -1", "pass"),
-        (f"{PROGRESS}:on_saved", "state.checkpoints.saved[report.step] = report.path", "pass"),
+        (f"{PROGRESS}:on_saved", "checkpoints.saved[report.step] = report.path", "pass"),
     ),
     plant(
         "a run ends without its last checkpoint",
