@@ -6,7 +6,6 @@ it does. A refusal is written beside the order, for the caller to raise.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -28,9 +27,7 @@ def main(order: Path) -> None:
     if told["overwrite"] is not None:
         from cosmos_core.run import fork_server  # noqa: PLC0415
 
-        # As most recipes want it; one of more threads begins another. What hinders it is told where it is needed.
-        with contextlib.suppress(OSError):
-            fork_server.prepare(1)
+        fork_server.begin_early()
     from cosmos_core.config.loading import recipe_from  # noqa: PLC0415
     from cosmos_core.observe.output import console  # noqa: PLC0415
 

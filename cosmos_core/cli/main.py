@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -22,9 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if arguments is None and sys.argv[1:2] == ["run"] and not _STARTS_NOTHING.intersection(sys.argv):
             from cosmos_core.run import fork_server  # noqa: PLC0415
 
-            # As most recipes want it; one of more threads begins another. What hinders it is told where it is needed.
-            with contextlib.suppress(OSError):
-                fork_server.prepare(1)
+            fork_server.begin_early()
         from cosmos_core.cli.application import call  # noqa: PLC0415
 
         gc.enable()

@@ -49,6 +49,12 @@ OF_GROUPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: the starter answers it."""
 
 
+def begin_early() -> None:
+    """Begin one as most recipes want it, before the recipe is read; what hinders it is told where it is needed."""
+    with contextlib.suppress(OSError):
+        prepare(1)
+
+
 def prepare(threads: int) -> bool:
     """Begin to import, and return at once; whether it does, which is so unless there are GPUs.
 
@@ -61,6 +67,7 @@ def prepare(threads: int) -> bool:
         return True
     if pid not in _ANSWERED and _THREADS.get(pid, threads) != threads:
         end()
+    folder = str(_folder())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     # Not below: it would let through what is held back there.
@@ -71,7 +78,7 @@ def prepare(threads: int) -> bool:
     # holds back what comes, which Linux keeps even if it is ignored.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUPS)
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in OF_GROUPS]
-    tempdir, tempfile.tempdir = tempfile.tempdir, str(_folder())
+    tempdir, tempfile.tempdir = tempfile.tempdir, folder
     try:
         with _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}):
             forkserver.ensure_running()
