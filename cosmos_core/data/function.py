@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import attrs
 
@@ -21,7 +21,6 @@ from cosmos_core.types import Prompt
 
 GIVEN: Final = ("split", "seed", "directory")
 """Names of parameters that the run gives such a function."""
-_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
 _MOST: Final = 10_000_000
 _COMPARED: Final = 64
 """Rows of a split that tell whether two processes got the same ones."""
@@ -78,7 +77,7 @@ class FunctionDataset(RowsDataset):
     def digest(self) -> str:
         """SHA-256 of the numbers of rows and of the first ones: the same in every process, if the function is sound."""
         first: list[Any] = []
-        for split in _SPLITS:
+        for split in get_args(Split):
             first.append(self.size(split))
             for index in range(min(self.size(split), _COMPARED)):
                 row = self.row(split, index)

@@ -120,7 +120,7 @@ class RewardProcess(WorkerProcess):
     def suspects(self, *, is_late: bool) -> list[Assignment]:
         """The tasks that it may have been working on: all, unless it is late with what it has begun, or deferred."""
         turn = self._turn()
-        is_known = is_late and (turn is None or turn.is_begun or turn.alone)
+        is_known = is_late and (turn is None or turn.is_begun)
         return self.at_work() if is_known else [*self.assignments.values()]
 
 

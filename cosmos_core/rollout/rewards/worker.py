@@ -70,6 +70,7 @@ class Worker(process.Worker):
         self._deferred: set[asyncio.Task[None]] = set()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "scores")
         self._answers: deque[tuple[Task, Outcome | Awaitable[Any]]] = deque()
+        self._together_s = _TOGETHER_S
         self._at: Task | None = None
         self._has_told = False
 
@@ -80,6 +81,7 @@ class Worker(process.Worker):
             for message in messages:
                 if isinstance(message, Setup):
                     self._rewards = [*zip(load(message), (each.timeout_s for each in message.rewards), strict=True)]
+                    self._together_s = min([_TOGETHER_S, *(each.timeout_s / 4 for each in message.rewards)])
                     self.send(Ready())
                 else:
                     tasks.append(message)
@@ -89,10 +91,9 @@ class Worker(process.Worker):
     async def _score(self, tasks: Sequence[Task]) -> None:
         """Score what came together, and tell it together unless that takes a while; coroutines go on meanwhile."""
         loop, waiting = asyncio.get_running_loop(), deque(tasks)
-        shortest = min(timeout_s for _, timeout_s in self._rewards)
         while waiting:
             self._has_told = False
-            timer = loop.call_later(min(_TOGETHER_S, shortest / 4), self._tell)
+            timer = loop.call_later(self._together_s, self._tell)
             await loop.run_in_executor(self._thread, self._call, waiting)
             timer.cancel()
             self._tell()

@@ -101,16 +101,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         corpus = texts(dataset, min(sizes["train"], recipe.model.tokenizer.corpus_rows))
         model.prepare(corpus, unstructure(recipe.model.tokenizer))
     parts = _checked_parts(job, plugins, dataset, model, sizes)
-    named = describe(plugins.record("dataset", recipe.dataset.plugin))
-    facts = tuple(
-        StageFacts(
-            source=algorithm.source,
-            min_group_size=algorithm.min_group_size,
-            dynamic=dynamic_options(plugins, stage),
-            windows=_windows(dataset, sizes["train"], stage, named),
-        )
-        for stage, algorithm in parts.stages
-    )
+    facts = _facts(recipe, parts, plugins, dataset)
     num_evaluated = min(recipe.evaluation.prompts, sizes["heldout"])
     scores = num_evaluated > 0 and bool(recipe.reward_names)
     measures = facts[-1].source != "rollouts" and parts.measured.num_heldout_demonstrations > 0
@@ -131,6 +122,19 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         rows=digest_of(dataset),
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
+
+
+def _facts(recipe: Recipe, parts: Parts, plugins: PluginSet, dataset: Dataset) -> tuple[StageFacts, ...]:
+    named = describe(plugins.record("dataset", recipe.dataset.plugin))
+    return tuple(
+        StageFacts(
+            source=algorithm.source,
+            min_group_size=algorithm.min_group_size,
+            dynamic=dynamic_options(plugins, stage),
+            windows=_windows(dataset, dataset.size("train"), stage, named),
+        )
+        for stage, algorithm in parts.stages
+    )
 
 
 def dynamic_options(plugins: PluginSet, stage: Stage) -> tuple[DynamicKey, ...]:
