@@ -45,18 +45,6 @@ class TimedEvaluation:
     record: EvaluationRecord
 
 
-@attrs.frozen(kw_only=True)
-class Mark:
-    """Cumulative units at one time, for throughputs."""
-
-    time: float
-    generated: int
-    trained: float
-
-
-_MOST_MARKS: Final = 5000
-
-
 def ignore(hook: str, **arguments: Any) -> None:
     """A `Notify` for nobody."""
 
@@ -66,7 +54,6 @@ class Follower:
 
     Attributes:
         evaluated: Version and unix time of each evaluation of the state, in order.
-        marks: Cumulative units about once a second; further apart in a run of hours.
         loads: Sums over the weight loads of rollout replicas: how many, how many by difference, and their bytes.
         spent: Seconds by activity.
         generated: Units that were generated, of evaluations and of what was undone since, too.
@@ -77,7 +64,6 @@ class Follower:
         self.state: State | None = None
         self.timeline: Final = Timeline()
         self.evaluated: list[tuple[int, float]] = []
-        self.marks: list[Mark] = []
         self.loads: Counter[str] = Counter()
         self.spent: Final = TimeSpent()
         self.has_ended = False
@@ -87,7 +73,6 @@ class Follower:
         self._told: Final[dict[str, int]] = {}
         self._received: Final[dict[str, int]] = {}
         self.generated = 0
-        self._spacing_s = 1.0
 
     @property
     def steps(self) -> list[TimedStep]:
@@ -125,7 +110,7 @@ class Follower:
         self.spent.take(time, event, state)
         before = state.step
         core.step(state, event)
-        self.timeline.take(time, event, state)
+        self.timeline.take(time, event, state, self.generated)
         if isinstance(event, ControllerStarted):
             self.has_ended = False
         self.num_resumed += isinstance(event, Resumed)
@@ -135,12 +120,12 @@ class Follower:
             self._num_changes = len(state.changes)
             self._told.clear()
             self.has_ended = False
-        self._count(time, event, notify)
+        self._count(event, notify)
         self._settings(state, notify)
         self._records(time, state, before, notify)
         self._membership(event, left.role if left else "", notify)
 
-    def _count(self, time: float, event: Event, notify: Notify) -> None:
+    def _count(self, event: Event, notify: Notify) -> None:
         if isinstance(event, RunEnded):
             self.has_ended = True
         if not isinstance(event, Reported) or event.sequence <= self._received.get(event.incarnation, 0):
@@ -150,7 +135,6 @@ class Follower:
         self.spent.take_report(event.incarnation, report)
         if isinstance(report, GroupFinished):
             self.generated += sum(sample.num_units for sample in report.samples)
-            self._mark(time)
         elif isinstance(report, WeightsLoaded):
             self.loads.update(
                 loads=1,
@@ -179,7 +163,6 @@ class Follower:
     def _records(self, time: float, state: State, before: int, notify: Notify) -> None:
         for step in history.after(state.steps, before):
             self.spent.take_step(step.metrics)
-            self._mark(time)
             notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
         for evaluation in state.evaluations[len(self.evaluated) :]:
             self.evaluated.append((evaluation.version, time))
@@ -193,14 +176,6 @@ class Follower:
             notify("cosmos_replica_left", replica=event.name, role=role, reason="drained")
         elif isinstance(event, ReplicaLost):
             notify("cosmos_replica_left", replica=event.name, role=role, reason=event.reason)
-
-    def _mark(self, time: float) -> None:
-        if self.state is None or (self.marks and time - self.marks[-1].time < self._spacing_s):
-            return
-        self.marks.append(Mark(time=time, generated=self.generated, trained=self.state.trained_units))
-        if len(self.marks) > _MOST_MARKS:
-            del self.marks[1::2]
-            self._spacing_s *= 2
 
 
 def step_metrics(step: StepRecord) -> dict[str, float]:

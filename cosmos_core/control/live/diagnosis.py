@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -103,9 +104,28 @@ class _Seen:
         return _risen(self) or _fallen(self)
 
     @property
-    def optimizer(self) -> str:
-        """The table of the running stage's optimizer."""
-        return "policy.optimizer" if self.state.stage is self.state.settings.main else "warmup.optimizer"
+    def lr(self) -> str:
+        """The key of the running stage's learning rate."""
+        return f"{'policy' if self.state.stage is self.state.settings.main else 'warmup'}.optimizer.lr"
+
+    @functools.cached_property
+    def equal(self) -> Counter[float]:
+        """Groups of the newest steps in which all rewards are equal, by that reward."""
+        return sum((Counter(each.equal) for each in self.newest), Counter())
+
+    @property
+    def easier(self) -> str:
+        """Advice where rewards are equal: by whether they are low, or high, or some of both."""
+        ((value, number),), mean = self.equal.most_common(1), _mean(each.reward for each in self.newest) or 0.0
+        if number < NEARLY_ALL * self.equal.total():
+            return "change the reward, the rows (dataset), rollout.sampling.temperature or rollout.group_size"
+        # Other rewards tell which end it is; without any, most rewards of failure are 0.
+        if value > 0.0 if math.isclose(mean, value, abs_tol=1e-9) else value > mean:
+            return "the rows are too easy: take harder ones (dataset), or have the reward ask for more"
+        return (
+            "look at some (cosmos samples RUN): if answers are right, mend the reward; if none is, take easier rows "
+            "(dataset), or raise rollout.group_size"
+        )
 
     @functools.cached_property
     def gains(self) -> list[tuple[StepRecord, float]]:
@@ -139,7 +159,7 @@ def findings(state: State) -> tuple[Finding, ...]:
     looks = _OF_PROMPTS if len(seen.newest) < LEAST_STEPS else _OF_PROMPTS | _OF_STEPS
     told = {code: (text, advice) for code, (look, advice) in looks.items() if (text := look(seen))}
     return tuple(
-        Finding(code, text, advice.format(optimizer=seen.optimizer, fall=seen.fall))
+        Finding(code, text, advice.format(seen=seen))
         for code, (text, advice) in told.items()
         if "collapsed" not in told or code not in _CONSEQUENCES
     )
@@ -193,7 +213,7 @@ def _fallen(seen: _Seen) -> _Fall | None:
     if high - low <= max(chance, LOST * noise * math.sqrt(seen.steps[-1].num_groups)):
         return None
     last, since = seen.gains[split - 1][0], seen.gains[split][0].step
-    mend, changed, sign = f"lower {seen.optimizer}.lr", "", 1 if state.stage.uses_rollouts else -1
+    mend, changed, sign = f"lower {seen.lr}", "", 1 if state.stage.uses_rollouts else -1
     for change in state.changes:
         step = first_step(state.settings, change.key, change.step)
         if since - NEWEST_STEPS <= step <= since:
@@ -253,17 +273,22 @@ def _dropped(seen: _Seen) -> str:
 
 def _equal(seen: _Seen) -> str:
     now, before = (
-        sum(each.num_equal for each in records) / max(1, sum(each.num_groups for each in records))
+        sum(sum(each.equal.values()) for each in records) / max(1, sum(each.num_groups for each in records))
         for records in (seen.newest, seen.first)
     )
     if now < NEARLY_ALL or (seen.has_learned and before < NEARLY_ALL):
         return ""
-    return f"all rewards are equal in {now:.0%} of the groups of {seen}, so advantages are 0: nothing to learn from"
+    values = ", ".join(f"{value:.3g} in {number:,}" for value, number in seen.equal.most_common(2))
+    where = f"in {now:.0%} of the groups of {seen} ({values})"
+    return f"all rewards are equal {where}, so advantages are 0: nothing to learn from"
 
 
 def _truncated(seen: _Seen) -> str:
-    share = _mean(each.truncated for each in seen.newest if each.reward is not None) or 0.0
-    return f"{share:.0%} of the completions of {seen} were cut off at the longest length" if share > MOST else ""
+    shares = [each.truncated for each in seen.newest if each.reward is not None]
+    share, before = (_mean(each) or 0.0 for each in (shares, shares[: 1 - LEAST_STEPS]))
+    # Since fewer steps than a fall takes to be told, it may be the consequence of one.
+    is_much = min(share, before) > MOST
+    return f"{share:.0%} of the completions of {seen} were cut off at the longest length" if is_much else ""
 
 
 def _untrained(seen: _Seen) -> str:
@@ -342,13 +367,19 @@ _OF_STEPS: Final[_Looks] = {
         _scores,
         "make the reward faster, or raise rollout.reward_workers; where scores are late, lower reward.N.timeout_s",
     ),
-    "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{fall.advice}"),
-    "equal": (_equal, "change the reward, the rows (dataset), rollout.sampling.temperature or rollout.group_size"),
+    "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{seen.fall.advice}"),
+    "equal": (_equal, "{seen.easier}"),
     "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),
-    "untrained": (_untrained, "lower {optimizer}.lr, or change policy.precision, reward.N.weight or algorithm.options"),
-    "learning-rate": (_learning_rate, f"raise {{optimizer}}.lr; {USUAL_LR}"),
-    "entropy": (_entropy, "lower {optimizer}.lr, raise rollout.sampling.temperature, or bind to a [reference]"),
-    "off-policy": (_off_policy, "lower {optimizer}.lr or sync.max_staleness, or widen the bounds (algorithm.options)"),
+    "untrained": (
+        _untrained,
+        "lower {seen.lr}, or change policy.precision, reward.N.weight or algorithm.options",
+    ),
+    "learning-rate": (_learning_rate, f"raise {{seen.lr}}; {USUAL_LR}"),
+    "entropy": (_entropy, "lower {seen.lr}, raise rollout.sampling.temperature, or bind to a [reference]"),
+    "off-policy": (
+        _off_policy,
+        "lower {seen.lr} or sync.max_staleness, or widen the bounds (algorithm.options)",
+    ),
     "overfitted": (_overfitted, "stop earlier (run.steps), take more rows (dataset), or look how the reward is fooled"),
 }
 _CONSEQUENCES: Final = ("equal", "truncated", "entropy")

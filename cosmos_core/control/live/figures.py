@@ -45,6 +45,8 @@ class TimedStep:
     record: StepRecord
     trained: float
     """Units that all steps trained on up to then."""
+    generated: int = 0
+    """Units that were generated up to then, if whoever follows the run counts them."""
 
     @property
     def step(self) -> int:
@@ -76,8 +78,8 @@ class Timeline:
         self.is_recovered = False
         self._is_begun = False
 
-    def take(self, time: float, event: Event, state: State) -> None:
-        """Take an entry in, which the state has taken in."""
+    def take(self, time: float, event: Event, state: State, generated: int = 0) -> None:
+        """Take an entry in, which the state has taken in; before it, `generated` units were."""
         match event:
             case RunOpened() | Recovered():
                 self.steps.clear()
@@ -98,7 +100,8 @@ class Timeline:
             history.undo(self.steps, state.step)
         known = self.steps[-1].step if self.steps else 0
         for record in history.after(state.steps, known):
-            history.add(self.steps, TimedStep(time=time, record=record, trained=state.trained_units))
+            timed = TimedStep(time=time, record=record, trained=state.trained_units, generated=generated)
+            history.add(self.steps, timed)
 
     def elapsed_s(self, now: float | None) -> float:
         """Seconds for which the run has gone on since it began or was recovered, without the time between sessions.
@@ -117,14 +120,19 @@ class Timeline:
         """True if one session holds both times."""
         return any(begin <= first and last <= end for begin, end in self.sessions)
 
-    def trained_per_s(self, steps: Sequence[TimedStep]) -> float | None:
-        """Units that steps trained on per second between their ends, waiting included; None where that is not known.
+    def units_per_s(self, steps: Sequence[TimedStep]) -> dict[str, float]:
+        """Units that each pool did per second between the ends of steps, waiting included; empty if that is not known.
 
         What lies between two sessions does not count. The first step only says when the second began.
         """
         pairs = [(a, b) for a, b in itertools.pairwise(steps) if self.is_one_session(a.time, b.time)]
         passed = sum(b.time - a.time for a, b in pairs)
-        return sum(b.trained - a.trained for a, b in pairs) / passed if passed > 0 else None
+        if passed <= 0:
+            return {}
+        return {
+            "policy": sum(b.trained - a.trained for a, b in pairs) / passed,
+            "rollout": sum(b.generated - a.generated for a, b in pairs) / passed,
+        }
 
     def _begin(self) -> None:
         """A controller takes over: for a session that begins, or from another one that was killed."""
@@ -195,7 +203,7 @@ def _trained_per_s(timeline: Timeline, newest: list[TimedStep], now: float) -> f
     """Units trained per second; None once no step has ended for as long as the rate is measured over."""
     if not newest or now - newest[-1].time > max(_WINDOW_S, newest[-1].time - newest[0].time):
         return None
-    return timeline.trained_per_s(newest)
+    return timeline.units_per_s(newest).get("policy")
 
 
 def _generated_per_s(state: State, gauges: Gauges) -> float | None:

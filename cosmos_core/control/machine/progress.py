@@ -186,7 +186,7 @@ def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: i
             rewards.setdefault(name, []).append(value)
     ages = [state.step - sample.oldest_version for sample in scored]
     truncated = sum(sample.status == SampleStatus.TRUNCATED for sample in scored)
-    given = [[sample.reward for sample in group.samples if sample.is_scored] for group in groups]
+    given = [[sample.reward or 0.0 for sample in group.samples if sample.is_scored] for group in groups]
     return StepRecord(
         step=running.order.step,
         stage=stage,
@@ -207,6 +207,6 @@ def _record(state: State, running: RunningStep, groups: list[GroupRef], stage: i
         settings=running.order.settings,
         drawn=changes.drawn(group.settings for group in groups),
         generation=running.generation,
-        num_equal=sum(len(each) > 1 and len(set(each)) == 1 for each in given),
+        equal=dict(Counter(each[0] for each in given if len(each) > 1 and len(set(each)) == 1)),
         awaited_s=state.awaited_s / max(1, len(state.members["rollout"])),
     )

@@ -44,7 +44,7 @@ class StepRecord:
         num_groups: Groups, or demonstrations, trained on.
         num_samples: Scored samples of those groups; demonstrations count one each.
         num_units: Generated units of those samples; 0 for demonstrations.
-        num_equal: Groups of at least two of those samples that all have the same reward.
+        equal: Groups of at least two of those samples that all have the same reward, by that reward.
         truncated: Share of the scored samples that were cut at the longest length.
         failed: Unscored samples of the step's groups, by status.
         staleness_mean: Mean over samples of (weights trained - oldest weights of the sample).
@@ -76,7 +76,7 @@ class StepRecord:
     settings: dict[str, Scalar] = attrs.field(factory=dict)
     drawn: dict[str, int] = attrs.field(factory=dict)
     generation: int = 0
-    num_equal: int = 0
+    equal: dict[float, int] = attrs.field(factory=dict)
     awaited_s: float = 0.0
 
     @property

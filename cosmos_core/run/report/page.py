@@ -223,7 +223,7 @@ def _points(steps: Sequence[TimedStep], name: str, key: str | None = None) -> li
 
 def _throughput(follower: Follower) -> list[Series]:
     """Units per second of each pool over time since the start; no line crosses a gap between sessions."""
-    spaced = follower.marks[:: max(1, len(follower.marks) // _RATE_POINTS)]
+    spaced = follower.steps[:: max(1, len(follower.steps) // _RATE_POINTS)]
     found: dict[str, list[tuple[float, float | None]]] = {"rollout": [], "policy": []}
     for first, last in itertools.pairwise(spaced):
         passed, middle = last.time - first.time, (first.time + last.time) / 2 - follower.timeline.sessions[0][0]
@@ -232,7 +232,7 @@ def _throughput(follower: Follower) -> list[Series]:
                 points.append((middle, None))
         elif passed > 0:
             found["rollout"].append((middle, (last.generated - first.generated) / passed))
-            found["policy"].append((middle, max(0.0, last.trained - first.trained) / passed))
+            found["policy"].append((middle, (last.trained - first.trained) / passed))
     return [Series(label=label, points=points) for label, points in found.items()]
 
 

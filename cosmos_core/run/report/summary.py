@@ -237,16 +237,10 @@ def of_main_stage(follower: Follower) -> list[TimedStep]:
 
 def _units_per_s(follower: Follower) -> dict[str, float | None]:
     """Units of each pool per second of the main stage, waiting included."""
-    main = of_main_stage(follower)
-    if follower.state is None or len(main) < 2:
-        return {"policy": None, "rollout": None}
-    marks = [mark for mark in follower.marks if main[0].time <= mark.time <= main[-1].time]
-    # A resumed run has a gap between its sessions; only what lies within them counts.
-    pairs = [(a, b) for a, b in itertools.pairwise(marks) if follower.timeline.is_one_session(a.time, b.time)]
-    passed = sum(b.time - a.time for a, b in pairs) if follower.state.settings.rollout_replicas else 0.0
-    generated = round(sum(b.generated - a.generated for a, b in pairs) / passed, 1) if passed > 0 else None
-    trained = follower.timeline.trained_per_s(main)
-    return {"policy": None if trained is None else round(trained, 1), "rollout": generated}
+    known = follower.timeline.units_per_s(of_main_stage(follower))
+    if follower.state is not None and not follower.state.settings.rollout_replicas:
+        known.pop("rollout", None)
+    return {pool: round(known[pool], 1) if pool in known else None for pool in ("policy", "rollout")}
 
 
 _WEIGHTS: Final = ("loads", "bytes", "relayed_bytes", "spared_bytes", "delta_loads")

@@ -43,10 +43,10 @@ def test_the_state_is_the_fold_of_the_journal(finished):
     follower = Follower()
     follower.fold(finished.entries)
     trained = sum(step.num_units for step in finished.state.steps)
-    assert follower.marks[-1].trained == trained
+    assert follower.steps[-1].trained == trained
 
     # Evaluations and dropped groups were generated as well.
-    assert follower.marks[-1].generated > trained
+    assert follower.steps[-1].generated > trained
 
     # Metrics of a step are numbers with stable names.
     first, last = step_metrics(finished.state.steps[0]), step_metrics(finished.state.steps[-1])
@@ -92,7 +92,7 @@ def test_a_long_run_is_counted_whole_and_remembered_in_part(job, open_history, m
     assert summary["samples"]["consumed"] == sum(record.num_samples for record in consumed)
     lag = sum(record.staleness_mean * record.num_samples for record in consumed)
     assert summary["staleness"]["mean"] == round(lag / summary["samples"]["consumed"], 4)
-    assert follower.marks[-1].trained == sum(record.num_units for record in seen)
+    assert follower.steps[-1].trained == sum(record.num_units for record in seen)
     assert [stage["seconds"] > 0 for stage in summary["stages"]] == [True, True]
     # Of checkpoints the best one is kept, however old.
     assert progress.best_checkpoint(history.state) in history.state.marks
@@ -162,8 +162,11 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(history):
     follower.fold(history.entries)
     times, units = zip(*((timed.time, timed.record.num_units) for timed in follower.steps), strict=True)
     passed = times[3] - times[0] + times[8] - times[4]
-    assert follower.timeline.trained_per_s(follower.steps) == (sum(units[1:4]) + sum(units[5:])) / passed
-    assert follower.timeline.trained_per_s(follower.steps[:1]) is None
+    paces = follower.timeline.units_per_s(follower.steps)
+    assert paces["policy"] == (sum(units[1:4]) + sum(units[5:])) / passed
+    generated = [timed.generated for timed in follower.steps]
+    assert paces["rollout"] == (generated[3] - generated[0] + generated[8] - generated[4]) / passed > 0
+    assert follower.timeline.units_per_s(follower.steps[:1]) == {}
 
 
 def test_rates_of_a_session_are_its_own(history):

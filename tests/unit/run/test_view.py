@@ -45,7 +45,7 @@ def test_the_live_rate_is_that_of_the_summary_and_goes_when_steps_stay_away(job,
     history.work()
     follower, shown = progress(job, history)
     main = [timed for timed in follower.steps if timed.record.step > 3]
-    assert shown.policy_units_per_s == follower.timeline.trained_per_s(main)
+    assert shown.policy_units_per_s == follower.timeline.units_per_s(main)["policy"]
     assert progress(job, history, later_s=1000.0)[1].policy_units_per_s is None
 
 

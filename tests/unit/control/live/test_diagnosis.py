@@ -27,7 +27,7 @@ SOUND = StepRecord(
     staleness_max=0,
     metrics={"lr": 1e-3, "trained_sequences": 12.0, "entropy": 1.0, "ratio": 1.0, "clip_fraction": 0.1},
     dropped={},
-    num_equal=2,
+    equal={0.0: 2},
 )
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_learns_has_no_finding_and_neither_has_one_that_has_not_begun
     assert told() == {}
     assert told(*newest(50)) == {}
     # Nothing is said of a few steps, however bad they are.
-    bad = {"num_equal": 4, "truncated": 1.0, "metrics": {"lr": 1e-12, "ratio": 9.0}}
+    bad = {"equal": {0.0: 4}, "truncated": 1.0, "metrics": {"lr": 1e-12, "ratio": 9.0}}
     assert told(*newest(LEAST_STEPS - 1, **bad)) == {}
     assert set(told(*newest(LEAST_STEPS, **bad))) == {"equal", "truncated", "learning-rate", "off-policy"}
 
@@ -78,20 +78,36 @@ def test_a_finding_is_of_the_newest_steps_and_goes_when_they_are_sound():
 
 
 def test_rewards_that_are_all_equal_unless_that_was_learned():
-    text = told(*newest(num_equal=4))["equal"]
-    assert text.startswith("all rewards are equal in 100% of the groups of the newest 5 steps")
-    assert "equal" in told(*newest(15, num_equal=3), *newest(20, num_equal=4, reward=0.5))
-    assert "equal" not in told(*newest(num_equal=3))
+    text = told(*newest(equal={0.0: 3, 1.0: 1}))["equal"]
+    assert text.startswith("all rewards are equal in 100% of the groups of the newest 5 steps (0 in 15, 1 in 5), so")
+    # Too hard, too easy or both: the keys to change are others. Other rewards tell which end a value is.
+    for equal, reward, advice in (
+        ({0.0: 3, 1.0: 1}, 0.25, "change the reward, the rows"),
+        ({0.0: 4}, 0.0, "look at some (cosmos samples RUN)"),
+        ({0.0: 4}, -0.1, "the rows are too easy"),
+        ({1.0: 4}, 1.0, "the rows are too easy"),
+        ({0.1: 4}, 0.2, "look at some (cosmos samples RUN)"),
+    ):
+        (found,) = findings(state_of(*newest(equal=equal, reward=reward)))
+        assert found.advice.startswith(advice), (equal, reward)
+    assert "equal" in told(*newest(15, equal={0.0: 3}), *newest(20, equal={0.0: 4}, reward=0.5))
+    assert "equal" not in told(*newest(equal={0.0: 3}))
     # A reward that has risen until nearly every group is right is what a run is for;
-    assert "equal" not in told(*newest(15, num_equal=1, reward=0.2), *newest(20, num_equal=4, reward=1.0))
+    assert "equal" not in told(*newest(15, equal={0.0: 1}, reward=0.2), *newest(20, equal={0.0: 4}, reward=1.0))
     # one that only wanders, with equal groups from the first step on, is not.
-    assert "equal" in told(*newest(15, num_equal=4, reward=0.2), *newest(20, num_equal=4, reward=0.3))
+    assert "equal" in told(*newest(15, equal={0.0: 4}, reward=0.2), *newest(20, equal={0.0: 4}, reward=0.3))
 
 
 def test_completions_that_are_cut_off():
     assert told(*newest(truncated=0.6))["truncated"].startswith("60% of the completions of the newest 5 steps")
     assert told(*newest(truncated=0.5)) == {}
     assert told(*newest(truncated=0.6, reward=None)) == {}
+    # A policy that has collapsed never ends, which shows before a fall of the reward is sure: one cause, one finding.
+    good, lost = newest(3), newest(20, truncated=1.0, reward=0.0)
+    for number in range(len(lost) + 1):
+        expected = {"collapsed"} if number >= LEAST_STEPS else set()
+        assert set(told(*good, *lost[:number])) == expected
+    assert "truncated" in told(*newest(3), *newest(10, truncated=1.0))
 
 
 def test_a_learning_rate_that_moves_nothing():
@@ -105,7 +121,7 @@ def test_a_learning_rate_that_moves_nothing():
     assert told(*newest(metrics={"lr": 1e-4}), *newest(20, metrics={"lr": 1e-12})) == {}
     # A warm-up has an optimizer of its own.
     stages = (demonstrations(0, 50, 4), rollouts(50, 10, 4))
-    plain = {"reward": None, "num_equal": 0, "metrics": {"lr": 1e-12, "trained_sequences": 4.0}}
+    plain = {"reward": None, "equal": {}, "metrics": {"lr": 1e-12, "trained_sequences": 4.0}}
     (found,) = findings(state_of(*newest(**plain), stages=stages))
     assert "warmup.optimizer.lr" in found.advice
 
@@ -118,7 +134,7 @@ def test_nothing_that_is_trained_on():
     assert told(*newest(metrics=idle))["untrained"].startswith("no sample of the newest 5 steps was trained on")
     assert told(*newest(4, metrics=idle), step()) == {}
     # Where that is because rewards are equal, it is said once.
-    assert set(told(*newest(metrics=idle, num_equal=4))) == {"equal"}
+    assert set(told(*newest(metrics=idle, equal={0.0: 4}))) == {"equal"}
 
 
 def test_entropy_that_collapsed_without_a_better_reward():
@@ -201,7 +217,7 @@ def rewarded(rewards, **changes):
 
 
 def test_a_reward_that_collapsed_is_told_before_and_instead_of_its_consequences():
-    low = rewarded(LOW * 10, num_equal=4, truncated=1.0, metrics={"entropy": 0.01, "clip_fraction": 0.6})
+    low = rewarded(LOW * 10, equal={0.0: 4}, truncated=1.0, metrics={"entropy": 0.01, "clip_fraction": 0.6})
     state = state_of(*rewarded(HIGH), *low)
     # The rewards of step 9, which are low, are of samples that were drawn with the weights of step 8.
     state.checkpoints.saved.update({3: "three", 4: "four", 7: "seven", 8: "eight", 40: "forty"})
@@ -270,7 +286,7 @@ def test_a_fall_of_less_than_a_tenth_is_a_trifle_however_sure(high, low, is_told
 
 
 def losses_of(*losses, stage=0):
-    return [step(metrics={"loss": loss}, reward=None, num_equal=0, stage=stage) for loss in losses]
+    return [step(metrics={"loss": loss}, reward=None, equal={}, stage=stage) for loss in losses]
 
 
 def test_a_loss_that_training_made_worse():
@@ -289,7 +305,7 @@ def test_a_loss_that_training_made_worse():
     assert told(*losses_of(*[nan] * 12), stages=stages) == {}
     # It still holds in the main stage, where it explains rewards that are all equal, until they rise.
     warmup = losses_of(*(5.57, *wild * 6)[:50])
-    state = state_of(*warmup, *[step(stage=1, reward=0.1, num_equal=4) for _ in range(8)], stages=stages)
+    state = state_of(*warmup, *[step(stage=1, reward=0.1, equal={0.0: 4}) for _ in range(8)], stages=stages)
     assert [each.code for each in findings(state)] == ["collapsed"]
     assert findings(state)[0].advice.startswith("lower warmup.optimizer.lr;")
     rising = [step(stage=1, reward=0.1 * number) for number in range(8)]

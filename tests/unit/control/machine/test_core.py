@@ -56,7 +56,7 @@ def test_a_step_record_tells_what_was_trained_on(run, make_sample):
     assert record.failed == {"reward_failed": 1, "reward_timeout": 1}
     assert (record.num_groups, record.num_samples, record.num_units) == (2, 6, 11)
     # One group's scored samples differ, and the other's are all equal.
-    assert record.num_equal == 1
+    assert record.equal == {1.0: 1}
     assert it.state.ledger.totals.trained == record.num_trained == 6
     totals = StageTotals()
     totals.add(attrs.evolve(record, metrics={"trained_sequences": 2.0}))

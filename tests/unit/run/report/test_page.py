@@ -92,7 +92,7 @@ def test_the_throughput_of_two_sessions_is_no_line_across_the_pause(job, finishe
     follower = Follower()
     follower.fold(finished.entries)
     whole = _throughput(follower)[0].points
-    middle = follower.marks[len(follower.marks) // 2].time
+    middle = follower.steps[len(follower.steps) // 2].time
     ((first, last),) = follower.timeline.sessions
     follower.timeline.sessions[:] = [(first, middle - 1e-6), (middle, last)]
     chart = Chart(title="", series=_throughput(follower))

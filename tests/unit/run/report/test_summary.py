@@ -40,6 +40,8 @@ def test_what_happened_is_told(summary, finished, follower):
     assert all(stage["seconds"] > 0 for stage in summary["stages"])
     assert summary["checkpoints"]["9"] == "checkpoints/step-9"
     assert json.loads(json.dumps(summary)) == summary
+    # Each pool has its rate, however short the run was.
+    assert all(summary["tokens_per_s"].values())
 
     # Every generated sample is accounted for.
     samples = summary["samples"]
@@ -131,7 +133,7 @@ def test_why_a_run_did_not_learn_is_told_at_its_end(job, follower, summary):
     assert summary["findings"] == []
     assert summary["samples"]["trained"] == summary["samples"]["consumed"]
     state = follower.state
-    state.steps = [attrs.evolve(each, num_equal=each.num_groups) for each in state.steps]
+    state.steps = [attrs.evolve(each, equal={1.0: each.num_groups}) for each in state.steps]
     summary = summarise(job, follower, Ending(outcome="finished"), wall_s=12.5)
     (found,) = summary["findings"]
     assert (found["code"], found["text"].startswith("all rewards are equal in 100%")) == ("equal", True)
