@@ -163,3 +163,5 @@ def export(
 
     exported = export_run(run, step=step, output=output, average=average, dtype=dtype)
     typer.echo(f"Exported step {exported.step} to {exported.place} in {' and '.join(exported.dtypes)}")
+    if exported.note:
+        typer.echo(exported.note)

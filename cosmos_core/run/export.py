@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from cosmos_core.config.job import Job
-from cosmos_core.config.loading import load_job
+from cosmos_core.config.loading import load_job, run_of
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.control.journal import replay
@@ -41,6 +41,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 TRAINED: Final = "float32"
 """The dtype in which weights are trained, and kept in checkpoints."""
+_PLAIN: Final = (
+    "The model learned from plain prompts, which only its run tells: give cosmos chat or serve --plain there"
+)
 _DTYPES: Final = (TRAINED, "bfloat16", "float16")
 
 
@@ -52,11 +55,13 @@ class Exported:
         step: Of the checkpoint.
         place: The path or URL of its folder.
         dtypes: The floating-point dtypes of its weights, that of most values first.
+        note: About its use that the folder itself does not tell; empty if there is none.
     """
 
     step: int
     place: Path | str
     dtypes: Sequence[str]
+    note: str = ""
 
 
 def export_run(
@@ -93,11 +98,14 @@ def export_run(
             store, root = file_system(url)
             store.exists(f"{root.rstrip('/')}/{MARKS[0]}")
     with _made(job, chosen, target, is_average=is_average, dtype=dtype) as (partial, dtypes):
+        has_template = (partial / "chat_template.jinja").exists()
         if url is None:
             move_folder(partial, target)
         else:
             send_folder(partial, url)
-    return Exported(step=chosen, place=url or target, dtypes=dtypes)
+    is_apart = url is not None or run_of(target) is None
+    note = _PLAIN if job.is_plain and has_template and is_apart else ""
+    return Exported(step=chosen, place=url or target, dtypes=dtypes, note=note)
 
 
 @contextmanager

@@ -305,13 +305,32 @@ def counts(directory: Path, newest: int | None = None) -> Counter[str]:
 def none_found(directory: Path) -> str:
     """Say why no sample is as asked for."""
     if not _parts(directory, "samples"):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            if json.loads((directory / "job.json").read_bytes())["uses_rollouts"] is False:
-                return "the run has no samples: it learns from the dataset's own answers, and its model generates none"
-        return (
-            'no samples are kept: none are finished, samples.keep is "none", they could not be written (cosmos status '
-            "says so), or an earlier release made the run"
-        )
+        return _none_kept(*(_plain(directory / name) for name in ("job.json", "summary.json")))
     steps = sorted(each["step"] for each in _steps(directory).values())
     more = [f"steps {steps[0]} to {steps[-1]} were trained"] if steps else []
     return "; ".join(filter(None, ("no kept sample is as asked for", *more, damaged(directory))))
+
+
+def _none_kept(job: Any, ended: Any) -> str:
+    """Say why a run keeps no sample, by its job, and by its summary once it has ended."""
+    if job.get("uses_rollouts") is False:
+        return "the run has no samples: it learns from the dataset's own answers, and its model generates none"
+    recipe = job.get("recipe", {})
+    if recipe.get("samples", {}).get("keep") == "none":
+        return 'the run keeps no samples: samples.keep is "none"'
+    if not ended:
+        warmup = recipe.get("warmup")
+        after = f"after the {warmup['steps']:,} steps of the warm-up, " if warmup else ""
+        return f"no samples are kept yet: they come {after}as soon as the first prompt's are scored"
+    if why := ended.get("problems", {}).get("samples that could not be written"):
+        return f"no samples are kept: they could not be written: {why}"
+    if number := ended.get("samples", {}).get("generated"):
+        return f"the {number:,} samples of the run are not kept: an earlier release made it, or they were removed"
+    return f"no samples are kept: the run {ended['outcome']} before any was scored"
+
+
+def _plain(file: Path) -> Any:
+    """The JSON of a file; nothing where there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(file.read_bytes())
+    return {}

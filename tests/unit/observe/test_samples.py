@@ -178,7 +178,7 @@ def test_what_is_not_there_is_a_sentence(run):
     for path in (run / FOLDER).iterdir():
         path.unlink()
     found = SampleBrowser(run).groups()
-    assert (found["groups"], found["note"][:24]) == ([], "no samples are kept: non")
+    assert (found["groups"], found["note"][:24]) == ([], "no samples are kept yet:")
     assert SampleBrowser(run).embedded(100)["groups"] == []
 
 

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 
+from cosmos_core.config.loading import save_job
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine.events import RolledBack
@@ -124,6 +125,14 @@ def test_an_export_takes_the_place_of_the_one_before_and_of_nothing_else(rolled_
     (tmp_path / ".partial").rmdir()
     found = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     assert found == {*made, ".cosmos-export", "notes.md", "tokenizer/tokenizer.json"}
+
+    # A template of chats would mislead who does not see that the run learned from plain prompts.
+    made["chat_template.jinja"] = "{}"
+    save_job(attrs.evolve(rolled_back, is_plain=True))
+    for place, has_note in ((target, True), (None, False)):
+        exported = export_run(rolled_back.directory, step="4", output=place)
+        assert ("--plain" in exported.note) is has_note
+    (tmp_path / ".partial").rmdir()
 
     # What is no export is refused before a model is made.
     (tmp_path / "photos").mkdir()

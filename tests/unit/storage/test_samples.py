@@ -1,5 +1,6 @@
 """Samples that a run has kept are found, and joined with what became of them."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -175,9 +176,21 @@ def test_what_is_not_there_is_a_sentence(run, tmp_path, caplog):
     assert damaged(run) == ""
     for path in (run / FOLDER).iterdir():
         path.unlink()
-    assert none_found(run).startswith("no samples are kept: none are finished, ")
-    (run / "job.json").write_text('{"uses_rollouts": false}')
-    assert none_found(run).startswith("the run has no samples: it learns from the dataset's own answers")
+    # One that keeps none, or none so far, says why, and when they will come.
+    run_of = {"recipe": {"warmup": {"steps": 800}}}
+    unwritten = {"problems": {"samples that could not be written": "disk full"}}
+    for job, ended, words in (
+        ({}, {}, "no samples are kept yet: they come as soon as "),
+        (run_of, {}, "no samples are kept yet: they come after the 800 steps of the warm-up, as soon as "),
+        (run_of, {"outcome": "stopped"}, "no samples are kept: the run stopped before any was scored"),
+        (run_of, {"outcome": "stopped", **unwritten}, "no samples are kept: they could not be written: disk full"),
+        (run_of, {"samples": {"generated": 9}}, "the 9 samples of the run are not kept: an earlier release made it"),
+        ({"recipe": {"samples": {"keep": "none"}}}, {}, 'the run keeps no samples: samples.keep is "none"'),
+        ({"uses_rollouts": False}, {}, "the run has no samples: it learns from the dataset's own answers"),
+    ):
+        for name, content in (("job.json", job), ("summary.json", ended)):
+            (run / name).write_text(json.dumps(content))
+        assert none_found(run).startswith(words)
 
 
 def test_a_dialogue_has_no_logprobs_where_the_model_did_not_speak_and_latents_have_no_tokens():

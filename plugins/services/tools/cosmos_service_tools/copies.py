@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,37 +15,38 @@ from cosmos_service_tools.shipped import ShippedRecipe
 _NEIGHBOUR: Final = re.compile(r"[\w.-]+\.toml")
 
 
-def copy_recipe(recipe: ShippedRecipe, target: Path, *, force: bool) -> list[Path]:
+def copy_recipe(recipe: ShippedRecipe, target: Path, *, overwrite: bool) -> list[Path]:
     """Copy a recipe to the file `target`, and what it refers to below the same folder, laid out as in `recipes`.
 
     Returns:
         The copies of other files.
 
     Raises:
-        ConfigError: The target is no .toml file, or something is there and `force` is false, or cannot be written.
+        ConfigError: The target is no .toml file, or something else is there and not to be overwritten, or cannot be
+            written.
     """
     if target.suffix != ".toml" or target.is_dir():
         raise ConfigError(f"{target}: give the copy's file, such as {target / Path(recipe.name).name}.toml")
     copies = {target.parent / path.relative_to(recipe.root): path for path in _referred(recipe)}
-    text = _rewritten(recipe, target, copies)
-    if not force:
-        changed = {path for path, source in copies.items() if path.exists() and not _is_same(path, source)}
-        if there := sorted(changed | ({target} if target.exists() else set())):
-            more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-            raise ConfigError(f"{there[0]}{more}: there already; choose another PATH, or overwrite with --force")
+    contents = {path: source.read_bytes() for path, source in copies.items()}
+    contents[target] = _rewritten(recipe, target, copies).encode()
+    if there := [] if overwrite else sorted(path for path, content in contents.items() if _is_other(path, content)):
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise ConfigError(
+            f"{there[0]}{more}: there already, with other content; keep it and choose another PATH, or replace it with "
+            "--overwrite"
+        )
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for path, source in copies.items():
+        for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, path)
-        target.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
     return list(copies)
 
 
-def _is_same(path: Path, source: Path) -> bool:
-    return path.is_file() and path.read_bytes() == source.read_bytes()
+def _is_other(path: Path, content: bytes) -> bool:
+    return path.exists() and not (path.is_file() and path.read_bytes() == content)
 
 
 def _referred(recipe: ShippedRecipe) -> list[Path]:

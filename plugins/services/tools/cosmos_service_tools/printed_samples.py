@@ -18,7 +18,9 @@ from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run.address import find_address
+from cosmos_core.run.folder import SUMMARY
 from cosmos_core.run.observer import so_far
+from cosmos_core.run.status import look
 from cosmos_core.storage.samples import counts, damaged, groups, none_found, samples
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.reports import REPORT, GroupFinished
@@ -48,7 +50,9 @@ def print_samples(
         else:
             _show(group, console)
     if not number:
-        raise ConfigError(f"{directory}: {none_found(directory)}")
+        goes_on = not (counts(directory)["rows"] or (directory / SUMMARY).exists())
+        state = f" ({next(look(directory))})" if goes_on else ""
+        raise ConfigError(f"{directory}: {none_found(directory)}{state}")
     if not as_json:
         console.print(accounted(directory), highlight=False)
 

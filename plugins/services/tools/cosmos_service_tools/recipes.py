@@ -53,7 +53,7 @@ def copy(
         typer.Argument(metavar="[PATH]", help="The copy, a .toml file; NAME.toml in this folder if absent."),
     ] = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there and differ.")] = False,
 ) -> None:
     """Copy a recipe, and beside it the files that it refers to, so that the copy plans.
 
@@ -69,6 +69,8 @@ def copy(
 
     recipe = find(name)
     target = path or Path(f"{Path(recipe.name).name}.toml")
-    copied = copy_recipe(recipe, target, force=force)
+    was_there = target.exists()
+    copied = copy_recipe(recipe, target, overwrite=overwrite)
     beside = f", and beside it what it refers to ({len(copied)})" if copied else ""
-    typer.echo(f"Copied {recipe.name} to {target}{beside}. Next: cosmos plan {target}")
+    done = f"{target} is there already, as cosmos-core has it" if was_there and not overwrite else ""
+    typer.echo(f"{done or f'Copied {recipe.name} to {target}'}{beside}. Next: cosmos plan {target}")

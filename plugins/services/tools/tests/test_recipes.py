@@ -54,12 +54,11 @@ def test_a_copy_plans_with_the_files_that_it_refers_to(cosmos, here, name, files
     assert make_plan(load_recipe(path), path, here / "staging").job.num_train_rows > 0
 
     # Nothing is overwritten unless that is asked for; files that are the same do not count.
-    with pytest.raises(
-        ConfigError, match=r"^sub/my.toml: there already; choose another PATH, or overwrite with --force$"
-    ):
-        cosmos("recipes", "copy", name, "sub/my.toml")
+    assert cosmos("recipes", "copy", name, "sub/my.toml").startswith("sub/my.toml is there already, as cosmos-core has")
     path.write_text("")
-    cosmos("recipes", "copy", name, "sub/my.toml", "--force")
+    with pytest.raises(ConfigError, match=r"^sub/my.toml: there already, with other content; .* with --overwrite$"):
+        cosmos("recipes", "copy", name, "sub/my.toml")
+    cosmos("recipes", "copy", name, "sub/my.toml", "--overwrite")
     assert load_recipe(path).run.name == name.rpartition("/")[2]
 
 

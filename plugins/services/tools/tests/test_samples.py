@@ -85,11 +85,12 @@ def test_a_damaged_file_is_left_out_and_said(cosmos, run):
     assert "3 samples are kept; cannot be read, and left out: steps.policy-9.9.parquet; " in " ".join(text.split())
 
 
-def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path):
+def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path, plain_export):
     for arguments, words in (
         ([run, "--step", 9], "no kept sample is as asked for; steps 1 to 1 were trained"),
         ([run, "--worst", "--best"], "--worst and --best: give one of them"),
         ([tmp_path / "nowhere"], "nowhere: not the folder of a run"),
+        ([plain_export.parent], r"mine: the run has no samples: .* generates none \(mine: not begun yet\)"),
     ):
         with pytest.raises(ConfigError, match=words):
             cosmos("samples", *arguments)

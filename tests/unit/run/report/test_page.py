@@ -147,7 +147,7 @@ def test_the_report_has_the_samples_or_says_why_not(job, monkeypatch):
     def page():
         return write_report(job, Follower(), summary, Numbers()).read_text()
 
-    assert "no samples are kept: none are finished" in page()
+    assert "no samples are kept yet: they come after the 3 steps of the warm-up, " in page()
     evil = "</script><script>alert(1)</script>"
     keep(job.directory, "samples", "rollout-0", [*group(1, 1.0, 0.0, text=evil), *group(2, 0.5)])
     keep(job.directory, "steps", "policy-0", [trained(1, 1, 1, 0.5, -0.5)])
