@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -40,6 +40,11 @@ def is_loopback(bind: str) -> bool:
 def staleness_bound(sync: SyncConfig) -> int:
     """Steps that a sample may lag the weights it trains: `max_staleness`, and 0 in sync mode."""
     return 0 if sync.mode == "sync" else sync.max_staleness
+
+
+def superseded(steps: Iterable[int], keep: int, best: int | None) -> list[int]:
+    """Checkpoints that are not kept any more, by their steps, oldest first: all but the `keep` newest and the best."""
+    return [step for step in sorted(steps)[:-keep] if step != best]
 
 
 def pace_problem(interval: int, bound: int) -> str:

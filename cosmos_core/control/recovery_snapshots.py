@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from cosmos_core.config.checks import superseded
 from cosmos_core.control.journal import RECOVER
 from cosmos_core.control.machine import progress
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, RecoverySnapshot, is_known, snapshot_of
@@ -46,10 +47,8 @@ class RecoverySnapshots:
         self._noted = due
         for step, _, _ in due:
             self._write(snapshot_of(state, step))
-        best = progress.best_checkpoint(state)
-        for step in kept(self._folder)[: -self._keep]:
-            if step != best:
-                (self._folder / f"step-{step}").unlink(missing_ok=True)
+        for step in superseded(kept(self._folder), self._keep, progress.best_checkpoint(state)):
+            (self._folder / f"step-{step}").unlink(missing_ok=True)
 
     def _remove_undone(self, state: State) -> None:
         rollbacks = tuple(state.rollbacks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from cosmos_core.config.checks import superseded
 from cosmos_core.control.machine import batch_assembly, changes, evaluation, history, publication
 from cosmos_core.control.machine.records import StepRecord, merits
 from cosmos_core.control.machine.state import Replica, RunningStep, State
@@ -108,11 +109,11 @@ def on_saved(state: State, report: CheckpointSaved) -> None:
     """A checkpoint is complete; who saved it removes old ones."""
     if not _is_of_run(state, report):
         return
-    checkpoints, best = state.checkpoints, best_checkpoint(state)
+    checkpoints, best, keep = state.checkpoints, best_checkpoint(state), state.settings.policy_checkpoint_keep
     checkpoints.saved[report.step] = report.path
     checkpoints.failed.pop(report.step, None)
     checkpoints.removed.discard(report.step)
-    checkpoints.removed.update({*sorted(checkpoints.kept)[: -state.settings.policy_checkpoint_keep]} - {best})
+    checkpoints.removed.update(superseded(checkpoints.kept, keep, best))
     _settle_checkpoint(state, report.step)
 
 

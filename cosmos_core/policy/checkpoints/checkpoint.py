@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
+from cosmos_core.config.checks import superseded
 from cosmos_core.config.problems import show
 from cosmos_core.config.schema import NOT_NEGATIVE
 from cosmos_core.config.structure import structure, with_checksum, without_checksum
@@ -214,9 +215,8 @@ def prune(url: str, keep: int, *, newest: int | None = None) -> list[int]:
     Raises:
         CheckpointError: The folder cannot be read or written.
     """
-    kept = best(url)
     counted = [step for step in completed(url) if newest is None or step <= newest]
-    return _removed(url, [step for step in counted[:-keep] if step != kept])
+    return _removed(url, superseded(counted, keep, best(url)))
 
 
 def drop_undone(url: str, step: int, generation: int) -> list[int]:
