@@ -106,7 +106,7 @@ def nearest_valid(name: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", apart)).lstrip("-0123456789")
 
 
-Status: TypeAlias = Literal["ok", "not installed", "broken", "invalid", "conflict", "incompatible"]
+Status: TypeAlias = Literal["ok", "not judged", "not installed", "broken", "invalid", "conflict", "incompatible"]
 
 DISABLE_VARIABLE: Final = "COSMOS_DISABLE_PLUGIN_AUTOLOAD"
 
@@ -124,8 +124,8 @@ class PluginRecord:
         requires: `Requires-Dist` lines of the distribution.
         status: What metadata can tell. `not installed`: packages that it requires are not installed. `broken`: its
             module is missing, or a requirement is not met: an import must fail. `invalid`: its entry point breaks a
-            rule of the core, so it is never imported.
-        problem: Why it is not `ok`; empty if it is.
+            rule of the core, so it is never imported. `not judged`: nobody asked (see `discover`).
+        problem: Why it cannot be used; empty if nothing is known of that.
     """
 
     kind: Kind
@@ -152,7 +152,7 @@ def discover(kind: Kind | None = None, *, meant: Iterable[str] | None = None) ->
     """Every installed plugin, of one kind or of all, sorted by kind, name and distribution.
 
     Where only these selections are `meant`, what the plugins of other names require is not looked at, which takes most
-    of the time: they count as `ok`.
+    of the time: they are `not judged`.
     """
     names = None if meant is None else {selection.rpartition(":")[2] for selection in meant}
     records = [record for record in _all_records(names) if kind in (None, record.kind)]
@@ -176,8 +176,8 @@ def _all_records(names: Collection[str] | None) -> Iterator[PluginRecord]:
     for name, (dist, known) in found.items():
         if not only_core or name == CORE:
             for record in _records(dist, known):
-                is_judged = record.status == "ok" and (names is None or record.name in names)
-                yield _judge(record, versions) if is_judged else record
+                is_meant = names is None or record.name in names
+                yield _judge(record, versions) if is_meant and record.status == "not judged" else record
 
 
 def _records(dist: Readable, known: Identity) -> Iterator[PluginRecord]:
@@ -194,6 +194,7 @@ def _records(dist: Readable, known: Identity) -> Iterator[PluginRecord]:
             version=known.version or "unknown",
             module=entry.value,
             requires=requires,
+            status="not judged",
         )
         problem = _broken_rule(entry, found)
         yield attrs.evolve(record, status="invalid", problem=problem) if problem else record
@@ -235,7 +236,7 @@ def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
         return attrs.evolve(record, status="not installed", problem=f"{problem}; {line}")
     if not problem and not exists(match["module"]):
         problem = f"its module {match['module']} does not exist"
-    return attrs.evolve(record, status="broken", problem=problem) if problem else record
+    return attrs.evolve(record, status="broken" if problem else "ok", problem=problem)
 
 
 def _with_conflict(record: PluginRecord, records: list[PluginRecord]) -> PluginRecord:

@@ -18,6 +18,7 @@ def test_a_record_says_all_that_metadata_knows_and_imports_nothing(make_distribu
     assert (record.status, record.problem) == ("ok", "")
     assert "acme_a" not in sys.modules
     assert not found("short", "model")
+    assert {record.name: record.status for record in discover(meant=["math"])}["short"] == "not judged"
 
 
 def test_names_that_conflict_are_told_and_those_of_two_kinds_do_not(make_distribution):
