@@ -148,9 +148,7 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
         console.print(words, highlight=False, markup=False)
     if changes:
         job = folder.save(job)
-    told = [f"Changed since the run's last session: {difference}" for difference in differences]
-    told += [words for _, _, words in provenance.sources(job) if words]
-    for words in told:
+    for words in [*differences, *(words for _, _, words in provenance.sources(job) if words)]:
         console.print(words, highlight=False, markup=False, soft_wrap=True)
     earlier_s = follower.timeline.elapsed_s(None) if summary is None else summary.wall_s
     return _Session(

@@ -17,10 +17,11 @@ from typing import Any, Final
 
 from cosmos_core import __version__
 from cosmos_core.config.job import Job
-from cosmos_core.config.sources import is_copy, read, split, version_of
+from cosmos_core.config.sources import is_copy, label, read, split, version_of
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.plugins.manifest import manifest
+from cosmos_core.plugins.recipe import selections
 from cosmos_core.run.folder import write_json
 
 FILE: Final = "manifest.json"
@@ -35,13 +36,13 @@ def made_with(plugins: Iterable[PluginRecord], assets: Path | None = None) -> di
 def resumed_with(directory: Path, plugins: Iterable[PluginRecord], changes: Sequence[str] = ()) -> list[str]:
     """Add a session and its `changes` of the recipe, in words, to a run's manifest.
 
-    Returns how it differs from the session before, in words; empty if the same code goes on with the same recipe.
+    Returns how it differs from the session before, in sentences; none if the same code goes on with the same recipe.
     """
     session = {**made_with(plugins), "changes": list(changes)}
     recorded, differences = _compared(directory, session)
     recorded.setdefault("resumed", []).append(session)
     write_json(directory / FILE, recorded)
-    return [*differences, *changes]
+    return [f"Changed since the run's last session: {each}" for each in (*differences, *changes)]
 
 
 def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
@@ -50,24 +51,29 @@ def joined_with(directory: Path, plugins: Iterable[PluginRecord]) -> list[str]:
 
 
 def sources(job: Job) -> Iterator[tuple[str, str, str]]:
-    """(label, `--set` that takes its file anew, notice if that has changed) of reward functions whose file is there."""
+    """(label, `--set` that takes its file anew, notice if that has changed) of plugins whose file is still there.
+
+    The `--set` is empty where a run keeps its copy: of all but rewards, which come first.
+    """
     try:
         recorded = json.loads((job.directory / FILE).read_text(encoding="utf-8"))
         sessions = [*reversed(recorded.get("resumed", [])), recorded]
     except (OSError, ValueError, TypeError, AttributeError):
         return
-    for index, reward in enumerate(job.recipe.reward):
-        if (copy := split(reward.plugin)) is None:
+    named = [("reward", each.label, each.plugin) for each in job.recipe.reward]
+    named += [(kind, label(name), name) for kind, name in selections(job.recipe) if kind != "reward"]
+    for index, (kind, name, selection) in enumerate(named):
+        if (copy := split(selection)) is None:
             continue
         with contextlib.suppress(ConfigError):
             for file, taken in _origins(sessions, *copy):
-                setting = f"--set {shlex.quote(f'reward.{index}.plugin={file}:{copy[1]}')}"
+                setting = f"--set {shlex.quote(f'reward.{index}.plugin={file}:{copy[1]}')}" if kind == "reward" else ""
                 told = (
-                    f"The file of reward {reward.label} has changed: the run goes on with its copy of {taken}; to take "
-                    f"the new one: {setting}"
+                    f"The file of {kind} {name} has changed: the run goes on with its copy of {taken}; "
+                    f"{f'to take the new one: {setting}' if setting else 'a new run takes the new one'}"
                 )
                 is_same = version_of(read(file)) == copy[0].parent.name
-                yield reward.label, setting, "" if is_same else told
+                yield name, setting, "" if is_same else told
 
 
 def _origins(sessions: Iterable[Mapping[str, Any]], copy: Path, name: str) -> Iterator[tuple[Path, str]]:

@@ -113,8 +113,8 @@ def launch_again(
         if any(change.is_to_be_checked for change in changes):
             check_changed(job)
             chosen = choose_all(selections(job.recipe), discover()).values()
-            for difference in provenance.resumed_with(directory, chosen, list(map(str, changes))):
-                _say(console, f"Changed since the run's last session: {difference}")
+            for words in provenance.resumed_with(directory, chosen, list(map(str, changes))):
+                _say(console, words)
         folder.save(job)
     _submit(found, submission, directory, console)
 

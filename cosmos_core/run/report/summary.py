@@ -391,7 +391,7 @@ def _files(job: Job, outcome: str, reason: str) -> Table:
     named = re.search(rf"cosmos (run --resume|recover) {re.escape(str(job.directory))} --(from|step) \S+", reason)
     usual = f"cosmos {'export' if outcome == 'finished' else 'run --resume'} {job.directory}"
     for label, setting, _ in sources(job):
-        if re.search(rf"\breward(_failed:)? {re.escape(label)}: ", reason):
+        if setting and re.search(rf"\breward(_failed:)? {re.escape(label)}: ", reason):
             usual += f" {setting}"
     table.add_row("next", named[0] if named else usual)
     return table

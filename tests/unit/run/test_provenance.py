@@ -1,13 +1,17 @@
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.run import provenance
 
+RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
+CHANGED = "Changed since the run's last session: "
 MODULE = "from cosmos_core.protocols import Provider, hookimpl\n"
 
 
@@ -39,7 +43,7 @@ def test_the_same_code_is_no_difference_and_other_code_is_told_once(run, plugin)
 
     # Other code is told once.
     plugin.write_text(MODULE + "# changed\n")
-    assert provenance.resumed_with(run, records()) == ["acme-a 1.0 has other code than before"]
+    assert provenance.resumed_with(run, records()) == [f"{CHANGED}acme-a 1.0 has other code than before"]
     assert provenance.resumed_with(run, records()) == []
 
     # The manifest names plugins and machine.
@@ -69,8 +73,8 @@ def test_differences_are_told_and_damage_refused(run):
     recorded["plugins"][0]["version"] = "0.9"
     path.write_text(json.dumps({**recorded, "plugins": [*recorded["plugins"], gone], "cosmos_core": "0.0"}))
     differences = provenance.resumed_with(run, records())
-    assert differences[0].startswith("cosmos-core was 0.0, is ")
-    assert differences[1:] == ["acme-a was 0.9, is 1.0", "acme-gone went"]
+    assert differences[0].startswith(f"{CHANGED}cosmos-core was 0.0, is ")
+    assert differences[1:] == [f"{CHANGED}acme-a was 0.9, is 1.0", f"{CHANGED}acme-gone went"]
 
     # A missing or damaged manifest is refused.
     for content in [None, "{", "[]", '{"plugins": [{}]}']:
@@ -81,19 +85,26 @@ def test_differences_are_told_and_damage_refused(run):
 
 
 def test_a_file_that_cannot_be_read_silences_no_other(tmp_path):
-    entries, rewards = [], []
-    for name, version in (("a", "0" * 12), ("b", "1" * 12)):
+    entries, copies = [], []
+    for name, version in (("a", "0" * 12), ("b", "1" * 12), ("c", "2" * 12)):
         (tmp_path / f"{name}.py").write_text("new")
         entries.append({"module": f"{tmp_path}/{name}.py:{name}", "version": version})
-        rewards.append(SimpleNamespace(plugin=f"{tmp_path}/run/plugins/{version}/{name}.py:{name}", label=name))
+        copies.append(f"{{plugin='{tmp_path}/run/plugins/{version}/{name}.py:{name}'}}")
     (tmp_path / "a.py").unlink()
     (tmp_path / "a.py").symlink_to("/proc/self/mem")
     recorded = {"plugins": entries, "created": "then", "resumed": [{"plugins": [{}]}, []]}
     (tmp_path / "manifest.json").write_text(json.dumps(recorded))
-    job = SimpleNamespace(directory=tmp_path, recipe=SimpleNamespace(reward=rewards))
-    ((label, setting, told),) = provenance.sources(job)
+    parts = f"dataset={{plugin='mixture', options={{parts=[{copies[2]}]}}}}"
+    recipe = load_recipe(RECIPE, overrides=[f"reward=[{copies[0]}, {copies[1]}]", parts])
+    job = SimpleNamespace(directory=tmp_path, recipe=recipe)
+    (label, setting, told), (_, none, of_part) = provenance.sources(job)
     assert (label, setting) == ("b", f"--set reward.1.plugin={tmp_path}/b.py:b")
-    assert "reward b has changed: the run goes on with its copy of then" in told
+    assert "reward b has changed: the run goes on with its copy of then; to take the new one: --set" in told
+    assert (
+        of_part
+        == "The file of dataset c has changed: the run goes on with its copy of then; a new run takes the new one"
+    )
+    assert not none
     for damage in ("[]", "{", '{"resumed": 1}'):
         (tmp_path / "manifest.json").write_text(damage)
         assert [*provenance.sources(job)] == []
