@@ -59,7 +59,7 @@ class Job:
         given_frames: Fewest frames of images or videos that a row gives a world model (0: some give none).
         omitted: Rows that the dataset leaves out of each split, by reason.
         is_plain: Whether the first row is plain text that the model goes on from: no chat, and no environment answers.
-        rows: Digest of the first rows of a dataset function, which every process has to get; empty for other datasets.
+        rows: Digests of the first rows of each dataset function, which every process has to get.
     """
 
     run_id: str

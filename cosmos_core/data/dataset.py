@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+import attrs
+
 from cosmos_core.data.mapping import RowMapping
 from cosmos_core.data.options import RowsOptions
 from cosmos_core.data.rows import BadRowError, LeftOutError, RowSource
@@ -31,27 +33,23 @@ class Omissions:
     """Rows that were left out so far; the first of each reason is remembered."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._first: dict[str, str] = {}
+        self._found: Final[dict[str, Omission]] = {}
 
     def add(self, reason: str, place: str) -> None:
         """Count a row at a place, by what it has in common with others; beyond 50 reasons the rest count together."""
-        if reason not in self._counts and len(self._counts) >= _MOST_REASONS:
+        if reason not in self._found and len(self._found) >= _MOST_REASONS:
             reason = _MANY
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-        self._first.setdefault(reason, place)
+        known = self._found.get(reason, Omission(reason=reason, num_rows=0, first=place))
+        self._found[reason] = attrs.evolve(known, num_rows=known.num_rows + 1)
 
     @property
     def total(self) -> int:
         """The number of rows of all reasons."""
-        return sum(self._counts.values())
+        return sum(each.num_rows for each in self._found.values())
 
     def told(self) -> tuple[Omission, ...]:
         """The reasons, the most frequent first."""
-        ordered = sorted(self._counts, key=lambda reason: (-self._counts[reason], reason))
-        return tuple(
-            Omission(reason=reason, num_rows=self._counts[reason], first=self._first[reason]) for reason in ordered
-        )
+        return tuple(sorted(self._found.values(), key=lambda each: (-each.num_rows, each.reason)))
 
 
 logger = logging.getLogger(__name__)
@@ -175,10 +173,7 @@ class RowsDataset:
             "train": (trained, train_rows),
             "heldout": (held or trained, heldout_rows),
         }
-        self._omitted: Final[dict[Split, tuple[Omission, ...]]] = {
-            "train": trained.omissions.told(),
-            "heldout": () if held is None else held.omissions.told(),
-        }
+        self._omitted: Final = {"train": trained.omissions, "heldout": held.omissions if held else Omissions()}
 
     def size(self, split: Split) -> int:
         """Number of usable rows."""
@@ -198,7 +193,7 @@ class RowsDataset:
 
     def omitted(self, split: Split) -> tuple[Omission, ...]:
         """Rows of the split's sources that have no number; of rows held out of the train rows, see `train`."""
-        return self._omitted[split]
+        return self._omitted[split].told()
 
 
 def _numbers(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import inspect
 import itertools
+import logging
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -21,7 +27,10 @@ from cosmos_core.types import Prompt
 
 GIVEN: Final = ("split", "seed", "directory")
 """Names of parameters that the run gives such a function."""
-_MOST: Final = 10_000_000
+_LOG: Final = logging.getLogger(__name__)
+_MOST: Final = 1_000_000
+_SILENT_S: Final = 3.0
+"""After which people are told what is waited for."""
 _COMPARED: Final = 64
 """Rows of a split that tell whether two processes got the same ones."""
 _KEYS: Final = ("prompt", "completion", "rejected", "reference", "media")
@@ -60,45 +69,75 @@ class FunctionDataset(RowsDataset):
                 "heldout_rows and heldout_fraction"
             )
 
-        def rows(split: Split) -> _Rows:
+        def rows(split: Split) -> FunctionRows:
             known = {"split": split, "seed": context.seed, "directory": context.directory}
             name = f"{function.__name__}({split!r})" if has_splits else function.__name__
-            return _Rows(name, context.directory, function, {name: known[name] for name in given} | {**values})
+            return FunctionRows(name, context.directory, function, {name: known[name] for name in given} | {**values})
 
-        super().__init__(
-            function.__name__,
-            options,
-            _Mapping(),
-            [rows("train")],
-            heldout=[rows("heldout")] if has_splits else None,
-            key_path=context.key_path,
-        )
-
-    def digest(self) -> str:
-        """SHA-256 of the numbers of rows and of the first ones: the same in every process, if the function is sound."""
-        first: list[Any] = []
-        for split in get_args(Split):
-            first.append(self.size(split))
-            for index in range(min(self.size(split), _COMPARED)):
-                row = self.row(split, index)
-                # A folder may have another place on another machine.
-                first.append(attrs.evolve(row, media=tuple(Path(each).name for each in row.media)))
-        return hashlib.sha256(repr(first).encode(errors="backslashreplace")).hexdigest()
+        self.sources: Final = [rows(split) for split in get_args(Split)[: 1 + has_splits]]
+        train, heldout = self.sources[:1], self.sources[1:] or None
+        super().__init__(function.__name__, options, _Mapping(), train, heldout, key_path=context.key_path)
 
 
-class _Rows:
-    """A source of rows in memory (see `RowSource`)."""
+class FunctionRows:
+    """The rows of one call, a source in memory (see `RowSource`)."""
 
     def __init__(self, name: str, folder: Path, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self.name: Final = name
         self.folder: Final = folder
-        with told_as(DataError, f"dataset function {name} failed"):
-            rows = function(**arguments)
+        code = inspect.unwrap(function).__code__
+        self.label: Final = f"dataset function {name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+        self._call: Final = functools.partial(function, **arguments)
+        self._rows: Final[list[Any]] = []
+        silence = threading.Timer(_SILENT_S, self._tell)
+        silence.start()
+        try:
+            self._rows.extend(itertools.islice(self._given(), _MOST + 1))
+        finally:
+            silence.cancel()
+        if len(self._rows) > _MOST:
+            raise DataError(
+                f"{self.label} gives more than {_MOST:,} rows, or never ends; let it end, or write a class with `size` "
+                "and `row`, which need not hold its rows in memory (docs/plugins/functions.md)"
+            )
+
+    def _given(self) -> Iterator[Any]:
+        """The rows that a call of the function gives."""
+        with told_as(DataError, f"{self.label} failed"):
+            rows = self._call()
             if not isinstance(rows, Iterable):
-                raise DataError(f"dataset function {name} returned {rows!r:.100}; it yields rows, or returns a list")
-            self._rows: Final = list(itertools.islice(rows, _MOST + 1))
-            if len(self._rows) > _MOST:
-                raise DataError(f"dataset function {name} gives more than {_MOST:,} rows, or never ends; let it end")
+                raise DataError(f"{self.label} returned {rows!r:.100}; it yields rows, or returns a list")
+            yield from rows
+
+    def _tell(self) -> None:
+        _LOG.warning("reading rows of %s: %d so far, of %d at most", self.label, len(self._rows), _MOST)
+
+    def _first(self, rows: Iterable[Any]) -> Iterator[str]:
+        """The first rows as text, the same wherever files lie; that of one that cannot be used is empty."""
+        for row in itertools.islice(rows, _COMPARED):
+            text = ""
+            with contextlib.suppress(BadRowError):
+                prompt = _Mapping().prompt(row, self.folder)
+                text = repr(attrs.evolve(prompt, media=tuple(Path(each).name for each in prompt.media)))
+            yield text
+
+    def digest(self) -> str:
+        """SHA-256 of the number of rows and of the first ones: the same in every process, if the function is sound."""
+        said = repr([len(self._rows), *self._first(self._rows)])
+        return hashlib.sha256(said.encode(errors="backslashreplace")).hexdigest()
+
+    def require_same(self) -> None:
+        """Call the function again; raises DataError if the first rows are others: each process would get its own."""
+        calls = itertools.zip_longest(self._first(self._rows), self._first(self._given()), fillvalue="no row")
+        for number, texts in enumerate(calls, 1):
+            if texts[0] != texts[1]:
+                start = max(0, len(os.path.commonprefix(texts)) - 30)  # noqa: RUF071 - of characters
+                before, after = (text[start : start + 60] for text in texts)
+                raise DataError(
+                    f"{self.label}: its row {number} was {before}, and is {after} when it is called again, as every "
+                    "process of the run calls it: let it draw from random.Random(0), or random.Random(seed) with its "
+                    "argument `seed`, and begin anew in each call"
+                )
 
     def scan(self) -> Iterator[RawRow]:
         """Every row, in order."""

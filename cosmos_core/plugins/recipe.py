@@ -16,7 +16,7 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import split
-from cosmos_core.data.function import FunctionDataset
+from cosmos_core.data.function import FunctionDataset, FunctionRows
 from cosmos_core.errors import DataError, PluginError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
@@ -58,7 +58,11 @@ def named_parts(options: Mapping[str, JSON]) -> Iterator[str]:
 
 
 def dataset_context(
-    plugins: PluginSet, seed: int, directory: Path, key_path: str = "dataset.options"
+    plugins: PluginSet,
+    seed: int,
+    directory: Path,
+    key_path: str = "dataset.options",
+    functions: list[FunctionRows] | None = None,
 ) -> DatasetContext:
     """The context of a run's dataset.
 
@@ -67,13 +71,17 @@ def dataset_context(
         seed: `run.seed`.
         directory: Folder of the recipe file.
         key_path: Where its options are.
+        functions: Gets the rows of the dataset functions that it is made of.
     """
 
     def make(plugin: str, options: Mapping[str, JSON], path: str) -> Dataset:
         plugins.include("dataset", plugin)
         place = f"{key_path}.{path}"
-        context = dataset_context(plugins, seed, directory, place)
-        return cast("Dataset", plugins.create("dataset", plugin, options, context, place))
+        context = dataset_context(plugins, seed, directory, place, functions)
+        made = cast("Dataset", plugins.create("dataset", plugin, options, context, place))
+        if functions is not None and isinstance(made, FunctionDataset):
+            functions.extend(made.sources)
+        return made
 
     return DatasetContext(seed=seed, directory=directory, key_path=key_path, make=make)
 
@@ -198,21 +206,29 @@ def load_model(job: Job, plugins: PluginSet) -> Model:
 
 def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
     """The recipe's dataset; a DataError says that its files are missing or bad, or its rows not those of the plan."""
-    config = job.recipe.dataset
-    context = dataset_context(plugins, job.recipe.run.seed, job.recipe_directory)
-    dataset = cast("Dataset", plugins.create("dataset", config.plugin, config.options, context, "dataset.options"))
-    if job.rows and digest_of(dataset) != job.rows:
-        raise DataError(
-            f"dataset {config.plugin}: its rows are not those that the run was planned with: what it reads has changed "
-            "since, or it gives other rows in each process; let it draw from its argument `seed`, not from the clock "
-            "or an unseeded generator, and sort what a set or a folder holds; other data are for a new run"
-        )
+    dataset, functions = _dataset(job, plugins)
+    for function, planned in zip(functions, job.rows.split(), strict=False):
+        if function.digest() != planned:
+            raise DataError(
+                f"{function.label}: its rows are not those that the run was planned with: what it reads has "
+                "changed since, or it gives other rows in each process: let it draw from its argument `seed`, not from "
+                "the clock, and sort what a set or a folder holds; other data are for a new run"
+            )
     return dataset
 
 
-def digest_of(dataset: Dataset) -> str:
-    """Digest of the first rows of a dataset function; empty for other datasets, whose sources say if they change."""
-    return dataset.digest() if isinstance(dataset, FunctionDataset) else ""
+def planned_dataset(job: Job, plugins: PluginSet) -> tuple[Dataset, str]:
+    """The recipe's dataset and `Job.rows`, once each dataset function of it has given the same rows twice."""
+    dataset, functions = _dataset(job, plugins)
+    for function in functions:
+        function.require_same()
+    return dataset, " ".join(function.digest() for function in functions)
+
+
+def _dataset(job: Job, plugins: PluginSet) -> tuple[Dataset, list[FunctionRows]]:
+    config, functions = job.recipe.dataset, list[FunctionRows]()
+    context = dataset_context(plugins, job.recipe.run.seed, job.recipe_directory, "dataset", functions)
+    return context.make(config.plugin, config.options, "options"), functions
 
 
 def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:

@@ -15,12 +15,12 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.recipe import (
-    digest_of,
     load_algorithm,
     load_dataset,
     load_environment,
     load_model,
     load_rewards,
+    planned_dataset,
     selections,
     unmet,
 )
@@ -90,7 +90,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     if capabilities_of(recipe, plugins).shares_folder:
         check_keys(job)
     _check_unbuilt_options(recipe, plugins)
-    dataset = load_dataset(job, plugins)
+    dataset, rows = planned_dataset(job, plugins)
     sizes = _sizes(dataset)
     # Before a tokenizer is made from its rows.
     for problem in emptiness(recipe.dataset.plugin, sizes["train"]):
@@ -119,7 +119,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         given_frames=parts.measured.given_frames,
         omitted=parts.omitted,
         is_plain=parts.is_plain,
-        rows=digest_of(dataset),
+        rows=rows,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 

@@ -1,4 +1,5 @@
 import asyncio
+import re
 from pathlib import Path
 
 import attrs
@@ -10,7 +11,7 @@ from cosmos_core.data import function
 from cosmos_core.errors import ConfigError, DataError, PluginBrokenError, PluginNotFoundError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.manifest import manifest
-from cosmos_core.plugins.recipe import digest_of, load_dataset
+from cosmos_core.plugins.recipe import load_dataset, planned_dataset
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Completion, DatasetContext, RewardContext, Score
 from cosmos_core.rollout.rewards.worker import raised
@@ -174,7 +175,7 @@ def test_a_file_that_is_no_module_is_refused(file):
             made(other, "brevity")
 
 
-DATASETS = """
+DATASETS = """import time
 def pairs(*, number: int = 4):
     for each in range(number):
         yield {"prompt": f"What is {each}?", "reference": each, "level": each % 2}
@@ -192,12 +193,12 @@ def failing():
 
 def numbers(): return [{"prompt": 3}]
 def nothing(): pass
-def endless(): return iter(lambda: "a", None)
+def endless(): return iter(lambda: time.sleep(0.001) or "a", None)
 def strange(rows): return []
 """
 
 
-def test_a_function_of_rows_is_a_dataset(tmp_path, monkeypatch):
+def test_a_function_of_rows_is_a_dataset(tmp_path, monkeypatch, caplog):
     path = tmp_path / "rows.py"
     path.write_text(DATASETS)
     context = DatasetContext(seed=5, directory=tmp_path)
@@ -213,29 +214,61 @@ def test_a_function_of_rows_is_a_dataset(tmp_path, monkeypatch):
     assert both.row("train", 1) == Prompt(text=(Message(role="user", content="Hi"),), demonstration="Ho")
     with pytest.raises(DataError, match="bad:2: no field 'prompt'; it has 'question'"):
         dataset("bad")
-    with pytest.raises(DataError, match="dataset function failing failed: KeyError: 'b'"):
+    with pytest.raises(DataError, match=r"dataset function failing \(rows\.py:13\) failed: KeyError: 'b'"):
         dataset("failing")
     with pytest.raises(DataError, match="numbers:1: the prompt is 3, neither a text nor the turns of a chat"):
         dataset("numbers")
-    with pytest.raises(DataError, match="dataset function nothing returned None; it yields rows, or returns a list"):
+    with pytest.raises(
+        DataError, match=r"dataset function nothing \(rows\.py:18\) returned None; it yields rows, or returns a list"
+    ):
         dataset("nothing")
     monkeypatch.setattr(function, "_MOST", 100)
-    with pytest.raises(DataError, match="dataset function endless gives more than 100 rows, or never ends"):
+    monkeypatch.setattr(function, "_SILENT_S", 0.01)
+    with pytest.raises(DataError, match=r"function endless \(rows\.py:19\) gives more than 100 rows, or never ends"):
         dataset("endless")
+    told = r"reading rows of dataset function endless \(rows\.py:19\): \d+ so far, of 100 at most"
+    assert re.search(told, caplog.text)
     with pytest.raises(DataError, match="gives the held-out rows itself"):
         dataset("split", heldout_rows=1)
     with pytest.raises(PluginBrokenError, match="it takes rows; it may take split, seed, directory"):
         dataset("strange")
 
 
-def test_a_process_that_gets_other_rows_than_the_plan_refuses_them(tmp_path):
-    (tmp_path / "rows.py").write_text("import random\ndef drawn():\n    yield str(random.random())\n")
-    (tmp_path / "r.toml").write_text(RECIPE.replace("jsonl", "./rows.py:drawn"))
-    recipe = load_recipe(tmp_path / "r.toml")
-    job = Job(run_id="r", directory=tmp_path, recipe_directory=tmp_path, recipe=recipe)
-    plugins = PluginSet.load([("dataset", recipe.dataset.plugin)])
-    planned = attrs.evolve(job, rows=digest_of(load_dataset(job, plugins)))
-    with pytest.raises(DataError, match="its rows are not those that the run was planned with: what"):
+UNSTEADY = """
+import random
+def drawn():
+    yield from ("same", {"prompt": "same", "reference": random.random()})
+def read(directory):
+    yield (directory / "data").read_text()
+ROWS = iter("ab")
+def once(): return ROWS
+"""
+
+
+def test_other_rows_in_a_second_call_or_in_another_process_are_refused(tmp_path):
+    (tmp_path / "rows.py").write_text(UNSTEADY)
+    (tmp_path / "data").write_text("a")
+
+    def job_of(*names):
+        parts = ", ".join(f'{{plugin = "./rows.py:{name}", name = "{i}"}}' for i, name in enumerate(names))
+        (tmp_path / "r.toml").write_text(RECIPE.replace('"jsonl"', f'"mixture"\noptions = {{parts = [{parts}]}}'))
+        recipe = load_recipe(tmp_path / "r.toml")
+        job = Job(run_id="r", directory=tmp_path, recipe_directory=tmp_path, recipe=recipe)
+        return job, PluginSet.load([("dataset", "mixture")])
+
+    second = r"drawn \(rows\.py:3\): its row 2 was .*reference=0\.\d+.*, and is .* called again"
+    with pytest.raises(DataError, match=second):
+        planned_dataset(*job_of("read", "drawn"))
+    with pytest.raises(DataError, match=r"once \(rows\.py:8\): its row 1 was Prompt\(text='a', .*, and is no row"):
+        planned_dataset(*job_of("once"))
+    job, plugins = job_of("read", "read")
+    dataset, rows = planned_dataset(job, plugins)
+    planned = attrs.evolve(job, rows=rows)
+    assert load_dataset(planned, plugins).size("train") == dataset.size("train") == 2
+    (tmp_path / "data").write_text("b")
+    with pytest.raises(
+        DataError, match=r"read \(rows\.py:5\): its rows are not those that the run was planned with: w"
+    ):
         load_dataset(planned, plugins)
 
 

@@ -9,6 +9,7 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
+from cosmos_core.config.sources import label
 from cosmos_core.types import JSON
 
 
@@ -28,7 +29,7 @@ class Part:
     @property
     def label(self) -> str:
         """The name of its rows."""
-        return self.plugin if self.name is None else self.name
+        return label(self.plugin) if self.name is None else self.name
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +47,6 @@ class MixtureOptions:
         if not self.parts:
             raise ValueError("`parts` is empty; give one table or more, each with a `plugin`")
         labels = [part.label for part in self.parts]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(f"two parts are called {label!r}; give each a `name` of its own")
+        for each in labels:
+            if labels.count(each) > 1:
+                raise ValueError(f"two parts are called {each!r}; give each a `name` of its own")
