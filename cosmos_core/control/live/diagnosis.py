@@ -96,7 +96,7 @@ class _Seen:
     first: Sequence[StepRecord]
 
     def __str__(self) -> str:
-        return f"the newest {len(self.newest)} steps"
+        return f"the newest {len(self.newest)} steps" if len(self.newest) > 1 else "the first step"
 
     @functools.cached_property
     def fall(self) -> _Fall | None:
@@ -247,11 +247,13 @@ def _scores(seen: _Seen) -> str:
     took_s = sum(each.metrics.get(name, 0.0) for each in seen.newest for names in POLICY.values() for name in names)
     # Scores that are late cost nothing while the policy trains.
     waited_s = sum(min(each.awaited_s, each.metrics.get("wait_s", 0.0)) for each in seen.newest)
-    if waited_s <= max(START_S, COSTLY * took_s):
-        return ""
-    details = seen.state.status_details
     late = sum(each.failed.get(_LATE, 0) for each in seen.newest)
-    told = [f"{late:,} were late ({details[_LATE]})"] if late and _LATE in details else []
+    # Steps may take an hour where scores hang.
+    if waited_s <= max(START_S, COSTLY * took_s) or (len(seen.newest) < LEAST_STEPS and late < LEAST_PROMPTS):
+        return ""
+    number = sum(each.num_samples + sum(each.failed.values()) for each in seen.newest)
+    details = seen.state.status_details
+    told = [f"{late:,} of {number:,} samples were late ({details[_LATE]})"] if late and _LATE in details else []
     told += [f"{what}: {details[what]}" for what in seen.state.troubles if "reward" in what]
     return "; ".join((f"{waited_s / took_s:.0%} of the time of {seen} went by waiting for scores", *told))
 
@@ -361,12 +363,12 @@ _OF_PROMPTS: Final[_Looks] = {
     "unscored": (_unscored, "mend the reward (the replica's log has where it failed), or raise reward.N.timeout_s"),
     "stale": (_stale, "raise sync.max_staleness, or lower rollout.replicas or rollout.max_in_flight"),
     "dropped": (_dropped, "change the rows (dataset), their limits (dataset.max_prompt_units) or the reward"),
-}
-_OF_STEPS: Final[_Looks] = {
     "scores": (
         _scores,
         "make the reward faster, or raise rollout.reward_workers; where scores are late, lower reward.N.timeout_s",
     ),
+}
+_OF_STEPS: Final[_Looks] = {
     "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{seen.fall.advice}"),
     "equal": (_equal, "{seen.easier}"),
     "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),

@@ -31,13 +31,6 @@ class Task:
 
 
 @attrs.frozen(kw_only=True)
-class Begun:
-    """The worker is at this task, which takes a while; all before it are told."""
-
-    ticket: int
-
-
-@attrs.frozen(kw_only=True)
 class Deferred:
     """The score is a coroutine that goes on beside the tasks that follow."""
 
@@ -71,4 +64,4 @@ class Scored:
 
 
 TO_WORKER: Final = Codec([Setup, Task])
-FROM_WORKER: Final = Codec([Ready, Broken, Begun, Deferred, Scored])
+FROM_WORKER: Final = Codec([Ready, Broken, Deferred, Scored])

@@ -1,13 +1,15 @@
 """Scores completions in worker processes, beside generation, each score under its time limit.
 
-One thread serves all workers. A worker that hangs or dies is replaced; what it may have been working on is tried again
-in a worker of its own, unless it is plain which completion was to blame. So no completion pays for another.
+One thread serves all workers. A worker that hangs or dies is replaced; what it was working on is tried again in a
+worker of its own, unless it is plain which completion was to blame. So no completion pays for another.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import mmap
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +24,9 @@ from cosmos_core.protocols import Completion
 from cosmos_core.rollout.rewards.messages import (
     FROM_WORKER,
     TO_WORKER,
-    Begun,
     Deferred,
     Outcome,
     Outcomes,
-    Scored,
     Setup,
     Task,
 )
@@ -37,25 +37,26 @@ from cosmos_core.types import SampleStatus
 
 _MAX_AHEAD: Final = 8
 _MAX_DEFERRED: Final = 64
+_TICKET_BYTES: Final = 8
 MOST_LATE: Final = 5
 """Scores in a row that a reward may let time out, and times its time limit that this has to take: else it hangs."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Assignment:
-    """A task, and how it is going.
+    """A task of completion `index` of a job, and how it is going.
 
-    It is alone if it must have a worker for itself, because it may be what broke the last one, begun if the worker has
-    told that it is at it, and deferred if it goes on as a coroutine; `since` is when it had its turn, or when it was
-    deferred (monotonic seconds).
+    It is alone if it must have a worker for itself, because it may be what broke the last one, and deferred if it goes
+    on as a coroutine; `since` is when it was deferred, or could have its turn (monotonic seconds).
     """
 
+    job: _Job
+    index: int
     task: Task
     timeout_s: float
-    encoded: bytes
+    encoded: bytes = b""
     alone: bool = False
     since: float = 0.0
-    is_begun: bool = False
     is_deferred: bool = False
 
 
@@ -67,7 +68,11 @@ class RewardProcess(WorkerProcess):
     """
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__("cosmos_core.rollout.rewards.worker", TO_WORKER.encode(setup), FROM_WORKER)
+        with os.fdopen(os.memfd_create("reward worker"), "w+b") as shared:
+            shared.truncate(_TICKET_BYTES)
+            self._at: Final = mmap.mmap(shared.fileno(), 0)
+            module = "cosmos_core.rollout.rewards.worker"
+            super().__init__(module, TO_WORKER.encode(setup), FROM_WORKER, shared.fileno())
         self.assignments: dict[int, Assignment] = {}
 
     def has_room(self, assignment: Assignment) -> bool:
@@ -81,31 +86,22 @@ class RewardProcess(WorkerProcess):
 
     def assign(self, assignment: Assignment) -> None:
         """Give it a task."""
-        assignment.since, assignment.is_begun, assignment.is_deferred = time.monotonic(), False, False
+        assignment.since, assignment.is_deferred = time.monotonic(), False
         self.assignments[assignment.task.ticket] = assignment
         self.put(assignment.encoded)
 
-    def receive(self) -> Iterator[tuple[Assignment, Scored]]:
+    def receive(self) -> Iterator[tuple[Assignment, Outcome]]:
         """Yield each outcome that came, with the assignment it settles."""
         for message in self.messages():
-            if isinstance(message, Begun):
-                # Unless its outcome was told before.
-                if message.ticket in self.assignments:
-                    self.assignments[message.ticket].is_begun = True
-                continue
-            assignment = self.assignments[message.ticket]
-            had_turn = not assignment.is_deferred
+            now, assignment = time.monotonic(), self.assignments.pop(message.ticket)
+            if not assignment.is_deferred:
+                for each in self.assignments.values():
+                    each.since = each.since if each.is_deferred else now
             if isinstance(message, Deferred):
-                assignment.is_deferred, assignment.since = True, time.monotonic()
+                assignment.is_deferred, assignment.since = True, now
+                self.assignments[message.ticket] = assignment
             else:
-                del self.assignments[message.ticket]
-            if had_turn and (turn := self._turn()) is not None:
-                turn.since = time.monotonic()
-            if isinstance(message, Scored):
-                yield assignment, message
-
-    def _turn(self) -> Assignment | None:
-        return next((each for each in self.assignments.values() if not each.is_deferred), None)
+                yield assignment, message.outcome
 
     def due(self) -> float:
         """When it is late, once it is ready (monotonic seconds); infinity while it owes nothing."""
@@ -113,15 +109,10 @@ class RewardProcess(WorkerProcess):
         return min((each.since + each.timeout_s + each.is_deferred * GRACE_S for each in working), default=math.inf)
 
     def at_work(self) -> list[Assignment]:
-        """The tasks that it works on as far as it has told, which lags behind while outcomes are gathered."""
-        turn = self._turn()
-        return [each for each in self.assignments.values() if each.is_deferred or each is turn]
-
-    def suspects(self, *, is_late: bool) -> list[Assignment]:
-        """The tasks that it may have been working on: all, unless it is late with what it has begun, or deferred."""
-        turn = self._turn()
-        is_known = is_late and (turn is None or turn.is_begun)
-        return self.at_work() if is_known else [*self.assignments.values()]
+        """The tasks that it may hang at, or die of: all, unless its thread is at one: then that and coroutines."""
+        at = self.assignments.get(int.from_bytes(self._at))
+        is_known = at is not None and not at.is_deferred
+        return [each for each in self.assignments.values() if not is_known or each.is_deferred or each is at]
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -150,7 +141,6 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._rewards: Final = tuple(rewards)
         self._setup: Final = Setup(rewards=tuple(rewards), seed=seed)
         self._waiting: Final[deque[Assignment]] = deque()
-        self._open: Final[dict[int, tuple[_Job, int]]] = {}
         self._next_ticket = 0
         self.scoring_s = 0.0
         self.num_replaced = 0
@@ -158,7 +148,7 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._late: Final[dict[int, tuple[float, int]]] = {}
         self._lasts: Final = lasts
         self.tell: Callable[[Troubled], object] = lambda _: None
-        self._ended: Final = defaultdict[str, RepeatedWarning](lambda: RepeatedWarning(__name__))
+        self._repeated: Final = defaultdict[str, RepeatedWarning](lambda: RepeatedWarning(__name__))
 
     @property
     def is_ready(self) -> bool:
@@ -185,9 +175,12 @@ class RewardPool(WorkerPool[RewardProcess]):
         return RewardProcess(self._setup)
 
     def _read(self, worker: RewardProcess) -> None:
-        for assignment, message in worker.receive():
+        for assignment, outcome in worker.receive():
             self.scoring_s += time.monotonic() - assignment.since
-            self._close(assignment.task, message.outcome)
+            if outcome.status is SampleStatus.REWARD_TIMEOUT:
+                self._blame(assignment)
+            else:
+                self._close(assignment, outcome)
 
     def _watch(self, index: int, outcome: Outcome) -> None:
         """Log where a reward raises, each place once, and give up one that answers nothing, by a PluginError."""
@@ -206,39 +199,42 @@ class RewardPool(WorkerPool[RewardProcess]):
                 f"hangs; mend it, or raise reward.{index}.timeout_s (or rollout.reward_workers) if it is only slow"
             )
 
-    def _close(self, task: Task, outcome: Outcome) -> None:
-        self._watch(task.reward, outcome)
-        job, index = self._open.pop(task.ticket)
-        job.outcomes[index][task.reward] = outcome
+    def _close(self, assignment: Assignment, outcome: Outcome) -> None:
+        job, reward = assignment.job, assignment.task.reward
+        self._watch(reward, outcome)
+        job.outcomes[assignment.index][reward] = outcome
         job.num_open -= 1
         if job.num_open == 0:
             job.done([[each for each in row if each is not None] for row in job.outcomes])
 
     def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
-        self.scoring_s += sum(time.monotonic() - each.since for each in worker.at_work())
-        suspects = worker.suspects(is_late=is_late)
+        suspects = worker.at_work()
+        self.scoring_s += sum(time.monotonic() - each.since for each in suspects)
         others = [each for each in worker.assignments.values() if each not in suspects]
         if not is_late:
             labels = sorted({self._rewards[each.task.reward].label for each in suspects})
             whose = f"processes of reward {' or '.join(labels)}" if labels else "idle processes of rewards"
-            self._ended[whose]("%s ended: %s", whose, how)
-            self.tell(Troubled(what=f"{whose} that ended", number=1, last=how))
+            self._repeated[whose]("%s ended: %s", whose, how)
+            twice = " (a sample is tried twice)" if labels else ""
+            self.tell(Troubled(what=f"{whose} that ended{twice}", number=1, last=how))
         # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
         if len(suspects) == 1 and (is_late or suspects[0].alone):
-            self._blame(suspects[0], is_late=is_late, how=how)
-            suspects = []
+            self._blame(suspects.pop(), "" if is_late else how)
         for suspect in suspects:
             suspect.alone = True
         self._waiting.extendleft(reversed(suspects + others))
         self.num_replaced += 1
 
-    def _blame(self, assignment: Assignment, *, is_late: bool, how: str) -> None:
-        name = self._rewards[assignment.task.reward].label
-        status, detail = SampleStatus.REWARD_FAILED, f"the reward's process ended ({how})"
-        if is_late:
-            status, detail = SampleStatus.REWARD_TIMEOUT, f"no score within {assignment.timeout_s:g} s"
-        _LOG.warning("%s: %s", name, detail)
-        self._close(assignment.task, Outcome(value=None, status=status, detail=detail))
+    def _blame(self, assignment: Assignment, how: str = "") -> None:
+        """Settle a task whose process ended, and `how`, or which is late."""
+        index, given = assignment.task.reward, assignment.task.completion
+        status, why = SampleStatus.REWARD_FAILED, f"the reward's process ended ({how})"
+        if not how:
+            key = "timeout_s" if self._lasts else f"reward.{index}.timeout_s"
+            status, why = SampleStatus.REWARD_TIMEOUT, f"no score within {assignment.timeout_s:g} s ({key})"
+        detail = f"{why}: {given.text!r:.80} of the prompt {given.prompt.words!r:.80}"
+        self._repeated[f"{index} {status}"]("reward %s: %s", self._rewards[index].label, detail)
+        self._close(assignment, Outcome(value=None, status=status, detail=detail))
 
     def _enqueue(self, job: _Job, completions: Sequence[Completion]) -> None:
         for index, completion in enumerate(completions):
@@ -248,17 +244,16 @@ class RewardPool(WorkerPool[RewardProcess]):
     def _add(self, job: _Job, index: int, reward: int, completion: Completion) -> None:
         self._next_ticket += 1
         task = Task(ticket=self._next_ticket, reward=reward, completion=completion)
-        self._open[task.ticket] = (job, index)
+        # What is sent is in the frame; a video need not lie here twice.
+        kept = attrs.evolve(task, completion=attrs.evolve(completion, payload=None, media=None))
+        assignment = Assignment(job=job, index=index, task=kept, timeout_s=self._rewards[reward].timeout_s)
         try:
-            encoded = frame(TO_WORKER.encode(task))
+            assignment.encoded = frame(TO_WORKER.encode(task))
         except (TypeError, ValueError, OverflowError, BufferError, TransportError) as error:
             detail = f"the completion cannot be sent to a reward worker: {error}"
-            self._close(task, Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail))
-            return
-        # What is sent is in the frame; a video need not lie here twice.
-        task = attrs.evolve(task, completion=attrs.evolve(completion, payload=None, media=None))
-        timeout_s = self._rewards[reward].timeout_s
-        self._waiting.append(Assignment(task=task, timeout_s=timeout_s, encoded=encoded))
+            self._close(assignment, Outcome(value=None, status=SampleStatus.REWARD_FAILED, detail=detail))
+        else:
+            self._waiting.append(assignment)
 
     def _dispatch(self) -> None:
         while self._waiting:

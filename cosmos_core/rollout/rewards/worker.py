@@ -1,7 +1,8 @@
-"""A process that scores completions: `python -m cosmos_core.rollout.rewards.worker FD`.
+"""A process that scores completions: `python -m cosmos_core.rollout.rewards.worker SOCKET SHARED`.
 
 It speaks over an inherited socket, loads the recipe's rewards by name, runs plain scores on one thread in the order of
-arrival and coroutines beside them and each other, and ends when the socket closes or its parent dies.
+arrival, coroutines beside them and each other, and ends when the socket closes or its parent dies. Shared memory tells
+which plain score it is at: no message could, of one that lets no other thread run, or ends the process.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import concurrent.futures
 import inspect
 import json
 import math
+import mmap
 import numbers
 import socket
+import sys
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +26,7 @@ import attrs
 from cosmos_core.errors import CosmosError, PluginError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Reward, RewardContext, Score
-from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Begun, Deferred, Outcome, Scored, Setup, Task
+from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Deferred, Outcome, Scored, Setup, Task
 from cosmos_core.rollout.workers import process
 from cosmos_core.rollout.workers.process import Ready, described, live, place_of, shown
 from cosmos_core.transport.bounds import sendable
@@ -71,7 +74,7 @@ class Worker(process.Worker):
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "scores")
         self._answers: deque[tuple[Task, Outcome | Awaitable[Any]]] = deque()
         self._together_s = _TOGETHER_S
-        self._at: Task | None = None
+        self._at = mmap.mmap(int(sys.argv[2]), 0)
         self._has_told = False
 
     async def serve(self) -> None:
@@ -99,16 +102,15 @@ class Worker(process.Worker):
             self._tell()
 
     def _call(self, waiting: deque[Task]) -> None:
-        # What was told of the task at hand would not be so of another.
+        # It is told once meanwhile: what follows gets a timer of its own.
         while waiting and not self._has_told:
-            task = self._at = waiting.popleft()
-            answer = _scored(self._rewards[task.reward][0], task)
-            self._at = None
-            self._answers.append((task, answer))
+            task = waiting.popleft()
+            self._at[:] = task.ticket.to_bytes(len(self._at))
+            self._answers.append((task, _scored(self._rewards[task.reward][0], task)))
 
     def _tell(self) -> None:
-        self._has_told, at = True, self._at
-        messages: list[Scored | Deferred | Begun] = []
+        self._has_told = True
+        messages: list[Scored | Deferred] = []
         while self._answers:
             task, answer = self._answers.popleft()
             if isinstance(answer, Outcome):
@@ -118,8 +120,6 @@ class Worker(process.Worker):
             waiter = asyncio.ensure_future(self._finish(task.ticket, answer, self._rewards[task.reward][1]))
             self._deferred.add(waiter)
             waiter.add_done_callback(self._deferred.discard)
-        if at is not None:
-            messages.append(Begun(ticket=at.ticket))
         self.send(*messages)
 
     async def _finish(self, ticket: int, score: Awaitable[Any], timeout_s: float) -> None:
@@ -129,10 +129,8 @@ class Worker(process.Worker):
                 value = await score
             outcome = judged(value)
         except Exception as error:  # noqa: BLE001 - as below
-            outcome = raised(error)
-            if deadline.expired():
-                detail = f"no score within {timeout_s:g} s"
-                outcome = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT, detail=detail)
+            late = Outcome(value=None, status=SampleStatus.REWARD_TIMEOUT)
+            outcome = late if deadline.expired() else raised(error)
         self.send(Scored(ticket=ticket, outcome=outcome))
 
 

@@ -78,7 +78,7 @@ GRACE_S: Final = 1.0
 
 
 class WorkerProcess(abc.ABC):
-    """The pool's end of a process, `python -m module`, that is given one end of a socket and a first message.
+    """The pool's end of a process, `python -m module`, given one end of a socket, files to share, and a first message.
 
     All methods are called on the pool's thread.
 
@@ -88,11 +88,12 @@ class WorkerProcess(abc.ABC):
         heard: When it last said something, or was started (monotonic seconds).
     """
 
-    def __init__(self, module: str, first: bytes, replies: Codec) -> None:
+    def __init__(self, module: str, first: bytes, replies: Codec, *shared: int) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            files = (theirs.fileno(), *shared)
+            command = [sys.executable, "-P", "-m", module, *map(str, files)]
+            self._process = subprocess.Popen(command, pass_fds=files, stdin=subprocess.DEVNULL)
         self.socket.setblocking(False)
         self.is_ready = False
         self.heard = time.monotonic()

@@ -104,7 +104,7 @@ BROKEN = {
     ),
     "memorised": ("", MEMORISED, r"overfitted: training gets better and held-out rows worse: their loss"),
     "dies": ("dies", (), r"scores: \d+% .* scores; processes of reward dies that ended: \d+, the last: exit code 3;"),
-    "dawdles": ("dawdles", (), r"scores: \d+% of .* waiting for scores; \d+ were late \(dawdles: no score within 0"),
+    "dawdles": ("dawdles", (), r"scores: \d+% of .* waiting for scores; \d+ of \d+ samples were late \(dawdles: no"),
     "late": ("late", LATE, r"stale: \d+ of the newest \d+ prompts were too old to train on"),
 }
 FAILED = ("raises", "nothing", "hangs")

@@ -173,10 +173,14 @@ def test_scores_that_are_waited_for():
         state.count(Troubled(what=what, number=number, last="exit code 3"))
     (found,) = findings(state)
     assert found.text == (
-        f"{text}; 10 were late (hang: no score within 3 s); processes of reward die that ended: 6, the last: "
-        "exit code 3"
+        f"{text}; 10 of 90 samples were late (hang: no score within 3 s); processes of reward die that ended: 6, "
+        "the last: exit code 3"
     )
     assert "raise rollout.reward_workers; where scores are late, lower reward.N.timeout_s" in found.advice
+    # Where scores hang, five steps may take a day.
+    hung = {"awaited_s": 60.0, "metrics": {"wait_s": 60.0}}
+    assert told(step(**hung, failed={"reward_timeout": 15})) == {}
+    assert told(step(**hung, failed={"reward_timeout": 16}))["scores"].startswith("100% of the time of the first step")
 
 
 def test_prompts_that_are_dropped_before_or_between_steps():
