@@ -175,7 +175,7 @@ def machine_memory() -> int:
 def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] = ()) -> str:
     """The largest of a replica's processes and, unless `device` is the CPU, which GPUs hold it with a tenth free.
 
-    `uncounted` comes on top, besides activations where they are not known: then none is said to hold it.
+    What is tiny says nothing of GPUs, as all hold it. `uncounted` comes on top, besides activations where they are not known: then none is said to hold it.
     """
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())
@@ -186,7 +186,7 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
     if not lacking:
         most = f"at most {size(needed)} a process{where}"
         holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free" if fitting else none
-        return most if device == "cpu" else f"{most}: {holds}"
+        return most if device == "cpu" or needed < _GIB else f"{most}: {holds}"
     counted = (
         f"{size(needed)} a process{where} of what is counted ({', '.join(largest.device)}); {', '.join(lacking)} on top"
     )
@@ -202,4 +202,4 @@ def room(plan: Plan, found: int, machine: int) -> str:
     total = total_memory(plan)
     if total > machine:
         return f"this machine has none, and {size(total)} do not fit its memory of {size(machine)}"
-    return f"this machine has none, and its {os.cpu_count()} CPU cores run all processes"
+    return f"this machine has none, so device 'auto' is the CPU: its {os.cpu_count()} cores run all processes"

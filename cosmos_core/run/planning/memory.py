@@ -407,9 +407,8 @@ def _split_parameters(facts: ModelFacts, tp: int) -> int:
 
 
 def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:
-    """GPUs of all replicas, one a process, if they train and generate on GPUs."""
-    rollouts = recipe.rollout.replicas * world_size(recipe.rollout.mesh) if uses_rollouts else 0
-    return recipe.policy.replicas * world_size(recipe.policy.mesh) + rollouts
+    """GPUs of all replicas, one for each process whose device is not the CPU, if there are GPUs."""
+    return sum(count for *_, device, count in processes(recipe, uses_rollouts=uses_rollouts) if device != "cpu")
 
 
 def processes(recipe: Recipe, *, uses_rollouts: bool) -> list[tuple[str, str, str, int]]:

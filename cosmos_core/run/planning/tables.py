@@ -14,6 +14,7 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.gpus import visible_gpus
+from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.planning.memory import RankMemory, gpus, longest_sample, processes, version_bytes, whole_over_tp
 from cosmos_core.run.planning.parts import Parts
@@ -241,8 +242,9 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     if any(capable.source == "rollouts" for _, capable in plan.parts.stages):
         yield "mode", f"{recipe.sync.mode}, staleness at most {staleness_bound(recipe.sync)}"
     needed = gpus(recipe, uses_rollouts=job.uses_rollouts)
-    here = room(plan, len(visible_gpus()), machine_memory())
-    yield "GPUs", f"{needed}, one for each process of a replica; {here}"
+    submits = capabilities_of(recipe, plan.plugins).submits
+    here = "of its launcher's machines" if submits else room(plan, len(visible_gpus()), machine_memory())
+    yield "GPUs", f"{needed}, one for each process of a replica; {here}" if needed else "none: every device is 'cpu'"
     for pool, ranks in memory_by_pool(plan).items():
         yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device, plan.parts.facts.uncounted)
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":

@@ -38,6 +38,8 @@ def test_a_verdict_names_gpus_for_the_largest_process():
     ]:
         assert verdict([rank(gib)], "auto") == f"at most {said}"
 
+    assert verdict([rank(0.5)], "auto") == "at most 512.0 MiB a process", "any GPU holds it"
+
     # The largest process decides.
     ranks = [rank(3, "place 0"), rank(90, "places 1-2"), rank(70, "place 3")]
     assert verdict(ranks, "cuda").startswith("at most 90.0 GiB a process (places 1-2): a GPU of 141")
@@ -85,7 +87,7 @@ def test_a_plan_has_a_row_for_replicas_and_a_table_for_places(plan):
     # All processes count against the machine.
     total = total_memory(plan)
     assert total > 0
-    assert "CPU cores run all processes" in room(plan, 0, total)
+    assert "so device 'auto' is the CPU: " in room(plan, 0, total)
     assert "do not fit its memory" in room(plan, 0, total - 1)
     assert room(plan, 7, 0) == "this machine has 7"
     assert machine_memory() > GIB
