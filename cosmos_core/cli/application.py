@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn
 import typer
 
 from cosmos_core.cli import launch, plugins, replica, runs
-from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging
+from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging, refuse
 from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
 from cosmos_core.observe.output import console
 
@@ -197,4 +197,4 @@ def _load(recipe: Path | None, names: tuple[str | None, ...], overrides: list[st
         raise ConfigError("give a recipe, or --model, --algorithm, --dataset and --reward; see cosmos run --help")
     # Names are strings even where they look like numbers.
     named = [f'run.name="{name}"'] if name is not None else []
-    return load_recipe(recipe, overrides=[*(overrides or ()), *named], selections=selections)
+    return load_recipe(recipe, overrides=[*(overrides or ()), *named], selections=selections, refuse=refuse)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cosmos_core.errors import PluginError
+from cosmos_core.errors import ConfigError, PluginError
 
 GROUP: Final = "cosmos_core.commands"
 _DEBUG: Final = "COSMOS_DEBUG"
@@ -30,6 +30,13 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
 ]
 RunName = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; short for run.name.")]
+
+
+def refuse(data: Mapping[str, Any], error: ConfigError) -> None:
+    """Refuse a recipe by what is wrong with its plugins, too."""
+    from cosmos_core.plugins.recipe import check_plugins  # noqa: PLC0415 - where a recipe is refused
+
+    check_plugins(data, error)
 
 
 class OpenGroup(TyperGroup):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cosmos_core.cli.commands import Overrides, RecipeFile, RunName
+from cosmos_core.cli.commands import Overrides, RecipeFile, RunName, refuse
 from cosmos_core.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -60,5 +60,5 @@ def launch(
 
     named = [f"run.name={json.dumps(name, ensure_ascii=False)}"] if name is not None else []
     selected = f"launch.launcher={json.dumps(launcher)}"
-    selection = load_recipe(recipe, overrides=[selected, *chosen, *named])
+    selection = load_recipe(recipe, overrides=[selected, *chosen, *named], refuse=refuse)
     launch_recipe(selection, recipe, console, render_only=render_only, overwrite=overwrite)

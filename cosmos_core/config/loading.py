@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,8 +37,6 @@ def _without_none(value: Any) -> Any:
     return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
-__all__ = ["DEFAULT_STEPS", "dump_recipe", "load_job", "load_recipe", "read_toml", "recipe_from", "save_job"]
-
 DEFAULT_STEPS: Final = 100
 """`run.steps` of a run without a recipe file."""
 SHIPPED: Final = Path(__file__).parents[1] / "recipes"
@@ -46,12 +44,17 @@ SHIPPED: Final = Path(__file__).parents[1] / "recipes"
 
 
 def load_recipe(
-    path: Path | None, *, overrides: Sequence[str] = (), selections: Mapping[str, str | Sequence[str]] | None = None
+    path: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    selections: Mapping[str, str | Sequence[str]] | None = None,
+    refuse: Callable[[Mapping[str, Any], ConfigError], None] | None = None,
 ) -> Recipe:
     """Load, change, structure and check a recipe; without a path it starts from `selections` and `overrides` alone.
 
     Overrides, `a.b.c=VALUE`, are applied in order after the selections, plugin names by kind. A ConfigError lists every
-    problem of a step: the file, unknown keys, wrong values, or keys that contradict each other.
+    problem of a step: the file, unknown keys, wrong values, or keys that contradict each other. Before it is raised,
+    `refuse` is called with the plain data, and may raise one that tells more.
     """
     data = {} if path is None else located(read_toml(path), path.parent)
     apply_selections(data, selections or {})
@@ -59,7 +62,13 @@ def load_recipe(
         apply_override(data, override)
     if path is None:
         _name_run(data)
-    return recipe_from(located(data, Path()))
+    data = located(data, Path())
+    try:
+        return recipe_from(data)
+    except ConfigError as error:
+        if refuse is not None:
+            refuse(data, error)
+        raise
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:

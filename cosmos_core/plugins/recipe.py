@@ -5,10 +5,11 @@ To make one raises `ConfigError` where an option is wrong, and `PluginError` whe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import attrs
 
@@ -16,9 +17,10 @@ from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import split
+from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.data.function import FunctionDataset, FunctionRows
-from cosmos_core.errors import DataError, PluginError
-from cosmos_core.plugins.choice import choose
+from cosmos_core.errors import ConfigError, CosmosError, DataError, PluginError, PluginNotFoundError
+from cosmos_core.plugins.choice import choose, choose_all
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
@@ -101,6 +103,71 @@ def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[K
         *(("hook", name) for name in recipe.tracking.hooks),
     ]
     return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))
+
+
+def load_plugins(recipe: Recipe) -> PluginSet:
+    """Load the plugins of a recipe; a PluginError or a ConfigError tells all that `check_plugins` finds."""
+    data = unstructure(recipe)
+    try:
+        plugins = PluginSet.load(selections(recipe))
+    except PluginNotFoundError:
+        check_plugins(data)
+        raise
+    check_plugins(data, plugins=plugins)
+    return plugins
+
+
+def check_plugins(
+    data: Mapping[str, Any], refused: CosmosError | None = None, *, plugins: PluginSet | None = None
+) -> None:
+    """Refuse a recipe by all that is wrong with the names of its plugins and with their options, and not by the first.
+
+    Args:
+        data: The recipe as plain data; what else is wrong with it does not matter.
+        refused: The refusal of the recipe so far, which is told first.
+        plugins: Its plugins, if they are loaded; else those alone are imported that are given options.
+    """
+    named, found = list(_named(data)), [] if refused is None else [refused]
+    installed = discover(meant=(name for _, name, *_ in named)) if plugins is None else ()
+    try:
+        choose_all(((kind, name) for kind, name, *_ in named if plugins is None), installed)
+    except PluginError as error:
+        found.append(error)
+    for kind, name, options, path in named:
+        with contextlib.suppress(PluginNotFoundError):
+            try:
+                if options or plugins:
+                    loaded = plugins or PluginSet.load([(kind, name)], records=installed)
+                    structure(options, loaded.provider(kind, name).options, path)
+            except ConfigError as error:
+                found.append(error)
+    if found:
+        raise type(found[0])("\n".join(map(str, found)))
+
+
+_NAMING: Final[Mapping[str, Kind]] = {
+    **dict.fromkeys(("model", "reference", "teacher"), "model"),
+    **dict.fromkeys(("algorithm", "warmup"), "algorithm"),
+    **{kind: kind for kind in ("dataset", "reward", "environment")},
+    "rollout": "engine",
+    "launch": "launcher",
+}
+"""Tables of a recipe in which plugins are named, and their kinds."""
+
+
+def _named(value: Any, path: str = "", kind: Kind | None = None) -> Iterator[tuple[Kind, str, Any, str]]:
+    """The plugins that plain data of a recipe names, each with its options and their key path."""
+    table = dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, Mapping) else {}
+    options, name = table.get("options") or {}, table.get("launcher" if kind == "launcher" else "plugin")
+    if kind is not None and isinstance(name, str):
+        yield kind, name, options, f"{path}options"
+    elif path == "tracking.":
+        hooks = table.get("hooks")
+        for hook in hooks if isinstance(hooks, list) and isinstance(options, Mapping) else ():
+            yield "hook", str(hook), options.get(hook) or {}, f"{path}options.{hook}"
+    else:
+        for key, each in table.items():
+            yield from _named(each, f"{path}{key}.", kind if path else _NAMING.get(str(key)))
 
 
 def files(recipe: Recipe) -> list[str]:

@@ -42,8 +42,6 @@ _LOG: Final = logging.getLogger(__name__)
 TRAINED: Final = "float32"
 """The dtype in which weights are trained, and kept in checkpoints."""
 _PLAIN: Final = "The model learned from plain prompts, which only its run tells: give cosmos chat and serve --plain"
-    "The model learned from plain prompts, which only its run tells: give cosmos chat or serve --plain there"
-)
 _DTYPES: Final = (TRAINED, "bfloat16", "float16")
 
 

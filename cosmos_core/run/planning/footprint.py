@@ -175,7 +175,8 @@ def machine_memory() -> int:
 def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] = ()) -> str:
     """The largest of a replica's processes and, unless `device` is the CPU, which GPUs hold it with a tenth free.
 
-    What is tiny says nothing of GPUs, as all hold it. `uncounted` comes on top, besides activations where they are not known: then none is said to hold it.
+    Of what is tiny, which any holds, no GPUs are named. `uncounted` comes on top, besides activations where they are
+    not known: then none is said to hold it.
     """
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())

@@ -19,9 +19,9 @@ from cosmos_core.plugins.recipe import (
     load_dataset,
     load_environment,
     load_model,
+    load_plugins,
     load_rewards,
     planned_dataset,
-    selections,
     unmet,
 )
 from cosmos_core.plugins.selection import PluginSet, describe
@@ -83,13 +83,13 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         PluginError: A plugin is missing, broken or incompatible.
         DataError: The dataset is unusable.
     """
-    plugins = PluginSet.load(selections(recipe))
+    plugins = load_plugins(recipe)
     job = _job(recipe, recipe_path, staging)
     check_devices(recipe, plugins)
     check_exposed(recipe, capabilities_of(recipe, plugins))
     if capabilities_of(recipe, plugins).shares_folder:
         check_keys(job)
-    _check_unbuilt_options(recipe, plugins)
+    check_hooks(recipe, plugins)
     dataset, rows = planned_dataset(job, plugins)
     sizes = _sizes(dataset)
     # Before a tokenizer is made from its rows.
@@ -161,7 +161,7 @@ def _fixed(recipe: Recipe, parts: Parts) -> dict[str, str]:
 
 def check_changed(job: Job) -> None:
     """Refuse, by a CosmosError, to go on with a run that has been changed into one that cannot run."""
-    plugins = PluginSet.load(selections(job.recipe))
+    plugins = load_plugins(job.recipe)
     check_devices(job.recipe, plugins)
     dataset = load_dataset(job, plugins)
     check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
@@ -175,15 +175,6 @@ def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
         recipe_directory=(recipe_path.parent if recipe_path else Path()).resolve(),
         recipe=recipe,
     )
-
-
-def _check_unbuilt_options(recipe: Recipe, plugins: PluginSet) -> None:
-    """Structure the options of plugins that planning does not build (the engine, the launcher, the hooks)."""
-    engine = recipe.rollout.engine
-    structure(engine.options, plugins.provider("engine", engine.plugin).options, "rollout.engine.options")
-    launch = recipe.launch
-    structure(launch.options, plugins.provider("launcher", launch.launcher).options, "launch.options")
-    check_hooks(recipe, plugins)
 
 
 def _sizes(dataset: Dataset) -> dict[Split, int]:

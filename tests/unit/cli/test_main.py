@@ -113,10 +113,40 @@ main(["version"])
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "cosmos: stopped by Ctrl-C\n")
 
 
+def test_all_that_can_be_known_of_a_wrong_recipe_is_told_at_once(capsys, tmp_path):
+    recipe = tmp_path / "wrong.toml"
+    plugins = """
+        algorithm = { plugin = "grpoo", options = { clip = 1 } }
+        dataset = { plugin = "arithmetic", options = { rows = 3 } }
+        reward = [{ plugin = "mathh" }, { plugin = "length", options = { targt = 4 } }]
+        model = { plugin = "qwen", config = {} }
+        launch = { launcher = "slrm" }
+        tracking = { hooks = ["mlflw"] }
+        policy = { prompts_per_step = 2, optimizer = { lr = 1e-3 } }
+        """
+    names = ["no algorithm plugin named 'grpoo'", "no reward plugin named 'mathh'", "no hook plugin named 'mlflw'"]
+    options = ["dataset.options.rows: unknown option", "reward.1.options.targt: unknown option; did you mean target?"]
+    for run, first in (("steps = 3", []), ("stepz = 3", ["run.stepz: unknown option", "run.steps: required"])):
+        recipe.write_text(f"{plugins}\nrun = {{ name = 'a', {run} }}")
+        code, _, told = call(capsys, "plan", str(recipe))
+        found = told.removeprefix("cosmos: ").splitlines()
+        assert (code, len(found)) == (2, len(first) + 6)
+        for expected in (*first, *names, "no launcher plugin named 'slrm'", *options):
+            assert sum(line.startswith(expected) for line in found) == 1
+    # Where all names are known, options are told together, too.
+    for wrong, right in (("grpoo", "grpo"), ("mathh", "math"), ("slrm", "local"), ("mlflw", "mlflow")):
+        plugins = plugins.replace(wrong, right)
+    recipe.write_text(f"{plugins}\nrun = {{ name = 'a', steps = 3 }}")
+    _, _, told = call(capsys, "plan", str(recipe))
+    assert [line.partition(": ")[0] for line in told.removeprefix("cosmos: ").splitlines()] == [
+        *("algorithm.options.clip", "dataset.options.rows", "reward.1.options.targt"),
+    ]
+
+
 def test_options_reach_the_recipe(capsys, monkeypatch):
     seen = {}
 
-    def load(path, *, overrides, selections):
+    def load(path, *, overrides, selections, refuse):
         seen.update(path=path, overrides=overrides, selections=selections)
         raise ConfigError("enough")
 

@@ -31,4 +31,4 @@ def test_every_command_and_option_is_on_the_page():
         assert [option for option in options if option.startswith("--") and option not in section] == []
     for command in app.registered_commands:
         assert f"$ cosmos recipes {command.name or command.callback.__name__}" in PAGE
-    assert "`--force`" in PAGE
+    assert "`--overwrite`" in PAGE

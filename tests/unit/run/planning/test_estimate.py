@@ -102,7 +102,7 @@ def test_the_process_table_names_everyone():
         ("rollout-1", "cosmos_core.rollout", "cpu", 1),
     ]
     assert len(processes(made, uses_rollouts=False)) == 3
-    assert gpus(made, uses_rollouts=True) == 14
+    assert gpus(made, uses_rollouts=True) == 12
     assert gpus(made, uses_rollouts=False) == 12
 
     # Sizes are for people.
