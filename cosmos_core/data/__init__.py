@@ -6,7 +6,7 @@ the standard library and attrs.
 """
 
 from cosmos_core.data.dataset import DrawnDataset, RowsDataset, Sources, is_held_out
-from cosmos_core.data.jsonlines import JsonLinesFile, line_at, lines_of
+from cosmos_core.data.jsonlines import JsonLinesFile, LinesFile
 from cosmos_core.data.mapping import FieldMapping, RowMapping
 from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, RowsOptions
@@ -20,6 +20,7 @@ __all__ = [
     "FieldOptions",
     "JsonLinesFile",
     "LeftOutError",
+    "LinesFile",
     "RawRow",
     "RowMapping",
     "RowSource",
@@ -30,8 +31,6 @@ __all__ = [
     "field",
     "find_files",
     "is_held_out",
-    "line_at",
-    "lines_of",
     "locations",
     "text_field",
 ]

@@ -89,7 +89,8 @@ class FunctionRows:
         self.label: Final = f"dataset function {name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
         self._call: Final = functools.partial(function, **arguments)
         self._rows: Final[list[Any]] = []
-        silence = threading.Timer(_SILENT_S, self._tell)
+        words = ("reading rows of %s: %d so far, of %d at most", self.label)
+        silence = threading.Timer(_SILENT_S, lambda: _LOG.warning(*words, len(self._rows), _MOST))
         silence.start()
         try:
             self._rows.extend(itertools.islice(self._given(), _MOST + 1))
@@ -108,9 +109,6 @@ class FunctionRows:
             if not isinstance(rows, Iterable):
                 raise DataError(f"{self.label} returned {rows!r:.100}; it yields rows, or returns a list")
             yield from rows
-
-    def _tell(self) -> None:
-        _LOG.warning("reading rows of %s: %d so far, of %d at most", self.label, len(self._rows), _MOST)
 
     def _first(self, rows: Iterable[Any]) -> Iterator[str]:
         """The first rows as text, the same wherever files lie; that of one that cannot be used is empty."""

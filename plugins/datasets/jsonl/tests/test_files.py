@@ -81,7 +81,7 @@ BAD = [
     (b"[1]", "a row is an object of named fields, not a list"),
     (b'"x"', "a row is an object of named fields, not a str"),
     (b'{"question": 1', "no JSON"),
-    (b'{"question": "\xff"}', "no UTF-8 at byte 14 of the line"),
+    (b'{"question": "\xff"}', "no UTF-8: byte 14 of the line"),
     (b'{"question": null}', "field 'question' is null, not text"),
     (b'{"quest": "x"}', "no field 'question'; did you mean 'quest'?"),
     (b"[" * 100_000, "JSON that cannot be read"),

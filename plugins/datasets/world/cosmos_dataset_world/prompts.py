@@ -13,6 +13,7 @@ from cosmos_core.data import (
     FieldMapping,
     FieldOptions,
     JsonLinesFile,
+    LinesFile,
     RowsDataset,
     RowsOptions,
     RowSource,
@@ -20,7 +21,6 @@ from cosmos_core.data import (
 )
 from cosmos_core.protocols import Dataset, DatasetCapabilities, DatasetContext, Provider, hookimpl
 from cosmos_core.types import Prompt
-from cosmos_dataset_world.lines import TextLines
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +72,18 @@ class PromptMapping:
         if not prompt.media:
             return prompt
         return attrs.evolve(prompt, metadata={**prompt.metadata, "num_given_frames": self._given_frames})
+
+
+class TextLines(LinesFile):
+    """A text file with one prompt a line, each a row of one `field`."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        super().__init__(path)
+        self._field = field
+
+    def parse(self, line: str) -> tuple[dict[str, str], str]:
+        """The row of a line."""
+        return {self._field: line.strip()}, ""
 
 
 class WorldPrompts(RowsDataset):

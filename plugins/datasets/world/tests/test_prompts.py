@@ -34,7 +34,7 @@ def test_a_line_that_is_no_text_is_refused_or_counted(made, tmp_path):
     dataset = made(train="a.txt", on_bad_row="skip")
     assert dataset.size("train") == 1
     assert [each.reason for each in dataset.omitted("train")] == ["no UTF-8"]
-    with pytest.raises(DataError, match="no UTF-8 at byte 0 of the line"):
+    with pytest.raises(DataError, match="no UTF-8: byte 0 of the line"):
         made(train="a.txt", check_rows="when-read").row("train", 1)
 
 
