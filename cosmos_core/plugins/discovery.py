@@ -176,8 +176,9 @@ def _all_records(names: Collection[str] | None) -> Iterator[PluginRecord]:
     for name, (dist, known) in found.items():
         if not only_core or name == CORE:
             for record in _records(dist, known):
-                is_meant = names is None or record.name in names
-                yield _judge(record, versions) if is_meant and record.status == "not judged" else record
+                is_meant = record.status == "not judged" and (names is None or record.name in names)
+                status, problem = _judged(record, versions) if is_meant else (record.status, record.problem)
+                yield attrs.evolve(record, status=status, problem=problem)
 
 
 def _records(dist: Readable, known: Identity) -> Iterator[PluginRecord]:
@@ -216,27 +217,23 @@ def _broken_rule(entry: Entry, others: Iterable[Entry]) -> str:
     return ""
 
 
-def _judge(record: PluginRecord, versions: Mapping[str, str]) -> PluginRecord:
-    """A record with the status that metadata and the file system tell."""
+def _judged(record: PluginRecord, versions: Mapping[str, str]) -> tuple[Status, str]:
+    """The status and the problem that metadata and the file system tell."""
     match = EntryPoint.pattern.match(record.module)
     if match is None:
-        problem = f"its entry point {record.name} = {record.module!r} names no module"
-        return attrs.evolve(record, status="broken", problem=problem)
+        return "broken", f"its entry point {record.name} = {record.module!r} names no module"
     extras = record.entry_point.extras
-    problem = malformed_requirement(record.requires)
-    if problem:
-        return attrs.evolve(record, status="broken", problem=problem)
-    problem = incompatibility(record.distribution, record.requires, extras)
-    if problem:
-        return attrs.evolve(record, status="incompatible", problem=problem)
+    if problem := malformed_requirement(record.requires):
+        return "broken", problem
+    if problem := incompatibility(record.distribution, record.requires, extras):
+        return "incompatible", problem
     unmet = unmet_requirements(record.requires, versions, extras)
     problem = "; ".join(each.problem for each in unmet)
     if unmet and all(each.is_absent for each in unmet):
-        line = shlex.join(["pip", "install", *(each.requirement for each in unmet)])
-        return attrs.evolve(record, status="not installed", problem=f"{problem}; {line}")
+        return "not installed", f"{problem}; {shlex.join(['pip', 'install', *(each.requirement for each in unmet)])}"
     if not problem and not exists(match["module"]):
         problem = f"its module {match['module']} does not exist"
-    return attrs.evolve(record, status="broken" if problem else "ok", problem=problem)
+    return "broken" if problem else "ok", problem
 
 
 def _with_conflict(record: PluginRecord, records: list[PluginRecord]) -> PluginRecord:

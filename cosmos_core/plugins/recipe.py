@@ -308,18 +308,16 @@ def load_algorithm(job: Job, plugins: PluginSet, stage: Stage) -> Algorithm:
         max_staleness=staleness_bound(job.recipe.sync),
         generates_average=average is not None and average.publish,
     )
-    instance = plugins.create("algorithm", stage.plugin, stage.options, context, f"{stage.key}.options")
-    return cast("Algorithm", instance)
+    return cast("Algorithm", plugins.create("algorithm", stage.plugin, stage.options, context, f"{stage.key}.options"))
 
 
 def load_rewards(job: Job, plugins: PluginSet) -> tuple[Reward, ...]:
     """The rewards, in the order of `recipe.reward`."""
-    loaded = []
-    for index, config in enumerate(job.recipe.reward):
-        context = RewardContext(name=config.label, seed=job.recipe.run.seed)
-        path = f"reward.{index}.options"
-        loaded.append(cast("Reward", plugins.create("reward", config.plugin, config.options, context, path)))
-    return tuple(loaded)
+    contexts = [RewardContext(name=config.label, seed=job.recipe.run.seed) for config in job.recipe.reward]
+    return tuple(
+        plugins.create("reward", config.plugin, config.options, context, f"reward.{index}.options")
+        for index, (config, context) in enumerate(zip(job.recipe.reward, contexts, strict=True))
+    )
 
 
 def load_environment(job: Job, plugins: PluginSet) -> EnvironmentCapabilities | None:

@@ -76,12 +76,6 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     return [*found, *record_misfits(recipe, parts), *environment_misfits(recipe, parts), *parts.preflight.problems]
 
 
-def emptiness(name: str, num_train_rows: int) -> Iterator[str]:
-    """The problem of a dataset without rows."""
-    if num_train_rows == 0:
-        yield f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]"
-
-
 def _unusable(name: str, measured: Measured) -> Iterator[str]:
     """A dataset of which no row can be used; some bad ones are passed over, as in the run."""
     if measured.num_unusable and measured.num_unusable == measured.num_rows:
@@ -112,7 +106,6 @@ def _idle(recipe: Recipe, stage: Stage, algorithm: AlgorithmCapabilities) -> Ite
 
 def _data(recipe: Recipe, parts: Parts) -> Iterator[str]:
     name = label(recipe.dataset.plugin)
-    yield from emptiness(name, parts.num_train_rows)
     yield from _unusable(name, parts.measured) if parts.has_tokens else unlimited(recipe, parts)
     if parts.num_heldout_rows == 0 and recipe.evaluation.interval > 0 and recipe.evaluation.prompts > 0:
         some = "give it some" if name == recipe.dataset.plugin else "hold some out by dataset.options.heldout_rows"

@@ -12,6 +12,7 @@ from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
 from cosmos_core.config.job import Job, Stage, StageFacts, stages
 from cosmos_core.config.order import window_problem
 from cosmos_core.config.schema import Recipe
+from cosmos_core.config.sources import label
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.recipe import (
@@ -32,7 +33,7 @@ from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import MoEModel, MultiTurnModel
 from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.run.planning.checks import emptiness, problems, unlike
+from cosmos_core.run.planning.checks import problems, unlike
 from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.run.planning.frozen import frozen_facts
 from cosmos_core.run.planning.parts import Parts, lacks_tokenizer, look_at_rows, texts
@@ -64,11 +65,6 @@ class Plan:
     parts: Parts
     assets: Path
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages of the run."""
-        return stages(self.job.recipe)
-
 
 def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     """Validate everything about a run and work out its job.
@@ -91,10 +87,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         check_keys(job)
     check_hooks(recipe, plugins)
     dataset, rows = planned_dataset(job, plugins)
-    sizes = _sizes(dataset)
-    # Before a tokenizer is made from its rows.
-    for problem in emptiness(recipe.dataset.plugin, sizes["train"]):
-        raise ConfigError(problem)
+    sizes = _sizes(dataset, recipe)
     model = load_model(job, plugins)
     if recipe.model.tokenizer is not None and lacks_tokenizer(job):
         job.assets.mkdir(parents=True, exist_ok=True)
@@ -164,7 +157,7 @@ def check_changed(job: Job) -> None:
     plugins = load_plugins(job.recipe)
     check_devices(job.recipe, plugins)
     dataset = load_dataset(job, plugins)
-    check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset)))
+    check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset, job.recipe)))
 
 
 def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
@@ -177,8 +170,11 @@ def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:
     )
 
 
-def _sizes(dataset: Dataset) -> dict[Split, int]:
-    return {"train": dataset.size("train"), "heldout": dataset.size("heldout")}
+def _sizes(dataset: Dataset, recipe: Recipe) -> dict[Split, int]:
+    if not (num_train_rows := dataset.size("train")):
+        name = label(recipe.dataset.plugin)
+        raise ConfigError(f"dataset: {name!r} has no train rows; check its files and filters in [dataset.options]")
+    return {"train": num_train_rows, "heldout": dataset.size("heldout")}
 
 
 def _windows(dataset: Dataset, num_rows: int, stage: Stage, name: str) -> tuple[Window, ...]:
@@ -223,7 +219,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
     is_scored = any(capable.source == "rollouts" for _, capable in algorithms)
     uses_rewards = is_scored or min(recipe.evaluation.prompts, sizes["heldout"]) > 0
     environment = load_environment(job, plugins)
-    uses_engine = bool(recipe.reward_names) or any(capable.source == "rollouts" for _, capable in algorithms)
+    uses_engine = bool(recipe.reward_names) or is_scored
     learns = bool(imitates) or any(capable.source == "demonstrations" for _, capable in algorithms)
     facts = tried(recipe.policy, model, makes)
     longest = min(facts.context_length, recipe.policy.micro_batch_units)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -38,7 +38,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         _batches(plan),
         _processes(plan),
         *_memory(plan, console.width),
-        _weights(plan),
+        _pairs("Pace", _pace(plan)),
     ):
         console.print()
         console.print(table)
@@ -49,6 +49,14 @@ def _table(title: str, *columns: str) -> Table:
     table.caption_justify = "left"
     for column in columns:
         table.add_column(column, overflow="fold")
+    return table
+
+
+def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    table = _table(title, "", "")
+    table.show_header = False
+    for key, value in rows:
+        table.add_row(Text(key, style="dim"), Text(value))
     return table
 
 
@@ -134,8 +142,6 @@ def _first_row(plan: Plan) -> Iterator[Table]:
     first = plan.parts.first_row
     if first is None:
         return
-    table = _table("First row", "", "")
-    table.show_header = False
     units = f"prompt, {first.num_units} {plan.job.unit}s" if first.num_units else "prompt"
     own = first.completions.keys() & {"demonstration", "reference"}
     known = [(what, text) for what, text in first.completions.items() if first.trials or what in own]
@@ -148,11 +154,10 @@ def _first_row(plan: Plan) -> Iterator[Table]:
         if own and len({each.value for each in trial.outcomes.values()}) == 1:
             told[-1] += f"; gives {'both' if len(told) == 2 else 'all'} the same: it cannot teach from this row"
         rows.append((f"reward {trial.label}", ", ".join(told)))
-    for key, value in rows:
-        if value:
-            shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]"
-            table.add_row(Text(key, style="dim"), Text(shown))
-    yield table
+    yield _pairs(
+        "First row",
+        ((key, value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]") for key, value in rows if value),
+    )
 
 
 def _batches(plan: Plan) -> Table:
@@ -226,14 +231,6 @@ def _memory_of(title: str, ranks: Sequence[RankMemory]) -> Table:
             table.add_row(f"total{suffix}", *(size(sum(parts.values())) for parts in held), style="bold")
     if not all(rank.is_whole for rank in ranks):
         table.caption = "without activations: the model does not say what they take"
-    return table
-
-
-def _weights(plan: Plan) -> Table:
-    table = _table("Pace", "", "")
-    table.show_header = False
-    for key, value in _pace(plan):
-        table.add_row(Text(key, style="dim"), Text(value))
     return table
 
 

@@ -97,7 +97,6 @@ def test_what_can_run_has_no_problems():
 def test_what_cannot_run_is_named_with_its_key():
     for changes, options, expected in [
         ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
-        ({}, {"num_train_rows": 0}, "dataset: 'numbers' has no train rows"),
         ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
         (
             {"evaluation": {"interval": 5}, "dataset": {"plugin": "/a/ds.py:rows"}},

@@ -114,7 +114,7 @@ def test_prompts_of_other_lengths_are_told_and_do_not_count(plan, tmp_path):
     assert "1 of 9 looked at does not fit the context of 128 with a demonstration" in told
 
 
-def test_lengths_that_leave_nothing_are_refused(plan):
+def test_lengths_that_leave_nothing_are_refused(plan, tmp_path):
     with pytest.raises(
         ConfigError, match="none of the 8 train rows of 'curriculum' that were looked at is of a length"
     ):
@@ -123,6 +123,12 @@ def test_lengths_that_leave_nothing_are_refused(plan):
     # Lengths that contradict one another are refused.
     with pytest.raises(ConfigError, match="min_prompt_units is 9, more than max_prompt_units, 8"):
         plan("min_prompt_units = 9\nmax_prompt_units = 8")
+
+    # A dataset without rows is told before anything is made of them.
+    (tmp_path / "none.py").write_text("class Empty:\n    def size(self, split): return 0\n    def row(self): ...\n")
+    empty = load_recipe(tmp_path / "recipe.toml", overrides=[f"dataset={{plugin='{tmp_path}/none.py:Empty'}}"])
+    with pytest.raises(ConfigError, match="dataset: 'Empty' has no train rows"):
+        make_plan(empty, None, tmp_path / "none")
 
     # An algorithm of other payloads is told before what it asks for itself.
     with pytest.raises(ConfigError) as caught:
