@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+Step = Annotated[
+    str,
+    typer.Option(
+        "--step",
+        metavar="N|best|latest",
+        help="Which checkpoint of a run; `best` by held-out accuracy, or reward of images and videos, or loss.",
+    ),
+]
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="RUN", help="The run's folder; the one in runs/ that goes on if absent.")
 ]
@@ -117,14 +125,7 @@ def change(
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
-    step: Annotated[
-        str,
-        typer.Option(
-            "--step",
-            metavar="N|best|latest",
-            help="Which checkpoint of a run; `best` by held-out accuracy, or reward of images and videos, or loss.",
-        ),
-    ] = "latest",
+    step: Step = "latest",
     output: Annotated[
         str | None,
         typer.Option(

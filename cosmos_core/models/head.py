@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cosmos_core.models.parallel.collectives import sum_over_group
 from cosmos_core.protocols import Decided
-from cosmos_core.protocols.frozen import Blended, Comparison, Divergence, DivergenceKind, KLTarget
+from cosmos_core.protocols.frozen import Blended, Comparison, Divergence, KLTarget
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -222,9 +222,6 @@ def evaluate(
         divergence_N=given.pop(0) if theirs else None,
     )
 
-
-DIVERGENCES: Final[frozenset[DivergenceKind]] = frozenset({"forward-kl", "reverse-kl", "jsd"})
-"""Those that every language model of transformers can compute."""
 
 _LEAST_REST: Final = 1e-7
 """Least probability of all tokens that are not told apart: rounding may leave none, or less."""

@@ -56,11 +56,18 @@ from cosmos_core.models.weights.exporting import (
     share_files,
 )
 from cosmos_core.models.weights.streaming import Streamed, absent_weights, folder_of
-from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelContext, ModelFacts
+from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelCapabilities, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
 from cosmos_core.protocols.model import Trial
 from cosmos_core.types import Payload, Prompt
 
+CAPABILITIES: Final = ModelCapabilities(
+    mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
+    divergences=frozenset({"forward-kl", "reverse-kl", "jsd"}),
+    features=True,
+)
+"""Those of every `HuggingFaceModel`; of one with experts `MIXTURE_CAPABILITIES`."""
+MIXTURE_CAPABILITIES: Final = attrs.evolve(CAPABILITIES, mesh_axes=CAPABILITIES.mesh_axes | {"ep"})
 CONFIG_FILE: Final = "config.json"
 _DOCUMENT_UNITS: Final = 32
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.head import DIVERGENCES
-from cosmos_core.models.huggingface import HuggingFaceModel
+from cosmos_core.models.huggingface import MIXTURE_CAPABILITIES, HuggingFaceModel
 from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, require_folder
-from cosmos_core.protocols import Model, ModelCapabilities, ModelContext, Provider, hookimpl
-from cosmos_core.protocols.layout import Axis
+from cosmos_core.protocols import Model, ModelContext, Provider, hookimpl
 
 
 @hookimpl
@@ -21,13 +17,8 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=create,
         options=GenericOptions,
-        capabilities=ModelCapabilities(
-            payload_kinds=frozenset({"tokens"}),
-            divergences=DIVERGENCES,
-            features=True,
-            # Those that a model cannot use are refused by its facts.
-            mesh_axes=frozenset(get_args(Axis)),
-        ),
+        # Axes that a model cannot use are refused by its facts.
+        capabilities=MIXTURE_CAPABILITIES,
     )
 
 

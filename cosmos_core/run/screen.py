@@ -12,7 +12,8 @@ from rich.text import Text
 
 from cosmos_core.control.live.event_feed import Curve
 from cosmos_core.control.live.snapshot import Snapshot
-from cosmos_core.observe.live import bar_and_figures, clock, heldout_fact, rate
+from cosmos_core.observe import live
+from cosmos_core.observe.live import bar_and_figures, clock
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARKS: Final = 48
@@ -56,42 +57,25 @@ def screen(snapshot: Snapshot, height: int = 50) -> RenderableType:
 
 
 def facts(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """(label, value) of everything that is known."""
-    queue = snapshot.queue
-    found = [
-        ("stage", snapshot.stage),
-        ("weights", str(snapshot.version) if snapshot.version >= 0 else "none yet"),
-        (
-            "generation",
-            f"{snapshot.generation} ({len(snapshot.members)} member{'s' if len(snapshot.members) != 1 else ''})",
-        ),
-        (
-            "queue",
-            f"{queue.queued} queued, {queue.in_flight} in flight, {queue.finished} finished, {queue.batched} batched",
-        ),
-    ]
-    numbers = (
-        ("reward", snapshot.reward, ".3f"),
-        ("loss", snapshot.loss, ".4g"),
-        ("mismatch", snapshot.mismatch, ".2e"),
-    )
-    found += [(label, format(value, how)) for label, value, how in numbers if value is not None]
-    if snapshot.rewards:
-        found.append(("rewards", ", ".join(f"{name} {value:.3f}" for name, value in snapshot.rewards.items())))
-    if snapshot.evaluated_step is not None:
-        found.append(heldout_fact(snapshot.accuracy, snapshot.heldout_reward, snapshot.unit))
-    if snapshot.staleness:
-        found.append(("staleness", " ".join(f"{age}:{count}" for age, count in snapshot.staleness.items())))
-    rates = (("policy", snapshot.policy_units_per_s), ("rollout", snapshot.rollout_units_per_s))
-    found += [(pool, rate(pace, snapshot.unit)) for pool, pace in rates if pace is not None]
-    if queue.wasted:
-        found.append(("wasted", f"{queue.wasted:.1%} of {snapshot.unit}s"))
-    if queue.dropped:
-        found.append(("dropped", ", ".join(f"{count:,} {reason}" for reason, count in sorted(queue.dropped.items()))))
-    found += sorted(snapshot.settings.items())
-    if snapshot.refused:
-        found.append(("refused", f"{snapshot.refused} (see logs/controller.jsonl)"))
-    return found
+    """(label, value) of everything that is known: what the terminal of the run shows, and more."""
+    queue, members = snapshot.queue, len(snapshot.members)
+    found = dict(live.facts(snapshot)) | {
+        "weights": str(snapshot.version) if snapshot.version >= 0 else "none yet",
+        "generation": f"{snapshot.generation} ({members} member{'s' if members != 1 else ''})",
+        "queue": f"{queue.queued} queued, {queue.in_flight} in flight, {queue.finished} finished, "
+        f"{queue.batched} batched",
+    }
+    found |= {} if snapshot.loss is None else {"loss": format(snapshot.loss, ".4g")}
+    found |= {} if snapshot.mismatch is None else {"mismatch": format(snapshot.mismatch, ".2e")}
+    more = {
+        "rewards": ", ".join(f"{name} {value:.3f}" for name, value in snapshot.rewards.items()),
+        "staleness": " ".join(f"{age}:{count}" for age, count in snapshot.staleness.items()),
+        "wasted": f"{queue.wasted:.1%} of {snapshot.unit}s" if queue.wasted else "",
+        "dropped": ", ".join(f"{count:,} {reason}" for reason, count in sorted(queue.dropped.items())),
+        **dict(sorted(snapshot.settings.items())),
+        "refused": f"{snapshot.refused} (see logs/controller.jsonl)" if snapshot.refused else "",
+    }
+    return [*(found | {label: value for label, value in more.items() if value}).items()]
 
 
 def pools(snapshot: Snapshot) -> list[tuple[str, str]]:

@@ -6,13 +6,19 @@ from cosmos_core.models.diffusion.family import Part
 from cosmos_core.models.diffusion.model import DiffusionModel
 from cosmos_core.models.diffusion.options import DiffusionOptions
 from cosmos_core.models.diffusion.rows import GIVEN, IS_GIVEN, TEXT
-from cosmos_core.protocols.frozen import DivergenceKind
+from cosmos_core.protocols import ModelCapabilities
 
-DIVERGENCES: frozenset[DivergenceKind] = frozenset({"forward-kl", "reverse-kl"})
-"""What `DiffusionModel.decide` computes: of normals with one variance both have a closed form, and are the same."""
+CAPABILITIES = ModelCapabilities(
+    payload_kinds=frozenset({"latents"}),
+    mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp"}),
+    # Of normals with one variance both have a closed form, and are the same.
+    divergences=frozenset({"forward-kl", "reverse-kl"}),
+    blends=True,
+)
+"""Those of every `DiffusionModel`."""
 
 __all__ = [
-    "DIVERGENCES",
+    "CAPABILITIES",
     "GIVEN",
     "IS_GIVEN",
     "TEXT",

@@ -197,7 +197,10 @@ class Family(ABC):
         Raises:
             DataError: The checkpoint has none.
         """
-        raise DataError("the model has no text encoder; give model.options.text = 'table' or metadata.text_embedding")
+        raise DataError(
+            "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding or a "
+            "checkpoint that has one (model.path)"
+        )
 
     def computed(self, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - most have none
         """Buffers of the transformer that no checkpoint has, by name, on the CPU."""

@@ -106,24 +106,8 @@ def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ..
 
 
 def _pods(pool: Pool, options: KubernetesOptions) -> Pods:
-    available = options.gpus_per_node
-    if pool.needs_gpus and not available:
-        raise ConfigError(
-            f"{pool.role}.device: 'cuda', but launch.options.gpus_per_node is 0; give the number of GPUs that a node "
-            "has, with --gpus-per-node"
-        )
-    if not pool.gpus or not available:
-        return _of(pool, options, count=1, gpus=0)
-    if pool.gpus > available:
-        raise ConfigError(
-            f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "
-            f"has {available} (launch.options.gpus_per_node); use a smaller mesh"
-        )
-    count = pool.nodes(available // pool.gpus)
-    return _of(pool, options, count=count, gpus=pool.gpus)
-
-
-def _of(pool: Pool, options: KubernetesOptions, *, count: int, gpus: int) -> Pods:
+    count = pool.nodes(options.gpus_per_node)
+    gpus, count = (pool.gpus, count) if count else (0, 1)
     processes, uncounted = pool.processes // count, pool.uncounted
     if options.memory_per_process is not None:
         memory, uncounted = _times(options.memory_per_process, processes), ()

@@ -7,7 +7,6 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Pool
 from cosmos_launcher_slurm.options import SlurmOptions
 
@@ -78,22 +77,11 @@ def components(pools: Sequence[Pool], options: SlurmOptions, threads: int) -> tu
 
 
 def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Component:
-    available = options.gpus_per_node
-    if pool.needs_gpus and not available:
-        raise ConfigError(
-            f"{pool.role}.device: 'cuda', but launch.options.gpus_per_node is 0; give the number of GPUs that a node "
-            "has, with --gpus-per-node"
-        )
-    if not pool.gpus or not available:
+    nodes = pool.nodes(options.gpus_per_node)
+    if not nodes:
         step = Step(tasks=pool.processes, cpus_per_task=cpus)
         tasks = pool.replicas * pool.processes
         return Component(role=pool.role, group=group, tasks=tasks, cpus_per_task=cpus, step=step)
-    if pool.gpus > available:
-        raise ConfigError(
-            f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "
-            f"has {available} (launch.options.gpus_per_node); use a smaller mesh"
-        )
-    nodes = pool.nodes(available // pool.gpus)
     tasks = pool.processes // nodes
     step = Step(
         tasks=pool.processes,
@@ -102,7 +90,7 @@ def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Comp
         gpus_per_node=tasks * pool.gpus,
         gpus_per_task=pool.gpus,
     )
-    beside = min(available // step.gpus_per_node, pool.replicas)
+    beside = min(options.gpus_per_node // step.gpus_per_node, pool.replicas)
     return Component(
         role=pool.role,
         group=group,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import torch
 from torch import nn
 
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import ConfigError
 from cosmos_core.models.diffusion import GIVEN, IS_GIVEN, DiffusionModel, TokenSlices
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Payload, Prompt
@@ -168,10 +168,7 @@ class CosmosPredictModel(DiffusionModel):
         """
         if self._encoder is None:
             if not self.has(TEXT_ENCODER):
-                raise DataError(
-                    "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding "
-                    "or a checkpoint that has one (model.path)"
-                )
+                return super().encode_words(words)  # which raises it
             from transformers import Qwen2_5_VLForConditionalGeneration  # noqa: PLC0415 - most processes encode nothing
 
             from cosmos_model_cosmos_predict.encoder import TextEncoder  # noqa: PLC0415 - likewise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.models.diffusion import DIVERGENCES
-from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_core.models.diffusion import CAPABILITIES
+from cosmos_core.protocols import Model, Provider, hookimpl
 from cosmos_model_cosmos_predict.model import CosmosPredictModel
 from cosmos_model_cosmos_predict.options import CosmosPredictOptions
 
@@ -14,10 +14,5 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=CosmosPredictModel,
         options=CosmosPredictOptions,
-        capabilities=ModelCapabilities(
-            payload_kinds=frozenset({"latents"}),
-            mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp"}),
-            divergences=DIVERGENCES,
-            blends=True,
-        ),
+        capabilities=CAPABILITIES,
     )

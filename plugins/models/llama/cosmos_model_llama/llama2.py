@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.models import DIVERGENCES, HuggingFaceOptions
-from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_core.models import CAPABILITIES, HuggingFaceOptions
+from cosmos_core.protocols import Model, Provider, hookimpl
 from cosmos_model_llama.model import Llama2Model
 
 
@@ -13,10 +13,5 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=Llama2Model,
         options=HuggingFaceOptions,
-        capabilities=ModelCapabilities(
-            payload_kinds=frozenset({"tokens"}),
-            divergences=DIVERGENCES,
-            features=True,
-            mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
-        ),
+        capabilities=CAPABILITIES,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cosmos_core.models import DIVERGENCES
-from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_core.models import MIXTURE_CAPABILITIES
+from cosmos_core.protocols import Model, Provider, hookimpl
 from cosmos_model_moe.families import DeepseekModel
 from cosmos_model_moe.options import MixtureOptions
 
@@ -14,10 +14,5 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=DeepseekModel,
         options=MixtureOptions,
-        capabilities=ModelCapabilities(
-            payload_kinds=frozenset({"tokens"}),
-            divergences=DIVERGENCES,
-            features=True,
-            mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"}),
-        ),
+        capabilities=MIXTURE_CAPABILITIES,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from cosmos_core.models import DIVERGENCES, HuggingFaceModel, HuggingFaceOptions
-from cosmos_core.protocols import Model, ModelCapabilities, Provider, hookimpl
+from cosmos_core.models import CAPABILITIES, HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.protocols import Model, Provider, hookimpl
 
 CHATML: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -28,10 +28,5 @@ def cosmos_model() -> Provider[Model]:
     return Provider(
         create=QwenModel,
         options=HuggingFaceOptions,
-        capabilities=ModelCapabilities(
-            payload_kinds=frozenset({"tokens"}),
-            divergences=DIVERGENCES,
-            features=True,
-            mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
-        ),
+        capabilities=CAPABILITIES,
     )

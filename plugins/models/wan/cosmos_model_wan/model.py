@@ -163,10 +163,7 @@ class WanModel(DiffusionModel):
         """
         if self._encoder is None:
             if not self.has(TEXT_ENCODER):
-                raise DataError(
-                    "the model has no text encoder; give model.options.text = 'table', a row's metadata.text_embedding "
-                    "or a checkpoint that has one (model.path)"
-                )
+                return super().encode_words(words)  # which raises it
             from transformers.models.umt5.modeling_umt5 import UMT5EncoderModel  # noqa: PLC0415 - most encode nothing
 
             from cosmos_model_wan.encoders import TextEncoder  # noqa: PLC0415 - likewise

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cosmos_core.cli.plugins import JsonOption, KindOption
+
 if TYPE_CHECKING:
-    from cosmos_core.protocols import Kind
     from cosmos_service_check.examination import Given
-
-
-def _kind(typed: str) -> Kind:
-    from cosmos_core.protocols import KINDS  # noqa: PLC0415
-
-    for kind in KINDS:
-        if kind == typed:
-            return kind
-    raise typer.BadParameter(f"{typed!r} is not one of {', '.join(KINDS)}.")
 
 
 def check(
@@ -32,9 +24,7 @@ def check(
             "(tested with its project's tests if it lies in that project's dist/); without it, this folder's project.",
         ),
     ] = None,
-    kind: Annotated[
-        Any, typer.Option("--kind", metavar="KIND", parser=_kind, help="Only plugins of this kind.")
-    ] = None,
+    kind: KindOption = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +34,7 @@ def check(
             "The kit is then run with it instead of with the project's own tests.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a plugin's metadata, import, options, compatibility and conformance kit; print a verdict to paste.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cosmos_core.cli.runs import Step
 from cosmos_service_tools.chat import TrustRemoteCode
 
 
@@ -23,14 +24,7 @@ def evaluate(
     prompts: Annotated[
         int | None, typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts; the recipe's if absent.")
     ] = None,
-    step: Annotated[
-        str,
-        typer.Option(
-            "--step",
-            metavar="N|best|latest",
-            help="Which checkpoint of a run; `best` by held-out accuracy, or reward of images and videos, or loss.",
-        ),
-    ] = "latest",
+    step: Step = "latest",
     *,
     by: Annotated[
         str | None,
