@@ -17,9 +17,5 @@ def _create(options: DiffusionOptions, context: EngineContext) -> RolloutEngine:
 @hookimpl
 def cosmos_engine() -> Provider[RolloutEngine]:
     """Provide the diffusion engine."""
-    return Provider(
-        create=_create,
-        options=DiffusionOptions,
-        capabilities=EngineCapabilities(payload_kinds=frozenset({"latents"}), media=True, renders=True),
-        preflight=preflight,
-    )
+    capabilities = EngineCapabilities(payload_kinds=frozenset({"latents"}), media=True, renders=True)
+    return Provider(create=_create, options=DiffusionOptions, capabilities=capabilities, preflight=preflight)

@@ -225,14 +225,11 @@ def _throughput(follower: Follower) -> list[Series]:
     """Units per second of each pool over time since the start; no line crosses a gap between sessions."""
     spaced = follower.steps[:: max(1, len(follower.steps) // _RATE_POINTS)]
     found: dict[str, list[tuple[float, float | None]]] = {"rollout": [], "policy": []}
-    for first, last in itertools.pairwise(spaced):
-        passed, middle = last.time - first.time, (first.time + last.time) / 2 - follower.timeline.sessions[0][0]
-        if not follower.timeline.is_one_session(first.time, last.time):
-            for points in found.values():
-                points.append((middle, None))
-        elif passed > 0:
-            found["rollout"].append((middle, (last.generated - first.generated) / passed))
-            found["policy"].append((middle, (last.trained - first.trained) / passed))
+    for pair in itertools.pairwise(spaced):
+        paces = follower.timeline.units_per_s(pair)
+        middle = (pair[0].time + pair[1].time) / 2 - follower.timeline.sessions[0][0]
+        for pool, points in found.items():
+            points.append((middle, paces.get(pool)))
     return [Series(label=label, points=points) for label, points in found.items()]
 
 

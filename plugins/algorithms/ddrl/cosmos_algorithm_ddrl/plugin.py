@@ -10,8 +10,5 @@ from cosmos_core.protocols import Algorithm, AlgorithmCapabilities, Provider, ho
 @hookimpl
 def cosmos_algorithm() -> Provider[Algorithm]:
     """Provide DDRL."""
-    return Provider(
-        create=Ddrl,
-        options=DdrlOptions,
-        capabilities=AlgorithmCapabilities(payload_kinds=frozenset({"latents"}), min_group_size=2),
-    )
+    capabilities = AlgorithmCapabilities(payload_kinds=frozenset({"latents"}), min_group_size=2)
+    return Provider(create=Ddrl, options=DdrlOptions, capabilities=capabilities)

@@ -28,8 +28,5 @@ def make(options: DistillOptions, context: AlgorithmContext) -> Algorithm:  # no
 @hookimpl
 def cosmos_algorithm() -> Provider[Algorithm]:
     """Provide on-policy distillation."""
-    return Provider(
-        create=make,
-        options=DistillOptions,
-        capabilities=AlgorithmCapabilities(payload_kinds=frozenset({"tokens"}), needs_rewards=False),
-    )
+    capabilities = AlgorithmCapabilities(payload_kinds=frozenset({"tokens"}), needs_rewards=False)
+    return Provider(create=make, options=DistillOptions, capabilities=capabilities)

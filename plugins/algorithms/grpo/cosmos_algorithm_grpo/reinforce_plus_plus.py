@@ -30,6 +30,5 @@ class ReinforcePlusPlusOptions(ClippedOptions):
 @hookimpl
 def cosmos_algorithm() -> Provider[Algorithm]:
     """Provide REINFORCE++."""
-    return Provider(
-        create=clipped, options=ReinforcePlusPlusOptions, capabilities=attrs.evolve(CAPABILITIES, min_group_size=1)
-    )
+    capabilities = attrs.evolve(CAPABILITIES, min_group_size=1)
+    return Provider(create=clipped, options=ReinforcePlusPlusOptions, capabilities=capabilities)

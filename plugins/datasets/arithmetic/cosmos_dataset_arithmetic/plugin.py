@@ -59,8 +59,5 @@ class Arithmetic(DrawnDataset):
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide the arithmetic word problems."""
-    return Provider(
-        create=Arithmetic,
-        options=ArithmeticOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True, preferences=True)
+    return Provider(create=Arithmetic, options=ArithmeticOptions, capabilities=capabilities)

@@ -93,8 +93,5 @@ def _difficulty(part: Dataset, index: int, options: CurriculumOptions, key: str)
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide curricula, whose rows have what their part's have."""
-    return Provider(
-        create=Curriculum,
-        options=CurriculumOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True, preferences=True)
+    return Provider(create=Curriculum, options=CurriculumOptions, capabilities=capabilities)

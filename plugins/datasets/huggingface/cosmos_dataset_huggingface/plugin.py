@@ -37,8 +37,5 @@ class HuggingFaceDataset(RowsDataset):
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide datasets of the `datasets` library."""
-    return Provider(
-        create=HuggingFaceDataset,
-        options=HuggingFaceOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True, preferences=True)
+    return Provider(create=HuggingFaceDataset, options=HuggingFaceOptions, capabilities=capabilities)

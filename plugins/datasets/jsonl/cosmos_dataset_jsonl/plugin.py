@@ -64,8 +64,5 @@ def _open(path: Path, fields: frozenset[str]) -> RowSource:
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide datasets from files."""
-    return Provider(
-        create=FileDataset,
-        options=JsonlOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True, preferences=True)
+    return Provider(create=FileDataset, options=JsonlOptions, capabilities=capabilities)

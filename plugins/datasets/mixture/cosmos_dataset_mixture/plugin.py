@@ -132,8 +132,5 @@ def _counts(options: MixtureOptions, sizes: Sequence[int]) -> tuple[int, ...]:
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide mixtures, whose rows have what their parts' have."""
-    return Provider(
-        create=Mixture,
-        options=MixtureOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True, preferences=True)
+    return Provider(create=Mixture, options=MixtureOptions, capabilities=capabilities)

@@ -95,8 +95,5 @@ def _moves(clip: Clip) -> str:
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide questions about made-up clips."""
-    return Provider(
-        create=ReasonMock,
-        options=MockOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True)
+    return Provider(create=ReasonMock, options=MockOptions, capabilities=capabilities)

@@ -49,8 +49,5 @@ def _media_folder(options: ReasonOptions, context: DatasetContext) -> Path | Non
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide questions about videos and images."""
-    return Provider(
-        create=ReasonDataset,
-        options=ReasonOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True)
+    return Provider(create=ReasonDataset, options=ReasonOptions, capabilities=capabilities)

@@ -57,8 +57,5 @@ def _ask(drawing: Drawing, rng: random.Random) -> tuple[str, str]:
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide pictures of shapes."""
-    return Provider(
-        create=Shapes,
-        options=ShapesOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True)
+    return Provider(create=Shapes, options=ShapesOptions, capabilities=capabilities)

@@ -151,8 +151,5 @@ def data_url(video: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide made-up videos."""
-    return Provider(
-        create=WorldMock,
-        options=MockOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=True)
+    return Provider(create=WorldMock, options=MockOptions, capabilities=capabilities)

@@ -113,8 +113,5 @@ class WorldPrompts(RowsDataset):
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide prompts of world models."""
-    return Provider(
-        create=WorldPrompts,
-        options=PromptsOptions,
-        capabilities=DatasetCapabilities(demonstrations=False, references=True),
-    )
+    capabilities = DatasetCapabilities(demonstrations=False, references=True)
+    return Provider(create=WorldPrompts, options=PromptsOptions, capabilities=capabilities)

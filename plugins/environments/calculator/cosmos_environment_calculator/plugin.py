@@ -157,8 +157,5 @@ class Calculator:
 @hookimpl
 def cosmos_environment() -> Provider[Environment]:
     """The provider hook."""
-    return Provider(
-        create=Calculator,
-        options=CalculatorOptions,
-        capabilities=EnvironmentCapabilities(rewards=True, deterministic=True),
-    )
+    capabilities = EnvironmentCapabilities(rewards=True, deterministic=True)
+    return Provider(create=Calculator, options=CalculatorOptions, capabilities=capabilities)

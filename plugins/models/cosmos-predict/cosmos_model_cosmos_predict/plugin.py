@@ -11,8 +11,4 @@ from cosmos_model_cosmos_predict.options import CosmosPredictOptions
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide Cosmos-Predict2.5."""
-    return Provider(
-        create=CosmosPredictModel,
-        options=CosmosPredictOptions,
-        capabilities=CAPABILITIES,
-    )
+    return Provider(create=CosmosPredictModel, options=CosmosPredictOptions, capabilities=CAPABILITIES)

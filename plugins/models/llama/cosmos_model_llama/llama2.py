@@ -10,8 +10,4 @@ from cosmos_model_llama.model import Llama2Model
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide Llama 2."""
-    return Provider(
-        create=Llama2Model,
-        options=HuggingFaceOptions,
-        capabilities=CAPABILITIES,
-    )
+    return Provider(create=Llama2Model, options=HuggingFaceOptions, capabilities=CAPABILITIES)

@@ -10,8 +10,4 @@ from cosmos_model_llama.model import LlamaModel
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide the Llama family."""
-    return Provider(
-        create=LlamaModel,
-        options=HuggingFaceOptions,
-        capabilities=CAPABILITIES,
-    )
+    return Provider(create=LlamaModel, options=HuggingFaceOptions, capabilities=CAPABILITIES)

@@ -11,8 +11,4 @@ from cosmos_model_moe.options import MixtureOptions
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide the Moonlight family."""
-    return Provider(
-        create=MoonlightModel,
-        options=MixtureOptions,
-        capabilities=MIXTURE_CAPABILITIES,
-    )
+    return Provider(create=MoonlightModel, options=MixtureOptions, capabilities=MIXTURE_CAPABILITIES)

@@ -11,8 +11,4 @@ from cosmos_model_moe.options import MixtureOptions
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide the Qwen3-MoE family."""
-    return Provider(
-        create=QwenMoeModel,
-        options=MixtureOptions,
-        capabilities=MIXTURE_CAPABILITIES,
-    )
+    return Provider(create=QwenMoeModel, options=MixtureOptions, capabilities=MIXTURE_CAPABILITIES)

@@ -11,8 +11,4 @@ from cosmos_model_qwen_vl.options import QwenVLOptions
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide the Qwen-VL families."""
-    return Provider(
-        create=QwenVLModel,
-        options=QwenVLOptions,
-        capabilities=CAPABILITIES,
-    )
+    return Provider(create=QwenVLModel, options=QwenVLOptions, capabilities=CAPABILITIES)

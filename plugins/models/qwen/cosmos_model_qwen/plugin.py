@@ -25,8 +25,4 @@ class QwenModel(HuggingFaceModel):
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide the Qwen family."""
-    return Provider(
-        create=QwenModel,
-        options=HuggingFaceOptions,
-        capabilities=CAPABILITIES,
-    )
+    return Provider(create=QwenModel, options=HuggingFaceOptions, capabilities=CAPABILITIES)

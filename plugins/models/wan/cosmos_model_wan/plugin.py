@@ -10,8 +10,4 @@ from cosmos_model_wan.model import WanModel, WanOptions
 @hookimpl
 def cosmos_model() -> Provider[Model]:
     """Provide Wan2.1."""
-    return Provider(
-        create=WanModel,
-        options=WanOptions,
-        capabilities=CAPABILITIES,
-    )
+    return Provider(create=WanModel, options=WanOptions, capabilities=CAPABILITIES)

@@ -59,8 +59,5 @@ def _math_verify() -> MathVerify:
 @hookimpl
 def cosmos_reward() -> Provider[Reward]:
     """Provide the math reward."""
-    return Provider(
-        create=MathReward,
-        options=MathOptions,
-        capabilities=RewardCapabilities(payload_kinds=frozenset({"tokens"}), deterministic=True),
-    )
+    capabilities = RewardCapabilities(payload_kinds=frozenset({"tokens"}), deterministic=True)
+    return Provider(create=MathReward, options=MathOptions, capabilities=capabilities)

@@ -103,6 +103,5 @@ class RewardModel:
 def cosmos_reward() -> Provider[Reward]:
     """Provide the reward model."""
     # What else is in a batch changes the last bits of a score.
-    return Provider(
-        create=RewardModel, options=RewardModelOptions, capabilities=RewardCapabilities(deterministic=False)
-    )
+    capabilities = RewardCapabilities(deterministic=False)
+    return Provider(create=RewardModel, options=RewardModelOptions, capabilities=capabilities)

@@ -54,8 +54,5 @@ class AccuracyReward:
 @hookimpl
 def cosmos_reward() -> Provider[Reward]:
     """Provide the reward for the answer."""
-    return Provider(
-        create=AccuracyReward,
-        options=AccuracyOptions,
-        capabilities=RewardCapabilities(payload_kinds=frozenset({"tokens"}), deterministic=True),
-    )
+    capabilities = RewardCapabilities(payload_kinds=frozenset({"tokens"}), deterministic=True)
+    return Provider(create=AccuracyReward, options=AccuracyOptions, capabilities=capabilities)

@@ -29,8 +29,5 @@ class FormatReward:
 @hookimpl
 def cosmos_reward() -> Provider[Reward]:
     """Provide the reward for the format."""
-    return Provider(
-        create=FormatReward,
-        options=NoOptions,
-        capabilities=RewardCapabilities(payload_kinds=frozenset({"tokens"}), deterministic=True),
-    )
+    capabilities = RewardCapabilities(payload_kinds=frozenset({"tokens"}), deterministic=True)
+    return Provider(create=FormatReward, options=NoOptions, capabilities=capabilities)

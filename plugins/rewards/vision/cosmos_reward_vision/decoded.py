@@ -129,8 +129,5 @@ class Decoded:
 @hookimpl
 def cosmos_reward() -> Provider[Reward]:
     """Provide the decoding of latents for another reward."""
-    return Provider(
-        create=Decoded,
-        options=DecodedOptions,
-        capabilities=RewardCapabilities(payload_kinds=frozenset({"latents", "media"})),
-    )
+    capabilities = RewardCapabilities(payload_kinds=frozenset({"latents", "media"}))
+    return Provider(create=Decoded, options=DecodedOptions, capabilities=capabilities)

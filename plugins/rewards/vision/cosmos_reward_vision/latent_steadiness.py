@@ -72,8 +72,5 @@ class LatentSteadiness:
 @hookimpl
 def cosmos_reward() -> Provider[Reward]:
     """Provide the consistency."""
-    return Provider(
-        create=LatentSteadiness,
-        options=LatentSteadinessOptions,
-        capabilities=RewardCapabilities(payload_kinds=frozenset({"latents"})),
-    )
+    capabilities = RewardCapabilities(payload_kinds=frozenset({"latents"}))
+    return Provider(create=LatentSteadiness, options=LatentSteadinessOptions, capabilities=capabilities)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import socket as sockets
@@ -16,6 +15,7 @@ from typing import Any, Final
 import typer
 from aiohttp import web
 
+from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import ConfigError, CosmosError, DataError
 from cosmos_core.types import Payload
 from cosmos_service_tools.answers import Part, Speaker
@@ -39,14 +39,6 @@ def listen(host: str, port: int) -> sockets.socket:
         return sockets.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"--host, --port: cannot listen at {host}:{port}: {error.strerror or error}") from error
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def warn_of_strangers(host: str) -> None:
@@ -102,7 +94,7 @@ class Service:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
         # A page of another site may send a request here, by a name that leads here: neither is what it was opened for.
-        if self._only_here and not is_loopback((request.url.host or "").strip("[]")):
+        if self._only_here and not is_loopback(request.url.host or ""):
             return _refused(403, f"the host {request.host!r} is not this machine's")
         if request.method == "POST" and request.content_type != "application/json":
             return _refused(415, "requests are JSON (Content-Type: application/json)")

@@ -16,10 +16,11 @@ import psutil
 import pytest
 from aiohttp.test_utils import TestServer
 
+from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import ConfigError, EngineError
 from cosmos_service_tools import vllm_server
 from cosmos_service_tools.answers import speaking
-from cosmos_service_tools.server import Service, is_loopback, listen
+from cosmos_service_tools.server import Service, listen
 from cosmos_service_tools.vllm_server import serve_vllm
 
 CHAT = {"messages": [{"role": "user", "content": "3 + 4"}], "temperature": 0, "max_tokens": 12}

@@ -40,8 +40,5 @@ class WorldFolder(RowsDataset):
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide local folders of clips."""
-    return Provider(
-        create=WorldFolder,
-        options=FolderOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=False),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=False)
+    return Provider(create=WorldFolder, options=FolderOptions, capabilities=capabilities)

@@ -92,8 +92,5 @@ def _in_store(url: str, key: str) -> list[str]:
 @hookimpl
 def cosmos_dataset() -> Provider[Dataset]:
     """Provide WebDataset tars of clips."""
-    return Provider(
-        create=WorldWebDataset,
-        options=WebDatasetOptions,
-        capabilities=DatasetCapabilities(demonstrations=True, references=False),
-    )
+    capabilities = DatasetCapabilities(demonstrations=True, references=False)
+    return Provider(create=WorldWebDataset, options=WebDatasetOptions, capabilities=capabilities)
