@@ -21,7 +21,8 @@ _PREFIX: Final = "cosmos-scratch-"
 def scratch(label: str, parent: str | None = None) -> Iterator[Path]:
     """An empty folder in `parent`, or that for temporary files, removed at the end; the label is for who looks in."""
     parent = parent or tempfile.gettempdir()
-    sweep(Path(parent))
+    for earlier in Path(parent).glob(f"{_PREFIX}*"):
+        remove_abandoned(earlier)
     owner = os.getpid()
     folder, lock = _locked(label, parent)
     try:
@@ -31,11 +32,6 @@ def scratch(label: str, parent: str | None = None) -> Iterator[Path]:
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
-
-
-def sweep(parent: Path) -> list[Path]:
-    """Remove the scratch folders of this user that belong to no process any more, and return them."""
-    return [path for path in parent.glob(f"{_PREFIX}*") if remove_abandoned(path)]
 
 
 def remove_abandoned(path: Path) -> bool:

@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 
 import psutil
 
+from cosmos_core.run.interrupts import WATCHED
 from tests.commandline import CommandLine
 
 PRELOADED: Final = (
@@ -200,8 +201,9 @@ def _become(
 ) -> None:
     """Become what `python -P -m` would have made."""
     _forget_the_server(os.close)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    for number, handler in zip(WATCHED, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL), strict=True):
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     if leads_group:
         os.setsid()
     os.chdir(cwd)

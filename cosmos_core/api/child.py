@@ -15,35 +15,35 @@ from pathlib import Path
 from typing import Any, Final
 
 from cosmos_core.errors import CosmosError
+from cosmos_core.run.interrupts import insistent
 
 REFUSAL: Final = "refusal.json"
 
 
 def main(order: Path) -> None:
-    """Do what the order says: `overwrite` is null of a plan."""
-    threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
-    told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
-    # The caller takes a name of this module, and waits for its imports.
-    if told["overwrite"] is not None:
-        from cosmos_core.run import fork_server  # noqa: PLC0415
-
-        fork_server.begin_early()
-    from cosmos_core.config.loading import recipe_from  # noqa: PLC0415
-    from cosmos_core.observe.output import console  # noqa: PLC0415
-
+    """Do what the order says: `overwrite` is null of a plan. SIGTERM interrupts it, as Ctrl-C does a command."""
     try:
-        recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
-        if told["overwrite"] is None:
-            from cosmos_core.run.plan import show_plan  # noqa: PLC0415
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
+        told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
+        with insistent():
+            # The caller takes a name of this module, and waits for its imports.
+            if told["overwrite"] is not None:
+                from cosmos_core.run import fork_server  # noqa: PLC0415
 
-            show_plan(recipe, place, console())
-        else:
-            from cosmos_core.run.launch.launcher import prepare  # noqa: PLC0415
+                fork_server.begin_early()
+            from cosmos_core.config.loading import recipe_from  # noqa: PLC0415
+            from cosmos_core.observe.output import console  # noqa: PLC0415
 
-            prepare(recipe)
-            from cosmos_core.run.command import run_recipe  # noqa: PLC0415
+            recipe, place = recipe_from(told["recipe"]), Path(told["folder"]) / "recipe.toml"
+            if told["overwrite"] is None:
+                from cosmos_core.run.plan import show_plan  # noqa: PLC0415
 
-            run_recipe(recipe, place, console(), overwrite=told["overwrite"])
+                show_plan(recipe, place, console())
+            else:
+                from cosmos_core.run.command import run_recipe  # noqa: PLC0415
+
+                run_recipe(recipe, place, console(), overwrite=told["overwrite"])
     except KeyboardInterrupt:
         sys.exit(130)
     except CosmosError as error:

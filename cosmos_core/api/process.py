@@ -21,6 +21,7 @@ from cosmos_core.errors import CosmosError
 LOOK_S: Final = 0.5
 """Between two looks at a run."""
 _LOG: Final = "console.log"
+_STOPPED: Final = frozenset({130, -signal.SIGINT, -signal.SIGTERM})
 
 
 def in_python(words: str) -> str:
@@ -65,21 +66,23 @@ class Child:
 
     def interrupt(self) -> None:
         """Stop the run at the next step, with a checkpoint; a second time, at once."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
+        self._process.terminate()
 
-    def wait(self, show: Callable[[], None] = lambda: None) -> None:
-        """Wait for its end, calling `show` twice a second; Ctrl-C interrupts the run, not the waiting.
+    def wait(self, show: Callable[[], None] = lambda: None) -> bool:
+        """Wait for its end, calling `show` twice a second; true if it was stopped before there was a run.
 
         Raises:
             CosmosError: It was refused, as the command line would say.
+            KeyboardInterrupt: Ctrl-C came, which interrupted the run first.
         """
+        is_interrupted = False
         while not self.has_ended:
             try:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(LOOK_S)
                 show()
             except KeyboardInterrupt:
+                is_interrupted = True
                 self.interrupt()
         atexit.unregister(self.wait)
         assert self._process.stdin is not None, "it was opened"
@@ -93,5 +96,9 @@ class Child:
             kind: type[CosmosError] = getattr(errors, told["kind"], CosmosError)
             raise kind.__new__(kind, in_python(told["words"]))
         sys.stdout.write(printed)
-        if self._process.returncode:
+        was_stopped = self._process.returncode in _STOPPED
+        if self._process.returncode and not was_stopped:
             raise CosmosError(f"the run's process ended with exit code {self._process.returncode}; see what it printed")
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return was_stopped

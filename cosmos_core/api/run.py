@@ -40,19 +40,24 @@ class Run:
         return list(look(self.directory))
 
     def wait(self) -> str:
-        """Wait until the run has ended; shows progress. Ctrl-C stops it at the next step, with a checkpoint.
+        """Wait until the run has ended; shows progress.
 
         Returns:
             Its outcome, `finished` or `stopped`.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C, which has stopped the run at its next step, with a checkpoint (a second one:
+                at once); the outcome in `summary` is `stopped`. A run that another process began goes on.
             ReplicaError: It failed; the message says why.
         """
+        was_stopped = False
         if self._child is not None:
             child, self._child = self._child, None
-            child.wait(_shown(self.directory) if child.is_quiet else lambda: None)
+            was_stopped = child.wait(_shown(self.directory) if child.is_quiet else lambda: None)
         while (ended := folder.read_summary(self.directory)) is None and folder.is_held(self.directory):
             time.sleep(LOOK_S)
+        if was_stopped:
+            return "stopped"
         if ended is None:
             raise ReplicaError(f"{self.directory}: {self.status()[0]}")
         if ended.outcome == "failed":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from cosmos_core.config.overrides import apply_selections, assign
 from cosmos_core.config.sources import located
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run import folder
+from cosmos_core.run.interrupts import insistent
 from cosmos_core.scratch import scratch
 
 if TYPE_CHECKING:
@@ -55,22 +57,26 @@ def train(
 
     Raises:
         CosmosError: The recipe cannot run, as `cosmos plan` would say.
+        KeyboardInterrupt: Ctrl-C; nothing is left of a run that had not begun.
     """
     named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
     child, directory, before = _begun(recipe, named, overrides, overwrite=overwrite)
     try:
-        from cosmos_core.api.run import Run  # noqa: PLC0415 - while the child starts
+        with insistent():
+            from cosmos_core.api.run import Run  # noqa: PLC0415 - while the child starts
 
-        while not child.has_ended and _made(directory) in (None, before):
-            time.sleep(_POLL_S)
-    except BaseException:
-        # Ctrl-C: nobody would have the run.
+            while not child.has_ended and _made(directory) in (None, before):
+                time.sleep(_POLL_S)
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Nobody would have the run.
         child.interrupt()
-        with contextlib.suppress(CosmosError):
+        with contextlib.suppress(CosmosError, KeyboardInterrupt):
             child.wait()
-        raise
-    if child.has_ended:
-        child.wait()
+        if _made(directory) not in (None, before) and folder.read_summary(directory) is None:
+            shutil.rmtree(directory)
+        raise end.with_traceback(None) from None
+    if child.has_ended and child.wait():
+        raise KeyboardInterrupt
     return Run(directory, child)
 
 
@@ -87,7 +93,8 @@ def plan(
     """Check everything about a run without starting it, and print what would run; see `train`."""
     named = {"model": model, "algorithm": algorithm, "dataset": dataset, "reward": reward, "environment": environment}
     child, _, _ = _begun(recipe, named, overrides, overwrite=None)
-    child.wait()
+    if child.wait():
+        raise KeyboardInterrupt
 
 
 def _begun(
@@ -104,6 +111,8 @@ def _begun(
                 folder.check_free(directory, overwrite=overwrite)
         except ConfigError as error:
             raise ConfigError(in_python(str(error))) from None
+        except KeyboardInterrupt as end:
+            raise end.with_traceback(None) from None
         before = _made(directory)
         return Child(order | {"overwrite": overwrite}, stack.pop_all(), place), directory, before
 
@@ -131,8 +140,7 @@ def _order(recipe: Recipe, named: Mapping[str, Any], overrides: Mapping[str, Any
 
 def _made(directory: Path) -> tuple[int, int] | None:
     """The job of a run in a folder, as a file: another one after a run was made there."""
-    try:
+    with contextlib.suppress(OSError):
         found = (directory / "job.json").stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns
+    return None

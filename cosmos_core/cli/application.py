@@ -103,9 +103,6 @@ def run(
     if dry_run:
         _plan(chosen, recipe)
         return
-    from cosmos_core.run.launch.launcher import prepare  # noqa: PLC0415
-
-    prepare(chosen)
     from cosmos_core.run.command import run_recipe  # noqa: PLC0415
 
     raise typer.Exit(_EXIT_CODES[run_recipe(chosen, recipe, console(), overwrite=overwrite)])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
 _STARTS_NOTHING: Final = {"-h", "--help", "--dry-run"}
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C, by a name of its own: by the other, within `exec`, Python would end by the signal, whatever the code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -18,23 +23,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # Nothing that imports make is garbage, and looking for some takes a tenth of their time.
     gc.disable()
     try:
-        if arguments is None and sys.argv[1:2] == ["run"] and not _STARTS_NOTHING.intersection(sys.argv):
-            from cosmos_core.run import fork_server  # noqa: PLC0415
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt)
+        from cosmos_core.run.interrupts import insistent  # noqa: PLC0415
 
-            fork_server.begin_early()
-        from cosmos_core.cli.application import call  # noqa: PLC0415
+        with insistent():
+            if arguments is None and sys.argv[1:2] == ["run"] and not _STARTS_NOTHING.intersection(sys.argv):
+                from cosmos_core.run import fork_server  # noqa: PLC0415
 
-        gc.enable()
-        call(arguments)
-    except SystemExit as end:
-        # Typer ends in silence. Runs answer Ctrl-C themselves, once they have begun.
-        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
-            _say_interrupted()
-        raise
-    except KeyboardInterrupt:
-        _say_interrupted()
+                fork_server.begin_early()
+            from cosmos_core.cli.application import call  # noqa: PLC0415
+
+            gc.enable()
+            call(arguments)
+    except (SystemExit, KeyboardInterrupt) as end:
+        # Typer makes a silent end of it. Runs answer Ctrl-C themselves, once they have begun.
+        if not any(isinstance(each, KeyboardInterrupt) for each in (end, getattr(end.__context__, "__cause__", None))):
+            raise
+        sys.stderr.write("cosmos: stopped by Ctrl-C\n")
         sys.exit(130)
 
 
-def _say_interrupted() -> None:
-    sys.stderr.write("cosmos: stopped by Ctrl-C\n")
+def _interrupt(*_: object) -> NoReturn:
+    raise _Interrupted

@@ -61,6 +61,7 @@ class _Session:
 def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, overwrite: bool) -> str:
     """Make a new run and see it through; its outcome: `finished`, `stopped` or `failed`."""
     began = time.monotonic()
+    prepare(recipe)
     # What was imported is no garbage when this process ends, either.
     gc.freeze()
     directory = Path(recipe.run.output_dir) / recipe.run.name

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import signal
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import attrs
@@ -240,30 +237,3 @@ def _is_echo(earlier: Exit, later: Exit, *, leader: str) -> bool:
     if later.code < 0:
         return earlier.code == LOST
     return later.name == leader and later.code in {LOST, REFUSED} and earlier.code > 0
-
-
-_WATCHED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupts:
-    """Counts them in `number` while `counted` lasts."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count signals instead of dying of them; to be called on the main thread."""
-
-        def count(_number: int, _frame: FrameType | None) -> None:
-            self.number += 1
-
-        # `nohup` starts what shall outlive its terminal.
-        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        watched = [number for number in _WATCHED if not (is_kept and number is signal.SIGHUP)]
-        earlier = [(number, signal.signal(number, count)) for number in watched]
-        try:
-            yield
-        finally:
-            for number, handler in earlier:
-                signal.signal(number, handler)

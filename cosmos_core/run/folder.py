@@ -79,9 +79,12 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
         if assets.is_dir():
             shutil.copytree(assets, job.assets)
         write_json(job.directory / "manifest.json", manifest)
-    except OSError as error:
-        raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
-    save(job)
+        save(job)
+    except BaseException as error:
+        shutil.rmtree(job.directory, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
+        raise
 
 
 def save(job: Job) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import select
@@ -15,38 +14,17 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
-
-import attrs
+from typing import Any, Final, TypeAlias
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.run import fork_server
+from cosmos_core.run.interrupts import insistent
 
+_Surroundings: TypeAlias = tuple[tuple[str, int] | None, Path, dict[str, str], bool]
+"""The fork server, the current folder, the environment, and whether it outlives its terminal, as under `nohup`."""
 _LEAVE_S: Final = 5.0
 _MEMORY: Final = "the machine may have run out of memory"
-
-
-@attrs.frozen(kw_only=True)
-class _Surroundings:
-    """State that a fork of the fork server takes from its caller: a fork of the caller has it already."""
-
-    server: tuple[str, int] | None
-    folder: Path = attrs.field(factory=Path.cwd)
-    environment: dict[str, str] = attrs.field(factory=lambda: dict(os.environ))
-    ignores_hangup: bool = attrs.field(factory=lambda: signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
-
-    def take(self) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, fork_server.OF_GROUPS)
-        os.chdir(self.folder)
-        os.environ.clear()
-        os.environ.update(self.environment)
-        # The fork server ignores it; a command does so under `nohup`.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if self.ignores_hangup else signal.SIG_DFL)
-        fork_server.borrow(self.server)
-        # What the fork server imported is no garbage, and stays.
-        gc.freeze()
-        gc.enable()
 
 
 def in_fork(call: Callable[[], None]) -> None:
@@ -84,7 +62,9 @@ def _started(call: Callable[[], None], method: str, server: tuple[str, int] | No
     context: Any = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     with sender, fork_server.patience() if server else contextlib.nullcontext():
-        process = context.Process(target=_call, args=(call, sender, _Surroundings(server=server)))
+        is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        surroundings = (server, Path.cwd(), dict(os.environ), is_kept)
+        process = context.Process(target=_call, args=(call, sender, surroundings))
         process.start()
     return process, receiver
 
@@ -103,15 +83,21 @@ def _lost(code: int) -> CosmosError:
 
 
 def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundings) -> None:
+    """Become what a fork of the caller would be."""
+    server, folder, environment, is_kept = surroundings
+    fork_server.borrow(server)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if is_kept else signal.SIG_DFL)
+    # Ctrl-C stays ignored: its parent ends it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     die_with_parent(signal.SIGTERM)
     threading.Thread(target=_end_with_reader, args=(sender.fileno(),), name="caller", daemon=True).start()
-    surroundings.take()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Ctrl-C is for its parent too, which ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     refusal = None
     try:
-        call()
+        with insistent(SystemExit, signal.SIGTERM):
+            call()
     except CosmosError as error:
         refusal = (type(error), str(error), traceback.format_exc())
     # Its caller may be leaving.

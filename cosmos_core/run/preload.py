@@ -7,7 +7,6 @@ fork plans the run; what only the controller and the replicas need is imported b
 import contextlib
 import gc
 import os
-import signal
 from importlib import import_module
 from typing import Final
 
@@ -30,6 +29,4 @@ def _import_later() -> None:
 
 
 gc.disable()
-# Some were held back while it was begun, and it ignores them.
-signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.register_at_fork(after_in_parent=_import_later)

@@ -21,8 +21,9 @@ from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.replica.lifetime import LOST
 from cosmos_core.run.address import announced
-from cosmos_core.run.fleet import Fleet, Interrupts, Member, replica_specs
+from cosmos_core.run.fleet import Fleet, Member, replica_specs
 from cosmos_core.run.follower import Follower
+from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_core.run.observer import Observer

@@ -22,8 +22,9 @@ from cosmos_core.errors import CheckpointError, ReplicaError, TransportError
 from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoints.checkpoint import mark_best
 from cosmos_core.run.address import address_file, page_words, read_address
-from cosmos_core.run.fleet import CONTROLLER, Fleet, Interrupts, Member, controller_spec, replica_specs, role_of
+from cosmos_core.run.fleet import CONTROLLER, Fleet, Member, controller_spec, replica_specs, role_of
 from cosmos_core.run.follower import Follower, Notify, progress_of, starting, waiting, waits_for
+from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
 from cosmos_core.run.recovery import Start

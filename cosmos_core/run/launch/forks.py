@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import runpy
@@ -57,8 +56,7 @@ class Child:
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for its end; its exit code, or None after `timeout` seconds."""
         until = time.monotonic() + (float("inf") if timeout is None else timeout)
-        self._process.join(timeout)
-        while (code := self.poll()) is None and self._process.exitcode == UNKNOWN and time.monotonic() < until:
+        while (code := self.poll()) is None and time.monotonic() < until:
             time.sleep(_POLL_S)
         return code
 
@@ -66,7 +64,7 @@ class Child:
         """Signal it, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                # Before it has a session of its own it ignores signals, as its fork server does.
+                # Before it has a session of its own it ignores signals.
                 until = time.monotonic() + _BEGIN_S
                 while os.getsid(self.pid) != self.pid and time.monotonic() < until:
                     time.sleep(0.005)
@@ -79,36 +77,29 @@ def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
     A server that was killed is begun again, with `threads` of numeric libraries, as is one that does not answer. What
     is as fast without it starts by a command meanwhile.
     """
-    if not fork_server.is_there():
+    if fork_server.place() is None:
         fork_server.prepare(threads)
         if spec.module not in _IMPORT_TORCH:
             return by_command()(spec, output)
-    environment = {**os.environ, **spec.environment}
+    arguments = (spec.module, spec.arguments, {**os.environ, **spec.environment}, str(output))
 
-    def fork() -> Child:
-        arguments = (spec.module, spec.arguments, environment, str(output))
+    for may_try_again in (True, False):
         process = multiprocessing.get_context("forkserver").Process(target=_run, args=arguments)
-        with fork_server.patience():
-            process.start()
-        return Child(process)
-
-    try:
-        return fork()
-    except (OSError, EOFError):
-        # The server has ended since this process looked.
-        fork_server.prepare(threads)
-    try:
-        return fork()
-    except (OSError, EOFError) as error:
-        raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
+        try:
+            with fork_server.patience():
+                process.start()
+            break
+        except (OSError, EOFError) as error:
+            if not may_try_again:
+                raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
+            # The server has ended since this process looked.
+            fork_server.prepare(threads)
+    return Child(process)
 
 
 def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], output: str) -> None:
     """Become the process: what `python -m` would have made."""
     fork_server.leave()
-    # What was imported stays: it is no garbage, and looking at it would copy its pages.
-    gc.freeze()
-    gc.enable()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()

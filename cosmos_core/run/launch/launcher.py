@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -10,7 +9,6 @@ from typing import cast
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
-from cosmos_core.errors import ReplicaError, told_as
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
 from cosmos_core.run import fork_server
@@ -19,8 +17,7 @@ from cosmos_core.run import fork_server
 def prepare(recipe: Recipe) -> None:
     """Begin to import what processes of this machine need, while their run is being planned; end it if it has none."""
     if recipe.launch.launcher == LaunchConfig().launcher:
-        with told_as(ReplicaError, f"the fork server of a run could not begin in {tempfile.gettempdir()} (see TMPDIR)"):
-            fork_server.prepare(recipe.launch.threads)
+        fork_server.prepare(recipe.launch.threads)
     else:
         fork_server.end()
 

@@ -10,6 +10,7 @@ import time
 import psutil
 
 from tests.commandline import CommandLine
+from tests.runs import RECIPE
 
 STARTER = """
 import signal, sys, time
@@ -74,6 +75,18 @@ def test_ctrl_c_while_it_imports_is_not_its_end(tmp_path):
     assert starter.stdout.readline().strip().isdecimal()
     starter.kill()
     starter.communicate()
+
+
+def test_ctrl_c_at_the_start_of_a_command_ends_it_at_once(tmp_path):
+    cosmos = CommandLine(tmp_path)
+    for tenths in range(4, 20, 3):
+        process = cosmos.start("run", str(RECIPE), leads_group=True)
+        time.sleep(tenths / 10)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=20)[0].endswith("cosmos: stopped by Ctrl-C\n")
+        assert process.returncode == 130
+    wait_for(lambda: not cosmos.left_behind())
+    assert not list(tmp_path.iterdir())
 
 
 def wait_for(holds):

@@ -1,7 +1,13 @@
+import os
+import signal
+import threading
+
 import pytest
 
 import cosmos_core as cosmos
 from cosmos_core.errors import ConfigError, PluginNotFoundError
+from tests.processes import ForkedCommandLine
+from tests.runs import RECIPE as ARITHMETIC
 
 RECIPE = {"run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "dataset": {"plugin": "arithmetic"}}
 
@@ -43,3 +49,13 @@ def test_what_planning_finds_is_raised_too(tmp_path):
     with pytest.raises(PluginNotFoundError, match="no algorithm plugin named 'no-such'"):
         cosmos.train(tmp_path / "r.toml", algorithm="no-such", reward="math", run={"name": "other"})
     assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_while_it_is_planned_leaves_nothing(tmp_path):
+    for begin in (cosmos.train, cosmos.plan):
+        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            begin(ARITHMETIC)
+        assert len(interrupted.traceback) <= 3
+    assert not ForkedCommandLine(tmp_path).left_behind()
+    assert not list(tmp_path.iterdir())

@@ -100,11 +100,14 @@ def test_ctrl_c_before_anything_runs_is_one_line(capsys, monkeypatch):
 
 def test_ctrl_c_while_it_is_imported_is_one_line():
     program = """
-import sys
+import signal, sys
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
 class Interrupt:
     def find_spec(self, name, *_):
         if name == "typer":
-            raise KeyboardInterrupt
+            Dying()
 sys.meta_path.insert(0, Interrupt())
 from cosmos_core.cli.main import main
 main(["version"])

@@ -21,7 +21,11 @@ def test_a_run_folder_holds_what_every_process_needs(job, tmp_path):
     assert manifest["plugins"] == [{"name": "grpo"}]
 
 
-def test_a_run_is_replaced_only_when_asked(job, tmp_path):
+def interrupt(_job):
+    raise KeyboardInterrupt
+
+
+def test_a_run_is_replaced_only_when_asked(job, tmp_path, monkeypatch):
     folder.create(job, tmp_path / "none", {}, overwrite=False)
     (job.directory / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"exists; go on with it: cosmos run --resume .*demo.*--overwrite"):
@@ -29,6 +33,14 @@ def test_a_run_is_replaced_only_when_asked(job, tmp_path):
     assert (job.directory / "summary.json").exists()
     folder.create(job, tmp_path / "none", {}, overwrite=True)
     assert not (job.directory / "summary.json").exists()
+
+    # One that is interrupted while it is made is gone.
+    monkeypatch.setattr(folder, "save_job", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        folder.create(job, tmp_path / "none", {}, overwrite=True)
+    monkeypatch.undo()
+    assert not job.directory.exists()
+    folder.create(job, tmp_path / "none", {}, overwrite=False)
 
     # A session that has a run is seen.
     save_job(job)

@@ -2,7 +2,7 @@
 
 import signal
 
-from cosmos_core.run.fleet import Interrupts
+from cosmos_core.run.interrupts import Interrupts
 
 
 def test_signals_are_counted_and_are_as_before_afterwards():

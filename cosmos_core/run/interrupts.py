@@ -1,0 +1,66 @@
+"""Signals that ask a command or a run to stop: none is lost, whatever they find a process at."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+WATCHED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal, `timeout` or a scheduler sends to a whole group of processes: one of them answers it."""
+_AGAIN_S: Final = 0.01
+
+
+@contextmanager
+def insistent(kind: type[BaseException] = KeyboardInterrupt, number: int = signal.SIGINT) -> Iterator[None]:
+    """Send a signal again if Python has ignored the `kind` that its handler raised.
+
+    It ignores whatever is raised in a destructor or in a callback, of which each import has some.
+    """
+    earlier = sys.unraisablehook
+
+    def again(ignored: sys.UnraisableHookArgs) -> None:
+        if issubclass(ignored.exc_type, kind):
+            # Not `threading`: this may be in the middle of it.
+            _thread.start_new_thread(_send, (number,))
+        else:
+            earlier(ignored)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = earlier
+
+
+def _send(number: int) -> None:
+    time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)
+
+
+class Interrupts:
+    """Counts them in `number` while `counted` lasts."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count signals instead of dying of them; to be called on the main thread."""
+
+        def count(*_: object) -> None:
+            self.number += 1
+
+        # `nohup` starts what shall outlive its terminal.
+        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        earlier = [(number, signal.signal(number, count)) for number in WATCHED[: 2 if is_kept else 3]]
+        try:
+            yield
+        finally:
+            for number, handler in earlier:
+                signal.signal(number, handler)
