@@ -96,9 +96,8 @@ class Child:
             kind: type[CosmosError] = getattr(errors, told["kind"], CosmosError)
             raise kind.__new__(kind, in_python(told["words"]))
         sys.stdout.write(printed)
-        was_stopped = self._process.returncode in _STOPPED
-        if self._process.returncode and not was_stopped:
+        if self._process.returncode not in {0, *_STOPPED}:
             raise CosmosError(f"the run's process ended with exit code {self._process.returncode}; see what it printed")
         if is_interrupted:
             raise KeyboardInterrupt
-        return was_stopped
+        return self._process.returncode in _STOPPED

@@ -50,14 +50,12 @@ class Run:
                 at once); the outcome in `summary` is `stopped`. A run that another process began goes on.
             ReplicaError: It failed; the message says why.
         """
-        was_stopped = False
         if self._child is not None:
             child, self._child = self._child, None
-            was_stopped = child.wait(_shown(self.directory) if child.is_quiet else lambda: None)
+            if child.wait(_shown(self.directory) if child.is_quiet else lambda: None):
+                return "stopped"
         while (ended := folder.read_summary(self.directory)) is None and folder.is_held(self.directory):
             time.sleep(LOOK_S)
-        if was_stopped:
-            return "stopped"
         if ended is None:
             raise ReplicaError(f"{self.directory}: {self.status()[0]}")
         if ended.outcome == "failed":

@@ -83,7 +83,6 @@ def _lost(code: int) -> CosmosError:
 
 
 def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundings) -> None:
-    """Become what a fork of the caller would be."""
     server, folder, environment, is_kept = surroundings
     fork_server.borrow(server)
     os.chdir(folder)

@@ -13,7 +13,6 @@ from typing import Final
 
 WATCHED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a terminal, `timeout` or a scheduler sends to a whole group of processes: one of them answers it."""
-_AGAIN_S: Final = 0.01
 
 
 @contextmanager
@@ -39,7 +38,7 @@ def insistent(kind: type[BaseException] = KeyboardInterrupt, number: int = signa
 
 
 def _send(number: int) -> None:
-    time.sleep(_AGAIN_S)
+    time.sleep(0.01)
     os.kill(os.getpid(), number)
 
 

@@ -19,12 +19,9 @@ from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
 from cosmos_core.replica.lifetime import PARENT
 from cosmos_core.run import fork_server
-from cosmos_core.run.fork_server import UNKNOWN
-from cosmos_core.run.launch.local import Process, by_command
+from cosmos_core.run.launch.local import Process
 
-_IMPORT_TORCH: Final = ("cosmos_core.policy", "cosmos_core.rollout")
 _BEGIN_S: Final = 5.0
-_POLL_S: Final = 0.02
 
 
 class Child:
@@ -44,7 +41,7 @@ class Child:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         code = self._process.exitcode
-        if code != UNKNOWN:
+        if code != fork_server.UNKNOWN:
             return code
         # Its fork server was killed. It would leave in a few seconds, and holds until then what its successor needs.
         if self._life is not None and not select.select([self._life], [], [], 0.0)[0]:
@@ -57,7 +54,7 @@ class Child:
         """Wait for its end; its exit code, or None after `timeout` seconds."""
         until = time.monotonic() + (float("inf") if timeout is None else timeout)
         while (code := self.poll()) is None and time.monotonic() < until:
-            time.sleep(_POLL_S)
+            time.sleep(0.02)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -74,26 +71,20 @@ class Child:
 def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
     """Start `python -P -m` as a fork, in a session of its own; a ReplicaError if it cannot be.
 
-    A server that was killed is begun again, with `threads` of numeric libraries, as is one that does not answer. What
-    is as fast without it starts by a command meanwhile.
+    A server that was killed is begun again, with `threads` of numeric libraries, as is one that does not answer.
     """
-    if fork_server.place() is None:
-        fork_server.prepare(threads)
-        if spec.module not in _IMPORT_TORCH:
-            return by_command()(spec, output)
     arguments = (spec.module, spec.arguments, {**os.environ, **spec.environment}, str(output))
-
     for may_try_again in (True, False):
+        fork_server.prepare(threads)
         process = multiprocessing.get_context("forkserver").Process(target=_run, args=arguments)
         try:
             with fork_server.patience():
                 process.start()
             break
         except (OSError, EOFError) as error:
+            # The server has ended since this process looked.
             if not may_try_again:
                 raise ReplicaError(f"{spec.name} could not be started as a fork: {error}") from error
-            # The server has ended since this process looked.
-            fork_server.prepare(threads)
     return Child(process)
 
 

@@ -116,8 +116,7 @@ server.kill()
 assert child.wait(20) == -9
 assert not psutil.pid_exists(child.pid) or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
 again = [start("http.server", "0", "--bind", "127.0.0.1") for _ in range(2)]
-assert psutil.Process(again[0].pid).ppid() == psutil.Process().pid
-assert psutil.Process(again[1].pid).parent().ppid() == psutil.Process().pid
+assert all(psutil.Process(each.pid).parent().ppid() == psutil.Process().pid for each in again)
 for each in again:
     each.send_signal(9)
     assert each.wait(20) == -9
