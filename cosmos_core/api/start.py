@@ -105,7 +105,7 @@ def _begun(
         place = stack.enter_context(scratch("api"))
         try:
             order = _order(recipe, named, overrides, place)
-            run = recipe_from(order["recipe"]).run
+            run = recipe_from(order["recipe"], _refuse).run
             directory = Path(run.output_dir) / run.name
             if overwrite is not None:
                 folder.check_free(directory, overwrite=overwrite)
@@ -115,6 +115,12 @@ def _begun(
             raise end.with_traceback(None) from None
         before = _made(directory)
         return Child(order | {"overwrite": overwrite}, stack.pop_all(), place), directory, before
+
+
+def _refuse(data: Mapping[str, Any], error: ConfigError) -> None:
+    from cosmos_core.plugins.recipe import check_plugins  # noqa: PLC0415 - where a recipe is refused
+
+    check_plugins(data, error)
 
 
 def _order(recipe: Recipe, named: Mapping[str, Any], overrides: Mapping[str, Any], place: Path) -> dict[str, Any]:

@@ -53,8 +53,7 @@ def load_recipe(
     """Load, change, structure and check a recipe; without a path it starts from `selections` and `overrides` alone.
 
     Overrides, `a.b.c=VALUE`, are applied in order after the selections, plugin names by kind. A ConfigError lists every
-    problem of a step: the file, unknown keys, wrong values, or keys that contradict each other. Before it is raised,
-    `refuse` is called with the plain data, and may raise one that tells more.
+    problem of a step: the file, unknown keys, wrong values, or keys that contradict each other; see `recipe_from`.
     """
     data = {} if path is None else located(read_toml(path), path.parent)
     apply_selections(data, selections or {})
@@ -62,19 +61,20 @@ def load_recipe(
         apply_override(data, override)
     if path is None:
         _name_run(data)
-    data = located(data, Path())
+    return recipe_from(located(data, Path()), refuse)
+
+
+def recipe_from(
+    data: Mapping[str, Any], refuse: Callable[[Mapping[str, Any], ConfigError], None] | None = None
+) -> Recipe:
+    """Structure and check a recipe given as plain data; `refuse` may raise what tells more than its ConfigError."""
     try:
-        return recipe_from(data)
+        recipe = structure(data, Recipe)
+        check_recipe(recipe)
     except ConfigError as error:
         if refuse is not None:
             refuse(data, error)
         raise
-
-
-def recipe_from(data: Mapping[str, Any]) -> Recipe:
-    """Structure and check a recipe given as plain data."""
-    recipe = structure(data, Recipe)
-    check_recipe(recipe)
     return recipe
 
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from cosmos_core.cli import main as cli
+from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import (
     ConfigError,
     DamagedCheckpointError,
@@ -14,6 +15,7 @@ from cosmos_core.errors import (
     TransportError,
 )
 from cosmos_core.observe import output
+from cosmos_core.plugins.recipe import load_plugins
 
 COMMANDS = (
     "run",
@@ -128,22 +130,24 @@ def test_all_that_can_be_known_of_a_wrong_recipe_is_told_at_once(capsys, tmp_pat
         policy = { prompts_per_step = 2, optimizer = { lr = 1e-3 } }
         """
     names = ["no algorithm plugin named 'grpoo'", "no reward plugin named 'mathh'", "no hook plugin named 'mlflw'"]
+    names.append("no launcher plugin named 'slrm'")
     options = ["dataset.options.rows: unknown option", "reward.1.options.targt: unknown option; did you mean target?"]
-    for run, first in (("steps = 3", []), ("stepz = 3", ["run.stepz: unknown option", "run.steps: required"])):
-        recipe.write_text(f"{plugins}\nrun = {{ name = 'a', {run} }}")
-        code, _, told = call(capsys, "plan", str(recipe))
-        found = told.removeprefix("cosmos: ").splitlines()
-        assert (code, len(found)) == (2, len(first) + 6)
-        for expected in (*first, *names, "no launcher plugin named 'slrm'", *options):
-            assert sum(line.startswith(expected) for line in found) == 1
-    # Where all names are known, options are told together, too.
-    for wrong, right in (("grpoo", "grpo"), ("mathh", "math"), ("slrm", "local"), ("mlflw", "mlflow")):
-        plugins = plugins.replace(wrong, right)
-    recipe.write_text(f"{plugins}\nrun = {{ name = 'a', steps = 3 }}")
-    _, _, told = call(capsys, "plan", str(recipe))
-    assert [line.partition(": ")[0] for line in told.removeprefix("cosmos: ").splitlines()] == [
-        *("algorithm.options.clip", "dataset.options.rows", "reward.1.options.targt"),
-    ]
+    recipe.write_text(f"{plugins}\nrun = {{ name = 'a', stepz = 3 }}")
+    code, _, told = call(capsys, "plan", str(recipe))
+    found = told.removeprefix("cosmos: ").splitlines()
+    assert (code, len(found)) == (2, 8)
+    for expected in ("run.stepz: unknown option", "run.steps: required", *names, *options):
+        assert sum(line.startswith(expected) for line in found) == 1
+
+    # Where all keys are known, planning tells names with options, and options of known names together.
+    plugins += "run = { name = 'a', steps = 3 }"
+    for wrong, error, number in (("", PluginNotFoundError, 6), ("known", ConfigError, 3)):
+        for typed, meant in (("grpoo", "grpo"), ("mathh", "math"), ("slrm", "local"), ("mlflw", "mlflow")):
+            plugins = plugins.replace(typed, meant) if wrong else plugins
+        recipe.write_text(plugins)
+        with pytest.raises(error) as caught:
+            load_plugins(load_recipe(recipe))
+        assert len(str(caught.value).splitlines()) == number
 
 
 def test_options_reach_the_recipe(capsys, monkeypatch):
