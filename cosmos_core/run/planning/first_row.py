@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ _LOOKED_AT: Final = 3
 _WRONG: Final = "I do not know."
 _LAST_NUMBER: Final = re.compile(r"(?<!\d)(?:-|(?<!\d[.,]))\d+(?:[.,]\d+)*(?=\D*$)")
 """It begins at no digit within a number: long ones would take the square of their length."""
+_GRACE_S: Final = 5.0
 _SILENT_S: Final = 3.0
 """After which people are told what is waited for."""
 
@@ -137,15 +139,18 @@ def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], ti
         for text in texts:
             await score(text)
 
+    limit = timeout_s * (1 if is_awaited else len(texts))
+    # Only this sees a call that lets no other thread run (a regular expression): it prints where, and ends the process.
+    faulthandler.dump_traceback_later(max(limit, _SILENT_S) + _SILENT_S + _GRACE_S, exit=True, file=2)
     # A coroutine that blocks its loop, or a thread of it, is left behind with its thread: other scores have come.
     scored = begin(lambda: asyncio.run(every()), "rewards")
-    limit = timeout_s * (1 if is_awaited else len(texts))
     wait([scored], min(limit, _SILENT_S))
     if not scored.done() and limit > _SILENT_S:
         each = "" if is_awaited else f" for each of {len(texts)} completions"
         told = f"waiting for reward {label}, for at most {timeout_s:g} s{each} (reward.N.timeout_s)"
         console().print(told, style="dim", markup=False, soft_wrap=True)
     wait([scored], max(limit, _SILENT_S))
+    faulthandler.cancel_dump_traceback_later()
     if scored.done():
         scored.result()
     return [came.get(text, failed(late)) for text in texts]

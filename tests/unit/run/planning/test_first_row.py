@@ -1,4 +1,5 @@
 import asyncio
+import re
 import time
 from types import SimpleNamespace
 
@@ -6,9 +7,10 @@ import numpy as np
 import pytest
 
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.errors import ConfigError, CosmosError, DataError
 from cosmos_core.plugins.reward_function import reward_of
 from cosmos_core.protocols import RewardCapabilities, Score
+from cosmos_core.run.fork import in_fork
 from cosmos_core.run.planning import first_row, tables
 from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.types import Array, Payload, Prompt
@@ -68,6 +70,11 @@ class Hanging:
         time.sleep(1.0)
 
 
+class Busy:
+    def score(self, completion):
+        return re.match("(a+)+$", "a" * 40 + "b")
+
+
 class Threaded:
     async def score(self, completion):
         return 1.0 if completion.text == "7" else await asyncio.to_thread(time.sleep, 1.0)
@@ -115,6 +122,14 @@ def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     several = (("Hanging", " for each of 2 completions"), ("Threaded", ""))
     told = [f"waiting for reward {name}, for at most 0.4 s{each} (reward.N.timeout_s)" for name, each in several]
     assert capsys.readouterr().out.splitlines() == told
+
+
+def test_a_call_that_lets_no_other_thread_run_ends_the_planning_process(monkeypatch, capfd):
+    monkeypatch.setattr(first_row, "_SILENT_S", 0.05)
+    monkeypatch.setattr(first_row, "_GRACE_S", 0.05)
+    with pytest.raises(CosmosError, match=r"exit code 1: by an error whose traceback was printed"):
+        in_fork(lambda: look(Busy()))
+    assert re.search(r"test_first_row\.py\", line \d+ in score", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(
