@@ -208,15 +208,17 @@ class RewardPool(WorkerPool[RewardProcess]):
             job.done([[each for each in row if each is not None] for row in job.outcomes])
 
     def _settle(self, worker: RewardProcess, how: str, *, is_late: bool) -> None:
-        suspects = worker.at_work()
-        self.scoring_s += sum(time.monotonic() - each.since for each in suspects)
-        others = [each for each in worker.assignments.values() if each not in suspects]
+        working, given = worker.at_work(), [*worker.assignments.values()]
+        # One that ends after some scores must not take what it has not told each time: these are tried alone, too.
+        suspects = working if is_late else given
+        self.scoring_s += sum(time.monotonic() - each.since for each in working)
+        others = [each for each in given if each not in suspects]
         if not is_late:
-            labels = sorted({self._rewards[each.task.reward].label for each in suspects})
+            labels = sorted({self._rewards[each.task.reward].label for each in working})
             whose = f"processes of reward {' or '.join(labels)}" if labels else "idle processes of rewards"
             self._repeated[whose]("%s ended: %s", whose, how)
             twice = " (a sample is tried twice)" if labels else ""
-            self.tell(Troubled(what=f"{whose} that ended{twice}", number=1, last=how))
+            self.tell(Troubled(what=f"{whose} that ended", number=1, last=how + twice))
         # A worker may die of something else (killed, out of memory): who is blamed for that was alone in it.
         if len(suspects) == 1 and (is_late or suspects[0].alone):
             self._blame(suspects.pop(), "" if is_late else how)
