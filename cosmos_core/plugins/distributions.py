@@ -63,7 +63,6 @@ def distribution(name: str) -> Readable:
 _IDENTITY: Final = re.compile(r"^(Name|Version):[ \t]*(.*?)\s*$", re.MULTILINE)
 _NOT_PACKAGES: Final = ("..", ".dist-info", ".egg-info", ".data")
 """How the first part of a file's path ends where it is outside, or about the distribution itself."""
-_HOME_LABELS: Final = ("homepage", "home", "repository", "source", "source code", "documentation")
 
 
 @attrs.frozen
@@ -74,42 +73,12 @@ class Identity:
     version: str
 
 
-@attrs.frozen(kw_only=True)
-class Source:
-    """A distribution, as its metadata describes it.
-
-    Attributes:
-        summary: One line of its own.
-        home_page: Address of its home page or repository.
-        licence: SPDX expression, or the name that its metadata gives.
-        location: Folder that it is installed in.
-        editable: The project's folder, where it is installed with `pip install -e`; None otherwise.
-    """
-
-    summary: str
-    home_page: str
-    licence: str
-    location: Path
-    editable: Path | None
-
-
 def identity(dist: Distribution) -> Identity:
     """Name and version. Reads them without parsing the rest: a listing asks this of all that is installed."""
     readable = Readable(dist)
     headers = (readable.read_text("METADATA") or readable.read_text("PKG-INFO") or "").partition("\n\n")[0]
     found = dict(reversed(_IDENTITY.findall(headers)))
     return Identity(found.get("Name", ""), found.get("Version", ""))
-
-
-def source(dist: Distribution) -> Source:
-    """The source that a distribution comes from."""
-    return Source(
-        summary=field(dist, "Summary"),
-        home_page=field(dist, "Home-page") or _home_page(dist.metadata.get_all("Project-URL") or []),
-        licence=licence(dist),
-        location=Path(str(dist.locate_file(""))),
-        editable=editable_folder(dist),
-    )
 
 
 def field(dist: Distribution, key: str) -> str:
@@ -178,13 +147,6 @@ def _can_be_recorded(name: str) -> bool:
     file = PurePosixPath(name)
     inside = [*itertools.dropwhile("..".__eq__, file.parts)]
     return bool(inside) and ".." not in inside and "\0" not in name and not file.is_absolute()
-
-
-def _home_page(urls: list[str]) -> str:
-    """The project's address: the best of its labelled ones, or the first."""
-    labelled = {label.strip().lower(): address.strip() for label, _, address in (url.partition(",") for url in urls)}
-    best = [labelled[label] for label in _HOME_LABELS if label in labelled]
-    return next(iter([*best, *labelled.values()]), "")
 
 
 @attrs.frozen

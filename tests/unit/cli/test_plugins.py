@@ -7,28 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_core.cli.plugins import app
-from cosmos_core.errors import ConfigError, PluginNotFoundError
-
-REWARD = """
-import attrs
-from cosmos_core.protocols import Provider, RewardCapabilities, hookimpl
-
-@attrs.frozen(kw_only=True)
-class Inner:
-    deep: float = attrs.field(default=0.5, metadata={"help": "How deep."})
-
-@attrs.frozen(kw_only=True)
-class Options:
-    length: int = attrs.field(metadata={"help": "How long."}, validator=attrs.validators.ge(1))
-    names: tuple[str, ...] = ("a", "b")
-    extra: dict = attrs.field(factory=dict)
-    inner: Inner = attrs.field(factory=Inner)
-    cap: float | None = None
-
-@hookimpl
-def cosmos_reward():
-    return Provider(create=dict, options=Options, capabilities=RewardCapabilities())
-"""
 
 COUNTED = """
 import email, json, sys, time
@@ -62,7 +40,7 @@ def run():
 
 @pytest.fixture
 def short(make_distribution):
-    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": REWARD})
+    make_distribution("acme-a", entries={"reward/short": "acme_a"}, modules={"acme_a.py": ""})
 
 
 def test_the_list_has_every_plugin_with_its_status(run, short, make_distribution, monkeypatch):
@@ -126,42 +104,3 @@ def test_a_list_of_thirty_reads_their_metadata_once_and_imports_none(make_distri
     assert sorted(told["parsed"]) == sorted(listed)
     assert told["heavy"] == []
     assert told["seconds"] < 10, "benchmarks/cli.py measures: it should be some 0.3"
-
-
-def test_show_has_source_capabilities_and_options(run, short, tmp_path):
-    lines = [" ".join(line.split()) for line in run("show", "short").splitlines()]
-    assert "reward short" in lines
-    assert any(line.startswith("sha256 ") for line in lines)
-    assert "distribution acme-a 1.0" in lines
-    assert "requires cosmos-core>=0.1" in lines
-    assert "payload_kinds tokens Kinds of payload it can score." in lines
-    assert "deterministic true Whether the same completion always gets the same score." in lines
-    assert "length an integer, ≥ 1 required How long." in lines
-    assert "names an array a, b" in lines
-    assert "inner.deep a number 0.5 How deep." in lines
-    assert "cap a number none" in lines
-
-    # Show as json has all of it.
-    shown = json.loads(run("show", "short", "--json"))
-    assert (shown["kind"], shown["name"], shown["distribution"], shown["protocol"]) == ("reward", "short", "acme-a", 1)
-    assert shown["source"]["location"] == str(tmp_path / "site-acme-a")
-    assert len(shown["sha256"]) == 64
-    assert [each["name"] for each in shown["capabilities"]] == ["payload_kinds", "deterministic"]
-    (length,) = [option for option in shown["options"] if option["name"] == "length"]
-    assert (length["type"], length["bounds"], length["default"]) == ("an integer", "≥ 1", "required")
-    assert (length["help"], length["is_dynamic"]) == ("How long.", False)
-
-
-def test_show_takes_kind_and_distribution_and_names_the_nearest(run, short, make_distribution):
-    # Show takes the distribution too.
-    assert "reward short" in run("show", "acme-a:short")
-
-    # Show of an unknown name.
-    with pytest.raises(PluginNotFoundError, match="did you mean short"):
-        run("show", "shrot")
-
-    # Show needs the kind where a name has two.
-    make_distribution("acme-b", entries={"dataset/short": "acme_b"})
-    with pytest.raises(ConfigError, match="reward and of a dataset plugin; say which with --kind"):
-        run("show", "short")
-    assert "reward short" in run("show", "short", "--kind", "reward")

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from cosmos_core.errors import PluginBrokenError
-from cosmos_core.plugins.distributions import editable_folder, licence, recorded_files, source
+from cosmos_core.plugins.distributions import editable_folder, licence, recorded_files
 
 
 @pytest.fixture
@@ -20,10 +20,8 @@ def dist(make_distribution):
     return make
 
 
-def test_a_source_is_what_the_metadata_says(dist, tmp_path):
-    found = source(dist("Summary: Short.", "Project-URL: Docs, https://d", "Project-URL: Repository, https://r"))
-    assert (found.summary, found.home_page, found.licence) == ("Short.", "https://r", "")
-    assert (found.location, found.editable) == (tmp_path / "site-acme-a", None)
+def test_a_licence_is_what_the_metadata_says(dist):
+    assert licence(dist()) == ""
     for line in ["License-Expression: MIT", "License: MIT", "Classifier: License :: OSI Approved :: MIT"]:
         assert licence(dist(line)) == "MIT"
 

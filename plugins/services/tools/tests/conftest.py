@@ -23,6 +23,7 @@ from cosmos_service_tools.init import init
 from cosmos_service_tools.recipes import app
 from cosmos_service_tools.samples import samples
 from cosmos_service_tools.serve import serve
+from cosmos_service_tools.show import show
 
 SIZES = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
@@ -38,7 +39,7 @@ def cosmos():
     root = typer.Typer()
     root.add_typer(app, name="recipes")
     root.command("eval")(evaluate)
-    for command in (audit, chat, compare, doctor, generate, init, samples, serve):
+    for command in (audit, chat, compare, doctor, generate, init, samples, serve, show):
         root.command()(command)
 
     def run(*arguments, keys=None, code=0):

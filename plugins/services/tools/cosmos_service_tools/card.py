@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib.metadata import Distribution
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -11,11 +13,12 @@ import attrs
 from cosmos_core.config.reference import Key, as_text, keys
 from cosmos_core.config.structure import unstructure
 from cosmos_core.plugins.discovery import PluginRecord
-from cosmos_core.plugins.distributions import Source, distribution, source
+from cosmos_core.plugins.distributions import distribution, editable_folder, field, licence
 from cosmos_core.plugins.manifest import manifest
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind
 
+_HOME_LABELS: Final = ("homepage", "home", "repository", "source", "source code", "documentation")
 _ITEM: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -43,8 +46,38 @@ def declared(capabilities: object) -> list[Declared]:
     meanings = {name: " ".join(text.split()) for name, text in _ITEM.findall(section)}
     return [
         Declared(name=name, value=as_text(getattr(capabilities, name)), meaning=meanings.get(name, ""))
-        for name in (field.name for field in attrs.fields(cls))
+        for name in attrs.fields_dict(cls)
     ]
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """A distribution, as its metadata describes it.
+
+    Attributes:
+        summary: One line of its own.
+        home_page: Address of its home page or repository.
+        licence: SPDX expression, or the name that its metadata gives.
+        location: Folder that it is installed in.
+        editable: The project's folder, where it is installed with `pip install -e`; None otherwise.
+    """
+
+    summary: str
+    home_page: str
+    licence: str
+    location: Path
+    editable: Path | None
+
+
+def source(dist: Distribution) -> Source:
+    """The source that a distribution comes from."""
+    return Source(
+        summary=field(dist, "Summary"),
+        home_page=field(dist, "Home-page") or _home_page(dist.metadata.get_all("Project-URL") or []),
+        licence=licence(dist),
+        location=Path(str(dist.locate_file(""))),
+        editable=editable_folder(dist),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -90,3 +123,10 @@ def plain(shown: Card) -> dict[str, Any]:
     """A card as plain data, the record's fields at its top."""
     data: dict[str, Any] = unstructure(shown)
     return {**data.pop("record"), **data}
+
+
+def _home_page(urls: list[str]) -> str:
+    """The project's address: the best of its labelled ones, or the first."""
+    labelled = {label.strip().lower(): address.strip() for label, _, address in (url.partition(",") for url in urls)}
+    best = [labelled[label] for label in _HOME_LABELS if label in labelled]
+    return next(iter([*best, *labelled.values()]), "")
