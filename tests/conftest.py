@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ with contextlib.suppress(ModuleNotFoundError):  # vLLM's environment has none
 
     settings.register_profile("tests", deadline=None, derandomize=True, database=None)
     settings.load_profile("tests")
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would all that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeDistribution = Callable[..., Path]
 
