@@ -26,7 +26,7 @@ def main(order: Path) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         threading.Thread(target=_stop_with_caller, name="caller", daemon=True).start()
         told: dict[str, Any] = json.loads(order.read_text(encoding="utf-8"))
-        with insistent():
+        with insistent(number=signal.SIGTERM):
             # The caller takes a name of this module, and waits for its imports.
             if told["overwrite"] is not None:
                 from cosmos_core.run import fork_server  # noqa: PLC0415

@@ -69,7 +69,7 @@ class Child:
         self._process.terminate()
 
     def wait(self, show: Callable[[], None] = lambda: None) -> bool:
-        """Wait for its end, calling `show` twice a second; true if it was stopped before there was a run.
+        """Wait for its end, calling `show` twice a second; true if a stop has ended it.
 
         Raises:
             CosmosError: It was refused, as the command line would say.

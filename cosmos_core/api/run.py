@@ -52,7 +52,8 @@ class Run:
         """
         if self._child is not None:
             child, self._child = self._child, None
-            if child.wait(_shown(self.directory) if child.is_quiet else lambda: None):
+            was_stopped = child.wait(_shown(self.directory) if child.is_quiet else lambda: None)
+            if was_stopped and folder.read_summary(self.directory) is None:
                 return "stopped"
         while (ended := folder.read_summary(self.directory)) is None and folder.is_held(self.directory):
             time.sleep(LOOK_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,12 +67,10 @@ def train(
             while not child.has_ended and _made(directory) in (None, before):
                 time.sleep(_POLL_S)
     except (KeyboardInterrupt, SystemExit) as end:
-        # Nobody would have the run.
+        # Nobody would have the run; the child removes what has not begun.
         child.interrupt()
         with contextlib.suppress(CosmosError, KeyboardInterrupt):
             child.wait()
-        if _made(directory) not in (None, before) and folder.read_summary(directory) is None:
-            shutil.rmtree(directory)
         raise end.with_traceback(None) from None
     if child.has_ended and child.wait():
         raise KeyboardInterrupt

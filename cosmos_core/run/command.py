@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.address import require_gone
-from cosmos_core.run.folder import require_idle
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.fork import in_fork
 from cosmos_core.run.hooks import RunHooks
@@ -66,23 +66,25 @@ def run_recipe(recipe: Recipe, recipe_path: Path | None, console: Console, *, ov
     gc.freeze()
     directory = Path(recipe.run.output_dir) / recipe.run.name
     folder.check_free(directory, overwrite=overwrite)
-    require_idle(directory)
     console.print(f"planning {recipe.run.name}: model, data, rewards", style="dim")
-    in_fork(partial(make_folder, recipe, recipe_path, overwrite=overwrite))
-    with folder.held(directory):
-        job = load_job(directory)
-        if warmup := stages(recipe)[-1].first_step:
-            words = f"{warmup + recipe.run.steps} steps: {warmup} of warm-up, and run.steps = {recipe.run.steps}"
-            console.print(words, style="dim", highlight=False)
-        try:
+    run_id = f"{recipe.run.name}-{secrets.token_hex(6)}"
+    try:
+        in_fork(partial(make_folder, recipe, recipe_path, run_id=run_id, overwrite=overwrite))
+        with folder.held(directory):
+            job = load_job(directory)
+            if warmup := stages(recipe)[-1].first_step:
+                words = f"{warmup + recipe.run.steps} steps: {warmup} of warm-up, and run.steps = {recipe.run.steps}"
+                console.print(words, style="dim", highlight=False)
             plugins = PluginSet.load(selections(job.recipe, _SUPERVISED))
             dataset, launcher = load_dataset(job, plugins), checked_launcher(job, plugins)
-        except CosmosError:
-            # Planning did not see it; nothing has begun.
+            session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())
+            return _supervise(session, console, began)
+    except (CosmosError, KeyboardInterrupt):
+        # The folder may be another session's, and nobody misses a run that has not begun.
+        is_own = folder.is_run(directory) and (job := load_job(directory)).run_id == run_id
+        if is_own and not job.journal.exists() and folder.read_summary(directory) is None:
             shutil.rmtree(directory, ignore_errors=True)
-            raise
-        session = _Session(job=job, plugins=plugins, dataset=dataset, launcher=launcher, start=Start())
-        return _supervise(session, console, began)
+        raise
 
 
 def resume_run(directory: Path, console: Console, *, overrides: Sequence[str] = (), start: str | None = None) -> str:

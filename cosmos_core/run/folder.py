@@ -39,7 +39,7 @@ def is_run(directory: Path) -> bool:
 
 
 def check_unused(directory: Path, *, overwrite: bool) -> None:
-    """Check that nothing is at `directory` that a run may not replace; raises ConfigError if there is."""
+    """Check that nothing is at `directory` that a run may not replace, such as one that goes on; or a ConfigError."""
     if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
         if not is_run(directory):
             raise ConfigError(f"run.name: {directory} exists and is not the folder of a run; choose another --name")
@@ -48,6 +48,8 @@ def check_unused(directory: Path, *, overwrite: bool) -> None:
                 f"run.name: the run {directory} exists; go on with it: cosmos run --resume {directory}, "
                 "replace it: --overwrite, or choose another --name"
             )
+        with held(directory):
+            require_gone(load_job(directory))
 
 
 def check_free(directory: Path, *, overwrite: bool) -> None:
@@ -75,16 +77,18 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
     try:
         if overwrite and job.directory.exists():
             shutil.rmtree(job.directory)
+        # One session makes it; another that has come this far finds it there.
         job.logs.mkdir(parents=True)
-        if assets.is_dir():
-            shutil.copytree(assets, job.assets)
-        write_json(job.directory / "manifest.json", manifest)
-        save(job)
-    except BaseException as error:
-        shutil.rmtree(job.directory, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
-        raise
+        try:
+            if assets.is_dir():
+                shutil.copytree(assets, job.assets)
+            write_json(job.directory / "manifest.json", manifest)
+            save(job)
+        except BaseException:
+            shutil.rmtree(job.directory, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
 
 
 def save(job: Job) -> Job:
@@ -176,13 +180,6 @@ def read_summary(directory: Path) -> Ended | None:
     known = [field.name for field in attrs.fields(Ended)]
     said = {name: found[name] for name in known if name in found} if isinstance(found, dict) else found
     return structure(said, Ended, str(path))
-
-
-def require_idle(directory: Path) -> None:
-    """Refuse, by a ConfigError, to replace a run that goes on; a folder without a run is none."""
-    if is_run(directory):
-        with held(directory):
-            require_gone(load_job(directory))
 
 
 @contextlib.contextmanager

@@ -70,17 +70,19 @@ def prepare(threads: int) -> bool:
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}
     # It inherits what is held back, from its first moment, and holds it back for good.
-    mask, tempdir, before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED), tempfile.tempdir, dict(os.environ)
+    mask, tempdir = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED), tempfile.tempdir
+    before = {name: os.environ[name] for name in environment.keys() & os.environ.keys()}
     try:
-        with told_as(
-            ReplicaError, "the fork server could not begin; it has a socket in TMPDIR, or /tmp if that is long"
-        ):
-            os.environ.update(environment)
+        os.environ.update(environment)
+        with told_as(ReplicaError, "the fork server could not begin"):
             resource_tracker.ensure_running()
             # That has let some through again.
             signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-            tempfile.tempdir = str(_folder())
-            forkserver.ensure_running()
+            # The path of a socket has 107 characters at most, of which names take 62.
+            parent = "/tmp" if len(tempfile.gettempdir()) > _LONGEST else tempfile.gettempdir()  # noqa: S108
+            with told_as(ReplicaError, f"the fork server could not begin; it has a socket in {parent}"):
+                tempfile.tempdir = str(_folder(parent))
+                forkserver.ensure_running()
     finally:
         tempfile.tempdir = tempdir
         for name in environment.keys() - before.keys():
@@ -134,13 +136,12 @@ def _settle() -> None:
 
 
 @functools.cache
-def _folder() -> Path:
+def _folder(parent: str) -> Path:
     """The place of multiprocessing's sockets, which does not stay if this process is killed."""
     stack = contextlib.ExitStack()
     # After multiprocessing has removed what it put there.
     Finalize(None, stack.close, exitpriority=-200)
-    # The path of a socket has 107 characters at most, of which names take 62.
-    folder = stack.enter_context(scratch("forks", "/tmp" if len(tempfile.gettempdir()) > _LONGEST else None))  # noqa: S108
+    folder = stack.enter_context(scratch("forks", parent))
     # To tear down all that it has imported takes it two seconds, for which this process would wait.
     stack.callback(_kill)
     return folder

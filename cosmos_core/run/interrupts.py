@@ -57,7 +57,7 @@ class Interrupts:
 
         # `nohup` starts what shall outlive its terminal.
         is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        earlier = [(number, signal.signal(number, count)) for number in WATCHED[: 2 if is_kept else 3]]
+        earlier = [(each, signal.signal(each, count)) for each in WATCHED if not (is_kept and each is signal.SIGHUP)]
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import attrs
 import zmq
 from rich.console import Console
 
@@ -58,7 +59,7 @@ def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> Non
             console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
-def make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) -> None:
+def make_folder(recipe: Recipe, recipe_path: Path | None, *, run_id: str, overwrite: bool) -> None:
     """Plan a run, and make its folder once nothing is left to refuse."""
     with importing():
         from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
@@ -77,7 +78,8 @@ def make_folder(recipe: Recipe, recipe_path: Path | None, *, overwrite: bool) ->
                     f"policy.checkpoint.url: {url} has {len(steps)} checkpoints already, the newest of step {steps[-1]}"
                     ", which a new run would take for its own; choose another folder, or remove them"
                 )
-        folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
+        job = attrs.evolve(plan.job, run_id=run_id)
+        folder.create(job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
 
 
 def check_changes(job: Job) -> None:

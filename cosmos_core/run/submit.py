@@ -24,7 +24,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities, Pool
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
-from cosmos_core.run.folder import aside, require_idle
+from cosmos_core.run.folder import aside
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
 from cosmos_core.run.planning.footprint import planned_pools
 from cosmos_core.run.planning.plan import Plan, check_changed, make_plan
@@ -50,7 +50,6 @@ def launch_recipe(
         # What is only read may be for another machine, whose folders are not here.
         check = folder.check_unused if render_only else folder.check_free
         check(directory, overwrite=overwrite)
-        require_idle(directory)
     else:
         if named := files(recipe):
             raise ConfigError(

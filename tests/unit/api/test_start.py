@@ -1,11 +1,15 @@
 import os
 import signal
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 import cosmos_core as cosmos
-from cosmos_core.errors import ConfigError, PluginNotFoundError
+from cosmos_core.api import start
+from cosmos_core.api.run import Run
+from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError
+from cosmos_core.run import folder
 from tests.processes import ForkedCommandLine
 from tests.runs import RECIPE as ARITHMETIC
 
@@ -51,11 +55,33 @@ def test_what_planning_finds_is_raised_too(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_while_it_is_planned_leaves_nothing(tmp_path):
+def test_ctrl_c_while_it_is_planned_leaves_nothing(tmp_path, monkeypatch):
+    begun = start._begun
+
+    def seen(*arguments, **options):
+        found = begun(*arguments, **options)
+        timer.start()
+        return found
+
+    monkeypatch.setattr(start, "_begun", seen)
     for begin in (cosmos.train, cosmos.plan):
-        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt) as interrupted:
-            begin(ARITHMETIC)
-        assert len(interrupted.traceback) <= 3
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                begin(ARITHMETIC)
+        finally:
+            timer.cancel()
     assert not ForkedCommandLine(tmp_path).left_behind()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_stop_is_told_by_the_summary_where_there_is_one(tmp_path):
+    def wait():
+        return Run(tmp_path, Mock(is_quiet=False, wait=Mock(return_value=True))).wait()
+
+    assert wait() == "stopped"
+    folder.write_json(tmp_path / folder.SUMMARY, {"outcome": "finished", "steps": 9, "wall_s": 1.0})
+    assert wait() == "finished"
+    folder.write_json(tmp_path / folder.SUMMARY, {"outcome": "failed", "steps": 3, "wall_s": 1.0, "reason": "lost"})
+    with pytest.raises(ReplicaError, match="failed after 3 steps: lost"):
+        wait()

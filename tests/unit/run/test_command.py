@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -116,21 +117,27 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
 
 
 def test_the_steps_of_a_warmup_are_told_apart(directory, begun, monkeypatch):
-    monkeypatch.setattr(command, "in_fork", lambda _: None)  # the folder is there
+    job = load_job(directory)
+
+    def make(call):
+        shutil.rmtree(directory)
+        folder.create(attrs.evolve(job, run_id=call.keywords["run_id"]), directory, {}, overwrite=False)
+
+    monkeypatch.setattr(command, "in_fork", make)
     monkeypatch.setattr(command, "prepare", lambda _: None)
     here = [f"run.output_dir='{directory.parent}'", f"run.name='{directory.name}'"]
     console = Console(file=io.StringIO(), width=100)
     run_recipe(load_recipe(RECIPE, overrides=[*SETTINGS, *here]), RECIPE, console, overwrite=True)
     assert "9 steps: 3 of warm-up, and run.steps = 6\n" in console.file.getvalue()
 
-    # What is found before anything has begun leaves no folder that could only be replaced.
-    def refuse(*_):
-        raise DataError("other rows")
-
-    monkeypatch.setattr(command, "load_dataset", refuse)
-    with pytest.raises(DataError, match="other rows"):
-        run_recipe(load_recipe(RECIPE, overrides=[*SETTINGS, *here]), RECIPE, console, overwrite=True)
-    assert not directory.exists()
+    # What ends it before anything has begun leaves no folder that could only be replaced, unless it is another run's.
+    for error, makes_it in [(DataError("other rows"), True), (KeyboardInterrupt(), True), (KeyboardInterrupt(), False)]:
+        folder.create(job, directory, {}, overwrite=True)
+        monkeypatch.setattr(command, "in_fork", make if makes_it else lambda _: None)
+        monkeypatch.setattr(command, "load_dataset", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            run_recipe(load_recipe(RECIPE, overrides=[*SETTINGS, *here]), RECIPE, console, overwrite=True)
+        assert directory.exists() != makes_it
 
 
 def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_path, begun, monkeypatch):

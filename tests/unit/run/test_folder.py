@@ -42,12 +42,20 @@ def test_a_run_is_replaced_only_when_asked(job, tmp_path, monkeypatch):
     assert not job.directory.exists()
     folder.create(job, tmp_path / "none", {}, overwrite=False)
 
-    # A session that has a run is seen.
+    # A session that has a run is seen, and the run is not replaced.
     save_job(job)
     assert not folder.is_held(job.directory)
     with folder.held(job.directory):
         assert folder.is_held(job.directory)
+        with pytest.raises(ConfigError, match="is running now, in another session"):
+            folder.create(job, tmp_path / "none", {}, overwrite=True)
     assert not folder.is_held(job.directory)
+
+    # Another session that has found the name free, too, leaves it alone.
+    monkeypatch.setattr(folder, "check_free", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=r"could not be made: .*File exists"):
+        folder.create(job, tmp_path / "none", {}, overwrite=False)
+    assert load_job(job.directory) == job
 
 
 def test_what_is_no_run_is_never_replaced(job, tmp_path):

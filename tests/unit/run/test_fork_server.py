@@ -1,6 +1,5 @@
 """The server itself; what is forked from it is in `launch/test_forks.py`."""
 
-import re
 import subprocess
 import sys
 
@@ -54,7 +53,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from cosmos_core.run import fork_server
 begin = forkserver.ensure_running
+os.environ.update(LATER="before", OMP_NUM_THREADS="7")
 def ensure_running():
+    os.environ["LATER"] = "changed"
     os.kill(os.getpid(), signal.SIGINT)
     begin()
 forkserver.ensure_running = ensure_running
@@ -66,7 +67,7 @@ except KeyboardInterrupt:
     held_back = int(status.partition("SigBlk:")[2].split()[0], 16)
     assert all(held_back >> (number - 1) & 1 for number in fork_server.WATCHED)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    print("interrupted")
+    print("interrupted", os.environ["LATER"], os.environ["OMP_NUM_THREADS"])
 """
 
 
@@ -97,7 +98,7 @@ def test_a_refused_recipe_leaves_none(tmp_path):
 
 def test_ctrl_c_while_it_is_begun_is_kept_for_the_command():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "interrupted\n", done.stderr
+    assert done.stdout == "interrupted changed 7\n", done.stderr
 
 
 def test_a_long_name_of_the_folder_for_temporary_files_is_no_hindrance(tmp_path, monkeypatch):
@@ -108,11 +109,16 @@ def test_a_long_name_of_the_folder_for_temporary_files_is_no_hindrance(tmp_path,
     assert done.returncode == 0, done.stderr
 
 
-def test_what_hinders_it_is_told_once_it_is_needed(tmp_path):
-    def told(recipe):
+def test_what_hinders_it_is_told_once_it_is_needed(tmp_path, monkeypatch):
+    def told(recipe, place):
+        monkeypatch.setenv("TMPDIR", str(place))
         command = [sys.executable, "-c", HINDERED, "run", str(recipe)]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, cwd=tmp_path)
         return done.stderr
 
-    assert "no such recipe" in told("absent.toml")
-    assert re.search("^cosmos: the fork server could not begin; .*: OSError: no folder left$", told(RECIPE))
+    assert "no such recipe" in told("absent.toml", "/tmp")
+    deep = tmp_path / ("a" * 100)
+    deep.mkdir()
+    for place, named in [("/var/tmp", "/var/tmp"), (deep, "/tmp")]:
+        words = f"cosmos: the fork server could not begin; it has a socket in {named}: OSError: no folder left\n"
+        assert told(RECIPE, place) == words

@@ -1,8 +1,12 @@
 """Signals that ask a run to stop."""
 
 import signal
+import sys
+import time
 
-from cosmos_core.run.interrupts import Interrupts
+import pytest
+
+from cosmos_core.run.interrupts import Interrupts, insistent
 
 
 def test_signals_are_counted_and_are_as_before_afterwards():
@@ -27,3 +31,35 @@ def test_signals_are_counted_and_are_as_before_afterwards():
         assert interrupts.number == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+class Dropped:
+    """Something in whose destructor a signal comes, or what else is raised there."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def __del__(self):
+        self._call()
+
+
+def test_a_signal_that_python_ignores_is_sent_again(monkeypatch):
+    def ignore_one():
+        Dropped(lambda: signal.raise_signal(number))
+        time.sleep(5)
+
+    others = []
+    monkeypatch.setattr(sys, "unraisablehook", others.append)
+    for number, other in [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]:
+        # A shell lets what it starts by `&` ignore SIGINT.
+        handlers = {number: signal.default_int_handler, other: signal.SIG_IGN}
+        earlier = {each: signal.signal(each, handler) for each, handler in handlers.items()}
+        try:
+            with pytest.raises(KeyboardInterrupt), insistent(number=number):
+                ignore_one()
+        finally:
+            for each, handler in earlier.items():
+                signal.signal(each, handler)
+    with insistent():
+        Dropped(lambda: {}["absent"])
+    assert [each.exc_type for each in others] == [KeyError]
