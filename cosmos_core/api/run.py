@@ -33,7 +33,8 @@ class Run:
         self._child = child
 
     def __repr__(self) -> str:
-        return f"Run({str(self.directory)!r}, {self.status()[0]!r})"
+        words = self.status()[0] if folder.is_run(self.directory) else "removed: it had not begun"
+        return f"Run({str(self.directory)!r}, {words!r})"
 
     def status(self) -> list[str]:
         """Lines about the run as it is now, as of `cosmos status`."""

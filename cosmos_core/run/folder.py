@@ -88,7 +88,9 @@ def create(job: Job, assets: Path, manifest: Mapping[str, Any], *, overwrite: bo
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
     except OSError as error:
-        raise ConfigError(f"run.output_dir: {job.directory} could not be made: {error}") from error
+        raise ConfigError(
+            f"run.output_dir: {job.directory} could not be made: {error}; choose another --name or folder"
+        ) from error
 
 
 def save(job: Job) -> Job:

@@ -80,6 +80,7 @@ def test_a_stop_is_told_by_the_summary_where_there_is_one(tmp_path):
         return Run(tmp_path, Mock(is_quiet=False, wait=Mock(return_value=True))).wait()
 
     assert wait() == "stopped"
+    assert "it had not begun" in repr(Run(tmp_path))
     folder.write_json(tmp_path / folder.SUMMARY, {"outcome": "finished", "steps": 9, "wall_s": 1.0})
     assert wait() == "finished"
     folder.write_json(tmp_path / folder.SUMMARY, {"outcome": "failed", "steps": 3, "wall_s": 1.0, "reason": "lost"})

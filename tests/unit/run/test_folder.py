@@ -53,7 +53,7 @@ def test_a_run_is_replaced_only_when_asked(job, tmp_path, monkeypatch):
 
     # Another session that has found the name free, too, leaves it alone.
     monkeypatch.setattr(folder, "check_free", lambda *_, **__: None)
-    with pytest.raises(ConfigError, match=r"could not be made: .*File exists"):
+    with pytest.raises(ConfigError, match=r"could not be made: .*File exists.*; choose another"):
         folder.create(job, tmp_path / "none", {}, overwrite=False)
     assert load_job(job.directory) == job
 
