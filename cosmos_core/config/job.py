@@ -59,7 +59,7 @@ class Job:
         given_frames: Fewest frames of images or videos that a row gives a world model (0: some give none).
         omitted: Rows that the dataset leaves out of each split, by reason.
         is_plain: Whether the first row is plain text that the model goes on from: no chat, and no environment answers.
-        rows: Digests of the first rows of each dataset function, which every process has to get.
+        row_digests: Digests of the first rows of each dataset function, which every process has to get.
     """
 
     run_id: str
@@ -77,7 +77,7 @@ class Job:
     given_frames: int = 0
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
     is_plain: bool = False
-    rows: str = ""
+    row_digests: tuple[str, ...] = ()
 
     @num_measured_prompts.default
     def _before_it_was_written(self) -> int:

@@ -112,6 +112,8 @@ def load_job(run_dir: Path) -> Job:
     path = Path(run_dir) / "job.json"
     try:
         data = without_checksum(json.loads(path.read_text(encoding="utf-8")), str(path))
+        if isinstance(data, dict):
+            data.pop("rows", None)  # an earlier release's digests, of other content than `row_digests`
         return attrs.evolve(structure(located(data, path.parent), Job, path=str(path)), directory=path.parent)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir}: not the folder of a run (it has no job.json)") from None

@@ -88,45 +88,52 @@ class FunctionRows:
         code = inspect.unwrap(function).__code__
         self.label: Final = f"dataset function {name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
         self._call: Final = functools.partial(function, **arguments)
-        self._rows: Final[list[Any]] = []
-        words = ("reading rows of %s: %d so far, of %d at most", self.label)
-        silence = threading.Timer(_SILENT_S, lambda: _LOG.warning(*words, len(self._rows), _MOST))
-        silence.start()
-        try:
-            self._rows.extend(itertools.islice(self._given(), _MOST + 1))
-        finally:
-            silence.cancel()
+        self._rows: Final = [*self._given(_MOST + 1)]
         if len(self._rows) > _MOST:
             raise DataError(
                 f"{self.label} gives more than {_MOST:,} rows, or never ends; let it end, or write a class with `size` "
                 "and `row`, which need not hold its rows in memory (docs/plugins/functions.md)"
             )
 
-    def _given(self) -> Iterator[Any]:
-        """The rows that a call of the function gives."""
-        with told_as(DataError, f"{self.label} failed"):
-            rows = self._call()
-            if not isinstance(rows, Iterable):
-                raise DataError(f"{self.label} returned {rows!r:.100}; it yields rows, or returns a list")
-            yield from rows
+    def _given(self, most: int) -> Iterator[Any]:
+        """The first rows that a call of the function gives; people are told of what takes long."""
+        number, words = 0, ("reading rows of %s: %d so far, of %d at most", self.label)
+        silence = threading.Timer(_SILENT_S, lambda: _LOG.warning(*words, number, _MOST))
+        silence.start()
+        try:
+            with told_as(DataError, f"{self.label} failed"):
+                rows = self._call()
+                if not isinstance(rows, Iterable):
+                    raise DataError(f"{self.label} returned {rows!r:.100}; it yields rows, or returns a list")
+                for number, row in enumerate(itertools.islice(rows, most), 1):  # noqa: B007 - for `silence`
+                    yield row
+        finally:
+            silence.cancel()
 
-    def _first(self, rows: Iterable[Any]) -> Iterator[str]:
-        """The first rows as text, the same wherever files lie; that of one that cannot be used is empty."""
-        for row in itertools.islice(rows, _COMPARED):
-            text = ""
-            with contextlib.suppress(BadRowError):
-                prompt = _Mapping().prompt(row, self.folder)
-                text = repr(attrs.evolve(prompt, media=tuple(Path(each).name for each in prompt.media)))
-            yield text
+    def _text(self, row: Any) -> str:
+        """A row as text, the same wherever files lie; that of one that cannot be used is empty."""
+        with contextlib.suppress(BadRowError):
+            prompt = _Mapping().prompt(row, self.folder)
+            return repr(attrs.evolve(prompt, media=tuple(Path(each).name for each in prompt.media)))
+        return ""
+
+    def _first(self) -> list[str]:
+        return [*map(self._text, self._rows[:_COMPARED])]
 
     def digest(self) -> str:
         """SHA-256 of the number of rows and of the first ones: the same in every process, if the function is sound."""
-        said = repr([len(self._rows), *self._first(self._rows)])
+        said = repr([len(self._rows), *self._first()])
         return hashlib.sha256(said.encode(errors="backslashreplace")).hexdigest()
 
     def require_same(self) -> None:
         """Call the function again; raises DataError if the first rows are others: each process would get its own."""
-        calls = itertools.zip_longest(self._first(self._rows), self._first(self._given()), fillvalue="no row")
+        again = [(row, self._text(row)) for row in self._given(_COMPARED)]
+        if any(self._text(row) != text for row, text in again):
+            raise DataError(
+                f"{self.label} changes rows after it has given them, as one does that yields the same dict again: let "
+                "it make a new one for each row, as in `yield dict(row)`"
+            )
+        calls = itertools.zip_longest(self._first(), (text for _, text in again), fillvalue="no row")
         for number, texts in enumerate(calls, 1):
             if texts[0] != texts[1]:
                 start = max(0, len(os.path.commonprefix(texts)) - 30)  # noqa: RUF071 - of characters

@@ -5,7 +5,7 @@ To make one raises `ConfigError` where an option is wrong, and `PluginError` whe
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import Any, Final, cast
 import attrs
 
 from cosmos_core.config.checks import staleness_bound
-from cosmos_core.config.job import Job, Stage, stages
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.job import Job, Stage
+from cosmos_core.config.schema import EngineConfig, LaunchConfig, ModelConfig, Recipe
 from cosmos_core.config.sources import split
 from cosmos_core.config.structure import structure, unstructure
 from cosmos_core.data.function import FunctionDataset, FunctionRows
-from cosmos_core.errors import ConfigError, CosmosError, DataError, PluginError, PluginNotFoundError
+from cosmos_core.errors import CosmosError, DataError, PluginError, PluginNotFoundError
 from cosmos_core.plugins.choice import choose, choose_all
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.selection import PluginSet
@@ -45,18 +45,20 @@ from cosmos_core.storage import fetch_model, is_url
 from cosmos_core.types import JSON
 
 
-def named_parts(options: Mapping[str, JSON]) -> Iterator[str]:
-    """Names of the datasets that a dataset is made of, so that a run knows them before it makes any.
+def named_parts(options: Any, path: str = "dataset.options") -> Iterator[tuple[Kind, str, Any, str]]:
+    """The datasets that a dataset is made of, so that a run knows them before it makes any: see `_named`.
 
     By convention its options name them in a table `part` or a list of tables `parts`, each with `plugin` and `options`.
     """
-    single, several = options.get("part"), options.get("parts")
-    for table in (single, *(several if isinstance(several, list | tuple) else ())):
+    table = options if isinstance(options, Mapping) else {}
+    several = table.get("parts")
+    numbered = enumerate(several if isinstance(several, list | tuple) else ())
+    for key, part in (("part", table.get("part")), *((f"parts.{index}", each) for index, each in numbered)):
         # What is no such table is refused where the options are structured.
-        if isinstance(table, Mapping) and isinstance(table.get("plugin"), str):
-            yield str(table["plugin"])
-            nested: Any = table.get("options")
-            yield from named_parts(nested if isinstance(nested, Mapping) else {})
+        if isinstance(part, Mapping) and isinstance(part.get("plugin"), str):
+            place, nested = f"{path}.{key}.options", part.get("options") or {}
+            yield "dataset", part["plugin"], nested, place
+            yield from named_parts(nested, place)
 
 
 def dataset_context(
@@ -90,19 +92,7 @@ def dataset_context(
 
 def selections(recipe: Recipe, kinds: Collection[Kind] = KINDS) -> tuple[tuple[Kind, str], ...]:
     """The plugins that a recipe names, of the given kinds, for `PluginSet.load`."""
-    named: list[tuple[Kind, str]] = [
-        ("model", recipe.model.plugin),
-        *(("model", frozen.plugin or recipe.model.plugin) for frozen in recipe.frozen.values()),
-        *(("algorithm", stage.plugin) for stage in stages(recipe)),
-        *(("reward", reward.plugin) for reward in recipe.reward),
-        ("dataset", recipe.dataset.plugin),
-        *(("dataset", name) for name in named_parts(recipe.dataset.options)),
-        ("engine", recipe.rollout.engine.plugin),
-        *(() if recipe.environment is None else (("environment", recipe.environment.plugin),)),
-        ("launcher", recipe.launch.launcher),
-        *(("hook", name) for name in recipe.tracking.hooks),
-    ]
-    return tuple(dict.fromkeys(selection for selection in named if selection[0] in kinds))
+    return tuple(dict.fromkeys((kind, name) for kind, name, *_ in _named(unstructure(recipe)) if kind in kinds))
 
 
 def load_plugins(recipe: Recipe) -> PluginSet:
@@ -134,15 +124,16 @@ def check_plugins(
     except PluginError as error:
         found.append(error)
     for kind, name, options, path in named:
-        with contextlib.suppress(PluginNotFoundError):
-            try:
-                if options or plugins:
-                    loaded = plugins or PluginSet.load([(kind, name)], records=installed)
-                    structure(options, loaded.provider(kind, name).options, path)
-            except ConfigError as error:
-                found.append(error)
+        try:
+            if options or plugins:
+                loaded = plugins or PluginSet.load([(kind, name)], records=installed)
+                structure(options, loaded.provider(kind, name).options, path)
+        except PluginNotFoundError:
+            continue  # told with all names
+        except CosmosError as error:
+            found.append(error)
     if found:
-        raise type(found[0])("\n".join(map(str, found)))
+        raise type(found[0])("\n".join(dict.fromkeys(map(str, found))))
 
 
 _NAMING: Final[Mapping[str, Kind]] = {
@@ -153,18 +144,27 @@ _NAMING: Final[Mapping[str, Kind]] = {
     "launch": "launcher",
 }
 """Tables of a recipe in which plugins are named, and their kinds."""
+_UNNAMED: Final = {
+    "model.": ModelConfig().plugin,
+    "rollout.engine.": EngineConfig().plugin,
+    "launch.": LaunchConfig().launcher,
+}
+"""The plugins of tables that name none."""
 
 
 def _named(value: Any, path: str = "", kind: Kind | None = None) -> Iterator[tuple[Kind, str, Any, str]]:
     """The plugins that plain data of a recipe names, each with its options and their key path."""
     table = dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, Mapping) else {}
-    options, name = table.get("options") or {}, table.get("launcher" if kind == "launcher" else "plugin")
+    options = table.get("options") or {}
+    name = table.get("launcher" if kind == "launcher" else "plugin", _UNNAMED.get(path))
     if kind is not None and isinstance(name, str):
         yield kind, name, options, f"{path}options"
+        yield from named_parts(options if kind == "dataset" else {})
     elif path == "tracking.":
         hooks = table.get("hooks")
         for hook in hooks if isinstance(hooks, list) and isinstance(options, Mapping) else ():
-            yield "hook", str(hook), options.get(hook) or {}, f"{path}options.{hook}"
+            if isinstance(hook, str):
+                yield "hook", hook, options.get(hook) or {}, f"{path}options.{hook}"
     else:
         for key, each in table.items():
             yield from _named(each, f"{path}{key}.", kind if path else _NAMING.get(str(key)))
@@ -259,37 +259,34 @@ def frozen_source(job: Job, role: FrozenRole) -> ModelSource:
     )
 
 
-def load_frozen(job: Job, plugins: PluginSet, role: FrozenRole) -> Model:
-    """A frozen model of the recipe."""
-    source = frozen_source(job, role)
-    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, f"{role}.options"))
-
-
-def load_model(job: Job, plugins: PluginSet) -> Model:
-    """The recipe's model."""
-    source = model_source(job)
-    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, "model.options"))
+def load_model(job: Job, plugins: PluginSet, role: FrozenRole | None = None) -> Model:
+    """The recipe's model, or a frozen one of it."""
+    source = model_source(job) if role is None else frozen_source(job, role)
+    path = f"{role or 'model'}.options"
+    return cast("Model", plugins.create("model", source.plugin, source.options, source.context, path))
 
 
 def load_dataset(job: Job, plugins: PluginSet) -> Dataset:
     """The recipe's dataset; a DataError says that its files are missing or bad, or its rows not those of the plan."""
     dataset, functions = _dataset(job, plugins)
-    for function, planned in zip(functions, job.rows.split(), strict=False):
-        if function.digest() != planned:
+    # A job that was not planned, or by an earlier release, has no digests.
+    for function, planned in itertools.zip_longest(functions, job.row_digests) if job.row_digests else ():
+        if function is None or function.digest() != planned:
             raise DataError(
-                f"{function.label}: its rows are not those that the run was planned with: what it reads has "
-                "changed since, or it gives other rows in each process: let it draw from its argument `seed`, not from "
-                "the clock, and sort what a set or a folder holds; other data are for a new run"
+                f"{'dataset' if function is None else function.label}: its rows are not those that the run was planned "
+                "with: what it reads has changed since, or it gives other rows in each process: let it draw from its "
+                "argument `seed`, not from the clock, and sort what a set or a folder holds; other data are for a new "
+                "run"
             )
     return dataset
 
 
-def planned_dataset(job: Job, plugins: PluginSet) -> tuple[Dataset, str]:
-    """The recipe's dataset and `Job.rows`, once each dataset function of it has given the same rows twice."""
+def planned_dataset(job: Job, plugins: PluginSet) -> tuple[Dataset, tuple[str, ...]]:
+    """The recipe's dataset and `Job.row_digests`, once each dataset function of it has given the same rows twice."""
     dataset, functions = _dataset(job, plugins)
     for function in functions:
         function.require_same()
-    return dataset, " ".join(function.digest() for function in functions)
+    return dataset, tuple(function.digest() for function in functions)
 
 
 def _dataset(job: Job, plugins: PluginSet) -> tuple[Dataset, list[FunctionRows]]:
@@ -352,13 +349,9 @@ def unmet(recipe: Recipe, stage: Stage, algorithm: Algorithm) -> Iterator[str]:
 
 
 def plugin_versions(recipe: Recipe, kinds: Collection[Kind]) -> dict[str, str]:
-    """Distribution and version of the plugins that a recipe names, and of the core, by `KIND NAME`.
+    """Distribution and version of the core, and of the plugins of these kinds that a recipe names, by `KIND NAME`.
 
     What is not installed here is left out: whoever needs it says so when it loads it.
-
-    Args:
-        recipe: The recipe.
-        kinds: Of these kinds only.
     """
     selected, found = tuple(selections(recipe, kinds)), {"cosmos-core": version("cosmos-core")}
     records = discover(meant=(name for _, name in selected))

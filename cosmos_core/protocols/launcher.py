@@ -12,8 +12,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import attrs
 
-from cosmos_core.errors import ConfigError
-
 
 @attrs.frozen(kw_only=True)
 class ProcessSpec:
@@ -66,25 +64,8 @@ class Pool:
     host_bytes: int = 0
     uncounted: tuple[str, ...] = ()
 
-    def nodes(self, gpus_per_node: int) -> int:
-        """Fewest nodes that hold one replica with equally many of its processes on each; 0 if it takes no GPUs there.
-
-        Raises:
-            ConfigError: Nodes have fewer GPUs than it needs.
-        """
-        if self.needs_gpus and not gpus_per_node:
-            raise ConfigError(
-                f"{self.role}.device: 'cuda', but launch.options.gpus_per_node is 0; give the number of GPUs that a "
-                "node has, with --gpus-per-node"
-            )
-        if not self.gpus or not gpus_per_node:
-            return 0
-        if self.gpus > gpus_per_node:
-            raise ConfigError(
-                f"{self.role}.mesh: each process of a {self.role} replica needs {self.gpus} GPUs of one node, and a "
-                f"node has {gpus_per_node} (launch.options.gpus_per_node); use a smaller mesh"
-            )
-        room = gpus_per_node // self.gpus
+    def nodes(self, room: int) -> int:
+        """Fewest nodes, of `room` processes each, that hold one replica with equally many of its processes on each."""
         even = (count for count in range(1, self.processes + 1) if self.processes % count == 0)
         return next(count for count in even if self.processes // count <= room)
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -302,35 +303,35 @@ def counts(directory: Path, newest: int | None = None) -> Counter[str]:
     return total
 
 
-def none_found(directory: Path) -> str:
-    """Say why no sample is as asked for."""
+def none_found(directory: Path, *, goes_on: bool = True) -> str:
+    """Say why no sample is as asked for; `goes_on`: whether a run without a summary may still write some."""
     if not _parts(directory, "samples"):
-        return _none_kept(*(_plain(directory / name) for name in ("job.json", "summary.json")))
+        return _none_kept(directory / "job.json", directory / "summary.json", goes_on=goes_on)
     steps = sorted(each["step"] for each in _steps(directory).values())
     more = [f"steps {steps[0]} to {steps[-1]} were trained"] if steps else []
     return "; ".join(filter(None, ("no kept sample is as asked for", *more, damaged(directory))))
 
 
-def _none_kept(job: Any, ended: Any) -> str:
+def _none_kept(job: Path, summary: Path, *, goes_on: bool) -> str:
     """Say why a run keeps no sample, by its job, and by its summary once it has ended."""
-    if job.get("uses_rollouts") is False:
+    if _told(job, "uses_rollouts") is False:
         return "the run has no samples: it learns from the dataset's own answers, and its model generates none"
-    recipe = job.get("recipe", {})
-    if recipe.get("samples", {}).get("keep") == "none":
+    if _told(job, "recipe", "samples", "keep") == "none":
         return 'the run keeps no samples: samples.keep is "none"'
-    if not ended:
-        warmup = recipe.get("warmup")
-        after = f"after the {warmup['steps']:,} steps of the warm-up, " if warmup else ""
-        return f"no samples are kept yet: they come {after}as soon as the first prompt's are scored"
-    if why := ended.get("problems", {}).get("samples that could not be written"):
+    if why := _told(summary, "problems", "samples that could not be written"):
         return f"no samples are kept: they could not be written: {why}"
-    if number := ended.get("samples", {}).get("generated"):
+    if number := _told(summary, "samples", "generated"):
         return f"the {number:,} samples of the run are not kept: an earlier release made it, or they were removed"
-    return f"no samples are kept: the run {ended['outcome']} before any was scored"
+    if (outcome := _told(summary, "outcome")) or not goes_on:
+        return f"no samples are kept: the run {outcome or 'ended without a word'} before any was written"
+    steps = _told(job, "recipe", "warmup", "steps")
+    after = f"after the {steps:,} steps of the warm-up, " if steps else ""
+    first = f"no samples are kept yet: they come {after}as soon as the first prompt's are scored"
+    return f"{first}; `cosmos status` tells how far the run is, and what is wrong with it"
 
 
-def _plain(file: Path) -> Any:
-    """The JSON of a file; nothing where there is none, or it is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(file.read_bytes())
-    return {}
+def _told(file: Path, *keys: str) -> Any:
+    """A value within a file of JSON; None where there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        return functools.reduce(operator.getitem, keys, json.loads(file.read_bytes()))
+    return None

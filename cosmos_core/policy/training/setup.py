@@ -12,7 +12,7 @@ import torch
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import recipe_with
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.plugins.recipe import load_algorithm, load_frozen, source_of, unmet
+from cosmos_core.plugins.recipe import load_algorithm, load_model, source_of, unmet
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import World
@@ -57,7 +57,7 @@ def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) ->
     layout = layout_of(policy, world.mesh, device.type)
     follows = config.path is None
     is_offloaded = config.placement == "offloaded"
-    model = load_frozen(job, plugins, role)
+    model = load_model(job, plugins, role)
     layout = attrs.evolve(
         layout,
         # FSDP's; a module of one process is moved as a whole.

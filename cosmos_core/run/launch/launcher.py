@@ -9,6 +9,7 @@ from typing import cast
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
+from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
 from cosmos_core.run import fork_server
@@ -44,6 +45,21 @@ def pools(recipe: Recipe, *, uses_rollouts: bool) -> tuple[Pool, ...]:
             )
         )
     return tuple(found)
+
+
+def nodes_of(pool: Pool, gpus: int, option: str) -> int:
+    """`Pool.nodes` of as many GPUs as an option says, 0 if it takes none; a ConfigError if they are too few."""
+    if pool.needs_gpus and not gpus:
+        raise ConfigError(
+            f"{pool.role}.device: 'cuda', but launch.options.{option} is 0; give the number of GPUs that a node has, "
+            f"with --{option.replace('_', '-')}"
+        )
+    if pool.gpus > gpus > 0:
+        raise ConfigError(
+            f"{pool.role}.mesh: each process of a {pool.role} replica needs {pool.gpus} GPUs of one node, and a node "
+            f"has {gpus} (launch.options.{option}); use a smaller mesh"
+        )
+    return pool.nodes(gpus // pool.gpus) if pool.gpus and gpus else 0
 
 
 def capabilities_of(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:

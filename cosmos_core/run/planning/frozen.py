@@ -9,7 +9,7 @@ import attrs
 from cosmos_core.config.job import Job, Stage
 from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.plugins.recipe import frozen_source, load_frozen
+from cosmos_core.plugins.recipe import frozen_source, load_model
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.mesh.layout import misfits
 from cosmos_core.policy.trial import tried
@@ -36,7 +36,7 @@ def frozen_facts(
         # The policy's own model has been tried, and encodes as it does.
         if config.plugin is not None or config.path is not None or config.options:
             try:
-                other = load_frozen(job, plugins, role)
+                other = load_model(job, plugins, role)
                 facts = tried(_policy_of(job.recipe), other, capabilities)
             except ConfigError as error:
                 # A model knows its own table only.

@@ -86,7 +86,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     if capabilities_of(recipe, plugins).shares_folder:
         check_keys(job)
     check_hooks(recipe, plugins)
-    dataset, rows = planned_dataset(job, plugins)
+    dataset, row_digests = planned_dataset(job, plugins)
     sizes = _sizes(dataset, recipe)
     model = load_model(job, plugins)
     if recipe.model.tokenizer is not None and lacks_tokenizer(job):
@@ -112,7 +112,7 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
         given_frames=parts.measured.given_frames,
         omitted=parts.omitted,
         is_plain=parts.is_plain,
-        rows=rows,
+        row_digests=row_digests,
     )
     return Plan(job=planned, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 

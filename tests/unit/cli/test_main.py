@@ -120,9 +120,10 @@ main(["version"])
 
 def test_all_that_can_be_known_of_a_wrong_recipe_is_told_at_once(capsys, tmp_path):
     recipe = tmp_path / "wrong.toml"
+    (tmp_path / "failing.py").write_text("import nothing_of_the_kind")
     plugins = """
         algorithm = { plugin = "grpoo", options = { clip = 1 } }
-        dataset = { plugin = "arithmetic", options = { rows = 3 } }
+        dataset = { plugin = "mixture", options = { parts = [{ plugin = "arithmetic", options = { rows = 3 } }] } }
         reward = [{ plugin = "mathh" }, { plugin = "length", options = { targt = 4 } }]
         model = { plugin = "qwen", config = {} }
         launch = { launcher = "slrm" }
@@ -130,14 +131,24 @@ def test_all_that_can_be_known_of_a_wrong_recipe_is_told_at_once(capsys, tmp_pat
         policy = { prompts_per_step = 2, optimizer = { lr = 1e-3 } }
         """
     names = ["no algorithm plugin named 'grpoo'", "no reward plugin named 'mathh'", "no hook plugin named 'mlflw'"]
-    names.append("no launcher plugin named 'slrm'")
-    options = ["dataset.options.rows: unknown option", "reward.1.options.targt: unknown option; did you mean target?"]
-    recipe.write_text(f"{plugins}\nrun = {{ name = 'a', stepz = 3 }}")
+    more = ["run.stepz: unknown option", "run.steps: required", "tracking.hooks.1: expected a string, got {"]
+    more += ["dataset.options.parts.0.options.rows: unknown option", "no dataset plugin named 'jsnl' is installed"]
+    more += ["reward.1.options.targt: unknown option; did you", f"reward plugin 'x' of {tmp_path}/failing.py: line 1"]
+    more += ["rollout.engine.options.slotz: unknown option", "launch.options.x: unknown option"]
+    worse = f"{plugins}\n[run]\nname = 'a'\nstepz = 3\n[rollout.engine.options]\nslotz = 1"
+    for good, bad in (
+        ("}] } }", '}, { plugin = "jsnl" }] } }'),
+        ('launcher = "slrm"', "options = { x = 1 }"),
+        ('"mlflw"', '"mlflw", { name = "mlflow" }'),
+        ("targt = 4 } }", 'targt = 4 } }, { plugin = "./failing.py:x", options = { y = 1 } }'),
+    ):
+        worse = worse.replace(good, bad)
+    recipe.write_text(worse)
     code, _, told = call(capsys, "plan", str(recipe))
     found = told.removeprefix("cosmos: ").splitlines()
-    assert (code, len(found)) == (2, 8)
-    for expected in ("run.stepz: unknown option", "run.steps: required", *names, *options):
-        assert sum(line.startswith(expected) for line in found) == 1
+    assert (code, len(found)) == (2, 12)
+    for expected in (*names, *more):
+        assert sum(line.startswith(expected) for line in found) == 1, expected
 
     # Where all keys are known, planning tells names with options, and options of known names together.
     plugins += "run = { name = 'a', steps = 3 }"

@@ -63,8 +63,8 @@ def test_a_job_of_an_earlier_release_measures_what_it_did(tmp_path):
         assert load_job(tmp_path).num_measured_prompts == 1
         data = json.loads((tmp_path / "job.json").read_text())
         del data["num_measured_prompts"], data["checksum"]
-        (tmp_path / "job.json").write_text(json.dumps(data))
-        assert load_job(tmp_path).num_measured_prompts == expected
+        (tmp_path / "job.json").write_text(json.dumps(data | {"rows": "1f"}))
+        assert (load_job(tmp_path).num_measured_prompts, load_job(tmp_path).row_digests) == (expected, ())
 
 
 def test_a_file_with_overrides_and_selections(recipe_file):

@@ -44,7 +44,7 @@ def test_a_recipe_of_each_page_is_one_that_its_plugins_take(plugins):
         if "dataset" in recipe:
             dataset = structure(recipe["dataset"], DatasetConfig, "dataset")
             check_options(plugins, "dataset", dataset.plugin, dataset.options)
-            assert set(named_parts(dataset.options)) <= {record.name for record in plugins}
+            assert {name for _, name, *_ in named_parts(dataset.options)} <= {record.name for record in plugins}
         for table in recipe.get("reward", ()):
             reward = structure(table, RewardConfig, "reward")
             check_options(plugins, "reward", reward.plugin, reward.options)

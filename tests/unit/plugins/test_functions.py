@@ -235,17 +235,22 @@ def test_a_function_of_rows_is_a_dataset(tmp_path, monkeypatch, caplog):
 
 
 UNSTEADY = """
-import random
+import random, time
 def drawn():
     yield from ("same", {"prompt": "same", "reference": random.random()})
 def read(directory):
     yield (directory / "data").read_text()
 ROWS = iter("ab")
 def once(): return ROWS
+def shared():
+    row = {}
+    for row["prompt"] in ("a", "b"):
+        time.sleep(0.03)
+        yield row
 """
 
 
-def test_other_rows_in_a_second_call_or_in_another_process_are_refused(tmp_path):
+def test_other_rows_in_a_second_call_or_in_another_process_are_refused(tmp_path, monkeypatch, caplog):
     (tmp_path / "rows.py").write_text(UNSTEADY)
     (tmp_path / "data").write_text("a")
 
@@ -261,10 +266,17 @@ def test_other_rows_in_a_second_call_or_in_another_process_are_refused(tmp_path)
         planned_dataset(*job_of("read", "drawn"))
     with pytest.raises(DataError, match=r"once \(rows\.py:8\): its row 1 was Prompt\(text='a', .*, and is no row"):
         planned_dataset(*job_of("once"))
+    monkeypatch.setattr(function, "_SILENT_S", 0.01)
+    with pytest.raises(DataError, match=r"shared \(rows\.py:9\) changes rows after it has given them, as one does"):
+        planned_dataset(*job_of("shared"))
+    told = [each for each in caplog.messages if "reading rows of dataset function shared" in each]
+    assert len(told) == 2, "the second call is told, too"
     job, plugins = job_of("read", "read")
-    dataset, rows = planned_dataset(job, plugins)
-    planned = attrs.evolve(job, rows=rows)
+    dataset, digests = planned_dataset(job, plugins)
+    planned = attrs.evolve(job, row_digests=digests)
     assert load_dataset(planned, plugins).size("train") == dataset.size("train") == 2
+    with pytest.raises(DataError, match=r"^dataset: its rows are not those"):
+        load_dataset(attrs.evolve(job, row_digests=(*digests, "more")), plugins)
     (tmp_path / "data").write_text("b")
     with pytest.raises(
         DataError, match=r"read \(rows\.py:5\): its rows are not those that the run was planned with: w"

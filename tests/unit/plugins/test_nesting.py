@@ -12,8 +12,14 @@ from cosmos_core.protocols import DatasetContext
 
 def test_parts_are_named_at_every_level_by_tables_with_a_plugin():
     inner = {"plugin": "b", "options": {"part": {"plugin": "c"}}}
-    assert list(named_parts({"part": {"plugin": "a"}, "parts": [inner, {"plugin": "a"}]})) == ["a", "b", "c", "a"]
-    for options in [{}, {"part": "a"}, {"parts": 3}, {"parts": [{"plugin": 4}, "x"]}]:
+    parts = {"part": {"plugin": "a"}, "parts": [inner, {"plugin": "a", "options": {"x": 1}}]}
+    assert [(name, path) for _, name, _, path in named_parts(parts, "o")] == [
+        ("a", "o.part.options"),
+        ("b", "o.parts.0.options"),
+        ("c", "o.parts.0.options.part.options"),
+        ("a", "o.parts.1.options"),
+    ]
+    for options in [{}, 3, {"part": "a"}, {"parts": 3}, {"parts": [{"plugin": 4}, "x"]}]:
         assert list(named_parts(options)) == []
 
 

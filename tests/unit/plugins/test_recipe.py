@@ -93,14 +93,14 @@ def make_job(tmp_path: Path, **changes) -> Job:
 def test_a_recipe_names_its_plugins_once_each():
     assert selections(recipe_from(RECIPE)) == (
         ("model", "m"),
-        ("algorithm", "s"),
         ("algorithm", "a"),
+        ("dataset", "d"),
         ("reward", "r"),
         ("reward", "q"),
-        ("dataset", "d"),
+        ("algorithm", "s"),
         ("engine", "embedded"),
-        ("launcher", "local"),
         ("hook", "mlflow"),
+        ("launcher", "local"),
     )
     assert selections(recipe_from(RECIPE), ("engine",)) == (("engine", "embedded"),)
     talking = recipe_from({**RECIPE, "environment": {"plugin": "game"}})

@@ -182,7 +182,9 @@ def test_what_is_not_there_is_a_sentence(run, tmp_path, caplog):
     for job, ended, words in (
         ({}, {}, "no samples are kept yet: they come as soon as "),
         (run_of, {}, "no samples are kept yet: they come after the 800 steps of the warm-up, as soon as "),
-        (run_of, {"outcome": "stopped"}, "no samples are kept: the run stopped before any was scored"),
+        (run_of, {"outcome": "stopped"}, "no samples are kept: the run stopped before any was written"),
+        ([], {"outcome": "stopped"}, "no samples are kept: the run stopped before any was written"),
+        ({"recipe": {"samples": None}}, None, "no samples are kept yet: they come as soon as "),
         (run_of, {"outcome": "stopped", **unwritten}, "no samples are kept: they could not be written: disk full"),
         (run_of, {"samples": {"generated": 9}}, "the 9 samples of the run are not kept: an earlier release made it"),
         ({"recipe": {"samples": {"keep": "none"}}}, {}, 'the run keeps no samples: samples.keep is "none"'),
@@ -191,6 +193,11 @@ def test_what_is_not_there_is_a_sentence(run, tmp_path, caplog):
         for name, content in (("job.json", job), ("summary.json", ended)):
             (run / name).write_text(json.dumps(content))
         assert none_found(run).startswith(words)
+    (run / "summary.json").unlink()
+    (run / "job.json").write_text("null")
+    assert none_found(run).endswith("scored; `cosmos status` tells how far the run is, and what is wrong with it")
+    ended = "no samples are kept: the run ended without a word before any was written"
+    assert none_found(run, goes_on=False) == ended
 
 
 def test_a_dialogue_has_no_logprobs_where_the_model_did_not_speak_and_latents_have_no_tokens():

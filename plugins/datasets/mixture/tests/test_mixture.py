@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_core.config.order import row_of
 from cosmos_core.errors import ConfigError, DataError, PluginError
-from cosmos_core.plugins.recipe import dataset_context, named_parts
+from cosmos_core.plugins.recipe import dataset_context
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_dataset_mixture.proportions import rows_of_epoch
 
@@ -111,12 +111,6 @@ def test_what_parts_leave_out_is_told(tmp_path):
     parts[0]["options"]["on_bad_row"] = "skip"
     (omission,) = make(tmp_path, parts).omitted("train")
     assert (omission.reason, omission.num_rows) == ("a: field 'q' is null, not text", 1)
-
-
-def test_the_names_of_all_parts_are_known_before_any_is_made():
-    inner = {"plugin": "curriculum", "options": {"part": {"plugin": "jsonl"}}}
-    assert list(named_parts({"parts": [{"plugin": "arithmetic"}, inner]})) == ["arithmetic", "curriculum", "jsonl"]
-    assert list(named_parts({"parts": "x", "part": 3})) == []
 
 
 def test_parts_that_cannot_be_mixed(tmp_path):

@@ -18,6 +18,7 @@ import yaml
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherContext, Pool
+from cosmos_core.run.launch.launcher import nodes_of
 from cosmos_launcher_kubernetes.options import ATTEMPT, POD, REPLICA, UID, Entry, KubernetesOptions, Source
 from cosmos_launcher_kubernetes.orders import SESSION
 
@@ -106,7 +107,7 @@ def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ..
 
 
 def _pods(pool: Pool, options: KubernetesOptions) -> Pods:
-    count = pool.nodes(options.gpus_per_node)
+    count = nodes_of(pool, options.gpus_per_node, "gpus_per_node")
     gpus, count = (pool.gpus, count) if count else (0, 1)
     processes, uncounted = pool.processes // count, pool.uncounted
     if options.memory_per_process is not None:

@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.protocols import Pool
+from cosmos_core.run.launch.launcher import nodes_of
 from cosmos_launcher_slurm.options import SlurmOptions
 
 CONTROLLER: Final = "controller"
@@ -77,7 +78,7 @@ def components(pools: Sequence[Pool], options: SlurmOptions, threads: int) -> tu
 
 
 def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Component:
-    nodes = pool.nodes(options.gpus_per_node)
+    nodes = nodes_of(pool, options.gpus_per_node, "gpus_per_node")
     if not nodes:
         step = Step(tasks=pool.processes, cpus_per_task=cpus)
         tasks = pool.replicas * pool.processes

@@ -18,7 +18,7 @@ from cosmos_core.control.journal import entries
 from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.run.address import find_address
-from cosmos_core.run.folder import SUMMARY
+from cosmos_core.run.folder import SUMMARY, is_held
 from cosmos_core.run.observer import so_far
 from cosmos_core.run.status import look
 from cosmos_core.storage.samples import counts, damaged, groups, none_found, samples
@@ -50,9 +50,11 @@ def print_samples(
         else:
             _show(group, console)
     if not number:
-        goes_on = not (counts(directory)["rows"] or (directory / SUMMARY).exists())
-        state = f" ({next(look(directory))})" if goes_on else ""
-        raise ConfigError(f"{directory}: {none_found(directory)}{state}")
+        goes_on, state = False, ""
+        if not (counts(directory)["rows"] or (directory / SUMMARY).exists()):
+            job, state = load_job(directory), f" ({next(look(directory))})"
+            goes_on = is_held(directory) or not job.journal.exists() or find_address(job) is not None
+        raise ConfigError(f"{directory}: {none_found(directory, goes_on=goes_on)}{state}")
     if not as_json:
         console.print(accounted(directory), highlight=False)
 

@@ -3,12 +3,15 @@
 import json
 from types import SimpleNamespace
 
+import attrs
 import pytest
 
+from cosmos_core.config.loading import load_job, save_job
 from cosmos_core.control.machine.events import ReplicaLost, Reported
 from cosmos_core.errors import ConfigError
 from cosmos_core.policy.training import step
 from cosmos_core.rollout.samples import schema
+from cosmos_core.run.folder import held
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.storage.samples import samples
 from cosmos_core.transport.reports import REPORT, GroupFinished
@@ -85,7 +88,7 @@ def test_a_damaged_file_is_left_out_and_said(cosmos, run):
     assert "3 samples are kept; cannot be read, and left out: steps.policy-9.9.parquet; " in " ".join(text.split())
 
 
-def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path, plain_export):
+def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path, plain_export, monkeypatch):
     for arguments, words in (
         ([run, "--step", 9], "no kept sample is as asked for; steps 1 to 1 were trained"),
         ([run, "--worst", "--best"], "--worst and --best: give one of them"),
@@ -94,3 +97,13 @@ def test_what_is_not_there_is_a_sentence(cosmos, run, tmp_path, plain_export):
     ):
         with pytest.raises(ConfigError, match=words):
             cosmos("samples", *arguments)
+    job = load_job(plain_export.parent)
+    save_job(attrs.evolve(job, uses_rollouts=True))
+    with pytest.raises(ConfigError, match=r"mine: no samples are kept yet: .* \(mine: not begun yet\)"):
+        cosmos("samples", job.directory)
+    job.journal.touch()
+    monkeypatch.setattr(printed_samples, "look", lambda _: iter(["mine: interrupted"]))
+    with pytest.raises(ConfigError, match=r"the run ended without a word before any was written \(mine: interr"):
+        cosmos("samples", job.directory)
+    with held(job.directory), pytest.raises(ConfigError, match="no samples are kept yet: "):
+        cosmos("samples", job.directory)

@@ -36,7 +36,7 @@ def layout_of_frozen(monkeypatch, tmp_path, model):
 
     several = []
     monkeypatch.setattr(making, "choose_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(making, "load_frozen", lambda job, plugins, role: Here())
+    monkeypatch.setattr(making, "load_model", lambda job, plugins, role: Here())
 
     def make(*, size=1, **reference):
         several[:] = [size] if size > 1 else []

@@ -50,7 +50,7 @@ def found(monkeypatch):
     """What planning finds of a teacher beside a policy."""
 
     def find(policy, teacher):
-        monkeypatch.setattr(frozen, "load_frozen", lambda *_: teacher)
+        monkeypatch.setattr(frozen, "load_model", lambda *_: teacher)
         source = SimpleNamespace(plugin="moe")
         monkeypatch.setattr(frozen, "frozen_source", lambda *_: source)
         plugins = SimpleNamespace(provider=lambda kind, name: SimpleNamespace(capabilities=CAPABILITIES))
