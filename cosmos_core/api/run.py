@@ -91,8 +91,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The summary of an ended run (`summary.json`); empty before that."""
         path = self.directory / folder.SUMMARY
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return found
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
     def model(self, step: str = "latest") -> Path:
         """Export the model of a checkpoint (a number, `best` or `latest`); its folder, for `from_pretrained`.

@@ -48,8 +48,7 @@ def launch_recipe(
     capable = _capable(recipe, plugins)
     if capable.shares_folder:
         # What is only read may be for another machine, whose folders are not here.
-        check = folder.check_unused if render_only else folder.check_free
-        check(directory, overwrite=overwrite)
+        (folder.check_unused if render_only else folder.check_free)(directory, overwrite=overwrite)
     else:
         if named := files(recipe):
             raise ConfigError(
