@@ -109,10 +109,10 @@ class RewardProcess(WorkerProcess):
         return min((each.since + each.timeout_s + each.is_deferred * GRACE_S for each in working), default=math.inf)
 
     def at_work(self) -> list[Assignment]:
-        """The tasks that it may hang at, or die of: all, unless its thread is at one: then that and coroutines."""
+        """The tasks that have begun: coroutines, and the one that its thread is at; if there are none, the next."""
         at = self.assignments.get(int.from_bytes(self._at))
-        is_known = at is not None and not at.is_deferred
-        return [each for each in self.assignments.values() if not is_known or each.is_deferred or each is at]
+        begun = [each for each in self.assignments.values() if each.is_deferred or each is at]
+        return begun or [*self.assignments.values()][:1]
 
 
 _LOG: Final = logging.getLogger(__name__)

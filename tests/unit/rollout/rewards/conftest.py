@@ -89,6 +89,8 @@ class Obedient:
             return self.later(1000.0)
         if kind == "async-raise":
             return self.fail()
+        if kind == "hold":
+            return self.hold(float(rest)) if self.name == "a" else 1.0
         if kind == "async-block":
             return self.block()
 
@@ -119,6 +121,11 @@ class Obedient:
     async def fail(self):
         await asyncio.sleep(0)
         raise KeyError("lost")
+
+    async def hold(self, held_s):
+        await asyncio.sleep(0.05)
+        time.sleep(held_s)
+        os._exit(3)
 
     async def block(self):
         await asyncio.sleep(0)

@@ -108,6 +108,22 @@ def test_a_hang_is_a_timeout_of_that_completion_alone(scorer):
         assert found[2].detail == f"no score within 1.5 s (reward.0.timeout_s): {text!r} of the prompt 'p'"
 
 
+@pytest.mark.parametrize(("held_s", "status", "ends"), [(30.0, LATE, 0), (1.0, FAILED, 2)])
+def test_what_has_not_begun_while_a_coroutine_holds_up_its_worker_is_not_late(scorer, held_s, status, ends):
+    configs = [RewardConfig(plugin="obedient", name=name, timeout_s=limit) for name, limit in (("a", 1.0), ("b", 0.5))]
+    held, told = scorer(rewards=configs), []
+    held.pool.tell = told.append
+    held.score("number 1")
+    first = held.submit(f"hold {held_s}")
+    time.sleep(0.3)
+    assert [each.status for row in held.score(*["number 1"] * 4) for each in row] == [OK] * 8
+    assert [each.status for each in first()[0]] == [status, OK]
+    assert [each.what for each in told] == ["processes of reward a that ended"] * ends
+    # That of one worker, who was at one thing at a time: eight tasks waited.
+    assert held.pool.num_replaced == max(1, ends)
+    assert held.pool.scoring_s < 4.5
+
+
 def test_one_that_lets_no_other_thread_run_costs_its_time_limit_once(scorer):
     busy = scorer(timeout_s=1.0)
     found = busy.score(*["number 1"] * 4, "busy", *["number 2"] * 3)
