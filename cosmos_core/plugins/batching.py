@@ -56,6 +56,9 @@ class Batcher(Generic[Item, Result]):
             task = asyncio.ensure_future(self._finish(batch))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+            # A call that hangs must not hold up the next batch once nobody waits for it.
+            for each in batch:
+                each.result.add_done_callback(lambda _: all(one.result.done() for one in batch) and task.cancel())
 
     async def _finish(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
         try:

@@ -62,6 +62,31 @@ def test_a_cancelled_item_costs_the_others_nothing():
     assert doubling.batches == [[2]]
 
 
+def test_a_batch_that_hangs_is_given_up_with_the_last_who_waits_for_it():
+    turn, ended = asyncio.Lock(), []
+
+    async def run(items):
+        async with turn:
+            try:
+                await asyncio.sleep(60.0 if "hang" in items else 0.0)
+            finally:
+                ended.append(items)
+            return items
+
+    async def scenario():
+        batcher = Batcher(run, size=2, wait_s=0.0)
+        hanging = [asyncio.ensure_future(batcher.put(item)) for item in ("hang", "beside")]
+        await asyncio.sleep(0.01)
+        hanging[0].cancel()
+        await asyncio.sleep(0.01)
+        assert ended == []
+        hanging[1].cancel()
+        assert await asyncio.wait_for(batcher.put("next"), 5.0) == "next"
+
+    asyncio.run(scenario())
+    assert ended == [["hang", "beside"], ["next"]]
+
+
 def test_what_was_cancelled_with_its_loop_holds_up_nobody():
     doubling = Doubling(wait_s=60.0)
 
