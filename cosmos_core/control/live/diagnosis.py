@@ -114,18 +114,17 @@ class _Seen:
         return sum((Counter(each.equal) for each in self.newest), Counter())
 
     @property
-    def easier(self) -> str:
-        """Advice where rewards are equal: by whether they are low, or high, or some of both."""
-        ((value, number),), mean = self.equal.most_common(1), _mean(each.reward for each in self.newest) or 0.0
+    def advice_on_equal(self) -> str:
+        """Advice where rewards are equal: by whether nearly all are one value, and it is the highest of the run."""
+        ((value, number),) = self.equal.most_common(1)
         if number < NEARLY_ALL * self.equal.total():
             return "change the reward, the rows (dataset), rollout.sampling.temperature or rollout.group_size"
-        # Other rewards tell which end it is; without any, most rewards of failure are 0.
-        if value > 0.0 if math.isclose(mean, value, abs_tol=1e-9) else value > mean:
-            return "the rows are too easy: take harder ones (dataset), or have the reward ask for more"
-        return (
-            "look at some (cosmos samples RUN): if answers are right, mend the reward; if none is, take easier rows "
-            "(dataset), or raise rollout.group_size"
-        )
+        look = "look at some (cosmos samples RUN): if answers are right,"
+        highest = max(kind for each in self.steps for kind in (each.reward or 0.0, *each.equal))
+        if value <= 0.0 or value < highest * (1.0 - 1e-9):
+            return f"{look} mend the reward; if none is, take easier rows (dataset), or raise rollout.group_size"
+        # It need not be that of a right answer: the form alone may be rewarded, or all by a constant.
+        return f"{look} the rows are too easy: take harder ones (dataset); if not, mend the reward, or take easier rows"
 
     @functools.cached_property
     def gains(self) -> list[tuple[StepRecord, float]]:
@@ -370,7 +369,7 @@ _OF_PROMPTS: Final[_Looks] = {
 }
 _OF_STEPS: Final[_Looks] = {
     "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{seen.fall.advice}"),
-    "equal": (_equal, "{seen.easier}"),
+    "equal": (_equal, "{seen.advice_on_equal}"),
     "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),
     "untrained": (
         _untrained,

@@ -80,16 +80,23 @@ def test_a_finding_is_of_the_newest_steps_and_goes_when_they_are_sound():
 def test_rewards_that_are_all_equal_unless_that_was_learned():
     text = told(*newest(equal={0.0: 3, 1.0: 1}))["equal"]
     assert text.startswith("all rewards are equal in 100% of the groups of the newest 5 steps (0 in 15, 1 in 5), so")
-    # Too hard, too easy or both: the keys to change are others. Other rewards tell which end a value is.
+    # Too hard, too easy or both: the keys to change are others.
+    look, mend = "look at some (cosmos samples RUN): if answers are right, ", "mend the reward"
+    easy = f"{look}the rows are too easy: take harder ones (dataset); if not, {mend}, or take easier rows"
     for equal, reward, advice in (
         ({0.0: 3, 1.0: 1}, 0.25, "change the reward, the rows"),
-        ({0.0: 4}, 0.0, "look at some (cosmos samples RUN)"),
-        ({0.0: 4}, -0.1, "the rows are too easy"),
-        ({1.0: 4}, 1.0, "the rows are too easy"),
-        ({0.1: 4}, 0.2, "look at some (cosmos samples RUN)"),
+        ({0.0: 4}, 0.0, f"{look}{mend}; if none is, take easier rows"),
+        # Answers that are cut off have less than wrong ones.
+        ({0.0: 4}, -0.1, f"{look}{mend}; if none is, take easier rows"),
+        ({1.0: 4}, 1.0, easy),
+        # The form alone may be rewarded; but a reward that was higher is of a better answer.
+        ({0.1: 4}, 0.1 + 1e-17, easy),
+        ({0.1: 4}, 0.2, f"{look}{mend}; if none is, take easier rows"),
     ):
         (found,) = findings(state_of(*newest(equal=equal, reward=reward)))
         assert found.advice.startswith(advice), (equal, reward)
+    earlier = [step(equal={0.5: 1}, reward=0.1), *newest(20, equal={0.1: 4}, reward=0.1)]
+    assert findings(state_of(*earlier))[0].advice.startswith(f"{look}{mend}; if none is, take easier rows")
     assert "equal" in told(*newest(15, equal={0.0: 3}), *newest(20, equal={0.0: 4}, reward=0.5))
     assert "equal" not in told(*newest(equal={0.0: 3}))
     # A reward that has risen until nearly every group is right is what a run is for;
