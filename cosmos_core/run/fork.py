@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import select
@@ -10,13 +11,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cosmos_core.errors import CosmosError
+from cosmos_core.observe.output import console
 from cosmos_core.replica.lifetime import die_with_parent
 from cosmos_core.run import fork_server
 from cosmos_core.run.interrupts import insistent
@@ -24,7 +26,11 @@ from cosmos_core.run.interrupts import insistent
 _Surroundings: TypeAlias = tuple[tuple[str, int] | None, Path, dict[str, str], bool]
 """The fork server, the current folder, the environment, and whether it outlives its terminal, as under `nohup`."""
 _LEAVE_S: Final = 5.0
+_SILENT_S: Final = 3.0
+"""After which people are told what is waited for."""
 _MEMORY: Final = "the machine may have run out of memory"
+_callers: Final[list[Connection]] = []
+"""Who waits for this process, if it is a fork."""
 
 
 def in_fork(call: Callable[[], None]) -> None:
@@ -40,11 +46,15 @@ def in_fork(call: Callable[[], None]) -> None:
     except (OSError, EOFError):
         # The fork server could not import something, and its error is told here; or it did not answer.
         process, receiver = _started(call, "fork", None)
+    what = ""
     try:
-        refusal = receiver.recv()
+        while isinstance(refusal := receiver.recv(), str):
+            what = refusal
+            if what and not receiver.poll(_SILENT_S):
+                console().print(f"waiting for {what}", style="dim", markup=False, soft_wrap=True)
     except EOFError:
         process.join()
-        raise _lost(process.exitcode or 0) from None
+        raise _lost(process.exitcode or 0, what) from None
     finally:
         receiver.close()
         if process.is_alive():
@@ -58,6 +68,25 @@ def in_fork(call: Callable[[], None]) -> None:
         raise kind.__new__(kind, words) from RuntimeError(f"in the process that planned:\n{trace}")
 
 
+@contextlib.contextmanager
+def watched(limit_s: float, what: str) -> Iterator[None]:
+    """End this process with a traceback where the block lets no thread end it in time; who waits for it says `what`."""
+    _tell(what)
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        _tell("")
+
+
+def _tell(message: object) -> None:
+    for caller in _callers:
+        # It may be leaving.
+        with contextlib.suppress(BrokenPipeError):
+            caller.send(message)
+
+
 def _started(call: Callable[[], None], method: str, server: tuple[str, int] | None) -> tuple[BaseProcess, Connection]:
     context: Any = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
@@ -69,21 +98,23 @@ def _started(call: Callable[[], None], method: str, server: tuple[str, int] | No
     return process, receiver
 
 
-def _lost(code: int) -> CosmosError:
-    """The error to raise of a process that ended without an answer."""
+def _lost(code: int, what: str) -> CosmosError:
+    """The error to raise of a process that ended without an answer while it waited for `what`, if anything."""
+    at = f"; it waited for {what}, which may have let no other thread run: mend it" if what else ""
     if code == fork_server.UNKNOWN:
         return CosmosError(f"planning ended with its fork server, which was killed; {_MEMORY}")
     if code < 0:
         hint = f"; {_MEMORY}" if code == -signal.SIGKILL else ""
-        return CosmosError(f"planning was ended by signal {-code}{hint}")
+        return CosmosError(f"planning was ended by signal {-code}{hint}{at}")
     return CosmosError(
         f"planning ended without an answer, exit code {code}: by an error whose traceback was printed, or a plugin "
-        "that ends its process (sys.exit)"
+        f"that ends its process (sys.exit){at}"
     )
 
 
 def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundings) -> None:
     server, folder, environment, is_kept = surroundings
+    _callers[:] = [sender]
     fork_server.borrow(server)
     os.chdir(folder)
     os.environ.clear()
@@ -99,9 +130,7 @@ def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundi
             call()
     except CosmosError as error:
         refusal = (type(error), str(error), traceback.format_exc())
-    # Its caller may be leaving.
-    with contextlib.suppress(BrokenPipeError):
-        sender.send(refusal)
+    _tell(refusal)
 
 
 def _end_with_reader(pipe: int) -> None:

@@ -12,6 +12,7 @@ from attrs import validators as check
 
 from cosmos_core.config.schema.training import (
     ABOVE_ZERO,
+    AT_MOST_A_DAY,
     NAME,
     NOT_NEGATIVE,
     POSITIVE,
@@ -181,7 +182,7 @@ class RewardConfig:
     gate: float | None = option(
         None, help="Where its value is below this, rewards without a gate do not count for the sample; absent: they do."
     )
-    timeout_s: float = option(10.0, help="Seconds until a score counts as timed out.", validator=ABOVE_ZERO)
+    timeout_s: float = option(10.0, help="Seconds until a score counts as timed out.", validator=AT_MOST_A_DAY)
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
 
     @property
@@ -197,7 +198,7 @@ class EnvironmentConfig:
     plugin: str = option(help="Name of the environment plugin.")
     weight: float = option(0.0, help="Factor of the environment's own reward in the sum; 0 only reports it.")
     max_turns: int = option(8, help="Most turns of the model in one completion.", validator=POSITIVE)
-    timeout_s: float = option(10.0, help="Seconds until an answer counts as timed out.", validator=ABOVE_ZERO)
+    timeout_s: float = option(10.0, help="Seconds until an answer counts as timed out.", validator=AT_MOST_A_DAY)
     workers: int = option(1, help="Processes of one replica in which environments run.", validator=POSITIVE)
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
 

@@ -14,6 +14,7 @@ from cosmos_core.types import JSON
 POSITIVE = check.ge(1)
 NOT_NEGATIVE = check.ge(0)
 ABOVE_ZERO = check.gt(0.0)
+AT_MOST_A_DAY = check.and_(ABOVE_ZERO, check.le(86_400.0))
 FRACTION = check.and_(check.ge(0.0), check.le(1.0))
 LEAST_TEMPERATURE = 0.01
 """A run goes on with at least this: below it, not every engine draws at the temperature that it is asked for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ import attrs
 
 from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.observe.output import console
 from cosmos_core.protocols import Completion, Dataset, Model, Reward, RewardCapabilities
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.rewards.worker import failed, judged, raised
+from cosmos_core.run.fork import watched
 from cosmos_core.threads import awaitable, begin
 from cosmos_core.types import Message, Prompt
 
@@ -26,9 +25,7 @@ _LOOKED_AT: Final = 3
 _WRONG: Final = "I do not know."
 _LAST_NUMBER: Final = re.compile(r"(?<!\d)(?:-|(?<!\d[.,]))\d+(?:[.,]\d+)*(?=\D*$)")
 """It begins at no digit within a number: long ones would take the square of their length."""
-_GRACE_S: Final = 5.0
-_SILENT_S: Final = 3.0
-"""After which people are told what is waited for."""
+_GRACE_S: Final = 3.0
 
 
 @attrs.frozen(kw_only=True)
@@ -77,8 +74,8 @@ def look_at_first(
             shown = prompt.words if units is None or not hasattr(model, "prompt_text") else model.prompt_text(payload)
             completions = _completions(prompt)
             trials = [
-                _tried(config, reward, prompt, completions)
-                for config, capable, reward in rewards
+                _tried(index, config, reward, prompt, completions)
+                for index, (config, capable, reward) in enumerate(rewards)
                 if "tokens" in capable.payload_kinds and not hasattr(reward, "load") and _takes(reward, prompt)
             ]
             num_units = 0 if units is None else units.shape[0]
@@ -107,19 +104,20 @@ def _takes(reward: Reward, prompt: Prompt) -> bool:
     return False
 
 
-def _tried(config: RewardConfig, reward: Reward, prompt: Prompt, completions: Mapping[str, str]) -> Trial:
-    scored = _scored(config.label, reward, prompt, list(completions.values()), config.timeout_s)
+def _tried(index: int, config: RewardConfig, reward: Reward, prompt: Prompt, completions: Mapping[str, str]) -> Trial:
+    scored = _scored(index, config, reward, prompt, list(completions.values()))
     if all(each.value is None for each in scored):
         tried = " nor ".join(repr(text[:60]) for text in completions.values())
         raise ConfigError(f"reward {config.label}: it scores neither {tried} for the first row: {scored[0].detail}")
     return Trial(label=config.label, outcomes=dict(zip(completions, scored, strict=True)))
 
 
-def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], timeout_s: float) -> list[Outcome]:
+def _scored(index: int, config: RewardConfig, reward: Reward, prompt: Prompt, texts: Sequence[str]) -> list[Outcome]:
     """Score completions as a worker does: coroutines at once, so that one of batches gets them together."""
     is_awaited = inspect.iscoroutinefunction(reward.score)
     came: dict[str, Outcome] = {}
-    late = f"no score within {timeout_s:g} s (reward.N.timeout_s)"
+    timeout_s, key = config.timeout_s, f"reward.{index}.timeout_s"
+    late = f"no score within {timeout_s:g} s ({key})"
 
     async def score(text: str) -> None:
         turns = (Message(role="assistant", content=text),)
@@ -139,18 +137,12 @@ def _scored(label: str, reward: Reward, prompt: Prompt, texts: Sequence[str], ti
         for text in texts:
             await score(text)
 
-    limit = timeout_s * (1 if is_awaited else len(texts))
-    # Only this sees a call that lets no other thread run (a regular expression): it prints where, and ends the process.
-    faulthandler.dump_traceback_later(max(limit, _SILENT_S) + _SILENT_S + _GRACE_S, exit=True, file=2)
-    # A coroutine that blocks its loop, or a thread of it, is left behind with its thread: other scores have come.
-    scored = begin(lambda: asyncio.run(every()), "rewards")
-    wait([scored], min(limit, _SILENT_S))
-    if not scored.done() and limit > _SILENT_S:
-        each = "" if is_awaited else f" for each of {len(texts)} completions"
-        told = f"waiting for reward {label}, for at most {timeout_s:g} s{each} (reward.N.timeout_s)"
-        console().print(told, style="dim", markup=False, soft_wrap=True)
-    wait([scored], max(limit, _SILENT_S))
-    faulthandler.cancel_dump_traceback_later()
+    limit_s = timeout_s * (1 if is_awaited else len(texts)) + _GRACE_S
+    each = "" if is_awaited else f" for each of {len(texts)} completions"
+    with watched(limit_s + _GRACE_S, f"reward {config.label}, for at most {timeout_s:g} s{each} ({key})"):
+        # A coroutine that blocks its loop, or a thread of it, is left behind with its thread: other scores have come.
+        scored = begin(lambda: asyncio.run(every()), "rewards")
+        wait([scored], limit_s)
     if scored.done():
         scored.result()
     return [came.get(text, failed(late)) for text in texts]

@@ -10,6 +10,7 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import ConfigError, CosmosError, DataError
 from cosmos_core.plugins.reward_function import reward_of
 from cosmos_core.protocols import RewardCapabilities, Score
+from cosmos_core.run import fork
 from cosmos_core.run.fork import in_fork
 from cosmos_core.run.planning import first_row, tables
 from cosmos_core.run.planning.first_row import look_at_first
@@ -111,25 +112,28 @@ def test_a_reward_that_scores_nothing_is_refused():
 
 
 def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(first_row, "_SILENT_S", 0.05)
+    monkeypatch.setattr(fork, "_SILENT_S", 0.05)
     with pytest.raises(ConfigError, match=r"reward Hanging: it scores neither .* no score within 0.4 s"):
-        look(Hanging())
-    look(Right())
+        in_fork(lambda: look(Right(), Hanging()))
+    in_fork(lambda: look(Threaded()))
+    several = (("Hanging", 1, " for each of 2 completions"), ("Threaded", 0, ""))
+    told = [f"waiting for reward {name}, for at most 0.4 s{each} (reward.{n}.timeout_s)" for name, n, each in several]
+    assert capsys.readouterr().out.splitlines() == told
     # Its thread outlives its time, and the event loop waits for it: what was scored before counts.
     (trial,) = look(Threaded()).trials
     assert [each.value for each in trial.outcomes.values()] == [1.0, None]
-    assert trial.outcomes["wrong answer"].detail == "no score within 0.4 s (reward.N.timeout_s)"
-    several = (("Hanging", " for each of 2 completions"), ("Threaded", ""))
-    told = [f"waiting for reward {name}, for at most 0.4 s{each} (reward.N.timeout_s)" for name, each in several]
-    assert capsys.readouterr().out.splitlines() == told
+    assert trial.outcomes["wrong answer"].detail == "no score within 0.4 s (reward.0.timeout_s)"
 
 
 def test_a_call_that_lets_no_other_thread_run_ends_the_planning_process(monkeypatch, capfd):
-    monkeypatch.setattr(first_row, "_SILENT_S", 0.05)
+    monkeypatch.setattr(fork, "_SILENT_S", 0.05)
     monkeypatch.setattr(first_row, "_GRACE_S", 0.05)
-    with pytest.raises(CosmosError, match=r"exit code 1: by an error whose traceback was printed"):
+    what = "reward Busy, for at most 0.4 s for each of 2 completions (reward.0.timeout_s)"
+    with pytest.raises(CosmosError, match=rf"^planning ended .*; it waited for {re.escape(what)}, which may have let"):
         in_fork(lambda: look(Busy()))
-    assert re.search(r"test_first_row\.py\", line \d+ in score", capfd.readouterr().err)
+    told = capfd.readouterr()
+    assert re.search(r"test_first_row\.py\", line \d+ in score", told.err)
+    assert told.out == f"waiting for {what}\n"
 
 
 @pytest.mark.parametrize(
