@@ -13,7 +13,7 @@ from cosmos_core.config import option
 from cosmos_core.config.loading import read_toml
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.config.schema.training import ABOVE_ZERO, NAME, POSITIVE
+from cosmos_core.config.schema.training import ABOVE_ZERO, AT_MOST_A_DAY, NAME, POSITIVE
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
@@ -34,7 +34,7 @@ class ScorerSettings:
     )
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
     timeout_s: float = option(
-        60.0, help="Seconds until a score is given up, and its process with it.", validator=ABOVE_ZERO
+        60.0, help="Seconds until a score is given up, and its process with it.", validator=AT_MOST_A_DAY
     )
     workers: int = option(1, help="Processes, each with the plugin loaded.", validator=POSITIVE)
     seed: int = option(0, help="For rewards that draw random numbers.")
