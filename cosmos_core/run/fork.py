@@ -51,7 +51,7 @@ def in_fork(call: Callable[[], None]) -> None:
         while isinstance(refusal := receiver.recv(), str):
             what = refusal
             if what and not receiver.poll(_SILENT_S):
-                console().print(f"waiting for {what}", style="dim", markup=False, soft_wrap=True)
+                _say(what)
     except EOFError:
         process.join()
         raise _lost(process.exitcode or 0, what) from None
@@ -72,12 +72,20 @@ def in_fork(call: Callable[[], None]) -> None:
 def watched(limit_s: float, what: str) -> Iterator[None]:
     """End this process with a traceback where the block lets no thread end it in time; who waits for it says `what`."""
     _tell(what)
+    silence = threading.Timer(_SILENT_S, _say, [what])
+    if not _callers:
+        silence.start()
     faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+        silence.cancel()
         _tell("")
+
+
+def _say(what: str) -> None:
+    console().print(f"waiting for {what}", style="dim", markup=False, soft_wrap=True)
 
 
 def _tell(message: object) -> None:

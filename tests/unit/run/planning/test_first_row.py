@@ -113,6 +113,7 @@ def test_a_reward_that_scores_nothing_is_refused():
 
 def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     monkeypatch.setattr(fork, "_SILENT_S", 0.05)
+    monkeypatch.setattr(fork.fork_server, "place", lambda: None)  # another test may have begun one
     with pytest.raises(ConfigError, match=r"reward Hanging: it scores neither .* no score within 0.4 s"):
         in_fork(lambda: look(Right(), Hanging()))
     in_fork(lambda: look(Threaded()))
@@ -121,12 +122,14 @@ def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == told
     # Its thread outlives its time, and the event loop waits for it: what was scored before counts.
     (trial,) = look(Threaded()).trials
+    assert capsys.readouterr().out.splitlines() == told[1:]  # said here where no process waits for this one
     assert [each.value for each in trial.outcomes.values()] == [1.0, None]
     assert trial.outcomes["wrong answer"].detail == "no score within 0.4 s (reward.0.timeout_s)"
 
 
 def test_a_call_that_lets_no_other_thread_run_ends_the_planning_process(monkeypatch, capfd):
     monkeypatch.setattr(fork, "_SILENT_S", 0.05)
+    monkeypatch.setattr(fork.fork_server, "place", lambda: None)
     monkeypatch.setattr(first_row, "_GRACE_S", 0.05)
     what = "reward Busy, for at most 0.4 s for each of 2 completions (reward.0.timeout_s)"
     with pytest.raises(CosmosError, match=rf"^planning ended .*; it waited for {re.escape(what)}, which may have let"):
