@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from packaging.utils import canonicalize_name
@@ -28,16 +29,22 @@ _REFUSED: Final[Mapping[str, type[PluginError]]] = {
 
 
 def choose_all(
-    selections: Iterable[tuple[Kind, str]], records: Sequence[PluginRecord]
+    selections: Iterable[tuple[Kind, str]],
+    records: Sequence[PluginRecord],
+    keys: Mapping[tuple[Kind, str], str] = MappingProxyType({}),
 ) -> dict[tuple[Kind, str], PluginRecord]:
-    """The plugins of several selections, by these; raises as `choose` does, once all that are not found are known."""
+    """The plugins of several selections, by these; raises as `choose` does, once all that are not found are known.
+
+    `keys` of the recipe that name them are told with these.
+    """
     chosen: dict[tuple[Kind, str], PluginRecord] = {}
     missing: dict[tuple[Kind, str], str] = {}
     for kind, selection in dict.fromkeys(selections):
         try:
             chosen[kind, selection] = choose(kind, selection, records)
         except PluginNotFoundError as error:
-            missing[kind, selection] = str(error)
+            key = keys.get((kind, selection))
+            missing[kind, selection] = f"{key}: {error}" if key else str(error)
     if missing:
         named = sorted({KNOWN[key] for key in missing if key in KNOWN})
         line = [f"those of cosmos-core: pip install {' '.join(named)}"] if len(named) > 1 else []

@@ -100,8 +100,8 @@ def load_plugins(recipe: Recipe) -> PluginSet:
     data = unstructure(recipe)
     try:
         plugins = PluginSet.load(selections(recipe))
-    except PluginNotFoundError:
-        check_plugins(data)
+    except PluginError as error:
+        check_plugins(data, None if isinstance(error, PluginNotFoundError) else error)
         raise
     check_plugins(data, plugins=plugins)
     return plugins
@@ -115,17 +115,20 @@ def check_plugins(
     Args:
         data: The recipe as plain data; what else is wrong with it does not matter.
         refused: The refusal of the recipe so far, which is told first.
-        plugins: Its plugins, if they are loaded; else those alone are imported that are given options.
+        plugins: Its plugins, if they are loaded; else those alone are imported that are given options or in a file.
     """
     named, found = list(_named(data)), [] if refused is None else [refused]
+    keys: dict[tuple[Kind, str], str] = {}
+    for kind, name, _, path in named:
+        keys.setdefault((kind, name), _key(kind, path))
     installed = discover(meant=(name for _, name, *_ in named)) if plugins is None else ()
     try:
-        choose_all(((kind, name) for kind, name, *_ in named if plugins is None), installed)
+        choose_all(keys if plugins is None else (), installed, keys)
     except PluginError as error:
         found.append(error)
     for kind, name, options, path in named:
         try:
-            if options or plugins:
+            if options or plugins or split(name):
                 loaded = plugins or PluginSet.load([(kind, name)], records=installed)
                 structure(options, loaded.provider(kind, name).options, path)
         except PluginNotFoundError:
@@ -168,6 +171,13 @@ def _named(value: Any, path: str = "", kind: Kind | None = None) -> Iterator[tup
     else:
         for key, each in table.items():
             yield from _named(each, f"{path}{key}.", kind if path else _NAMING.get(str(key)))
+
+
+def _key(kind: Kind, options: str) -> str:
+    """The key that names the plugin whose options are there."""
+    if kind == "hook":
+        return "tracking.hooks"
+    return f"{options.removesuffix('options')}{'launcher' if kind == 'launcher' else 'plugin'}"
 
 
 def files(recipe: Recipe) -> list[str]:

@@ -263,3 +263,9 @@ def waits_for(state: State | None) -> str:
     if state.running is not None:
         return f"step {state.running.order.step} to be applied, and its checkpoint"
     return f"a checkpoint of step {state.step}"
+
+
+def unsaved(state: State | None) -> str:
+    """Words about the steps that a kill would undo, to end a sentence; empty if there are none."""
+    newest = max(state.checkpoints.kept, default=0) if state is not None else 0
+    return f"; steps {newest + 1} to {state.step} are in no checkpoint" if state and state.step > newest else ""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.observe.output import console
@@ -46,8 +46,10 @@ def in_fork(call: Callable[[], None]) -> None:
     except (OSError, EOFError):
         # The fork server could not import something, and its error is told here; or it did not answer.
         process, receiver = _started(call, "fork", None)
-    what = ""
+    what, earlier = "", signal.getsignal(signal.SIGTERM)
     try:
+        if earlier == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _leave)
         while isinstance(refusal := receiver.recv(), str):
             what = refusal
             if what and not receiver.poll(_SILENT_S):
@@ -57,11 +59,15 @@ def in_fork(call: Callable[[], None]) -> None:
         raise _lost(process.exitcode or 0, what) from None
     finally:
         receiver.close()
-        if process.is_alive():
-            process.terminate()
-        process.join(_LEAVE_S)
-        process.kill()
-        process.join()
+        try:
+            if process.is_alive():
+                process.terminate()
+            process.join(_LEAVE_S)
+        finally:
+            # Also where a second Ctrl-C comes meanwhile: what lets no other thread run answers no signal but this.
+            process.kill()
+            process.join()
+            signal.signal(signal.SIGTERM, earlier)
     if refusal is not None:
         kind, words, trace = refusal
         # As it was, though its class may be made of other arguments.
@@ -116,7 +122,7 @@ def _lost(code: int, what: str) -> CosmosError:
         return CosmosError(f"planning was ended by signal {-code}{hint}{at}")
     return CosmosError(
         f"planning ended without an answer, exit code {code}: by an error whose traceback was printed, or a plugin "
-        f"that ends its process (sys.exit){at}"
+        f"that ends its process (sys.exit, os._exit){at}"
     )
 
 
@@ -129,7 +135,7 @@ def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundi
     os.environ.update(environment)
     signal.signal(signal.SIGHUP, signal.SIG_IGN if is_kept else signal.SIG_DFL)
     # Ctrl-C stays ignored: its parent ends it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _leave)
     die_with_parent(signal.SIGTERM)
     threading.Thread(target=_end_with_reader, args=(sender.fileno(),), name="caller", daemon=True).start()
     refusal = None
@@ -139,6 +145,10 @@ def _call(call: Callable[[], None], sender: Connection, surroundings: _Surroundi
     except CosmosError as error:
         refusal = (type(error), str(error), traceback.format_exc())
     _tell(refusal)
+
+
+def _leave(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _end_with_reader(pipe: int) -> None:

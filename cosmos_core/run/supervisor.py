@@ -23,7 +23,7 @@ from cosmos_core.observe.live import Progress, View
 from cosmos_core.policy.checkpoints.checkpoint import mark_best
 from cosmos_core.run.address import address_file, page_words, read_address
 from cosmos_core.run.fleet import CONTROLLER, Fleet, Member, controller_spec, replica_specs, role_of
-from cosmos_core.run.follower import Follower, Notify, progress_of, starting, waiting, waits_for
+from cosmos_core.run.follower import Follower, Notify, progress_of, starting, unsaved, waiting, waits_for
 from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
@@ -275,7 +275,8 @@ class Supervisor:
         if self._interrupts.number and not self._is_stopping:
             self._is_stopping = True
             self._requests.add(Stop())
-            self._view.say(f"Stopping: waiting for {waits_for(self._follower.state)}. Ctrl-C again to kill the run.")
+            state = self._follower.state
+            self._view.say(f"Stopping: waiting for {waits_for(state)}. Ctrl-C again to kill the run{unsaved(state)}.")
 
     def _watch_exits(self, observer: Observer) -> None:
         """See who has ended although the run had not, and whether another may take its place."""
@@ -383,7 +384,7 @@ class Supervisor:
             reason = with_cause(state.reason, failure) if failure and state.outcome == "failed" else state.reason
             return Ending(outcome=state.outcome, reason=reason)
         if self._interrupts.number >= _KILL:
-            return Ending(outcome="stopped", reason="killed by a second Ctrl-C, without a checkpoint of its last step")
+            return Ending(outcome="stopped", reason=f"killed by a second Ctrl-C{unsaved(state)}")
         return Ending(
             outcome="failed", reason=with_cause("", failure) if failure else "the controller ended before the run did"
         )

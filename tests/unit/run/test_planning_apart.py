@@ -1,8 +1,10 @@
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -101,6 +103,31 @@ def test_a_call_in_a_fork_leaves_only_its_error(in_fork, capfd, tmp_path, monkey
     # Ctrl-C reaches all of a terminal: whoever waits answers it.
     in_fork(partial(end, signal.SIGINT))
     assert capfd.readouterr().err == ""
+
+
+def hang(path):
+    path.write_text(str(os.getpid()))
+    threading.Thread(target=re.fullmatch, args=(r"(a+)+b", "a" * 40)).start()  # it lets no other thread run
+
+
+def test_one_that_answers_no_signal_ends_with_its_caller(in_fork, tmp_path, monkeypatch):
+    for number, error, times in ((signal.SIGTERM, SystemExit, 1), (signal.SIGINT, KeyboardInterrupt, 2)):
+        monkeypatch.setattr(fork, "_LEAVE_S", 0.3 if times == 1 else 30.0)
+        path = tmp_path / error.__name__
+        thread = threading.Thread(target=interrupt, args=(path, number, times))
+        thread.start()
+        with pytest.raises(error):
+            in_fork(partial(hang, path))
+        thread.join()
+        assert not psutil.pid_exists(int(path.read_text()))
+
+
+def interrupt(path, number, times):
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.05)
+    for _ in range(times):
+        time.sleep(0.2)
+        os.kill(os.getpid(), number)
 
 
 LOST = """

@@ -68,7 +68,7 @@ def test_a_machine_is_examined_and_faults_are_problems(cosmos, here, quick, monk
 def test_a_recipe_tells_what_it_lacks(cosmos, here, quick, monkeypatch):
     (here / "x.toml").write_text(RECIPE + 'reward = [{ plugin = "math" }]\nlaunch.launcher = "local"\n')
     monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
-    assert "pip install cosmos-algorithm-sft cosmos-reward-math cosmos-dataset-jsonl\n" in cosmos(
+    assert "pip install cosmos-algorithm-sft cosmos-dataset-jsonl cosmos-reward-math\n" in cosmos(
         "doctor", "x.toml", code=1
     )
     monkeypatch.delenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD")

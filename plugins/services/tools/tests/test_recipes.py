@@ -25,7 +25,7 @@ def test_they_are_listed_with_what_they_train_and_need(cosmos, monkeypatch):
 
     # Without any plugin each says the one line that installs all that it names.
     monkeypatch.setenv("COSMOS_DISABLE_PLUGIN_AUTOLOAD", "1")
-    needs = "cosmos-model-qwen cosmos-algorithm-sft cosmos-algorithm-grpo cosmos-reward-math cosmos-dataset-arithmetic"
+    needs = "cosmos-model-qwen cosmos-algorithm-grpo cosmos-dataset-arithmetic cosmos-reward-math cosmos-algorithm-sft"
     assert f"    missing here: pip install {needs}\n" in cosmos("recipes", "list")
     strange = load_recipe(find("sft-arithmetic").path, overrides=["dataset.plugin='my-own'"])
     (told,) = missing_from(strange, discover()).unknown
