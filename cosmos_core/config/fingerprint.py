@@ -47,8 +47,10 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 def _leaves(data: Any, key: str) -> Iterator[tuple[str, Any]]:
     if key in _OWN:
         return
-    if isinstance(data, Mapping) and data:
-        for name, value in data.items():
+    # A list of tables, as of rewards, has keys with the number of each.
+    is_tables = isinstance(data, list) and all(isinstance(each, Mapping) for each in data)
+    if data and (is_tables or isinstance(data, Mapping)):
+        for name, value in enumerate(data) if is_tables else data.items():
             yield from _leaves(value, f"{key}.{name}" if key else str(name))
     else:
         yield key, data

@@ -31,6 +31,7 @@ class Progress:
         accuracy: Held-out accuracy of the newest evaluation of rollouts.
         heldout_reward: Their held-out reward, where they have no accuracy; without either, none of them was scored.
         evaluated_step: Weight version of that evaluation.
+        unscored: How many of its prompts have no score, in words; an accuracy counts them as 0.
         heldout_loss: Loss of held-out demonstrations, newest.
         measured_step: Weight version of that loss.
         staleness_mean: Of the newest steps' samples.
@@ -54,6 +55,7 @@ class Progress:
     accuracy: float | None = None
     heldout_reward: float | None = None
     evaluated_step: int | None = None
+    unscored: str = ""
     heldout_loss: float | None = None
     measured_step: int | None = None
     staleness_mean: float | None = None
@@ -157,16 +159,17 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.reward is not None:
         found.append(("reward", f"{progress.reward:.3f}"))
     if progress.evaluated_step is not None:
-        label, value = heldout_fact(progress.accuracy, progress.heldout_reward, progress.unit)
-        found.append((label, f"{value} @{progress.evaluated_step}"))
+        score = progress.heldout_reward if progress.accuracy is None else progress.accuracy
+        label = "held-out" if progress.unit == "token" and progress.heldout_reward is None else "held-out reward"
+        value = "not measured" if score is None else f"{score:.3f}"
+        found.append((label, f"{value} @{progress.evaluated_step}{bracketed(progress.unscored)}"))
     if progress.heldout_loss is not None:
         found.append(("held-out loss", f"{progress.heldout_loss:.4f} @{progress.measured_step}"))
     if progress.staleness_mean is not None:
         found.append(("staleness", f"{progress.staleness_mean:.2f}"))
-    if progress.policy_units_per_s is not None:
-        found.append(("policy", rate(progress.policy_units_per_s, progress.unit)))
-    if progress.rollout_units_per_s is not None:
-        found.append(("rollout", rate(progress.rollout_units_per_s, progress.unit)))
+    for pool, pace in (("policy", progress.policy_units_per_s), ("rollout", progress.rollout_units_per_s)):
+        if pace is not None:
+            found.append((pool, rate(pace, progress.unit)))
     if progress.queued is not None:
         found.append(("queue", f"{progress.queued} ready, {progress.in_flight or 0} in flight"))
     if progress.restarts:
@@ -176,11 +179,10 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     return found
 
 
-def heldout_fact(accuracy: float | None, reward: float | None, unit: str) -> tuple[str, str]:
-    """(label, value) of how good evaluated rollouts are: their accuracy or, without one, their reward."""
-    score = reward if accuracy is None else accuracy
-    label = "held-out" if unit == "token" and reward is None else "held-out reward"
-    return label, "not measured" if score is None else f"{score:.3f}"
+def bracketed(*notes: str) -> str:
+    """Notes to be put after a figure; nothing without any."""
+    found = "; ".join(filter(None, notes))
+    return f" ({found})" if found else ""
 
 
 def rate(units_per_s: float, unit: str) -> str:

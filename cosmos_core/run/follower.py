@@ -197,26 +197,18 @@ def step_metrics(step: StepRecord) -> dict[str, float]:
     return metrics | _prefixed("dropped", step.dropped)
 
 
-def evaluation_metrics(evaluation: EvaluationRecord, unit: Unit) -> dict[str, float]:
+def evaluation_metrics(done: EvaluationRecord, unit: Unit) -> dict[str, float]:
     """Everything about an evaluation as numbers, for trackers.
 
     Only a loss of tokens is a log-probability, and has a perplexity.
     """
-    metrics: dict[str, float] = {}
-    if evaluation.accuracy is not None:
-        metrics["heldout/accuracy"] = evaluation.accuracy
-    if evaluation.loss is None:
-        metrics["heldout/unscored"] = evaluation.num_unscored
-        metrics["heldout/truncated"] = evaluation.num_truncated
+    figures: dict[str, float | None] = {"accuracy": done.accuracy, "reward": done.reward, "loss": done.loss}
+    if done.is_of_rollouts:
+        figures |= {"unscored": done.num_unscored, "truncated": done.num_truncated}
     else:
-        metrics["heldout/loss"] = evaluation.loss
-        metrics["heldout/units"] = evaluation.num_units
-        metrics["heldout/unusable"] = evaluation.num_unscored
-        if evaluation.perplexity is not None and unit == "token":
-            metrics["heldout/perplexity"] = evaluation.perplexity
-    if evaluation.reward is not None:
-        metrics["heldout/reward"] = evaluation.reward
-    return metrics
+        perplexity = done.perplexity if unit == "token" else None
+        figures |= {"units": done.num_units, "unusable": done.num_unscored, "perplexity": perplexity}
+    return _prefixed("heldout", {name: value for name, value in figures.items() if value is not None})
 
 
 def _prefixed(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:

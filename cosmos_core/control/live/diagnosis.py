@@ -324,7 +324,7 @@ def _off_policy(seen: _Seen) -> str:
 
 def _overfitted(seen: _Seen) -> str:
     main = seen.state.settings.main
-    known = [each for each in seen.state.evaluations if each.is_of_rollouts == main.uses_rollouts]
+    known = [each for each in seen.state.evaluations if each.is_of_rollouts == main.uses_rollouts and not each.outdated]
     merit = merits(known)
     known = [each for each in known if each.version >= main.first_version and math.isfinite(merit[each.version])]
     known = known[-DECLINES - 1 :]

@@ -24,6 +24,7 @@ from cosmos_core.control.machine.records import EvaluationRecord, StepRecord
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.control.machine.state import State
 from cosmos_core.errors import TransportError
+from cosmos_core.observe.live import bracketed
 from cosmos_core.transport.messages import REQUEST, Request, Stop
 from cosmos_core.transport.reports import REPORT, GroupFinished
 
@@ -224,7 +225,7 @@ class EventFeed:
         if record.loss is not None:
             found = f"held-out loss {record.loss:.4f}"
         elif record.score is not None:
-            found = f"{_scored(record)} {record.score:.3f}"
+            found = f"{_scored(record)} {record.score:.3f}{bracketed(record.unscored)}"
         else:
             found = f"not measured, as none of {record.num_prompts} held-out prompts was scored"
         self._say(time, "evaluated", f"weights of step {record.version}: {found}")

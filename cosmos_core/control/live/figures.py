@@ -180,6 +180,7 @@ def figures(
         accuracy=scored.accuracy if scored else None,
         heldout_reward=scored.score if scored and scored.accuracy is None else None,
         evaluated_step=scored.version if scored else None,
+        unscored=scored.unscored if scored else "",
         heldout_loss=measured.loss if measured else None,
         measured_step=measured.version if measured else None,
         staleness_mean=sum(record.staleness_mean for record in rewarded) / len(rewarded) if rewarded else None,

@@ -131,9 +131,10 @@ def best_checkpoint(state: State) -> int | None:
     """The saved step with the best evaluation, the latest of equals; None if none of them was evaluated.
 
     Scores of rollouts count where there are some, else losses, unless preferences are learnt: the loss of the preferred
-    completions may well rise meanwhile. An evaluation that scored nothing measured nothing.
+    completions may well rise meanwhile. One that scored nothing measured nothing, and what other rewards than those of
+    now scored does not compare.
     """
-    saved = [done for done in state.evaluations if done.version in state.checkpoints.saved]
+    saved = [done for done in state.evaluations if done.version in state.checkpoints.saved and not done.outdated]
     measured = [done for done in saved if done.loss is not None]
     by_loss = [] if state.settings.main.source == "preferences" else measured
     evaluated = [done for done in saved if done.score is not None] or by_loss

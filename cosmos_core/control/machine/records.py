@@ -169,6 +169,8 @@ class EvaluationRecord:
         num_units: Those decisions.
         dropped: Of the demonstrations that are not usable, how many there are for which reason.
         spread: Standard deviation of the rewards; 0 of fewer than two, and where an earlier release did not say.
+        outdated: Keys of the recipe that scores depend on and that changed later, with the first step of each change:
+            such an evaluation and those after it do not compare.
     """
 
     version: int
@@ -182,6 +184,7 @@ class EvaluationRecord:
     num_units: int = 0
     dropped: dict[str, int] = attrs.field(factory=dict)
     spread: float = 0.0
+    outdated: dict[str, int] = attrs.field(factory=dict)
 
     @property
     def is_of_rollouts(self) -> bool:
@@ -192,6 +195,11 @@ class EvaluationRecord:
     def score(self) -> float | None:
         """The quality of the rollouts: their accuracy or, without one, their reward; None where none was scored."""
         return self.reward if self.accuracy is None and self.is_of_rollouts else self.accuracy
+
+    @property
+    def unscored(self) -> str:
+        """Words for the prompts that have no score; none for none."""
+        return f"{self.num_unscored} of {self.num_prompts} unscored" if self.num_unscored else ""
 
     @property
     def perplexity(self) -> float | None:

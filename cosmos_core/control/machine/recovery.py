@@ -151,7 +151,7 @@ def roll_back(state: State, event: RolledBack) -> None:
 def resume(state: State, event: Resumed) -> None:
     """Go back to just after a step: its weights are in a checkpoint, whatever came later did not happen.
 
-    Evaluations of weights up to that step stay, because those weights did not change.
+    Evaluations of weights up to that step stay, because those weights did not change; what scores them may have.
     """
     mark = state.marks.get(event.step)
     if mark is None:
@@ -174,7 +174,7 @@ def resume(state: State, event: Resumed) -> None:
         ledgers=[Ledger.restore(then) for then in mark.ledgers],
         next_lease=state.next_lease,
         steps=[record for record in state.steps if record.step <= event.step],
-        evaluations=[done for done in state.evaluations if done.version <= event.step],
+        evaluations=_kept_evaluations(state, event),
         checkpoints=Checkpoints(
             saved={step: path for step, path in state.checkpoints.saved.items() if step <= event.step},
             failed={step: why for step, why in state.checkpoints.failed.items() if step < event.step},
@@ -190,6 +190,17 @@ def resume(state: State, event: Resumed) -> None:
         if name != "__weakref__":
             setattr(state, name, getattr(fresh, name))
     progress.begin(state)
+
+
+def _kept_evaluations(state: State, event: Resumed) -> list[EvaluationRecord]:
+    before, step = state.settings.scoring, event.step + 1
+    changed = {key for key, _ in before.items() ^ event.settings.scoring.items()} if before else ()
+    kept = [done for done in state.evaluations if done.version <= event.step]
+    for index, done in enumerate(kept):
+        if done.is_of_rollouts:
+            known = {key: min(first, step) for key, first in done.outdated.items()}
+            kept[index] = attrs.evolve(done, outdated=known | dict.fromkeys(sorted(changed), step))
+    return kept
 
 
 def _undo_training(state: State, step: int) -> None:

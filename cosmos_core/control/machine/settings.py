@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from typing import Final
 
 import attrs
 
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.dynamic import DynamicKey, dynamic_keys
+from cosmos_core.config.fingerprint import facts_of
 from cosmos_core.config.job import Job, Unit, stages
 from cosmos_core.config.order import row_of
 from cosmos_core.config.schema import Recipe, WarmupConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols.dataset import Window
+
+_SCORING: Final = re.compile(r"(reward\.\d+|environment)\.(?!(name|timeout_s|workers)$)")
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +80,7 @@ class Settings:
         dynamic: Keys that may change while the run goes on, with the recipe's values.
         fixed: Keys that might, and cannot in this run, and why.
         unit: What samples are made of; only those of tokens may be right or wrong, and have an accuracy.
+        scoring: What scores depend on, by key of the recipe; empty where an earlier release did not say.
     """
 
     run_id: str
@@ -101,6 +107,7 @@ class Settings:
     dynamic: tuple[DynamicKey, ...] = ()
     fixed: dict[str, str] = attrs.field(factory=dict)
     unit: Unit = "token"
+    scoring: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def last_step(self) -> int:
@@ -180,6 +187,7 @@ def settings_of(job: Job) -> Settings:
         dynamic=tuple(key for key in _dynamic(job) if key.key not in fixed),
         fixed=fixed,
         unit=job.unit,
+        scoring={key: value for key, value in facts_of(recipe, {}).items() if _SCORING.match(key)},
     )
     _validate(settings)
     return settings

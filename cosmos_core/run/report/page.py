@@ -25,6 +25,7 @@ from cosmos_core.run.report.curves import Chart, Series, environment
 from cosmos_core.run.report.summary import (
     durations,
     heldout_names,
+    heldout_words,
     of_main_stage,
     own_measures,
     rates_key,
@@ -35,12 +36,6 @@ from cosmos_core.types import JSON
 
 _TEMPLATE: Final = "report.html.j2"
 _COMPARED: Final = 12
-_HELDOUT_TILES: Final = (
-    ("accuracy", ("before", "after"), 3),
-    ("reward", ("before", "after"), 3),
-    ("loss", ("before", "after"), 4),
-    ("perplexity", ("after",), 3),
-)
 _RATE_POINTS: Final = 60  # throughput is averaged over this part of the run
 
 _PLACE: Final = re.compile(r"(media/step-[0-9]{1,12}/row-[0-9]{1,12})\.(png|mp4|webp)")
@@ -101,6 +96,7 @@ class Comparison:
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
     """Write the report of a run; raises OSError if it could not be written."""
     scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
+    compared = [record for record in scored if not record.outdated] or scored
     album = Album(job.directory)
     page = environment(scripts=[ASSETS / SCRIPT], styles=[ASSETS / STYLE]).get_template(_TEMPLATE)
     text = page.render(
@@ -116,10 +112,9 @@ def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], datas
         where=where_title(summary),
         settings=summary["settings"],
         unused=(("samples dropped", summary["samples"]["dropped"]), *unused(summary)),
-        comparisons=_comparisons(scored, dataset, album),
+        comparisons=_comparisons(compared, dataset, album),
         sheet=contact_sheet(scored, album),
-        first_version=scored[0].version if scored else None,
-        last_version=scored[-1].version if scored else None,
+        compared=compared,
         recipe=dump_recipe(job.recipe, job.directory),
         is_text=job.unit == "token",
         **_samples(job),
@@ -140,23 +135,14 @@ def _samples(job: Job) -> dict[str, Any]:
     return {"samples": data, "samples_note": found["note"]}
 
 
-def _heldout_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(value, label) of evaluations before and after."""
-    score: str = summary["score"]
-    has_unscored = any(each.get(score, 0.0) is None for each in summary["evaluations"])
-    for name, times, digits in _HELDOUT_TILES:
-        for when in times if name in heldout_names(score, summary["unit"]) else ():
-            value = summary[f"heldout_{name}_{when}"]
-            if value is not None:
-                yield f"{value:.{digits}f}", f"held-out {name} {when}"
-            elif name == score and has_unscored:
-                yield "not measured", f"held-out {name} {when}"
-
-
 def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(value, label) of what is told first."""
     unit: Unit = summary["unit"]
-    yield from _heldout_tiles(summary)
+    for name in heldout_names(summary["score"], unit):
+        for when in ("before", "after")[name == "perplexity" :]:
+            value, label = heldout_words(summary, name, when)
+            if summary[f"heldout_{name}_{when}"] is not None or f"{name}_{when}" in summary["heldout_notes"]:
+                yield value, f"held-out {name} {label}"
     yield f"{summary['steps']} / {summary['planned_steps'] or '?'}", "steps"
     running, *whole = durations(summary)
     yield running, "; ".join(["time that it went on", *whole])
@@ -177,7 +163,9 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _charts(job: Job, follower: Follower, score: str) -> Iterator[Chart]:
     steps = follower.steps
     # A change shows at the step before the first one that it holds at.
-    changes = tuple({change.step - 0.5 for change in follower.state.changes}) if follower.state else ()
+    changed = {change.step for change in follower.state.changes} if follower.state else set()
+    changed.update(*(timed.record.outdated.values() for timed in follower.evaluations))
+    changes = tuple(step - 0.5 for step in changed)
     rewarded = [timed for timed in steps if timed.record.reward is not None]
     heldout = Series(label=f"held-out {score}", points=_heldout(follower, score), marked=True)
     learning = [Series(label="reward", points=_points(rewarded, "reward")), heldout]

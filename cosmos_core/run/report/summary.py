@@ -20,7 +20,7 @@ from cosmos_core.control.live.figures import TimedStep
 from cosmos_core.control.machine import changes
 from cosmos_core.control.machine.records import EvaluationRecord, StageTotals, score_name
 from cosmos_core.control.machine.state import State
-from cosmos_core.observe.live import clock
+from cosmos_core.observe.live import bracketed, clock
 from cosmos_core.protocols.algorithm import is_core_metric
 from cosmos_core.run.folder import REPORT, SUMMARY
 from cosmos_core.run.follower import Follower
@@ -104,7 +104,7 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
     """
     state = follower.state
     evaluations = [timed.record for timed in follower.evaluations]
-    score = score_name(evaluations, job.unit)
+    score = score_name((each for each in evaluations if not each.outdated), job.unit)
     ledgers = state.ledgers if state else ()
     totals = [ledger.totals for ledger in ledgers]
     saved, failed = (state.checkpoints.saved, state.checkpoints.failed) if state else ({}, {})
@@ -155,27 +155,36 @@ def heldout_names(score: str, unit: Unit) -> tuple[str, ...]:
     return (score, "loss", *(("perplexity",) if unit == "token" else ()))
 
 
-def _heldout(
-    state: State | None, evaluations: Sequence[EvaluationRecord], score: str, unit: Unit
-) -> dict[str, float | None]:
-    """The evaluation before the main stage and the last one after a step of it.
+def _heldout(state: State | None, evaluations: Sequence[EvaluationRecord], score: str, unit: Unit) -> dict[str, Any]:
+    """The evaluation before the main stage and the last one after a step of it, and notes on each.
 
-    Figures of an evaluation that was not made, or scored nothing, are None.
+    Figures of an evaluation that was not made, scored nothing, or does not compare any more, are None.
     """
-    first_version = state.settings.main.first_version if state else 0
-    found: dict[str, float | None] = {}
+    first_version, last = (state.settings.main.first_version, state.step) if state else (0, 0)
+    found: dict[str, Any] = {}
+    notes: dict[str, list[str]] = {}
     for name in heldout_names(score, unit):
-        of_rollouts = name == score
-        values = [(each.version, getattr(each, name)) for each in evaluations if each.is_of_rollouts == of_rollouts]
-        before = next((value for version, value in values if version <= first_version), None)
-        after = next((value for version, value in reversed(values) if version > first_version), None)
-        found |= {f"heldout_{name}_before": _written(before), f"heldout_{name}_after": _written(after)}
-    return found
+        known = [each for each in evaluations if each.is_of_rollouts == (name == score)]
+        before = next((each for each in known if each.version <= first_version), None)
+        after = next((each for each in reversed(known) if each.version > first_version and not each.outdated), None)
+        for when, done in (("before", before), ("after", after)):
+            found[f"heldout_{name}_{when}"] = None if not done or done.outdated else _written(getattr(done, name))
+            if done and (told := _notes(done, first_version, last)):
+                notes[f"{name}_{when}"] = told
+    return {**found, "heldout_notes": notes}
+
+
+def _notes(done: EvaluationRecord, first_version: int, last: int) -> list[str]:
+    if done.outdated:
+        return [f"{key} changed at step {step}" for key, step in done.outdated.items()]
+    notes = [f"at step {done.version}"] if first_version < done.version < last else []
+    return [*notes, done.unscored] if done.is_of_rollouts and done.unscored else notes
 
 
 def _evaluation(record: EvaluationRecord, score: str, unit: Unit) -> dict[str, Any]:
     if record.is_of_rollouts:
-        return {"step": record.version, score: getattr(record, score), "unscored": record.num_unscored}
+        found = {"step": record.version, score: getattr(record, score), "unscored": record.num_unscored}
+        return found | ({"outdated": record.outdated} if record.outdated else {})
     perplexity = {"perplexity": _written(record.perplexity)} if unit == "token" else {}
     return {
         "step": record.version,
@@ -311,12 +320,12 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     unit: Unit = summary["unit"]
     score = summary["score"]
     if any(score in evaluation for evaluation in summary["evaluations"]):
-        table.add_row(f"held-out {score}", _before_and_after(summary, score, digits=3))
+        table.add_row(f"held-out {score}", _before_and_after(summary, score))
     measured = [evaluation for evaluation in summary["evaluations"] if "loss" in evaluation]
     if measured:
         perplexity = summary.get("heldout_perplexity_after")
         words = "" if perplexity is None else f" (perplexity {perplexity:.3f})"
-        table.add_row("held-out loss", _before_and_after(summary, "loss", digits=4) + words)
+        table.add_row("held-out loss", _before_and_after(summary, "loss") + words)
         newest = measured[-1]
         unusable = f", {newest['unusable']} unusable" if newest["unusable"] else ""
         table.add_row("held-out", f"{newest['rows']:,} demonstrations, {newest['units']:,} {unit}s{unusable}")
@@ -368,11 +377,22 @@ def _happenings(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"problem: {status}", why
 
 
-def _before_and_after(summary: Mapping[str, Any], name: str, *, digits: int) -> str:
-    values = ((when, summary[f"heldout_{name}_{when}"]) for when in ("before", "after"))
-    is_number = name != "loss" or all(each.get(name, 0.0) is not None for each in summary["evaluations"])
-    absent = "not measured" if is_number else "not finite"
-    return " → ".join(f"{absent if value is None else f'{value:.{digits}f}'} {when}" for when, value in values)
+def heldout_words(summary: Mapping[str, Any], name: str, when: str) -> tuple[str, str]:
+    """(value, label) of a held-out figure `before` or `after`."""
+    value, notes = summary[f"heldout_{name}_{when}"], summary["heldout_notes"].get(f"{name}_{when}", ())
+    told = [each for each in summary["evaluations"] if name in each]
+    if value is not None:
+        text = f"{value:.{4 if name == 'loss' else 3}f}"
+    elif when == "before" and told and "outdated" in told[0]:
+        text = "not comparable"
+    else:
+        is_number = name == summary["score"] or all(each[name] is not None for each in told)
+        text = "not measured" if is_number else "not finite"
+    return text, when + bracketed(*notes)
+
+
+def _before_and_after(summary: Mapping[str, Any], name: str) -> str:
+    return " → ".join(" ".join(heldout_words(summary, name, when)) for when in ("before", "after"))
 
 
 def where_title(summary: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 import io
 
+import attrs
 from rich.console import Console
 
 from cosmos_core.observe.live import LiveView, PlainView, Progress, clock, line, make_view, panel
@@ -45,6 +46,10 @@ def test_a_line_has_every_figure_that_is_known():
     # What was evaluated and not scored was not measured.
     unscored = Progress(phase="training", step=9, num_steps=12, stage="grpo", elapsed_s=65.0, evaluated_step=5)
     assert line(unscored) == "1:05 training | step 9/12 | stage grpo | held-out not measured @5"
+
+    # Prompts without a score are told, as an accuracy counts them as 0.
+    some = attrs.evolve(unscored, accuracy=0.5, unscored="3 of 32 unscored")
+    assert line(some).endswith("| held-out 0.500 @5 (3 of 32 unscored)")
 
     # Denoised samples have a reward and steps.
     videos = Progress(

@@ -81,7 +81,8 @@ def test_a_screen_and_lines_have_everything(told):
 
     # Lines say the same.
     head, *pools = lines(told)
-    assert head.startswith("demo: 1:04 finished | step 9/9 | stage grpo | reward 0.634 | held-out 0.400 @9 | ")
+    figures = "step 9/9 | stage grpo | reward 0.634 | held-out 0.400 @9 (1 of 5 unscored) | "
+    assert head.startswith(f"demo: 1:04 finished | {figures}")
     assert " | weights 9 | generation 1 (1 member) | " in head
     assert [words.split(":")[0].strip() for words in pools] == ["policy", "rollout"]
     assert dict(facts(told))["staleness"]

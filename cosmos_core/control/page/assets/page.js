@@ -30,7 +30,8 @@ function clock(seconds) {
 
 function heldout(run) {
   const score = run.accuracy ?? run.heldout_reward;
-  return score === null && run.evaluated_step !== null ? "not measured" : short(score);
+  const found = score === null && run.evaluated_step !== null ? "not measured" : short(score);
+  return run.unscored ? `${found} (${run.unscored})` : found;
 }
 
 function figures(run) {

@@ -130,7 +130,7 @@ def test_an_evaluation_is_told_by_what_its_samples_are(watched, make_sample, sub
             it.run.finish("r0", it.run.leases()[0], make_sample(status="reward_failed"))
             found = it.look()
             assert (found.accuracy, found.heldout_reward, found.evaluated_step, found.unit) == (None, None, 0, unit)
-            assert dict(facts(found))[label] == "not measured @0"
+            assert dict(facts(found))[label] == "not measured @0 (1 of 1 unscored)"
             assert [each.row for each in found.heldout.completions] == [0]
             none = "weights of step 0: not measured, as none of 1 held-out prompts was scored"
             assert it.news("evaluated") == [none]
@@ -139,8 +139,8 @@ def test_an_evaluation_is_told_by_what_its_samples_are(watched, make_sample, sub
             accuracy = -0.5 if unit == "token" else None
             it.run.state.evaluations.append(attrs.evolve(unscored, version=2, accuracy=accuracy, reward=-0.5))
             found = it.look()
-            assert dict(facts(found))[label] == "-0.500 @2"
-            assert it.news("evaluated") == [none, f"weights of step 2: held-out {name} -0.500"]
+            assert dict(facts(found))[label] == "-0.500 @2 (1 of 1 unscored)"
+            assert it.news("evaluated") == [none, f"weights of step 2: held-out {name} -0.500 (1 of 1 unscored)"]
             assert {curve.name: curve.points for curve in found.curves} == {f"held-out {name}": ((2.0, -0.5),)}
 
 

@@ -357,6 +357,12 @@ def test_the_best_checkpoint_has_the_best_accuracy_or_else_the_lowest_loss(run, 
         for record in it.state.evaluations
     ]
     assert best_checkpoint(it.state) == 2
+    # What other rewards scored does not compete.
+    it.state.evaluations[:] = [
+        attrs.evolve(record, outdated={"reward.0.plugin": 3} if record.version < 3 and record.is_of_rollouts else {})
+        for record in it.state.evaluations
+    ]
+    assert best_checkpoint(it.state) == 4
     it.state.evaluations[:] = [record for record in it.state.evaluations if record.accuracy is None]
     assert best_checkpoint(it.state) == 5
 

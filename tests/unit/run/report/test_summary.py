@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -9,12 +10,14 @@ from rich.console import Console
 from cosmos_core.config.job import StageFacts
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered, Reported
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, snapshot_of
+from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import UNUSED, print_summary, summarise
 from cosmos_core.run.supervisor import Ending
 from cosmos_core.transport.messages import REQUEST, Set
 from cosmos_core.transport.reports import REPORT, GroupFinished, WeightsLoaded
+from cosmos_core.types import Prompt
 
 
 @pytest.fixture
@@ -143,7 +146,7 @@ def test_why_a_run_did_not_learn_is_told_at_its_end(job, follower, summary):
 def test_the_end_is_printed_with_before_after_planes_and_files(summary, job):
     shown = print_(summary, job)
     before, after = summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]
-    assert f"{before:.3f} before → {after:.3f} after" in shown
+    assert f"{before:.3f} before (1 of 5 unscored) → {after:.3f} after (1 of 5 unscored)" in shown
     for word in ("generation", "weight load", "equal_rewards", "summary.json", "report.html", "cosmos export"):
         assert word in shown
 
@@ -167,6 +170,43 @@ def test_a_setting_is_told_with_the_first_step_that_goes_by_it(job, history):
     summary = summarise(job, follower, Ending(outcome="stopped"), wall_s=1.0)
     assert [change["step"] for change in summary["settings"]] == [4]
     assert "→ 0.25 from step 4 on" in print_(summary, job)
+
+
+def test_what_was_scored_by_other_rewards_does_not_compare(job, history):
+    history.join()
+    history.work(until=7)
+    (reward,) = job.recipe.reward
+    changed = attrs.evolve(reward, weight=2.0, timeout_s=1.0)
+    history.settings = settings_of(attrs.evolve(job, recipe=attrs.evolve(job.recipe, reward=(changed,))))
+    history.resume(4)
+    history.join(step=4)
+    follower = Follower()
+    follower.fold(history.entries)
+    summary = summarise(job, follower, Ending(outcome="stopped"), wall_s=1.0)
+    assert "not comparable before (reward.0.weight changed at step 5) → not measured after" in print_(summary, job)
+
+    history.work(until=7)
+    history.stop()
+    history.work()
+    history.end()
+    follower.fold(history.entries)
+    follower.state.evaluations[-1] = attrs.evolve(follower.state.evaluations[-1], accuracy=0.5, num_unscored=2)
+    summary = summarise(job, follower, Ending(outcome="stopped"), wall_s=1.0)
+    assert (summary["heldout_accuracy_before"], summary["heldout_accuracy_after"]) == (None, 0.5)
+    assert [each.get("outdated") for each in summary["evaluations"]] == [{"reward.0.weight": 5}, None]
+    words = "(reward.0.weight changed at step 5) → 0.500 after (at step 6; 2 of 5 unscored)"
+    assert f"not comparable before {words}" in print_(summary, job)
+    job.directory.mkdir()
+    rows = SimpleNamespace(row=lambda *_: Prompt(text="3 + 4", reference="7"))
+    page = write_report(job, follower, summary, rows).read_text()
+    assert "<th>before (step 6)</th>" in page, "what old rewards made of a completion is not compared either"
+    for label in ("before (reward.0.weight changed at step 5)", "after (at step 6; 2 of 5 unscored)"):
+        assert f"held-out accuracy {label}</span>" in page
+
+    # A run that goes on from before the change goes by the new rewards from there on.
+    history.state.evaluations[0] = attrs.evolve(history.state.evaluations[0], outdated={"reward.0.weight": 9})
+    history.resume(4)
+    assert [done.outdated for done in history.state.evaluations] == [{"reward.0.weight": 5}]
 
 
 def test_what_is_next_is_what_goes_on(job):

@@ -35,7 +35,7 @@ def told(open_history):
         follower.fold(history.entries)
         if unscored:
             done = follower.state.evaluations
-            done[:] = [attrs.evolve(record, accuracy=None, reward=None) for record in done]
+            done[:] = [attrs.evolve(each, accuracy=None, reward=None, num_unscored=each.num_prompts) for each in done]
         summary = summarise(job, follower, Ending(outcome="finished"), wall_s=79.0)
         console = Console(file=io.StringIO(), width=200)
         print_summary(summary, job, console)
@@ -51,8 +51,9 @@ def test_an_evaluation_that_scored_nothing_is_told_as_not_measured(job, told):
         _, summary, shown, page = told(attrs.evolve(job, unit=unit), unscored=True)
         assert summary[f"heldout_{score}_before"] is summary[f"heldout_{score}_after"] is None
         assert [each[score] for each in summary["evaluations"]] == [None] * len(summary["evaluations"])
-        assert f"held-out {score} not measured before → not measured after" in shown
-        not_measured = re.findall(r"<b>not measured</b><span>held-out (\w+ \w+)<", page)
+        words = "not measured before (5 of 5 unscored) → not measured after (5 of 5 unscored)"
+        assert f"held-out {score} {words}" in shown
+        not_measured = re.findall(r"<b>not measured</b><span>held-out (\w+ \w+) \(5 of 5 unscored\)<", page)
         assert not_measured == [f"{score} before", f"{score} after"]
 
 
@@ -60,7 +61,7 @@ def test_what_is_said_of_videos_is_not_said_of_text(job, told):
     follower, summary, shown, page = told(attrs.evolve(job, unit="denoising step"))
     rewards = [timed.record.reward for timed in follower.evaluations]
     assert (summary["heldout_reward_before"], summary["heldout_reward_after"]) == (rewards[0], rewards[-1])
-    assert f"held-out reward {rewards[0]:.3f} before → {rewards[-1]:.3f} after" in shown
+    assert f"held-out reward {rewards[0]:.3f} before (1 of 5 unscored) → {rewards[-1]:.3f} after (1 of" in shown
     assert set(summary["denoising_steps_per_s"]) == {"policy", "rollout"}
     assert not [key for key in summary if OF_TEXT.search(key)]
     for text in (shown, re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)):
