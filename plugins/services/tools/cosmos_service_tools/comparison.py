@@ -148,7 +148,9 @@ def figures(run: Compared) -> dict[str, Any]:
 def _before_and_after(run: Compared, name: str) -> list[float | None] | None:
     """A held-out figure before the main stage and the last one after a step of it; None where there is neither."""
     key = f"heldout_{name}"
-    values = [(row["step"], row[f"heldout/{name}"]) for row in run.rows if f"heldout/{name}" in row]
+    # Metrics do not say which evaluations other rewards scored; the summary does.
+    rows = () if any("outdated" in each for each in run.summary.get("evaluations", ())) else run.rows
+    values = [(row["step"], row[f"heldout/{name}"]) for row in rows if f"heldout/{name}" in row]
     before = next((value for step, value in values if step <= run.warmup), None)
     after = next((value for step, value in reversed(values) if step > run.warmup), None)
     found = [run.summary.get(f"{key}_before", before), run.summary.get(f"{key}_after", after)]

@@ -139,6 +139,12 @@ def test_a_reward_that_one_run_has_is_a_row(cosmos, here, run):
     said = cosmos("compare", "one", "two")
     assert "held-out accuracy" in said
     assert "held-out reward" not in said
+    # What rewards scored that were changed later is told by the summary alone, not by metrics.
+    outdated = {"evaluations": [{"step": 2, "reward": 0.25, "outdated": {"reward.0.plugin": 3}}]}
+    rescored = {key: value for key, value in summary.items() if "accuracy" not in key} | outdated
+    (here / "two/summary.json").write_text(json.dumps(rescored | {"heldout_reward_before": None}))
+    told = json.loads(cosmos("compare", "one", "two", "--json"))["runs"][1]
+    assert (told["heldout_accuracy"], told["heldout_reward"]) == (None, [None, 0.75])
 
 
 def test_what_cannot_be_compared_is_said(cosmos, here, run):
