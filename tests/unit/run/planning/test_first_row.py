@@ -119,7 +119,8 @@ def test_a_reward_that_is_waited_for_is_named(monkeypatch, capsys):
     in_fork(lambda: look(Threaded()))
     several = (("Hanging", 1, " for each of 2 completions"), ("Threaded", 0, ""))
     told = [f"waiting for reward {name}, for at most 0.4 s{each} (reward.{n}.timeout_s)" for name, n, each in several]
-    assert capsys.readouterr().out.splitlines() == told
+    # On a busy machine the quick one is waited for, too.
+    assert [line for line in capsys.readouterr().out.splitlines() if "reward Right" not in line] == told
     # Its thread outlives its time, and the event loop waits for it: what was scored before counts.
     (trial,) = look(Threaded()).trials
     assert capsys.readouterr().out.splitlines() == told[1:]  # said here where no process waits for this one
