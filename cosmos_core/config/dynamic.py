@@ -248,11 +248,4 @@ def _described(key: str, field: attrs.Attribute[Any], value: Any, declared: Any)
         del limits["above"]
     if limits.get("below", -math.inf) > limits.get("at_most", math.inf):
         del limits["below"]
-    return DynamicKey(
-        key=key,
-        type=_TYPES[plain[0]],
-        value=value,
-        optional=len(members) > 1,
-        choices=choices,
-        **limits,
-    )
+    return DynamicKey(key=key, type=_TYPES[plain[0]], value=value, optional=len(members) > 1, choices=choices, **limits)

@@ -75,11 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(job: Job, resume_step: int | None, port: int | None, stop: threading.Event) -> int:
     control = job.recipe.control
-    with (
-        zmq.Context() as context,
-        Journal(job.journal, durable=control.durable) as journal,
-        opened(job) as page,
-    ):
+    with zmq.Context() as context, Journal(job.journal, durable=control.durable) as journal, opened(job) as page:
         state, timeline = restore(journal, job, resume_step)
         if page.window is not None:
             page.window.go_on_from(timeline)

@@ -56,12 +56,7 @@ def fill_bins(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack(
-    payloads: Sequence[Payload],
-    *,
-    budget: int,
-    multiple: int = 1,
-    is_uniform: bool = False,
-    is_alone: bool = False,
+    payloads: Sequence[Payload], *, budget: int, multiple: int = 1, is_uniform: bool = False, is_alone: bool = False
 ) -> list[MicroBatch]:
     """Pack token payloads into micro-batches of at most `budget` units, every payload exactly once.
 

@@ -260,11 +260,7 @@ class Stepped:
 
 
 def step_in(
-    model: Model,
-    payloads: Sequence[Payload],
-    policy: PolicyConfig,
-    world: World,
-    dtype: torch.dtype = torch.float32,
+    model: Model, payloads: Sequence[Payload], policy: PolicyConfig, world: World, dtype: torch.dtype = torch.float32
 ) -> Stepped:
     """The step in a world, of which every process calls it."""
     trainer = make_trainer(model, policy, world, dtype=dtype)

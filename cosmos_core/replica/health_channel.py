@@ -226,14 +226,7 @@ class FollowerChannel(HealthChannel):
     """A follower's end; `token` shows that it belongs to this start of the run."""
 
     def __init__(
-        self,
-        *,
-        name: str,
-        rank: int,
-        token: str,
-        address: tuple[str, int],
-        end: Ender,
-        patience_s: float = PATIENCE_S,
+        self, *, name: str, rank: int, token: str, address: tuple[str, int], end: Ender, patience_s: float = PATIENCE_S
     ) -> None:
         super().__init__(rank)
         self._patience_s: Final = patience_s

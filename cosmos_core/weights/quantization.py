@@ -318,10 +318,7 @@ class MatrixShare:
             self.form, self.name, share, largest, self.whole, block=block, first=skipped
         )
         first_block, own = self.start[-1] // block, self._own_blocks()
-        found = [
-            codes,
-            scales[..., own.start - first_block : own.stop - first_block],
-        ]
+        found = [codes, scales[..., own.start - first_block : own.stop - first_block]]
         if matrix_scales is not None:
             rows, columns = self._own_corner()
             found.append(matrix_scales[..., :rows, :columns])

@@ -90,7 +90,5 @@ def contains(outer: TensorSlice, piece: TensorSlice) -> bool:
 def _replaced(name: str, start: list[int], shape: list[int], dim: int, extent: tuple[int, int]) -> TensorSlice:
     first, count = extent
     return TensorSlice(
-        name=name,
-        start=(*start[:dim], first, *start[dim + 1 :]),
-        shape=(*shape[:dim], count, *shape[dim + 1 :]),
+        name=name, start=(*start[:dim], first, *start[dim + 1 :]), shape=(*shape[:dim], count, *shape[dim + 1 :])
     )

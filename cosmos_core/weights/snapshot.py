@@ -142,11 +142,7 @@ def take_snapshot(
 
 
 def blank_snapshot(
-    version: int,
-    layout: EngineLayout,
-    *,
-    directory: Path | None = None,
-    spare: SharedFile | None = None,
+    version: int, layout: EngineLayout, *, directory: Path | None = None, spare: SharedFile | None = None
 ) -> Snapshot:
     """A snapshot with room for all that an engine holds, each element once, to be written slice by slice.
 

@@ -37,8 +37,7 @@ class ControlConfig:
         0, help="Port of the controller; 0 takes a free one.", validator=check.and_(check.ge(0), check.le(65535))
     )
     keys: str | None = option(
-        None,
-        help="Folder of keys (`cosmos keys new`), needed to listen beyond this machine; the run's own if absent.",
+        None, help="Folder of keys (`cosmos keys new`), needed to listen beyond this machine; the run's own if absent."
     )
     page_port: int = option(
         0,
@@ -46,8 +45,7 @@ class ControlConfig:
         validator=check.and_(check.ge(-1), check.le(65535)),
     )
     page_bind: str = option(
-        "127.0.0.1",
-        help="Address that the page listens on; beyond this machine even looking needs the run's token.",
+        "127.0.0.1", help="Address that the page listens on; beyond this machine even looking needs the run's token."
     )
     join_timeout_s: float = option(
         120.0, help="Seconds within which the replicas of the recipe must have joined.", validator=ABOVE_ZERO

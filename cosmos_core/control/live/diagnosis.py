@@ -371,16 +371,10 @@ _OF_STEPS: Final[_Looks] = {
     "collapsed": (lambda seen: seen.fall.text if seen.fall else "", "{seen.fall.advice}"),
     "equal": (_equal, "{seen.advice_on_equal}"),
     "truncated": (_truncated, "raise rollout.sampling.max_units, or have the reward ask for shorter answers"),
-    "untrained": (
-        _untrained,
-        "lower {seen.lr}, or change policy.precision, reward.N.weight or algorithm.options",
-    ),
+    "untrained": (_untrained, "lower {seen.lr}, or change policy.precision, reward.N.weight or algorithm.options"),
     "learning-rate": (_learning_rate, f"raise {{seen.lr}}; {USUAL_LR}"),
     "entropy": (_entropy, "lower {seen.lr}, raise rollout.sampling.temperature, or bind to a [reference]"),
-    "off-policy": (
-        _off_policy,
-        "lower {seen.lr} or sync.max_staleness, or widen the bounds (algorithm.options)",
-    ),
+    "off-policy": (_off_policy, "lower {seen.lr} or sync.max_staleness, or widen the bounds (algorithm.options)"),
     "overfitted": (_overfitted, "stop earlier (run.steps), take more rows (dataset), or look how the reward is fooled"),
 }
 _CONSEQUENCES: Final = ("equal", "truncated", "entropy")

@@ -90,12 +90,7 @@ _MOST_REPORTS: Final = 24
 _MOST_LOST: Final = 20
 _NEWEST_STEPS: Final = 20
 MOST_TEXT: Final = 2000
-_METRICS: Final = (
-    ("loss", "loss"),
-    ("mismatch", "mismatch_kl"),
-    ("behaviour", "behaviour_kl"),
-    ("entropy", "entropy"),
-)
+_METRICS: Final = (("loss", "loss"), ("mismatch", "mismatch_kl"), ("behaviour", "behaviour_kl"), ("entropy", "entropy"))
 """Curves, and the metrics of a step that they show; those of a warm-up are curves of their own."""
 
 

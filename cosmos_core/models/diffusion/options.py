@@ -34,8 +34,7 @@ class DiffusionOptions:
         "on the `cpu`, where a large one takes seconds a row.",
     )
     encoder_precision: Literal["fp32", "bf16"] | None = option(
-        None,
-        help="What they compute in; left out: as their weights are stored, which for some families is float32.",
+        None, help="What they compute in; left out: as their weights are stored, which for some families is float32."
     )
     text_length: int = option(
         512, help="Tokens of the text that the model is shown; shorter ones are filled up.", validator=check.ge(1)
@@ -54,8 +53,7 @@ class DiffusionOptions:
         1, help="At how many times a demonstration is learned each time that it is seen.", validator=check.ge(1)
     )
     times: Literal["logit-normal", "uniform", "edm"] = option(
-        "logit-normal",
-        help="How these times are drawn: `logit-normal`, `uniform`, or `edm` (log-normal noise levels).",
+        "logit-normal", help="How these times are drawn: `logit-normal`, `uniform`, or `edm` (log-normal noise levels)."
     )
     times_mean: float = option(0.0, help="Mean of the normal that `logit-normal` and `edm` draw from.")
     times_std: float = option(1.0, help="Its standard deviation.", validator=check.gt(0.0))

@@ -351,8 +351,6 @@ def _item(name: str, share: LocalShard) -> WriteItem:
         index=MetadataIndex(name, chunk.offsets),
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
-            chunk=chunk,
-            properties=TensorProperties.create_from_tensor(share.tensor),
-            size=torch.Size(share.shape),
+            chunk=chunk, properties=TensorProperties.create_from_tensor(share.tensor), size=torch.Size(share.shape)
         ),
     )

@@ -100,9 +100,7 @@ def form_mesh(sizes: MeshConfig, device_type: str) -> DeviceMeshes:
         return single()
     ends = sizes.pp, sizes.dp_replicate
     dense = init_device_mesh(
-        device_type,
-        (*ends, sizes.dp_shard * sizes.cp, sizes.tp),
-        mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
+        device_type, (*ends, sizes.dp_shard * sizes.cp, sizes.tp), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")
     )
     data = init_device_mesh(
         device_type,

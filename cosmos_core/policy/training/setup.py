@@ -71,14 +71,7 @@ def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) ->
         return model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
 
     return FrozenModel(
-        role,
-        model,
-        build,
-        policy=policy,
-        mesh=world.mesh,
-        device=device,
-        is_offloaded=is_offloaded,
-        follows=follows,
+        role, model, build, policy=policy, mesh=world.mesh, device=device, is_offloaded=is_offloaded, follows=follows
     )
 
 

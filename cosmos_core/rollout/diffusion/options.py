@@ -26,8 +26,7 @@ class DiffusionOptions:
         "regressions are learned, along the ODE: `euler`, `unipc`, `edm`.",
     )
     evaluation_sampler: EvaluationSamplerName = option(
-        "euler",
-        help="How held-out prompts are: without noise, by `euler`, `unipc` or `edm`.",
+        "euler", help="How held-out prompts are: without noise, by `euler`, `unipc` or `edm`."
     )
     shift: float = option(
         3.0,

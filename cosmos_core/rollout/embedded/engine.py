@@ -155,10 +155,7 @@ class EmbeddedEngine(TokenEngine):
         if not temperature > 0:
             raise EngineError(f"cannot score at temperature {temperature}: it must be above 0")
         sequences = scoring_inputs(
-            payloads,
-            self._context.model,
-            context_length=self._context.context_length,
-            vocabulary=self._vocabulary,
+            payloads, self._context.model, context_length=self._context.context_length, vocabulary=self._vocabulary
         )
         budget = self._options.prefill_units
         return self._commands.call(lambda: self._runner.score(sequences, temperature=temperature, budget=budget))

@@ -24,12 +24,10 @@ class EmbeddedOptions:
         32, help="The width of the KV cache changes by this many units per sequence.", validator=POSITIVE
     )
     pack_matrices: bool = option(
-        True,
-        help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory.",
+        True, help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory."
     )
     compile: bool = option(
-        False,
-        help="Compile the forward at start: faster steps, a longer start. On a CPU it needs a C++ compiler.",
+        False, help="Compile the forward at start: faster steps, a longer start. On a CPU it needs a C++ compiler."
     )
     verify: bool = option(
         True, help="Whether to check at start that the model decodes to the same log-probs as its own forward."

@@ -21,15 +21,7 @@ from cosmos_core.config.schema import RewardConfig
 from cosmos_core.errors import PluginError, TransportError
 from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.protocols import Completion
-from cosmos_core.rollout.rewards.messages import (
-    FROM_WORKER,
-    TO_WORKER,
-    Deferred,
-    Outcome,
-    Outcomes,
-    Setup,
-    Task,
-)
+from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Deferred, Outcome, Outcomes, Setup, Task
 from cosmos_core.rollout.workers.pool import WorkerPool
 from cosmos_core.rollout.workers.process import GRACE_S, WorkerProcess, frame
 from cosmos_core.transport.reports import Troubled

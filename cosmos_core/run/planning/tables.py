@@ -155,8 +155,7 @@ def _first_row(plan: Plan) -> Iterator[Table]:
             told[-1] += f"; gives {'both' if len(told) == 2 else 'all'} the same: it cannot teach from this row"
         rows.append((f"reward {trial.label}", ", ".join(told)))
     yield _pairs(
-        "First row",
-        ((key, value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]") for key, value in rows if value),
+        "First row", ((key, value if len(value) <= _SHOWN else f"{value[:_SHOWN]} […]") for key, value in rows if value)
     )
 
 
