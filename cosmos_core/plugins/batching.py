@@ -58,7 +58,9 @@ class Batcher(Generic[Item, Result]):
             task.add_done_callback(self._running.discard)
             # A call that hangs must not hold up the next batch once nobody waits for it.
             for each in batch:
-                each.result.add_done_callback(lambda _: all(one.result.done() for one in batch) and task.cancel())
+                each.result.add_done_callback(
+                    lambda result: result.cancelled() and all(one.result.done() for one in batch) and task.cancel()
+                )
 
     async def _finish(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
         try:
