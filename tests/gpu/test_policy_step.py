@@ -27,7 +27,6 @@ from tests.families import CONFIGS, family, text_payloads
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
     # torch's compiler warns of what a device could do, and of what it looks at itself.
     pytest.mark.filterwarnings("default::UserWarning"),
     # The first graph of a process takes a while.
@@ -58,12 +57,6 @@ def whole_error(found, expected):
     return worst_error(*({"all": torch.cat([side[key].flatten() for key in expected])} for side in (found, expected)))[
         1
     ]
-
-
-@pytest.fixture
-def cuda():
-    torch.backends.cuda.matmul.allow_tf32 = False
-    return torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied", "qwen3-moe", "deepseek-v3"])
