@@ -39,6 +39,7 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
     ("dataset", "cosmos-dataset-reason"): "reason reason-mock",
     ("dataset", "cosmos-dataset-shapes"): "shapes",
     ("dataset", "cosmos-dataset-world"): "world-folder world-mock world-prompts world-webdataset",
+    ("engine", "cosmos-engine-diffusion"): "diffusion",
     ("engine", "cosmos-engine-vllm"): "vllm",
     ("environment", "cosmos-environment-calculator"): "calculator",
     ("environment", "cosmos-environment-gymnasium"): "gymnasium",

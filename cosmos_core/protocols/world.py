@@ -41,6 +41,12 @@ class LatentSpec:
     given: torch.Tensor | None = None
     is_given_T: torch.Tensor | None = None
 
+    def with_given(self, state: torch.Tensor) -> torch.Tensor:
+        """Put the given frames in their places in a state [..., C, T, H, W], on its device."""
+        if self.given is None or self.is_given_T is None:
+            return state
+        return self.given.to(state.device).where(self.is_given_T.to(state.device)[None, :, None, None], state)
+
 
 @runtime_checkable
 class WorldModel(Protocol):

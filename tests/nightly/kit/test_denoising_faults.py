@@ -15,9 +15,9 @@ import attrs
 import torch
 from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
 from cosmos_core.protocols import Preflight
-from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.rollout.diffusion.preflight import preflight
+from cosmos_engine_diffusion.engine import DiffusionEngine
+from cosmos_engine_diffusion.options import DiffusionOptions
+from cosmos_engine_diffusion.preflight import preflight
 
 class Engine(DiffusionEngine):
 {body}

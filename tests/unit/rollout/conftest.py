@@ -15,7 +15,6 @@ from cosmos_core.models.facts import matrices_of
 from cosmos_core.protocols import EngineContext, ModelFacts, Request, Sampling
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
-from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights.quantization import dequantise, quantise
 from cosmos_core.weights.shards import canonical_tensors
@@ -159,22 +158,20 @@ def plain_logprobs(module, prompt, answer, *, temperature=1.0) -> np.ndarray:
     return chosen[:, 0].numpy()
 
 
-def pause_when(
-    monkeypatch, condition: Callable[[ServedEngine], bool], kind: type[ServedEngine] = EmbeddedEngine
-) -> threading.Event:
-    """Engines of a kind pause themselves after the step that makes something so; the event is set then.
+def pause_when(monkeypatch, condition: Callable[[EmbeddedEngine], bool]) -> threading.Event:
+    """Engines pause themselves after the step that makes something so; the event is set then.
 
     However long the test is held up meanwhile, they are no further.
     """
-    step, paused = kind._step, threading.Event()
+    step, paused = EmbeddedEngine._step, threading.Event()
 
-    def stepped(engine: ServedEngine) -> None:
+    def stepped(engine: EmbeddedEngine) -> None:
         step(engine)
         if not paused.is_set() and condition(engine):
             engine._pause("keep", Future())
             paused.set()
 
-    monkeypatch.setattr(kind, "_step", stepped)
+    monkeypatch.setattr(EmbeddedEngine, "_step", stepped)
     return paused
 
 

@@ -20,7 +20,6 @@ from cosmos_core.models.diffusion.arrays import with_tensors
 from cosmos_core.models.diffusion.packing import Decisions, trajectory_of
 from cosmos_core.protocols import Decided
 from cosmos_core.protocols.world import LatentSpec, WorldModel
-from cosmos_core.rollout.diffusion.trajectory import with_given
 from cosmos_core.testing.conformance.model.subject import (
     Subject,
     contents,
@@ -40,7 +39,7 @@ _NUMBER: Final = 6
 def drawn(latent_spec: LatentSpec, number: int, seed: int) -> torch.Tensor:
     """Latents from noise, float32 [number, C, T, H, W], with the frames that the latent_spec gives in place."""
     generator = torch.Generator().manual_seed(seed)
-    return with_given(torch.randn(number, *latent_spec.shape, generator=generator), latent_spec)
+    return latent_spec.with_given(torch.randn(number, *latent_spec.shape, generator=generator))
 
 
 def walked(prompt: Payload, latent_spec: LatentSpec, *, number: int, guidance: float, seed: int = 0) -> Payload:

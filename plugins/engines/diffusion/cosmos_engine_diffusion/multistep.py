@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from cosmos_core.rollout.diffusion.samplers import Discretization, Row, Step, clean, karras, row, unipc_shifted
+from cosmos_engine_diffusion.samplers import Discretization, Row, Step, clean, karras, row, unipc_shifted
 
 _LEAST_STEP: Final = 1e-3
 """Of log σ, between two predictions that a line is drawn through."""

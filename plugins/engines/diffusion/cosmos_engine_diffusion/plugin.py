@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cosmos_core.protocols import EngineCapabilities, EngineContext, Provider, RolloutEngine, hookimpl
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.rollout.diffusion.preflight import preflight
+from cosmos_engine_diffusion.options import DiffusionOptions
+from cosmos_engine_diffusion.preflight import preflight
 
 
 def _create(options: DiffusionOptions, context: EngineContext) -> RolloutEngine:
     # Imported here so that planning and listing plugins needs no torch.
-    from cosmos_core.rollout.diffusion.engine import DiffusionEngine  # noqa: PLC0415
+    from cosmos_engine_diffusion.engine import DiffusionEngine  # noqa: PLC0415
 
     return DiffusionEngine(options, context)
 

@@ -13,10 +13,10 @@ import torch
 
 from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.protocols.world import LatentSpec
-from cosmos_core.rollout.diffusion.samplers import Step
-from cosmos_core.rollout.diffusion.schedule import Schedule, noise
 from cosmos_core.rollout.serving.requests import RequestState, WaitingQueue
 from cosmos_core.types import Array, Payload
+from cosmos_engine_diffusion.samplers import Step
+from cosmos_engine_diffusion.schedule import Schedule, noise
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -94,7 +94,7 @@ class Trajectory:
         latent_spec = parent.latent_spec
         drawn_as = 0 if parent.schedule.shares_noise else self.index
         first = parent.schedule.discretization.start * noise(parent.request.seed, drawn_as, -1, latent_spec.shape)
-        self.state = with_given(first, latent_spec).to(device)
+        self.state = latent_spec.with_given(first).to(device)
 
     def fresh(self) -> torch.Tensor:
         """The noise of the step to be taken next, float32 [C, T, H, W] on the CPU."""
@@ -179,14 +179,6 @@ class Prefix:
 
     state: torch.Tensor
     history: Sequence[torch.Tensor]
-
-
-def with_given(state: torch.Tensor, latent_spec: LatentSpec) -> torch.Tensor:
-    """A state whose given frames are as they were given; on any device."""
-    if latent_spec.given is None or latent_spec.is_given_T is None:
-        return state
-    is_given = latent_spec.is_given_T.to(state.device)[None, :, None, None]
-    return torch.where(is_given, latent_spec.given.to(state.device), state)
 
 
 def array(tensor: torch.Tensor) -> Array:

@@ -3,9 +3,9 @@
 import torch
 
 from cosmos_core.protocols import PlannedRun, Sampling
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.rollout.diffusion.preflight import preflight
 from cosmos_core.testing.conformance.engine.latents import TinyDenoiser
+from cosmos_engine_diffusion.options import DiffusionOptions
+from cosmos_engine_diffusion.preflight import preflight
 
 
 def told(**changes):

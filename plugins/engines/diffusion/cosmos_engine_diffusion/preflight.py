@@ -7,7 +7,7 @@ from typing import Final
 
 from cosmos_core.protocols import Model, PlannedRun, Preflight, Sampling
 from cosmos_core.protocols.world import WorldModel
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
+from cosmos_engine_diffusion.options import DiffusionOptions
 
 _MOST_STEPS: Final = 1000
 """Times are told apart by thousandths in training."""
@@ -78,7 +78,7 @@ def noiseless(options: DiffusionOptions) -> Iterator[str]:
 def sampling_problems(options: DiffusionOptions, sampling: Sampling) -> Iterator[str]:
     """Yield what cannot be drawn, each to be put behind the name of what asks for it."""
     # Imported here so that listing plugins needs no torch.
-    from cosmos_core.rollout.diffusion.schedule import window_range  # noqa: PLC0415
+    from cosmos_engine_diffusion.schedule import window_range  # noqa: PLC0415
 
     steps = sampling.max_units
     if sampling.temperature not in (0.0, 1.0):
@@ -102,7 +102,7 @@ def _undecided(options: DiffusionOptions, sampling: Sampling | None) -> Iterator
     if options.sampler in _NOISELESS or not 1 <= sampling.max_units <= _MOST_STEPS:
         return
     # Imported here so that listing plugins needs no torch.
-    from cosmos_core.rollout.diffusion.schedule import make_schedule  # noqa: PLC0415
+    from cosmos_engine_diffusion.schedule import make_schedule  # noqa: PLC0415
 
     if not make_schedule(options, sampling, 0).decided:
         least = 3 if options.sampler == "edm" else 2

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cosmos_core.rollout.diffusion.multistep import Edm, UniPc
-from cosmos_core.rollout.diffusion.samplers import Cps, Euler, FlowSde, karras, shifted
+from cosmos_engine_diffusion.multistep import Edm, UniPc
+from cosmos_engine_diffusion.samplers import Cps, Euler, FlowSde, karras, shifted
 
 spec = importlib.util.spec_from_file_location("diffusion_courses", Path(__file__).with_name("discretizations.py"))
 discretizations = importlib.util.module_from_spec(spec)

@@ -6,11 +6,10 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import FinishReason
-from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.schedule import noise
 from cosmos_core.testing.conformance.engine.latents import TinyDenoiser
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
+from cosmos_engine_diffusion.schedule import noise
 
 
 def latents(generated, name, started):
@@ -76,8 +75,8 @@ def test_each_state_is_kept_once(started):
     assert run.array(generated, "states").shape[0] == 8
 
 
-def test_sixteen_samples_in_flight_go_on_with_new_weights(started, kit, monkeypatch):
-    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 16 * 20, DiffusionEngine)
+def test_sixteen_samples_in_flight_go_on_with_new_weights(started, pause_when):
+    paused = pause_when(lambda engine: engine.stats().generated_units >= 16 * 20)
     run = started()
     handles = run.engine.submit([run.request(index, seed=index, max_units=40) for index in range(16)])
     assert paused.wait(20)
@@ -179,8 +178,8 @@ def test_an_evaluation_has_a_sample_and_media_and_no_decisions(started):
     assert generated.media.arrays["frames"].shape == (2, 2, 2, 3)
 
 
-def test_what_is_aborted_keeps_its_decisions(started, kit, monkeypatch):
-    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units >= 10, DiffusionEngine)
+def test_what_is_aborted_keeps_its_decisions(started, pause_when):
+    paused = pause_when(lambda engine: engine.stats().generated_units >= 10)
     run = started()
     (handle,) = run.engine.submit([run.request("one", max_units=500)])
     assert paused.wait(20)

@@ -11,17 +11,17 @@ import torch
 from cosmos_core.errors import CosmosError, DataError, EngineError
 from cosmos_core.protocols import CachePolicy, EngineContext, Model, Request, TensorSlice
 from cosmos_core.protocols.world import LatentSpec, WorldModel
-from cosmos_core.rollout.diffusion.denoising import denoise
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
-from cosmos_core.rollout.diffusion.preflight import noiseless, problems, sampling_problems
-from cosmos_core.rollout.diffusion.schedule import make_schedule, sample_seed
-from cosmos_core.rollout.diffusion.trajectory import DenoisingQueue, DenoisingRequestState, Prefix, Trajectory, array
 from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.serving.requests import ServedHandle
 from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
+from cosmos_engine_diffusion.denoising import denoise
+from cosmos_engine_diffusion.options import DiffusionOptions
+from cosmos_engine_diffusion.preflight import noiseless, problems, sampling_problems
+from cosmos_engine_diffusion.schedule import make_schedule, sample_seed
+from cosmos_engine_diffusion.trajectory import DenoisingQueue, DenoisingRequestState, Prefix, Trajectory, array
 
 
 class DiffusionEngine(ServedEngine[Trajectory]):

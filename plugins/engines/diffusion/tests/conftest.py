@@ -1,15 +1,18 @@
 """An engine with the kit's tiny world model, and how its samples are read."""
 
+import threading
+from concurrent.futures import Future
+
 import attrs
 import numpy as np
 import pytest
 import torch
 
 from cosmos_core.protocols import EngineContext, Request, Sampling
-from cosmos_core.rollout.diffusion.engine import DiffusionEngine
-from cosmos_core.rollout.diffusion.options import DiffusionOptions
 from cosmos_core.testing.conformance.engine.latents import TinyDenoiser
 from cosmos_core.types import Prompt
+from cosmos_engine_diffusion.engine import DiffusionEngine
+from cosmos_engine_diffusion.options import DiffusionOptions
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,24 @@ class Denoised:
     def array(generated, name):
         held = generated.payload.arrays[name]
         return np.frombuffer(held.data, np.dtype(held.dtype)).reshape(held.shape)
+
+
+@pytest.fixture
+def pause_when(monkeypatch):
+    """Engines pause themselves after the step that makes something so; the event is set then."""
+    step, paused = DiffusionEngine._step, threading.Event()
+
+    def begin(condition):
+        def stepped(engine):
+            step(engine)
+            if not paused.is_set() and condition(engine):
+                engine._pause("keep", Future())
+                paused.set()
+
+        monkeypatch.setattr(DiffusionEngine, "_step", stepped)
+        return paused
+
+    return begin
 
 
 @pytest.fixture

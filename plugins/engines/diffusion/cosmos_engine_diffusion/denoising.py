@@ -15,8 +15,8 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols.world import WorldModel
-from cosmos_core.rollout.diffusion.samplers import Row
-from cosmos_core.rollout.diffusion.trajectory import Decision, Trajectory, with_given
+from cosmos_engine_diffusion.samplers import Row
+from cosmos_engine_diffusion.trajectory import Decision, Trajectory
 
 _HALF_LOG_TAU: Final = 0.5 * math.log(2.0 * math.pi)
 
@@ -89,7 +89,7 @@ def _taken(batch: Sequence[Trajectory], before_B: torch.Tensor, velocity_B: torc
         after_B = after_B + std_B * torch.stack(noises).to(before_B.device)
     if any(sample.parent.latent_spec.given is not None for sample in batch):
         after_B = torch.stack(
-            [with_given(after, sample.parent.latent_spec) for after, sample in zip(after_B, batch, strict=True)]
+            [sample.parent.latent_spec.with_given(after) for after, sample in zip(after_B, batch, strict=True)]
         )
     return _Taken(before_B=before_B, drift_B=drift_B, offset_B=offset_B, after_B=after_B)
 

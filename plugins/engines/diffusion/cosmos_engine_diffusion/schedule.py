@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from cosmos_core.protocols import Sampling
-from cosmos_core.rollout.diffusion.multistep import Edm, UniPc
-from cosmos_core.rollout.diffusion.options import DiffusionOptions, SamplerName
-from cosmos_core.rollout.diffusion.samplers import Cps, Discretization, Euler, FlowSde, Sampler
 from cosmos_core.rollout.serving.randomness import sample_key
+from cosmos_engine_diffusion.multistep import Edm, UniPc
+from cosmos_engine_diffusion.options import DiffusionOptions, SamplerName
+from cosmos_engine_diffusion.samplers import Cps, Discretization, Euler, FlowSde, Sampler
 
 _WORD: Final = 1 << 64
 _GROUP: Final = -1
