@@ -3,10 +3,11 @@
 Requests and answers always travel over ZeroMQ, so that the planner, the window, deadlines and the turn to other
 publishers are the same for every transport. The process group is outside torch's default group.
 
-gloo passes tensors in CPU memory over TCP. NCCL passes tensors in GPU memory; it has no tags, so both sides name their
-transfers in the same order, and it needs a GPU for each of the two processes. Its communicator is built in the first
-transfer, in which the lower rank of the two names it to the other: a receive waits until the other one sends. So a pair
-begins with a byte from the publisher, while both are there.
+gloo passes tensors in CPU memory over TCP. NCCL passes tensors in GPU memory, from which they are taken into the
+machine's as they come: a GPU holds the answers that are on their way (`wire.WINDOW` a publisher), and no second copy of
+the weights. NCCL has no tags, so both sides name their transfers in the same order, and it needs a GPU for each of the
+two processes. Its communicator is built in the first transfer, in which the lower rank of the two names it to the
+other: a receive waits until the other one sends. So a pair begins with a byte from the publisher, while both are there.
 
 Whatever fails is a `TransportError` with torch's own words: the other one does not appear or is gone, a transfer is not
 complete in time, or the GPU has no room.
@@ -120,6 +121,11 @@ class Pair:
         """Allocate memory for bytes to be received."""
         with _told(f"no room for {size:,} bytes on {self.device}"):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def taken(self, data: torch.Tensor) -> torch.Tensor:
+        """Take what was received into the memory of this machine."""
+        with _told(f"{data.numel():,} bytes cannot be taken from {self.device}"):
+            return data.to("cpu", copy=self.kind == "nccl")
 
     def send(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to send bytes, which must stay as they are until it is finished."""
@@ -267,7 +273,7 @@ class ProcessGroupTransport(FrameTransport):
         for _, work in self._expected[request]:
             if work is not None:
                 self._pair.finish(work, self._stall_s)
-        return [data for data, _ in self._expected.pop(request)]
+        return [self._pair.taken(data) for data, _ in self._expected.pop(request)]
 
     def close(self) -> None:
         """Leave, whatever is under way."""

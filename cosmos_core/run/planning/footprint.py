@@ -11,15 +11,16 @@ import attrs
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.plugins.recipe import group_size
 from cosmos_core.protocols import Pool
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.run.launch.launcher import pools
-from cosmos_core.run.planning.memory import RankMemory, policy_memory, rollout_memory
+from cosmos_core.run.planning.memory import RankMemory, between_gpus, policy_memory, rollout_memory
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
+from cosmos_core.weights.wire import WINDOW
 
 _VALUE_BYTES: Final = 4
 PACKED: Final = 2
@@ -124,8 +125,12 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     if plan.job.uses_rollouts:
         parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
         count = world_size(recipe.rollout.mesh)
-        # A rank's new weights wait in the machine's memory until it copies them.
-        host = {"weights on their way": parts["parameters"]} if count > 1 else {}
+        # New weights wait in the machine's memory until they are copied, unless they are read where they are published.
+        is_local = recipe.launch.launcher == LaunchConfig().launcher
+        is_mapped = recipe.sync.transport == "shared-memory" or (recipe.sync.transport == "auto" and is_local)
+        host = {} if count == 1 and is_mapped else {"weights on their way": parts["parameters"]}
+        # The replica's first process asks all of the policy's.
+        parts |= between_gpus(recipe, WINDOW * recipe.policy.replicas * world_size(recipe.policy.mesh))
         found["rollout"] = (
             RankMemory(name="each process", count=count, device=parts, host=host, is_whole=not facts.latent_size),
         )

@@ -27,6 +27,7 @@ from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import Compute, ModelPart
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.protocols.quantization import FORMATS
+from cosmos_core.weights.wire import REQUEST_BYTES
 
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
 OUTPUT_COPIES: Final = 3
@@ -172,7 +173,7 @@ class _Rank:
         """Bytes by part."""
         stages = self._stages()
         parts = [part for stage in stages for part in stage]
-        held = self.held
+        held, readers = self.held, min(self.recipe.rollout.replicas, self.recipe.sync.fan_out)
         trained = held if self.policy.lora is None else sum(part.count * self._adapters(part) for part in parts)
         frozen = 0 if self.policy.lora is None else held
         weights = {
@@ -189,6 +190,7 @@ class _Rank:
             "latents": LATENT_COPIES * 4 * self.policy.micro_batch_units * self.facts.latent_size,
             "reference predictions": self.references if self._has_output(parts) else 0,
             "communication": self._communication(parts),
+            **(between_gpus(self.recipe, readers) if self.publishes else {}),
         }
         each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)
         published = {"published weights": math.ceil(2 * each * held)} if self.publishes else {}
@@ -396,6 +398,11 @@ def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> di
         "KV cache (at most)": cache,
         "logits (estimate)": 2 * 4 * recipe.rollout.max_in_flight * facts.vocab_size,
     }
+
+
+def between_gpus(recipe: Recipe, answers: int) -> dict[str, int]:
+    """Bytes of so many answers of weights in a GPU's memory, where they go from one to another."""
+    return {"weights on their way": answers * REQUEST_BYTES} if recipe.sync.transport == "nccl" else {}
 
 
 def _split_parameters(facts: ModelFacts, tp: int) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 import torch
 
-from cosmos_core.errors import TransportError
-from cosmos_core.protocols import TensorSlice
+from cosmos_core.errors import TransportError, WeightSyncError
+from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.transport.directives import WeightTarget
-from cosmos_core.weights import process_group
+from cosmos_core.weights import process_group, wire
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, ProcessGroupTransport, Rendezvous, Sender
+from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, ProcessGroupTransport, Rendezvous, Sender
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -79,22 +81,72 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(process_group, "_gpu", lambda: torch.device("cpu"))
 
 
-def test_the_first_transfer_is_one_that_both_begin(tmp_path):
-    tensors = {"w": torch.randn(3000, 1000), "norm": torch.randn(1000)}
-    layout = {
-        0: [(TensorSlice(name=n, start=(0,) * t.dim(), shape=tuple(t.shape)), "float32") for n, t in tensors.items()]
-    }
-    loaded = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    with (
-        WeightPublisher("run", directory=tmp_path) as publisher,
-        WeightReceiver("nccl", run_id="run", host="here", stall_s=3.0) as receiver,
-    ):
-        published = publisher.publish(1, tensors, None)
-        target = WeightTarget(version=1, digest=published.digest, sources=(publisher.endpoint,), hosts=("here",))
-        with receiver.fetch(target, layout, 20.0) as pieces:
-            for _, piece, data in pieces:
-                loaded[piece.name][tuple(slice(s, s + n) for s, n in zip(piece.start, piece.shape, strict=True))] = data
-    assert digest_of(loaded) == published.digest
+class Device:
+    """Counts the bytes of the rooms that a GPU would hold, as they are made and let go."""
+
+    def __init__(self, monkeypatch):
+        self.held = self.peak = 0
+        make = Pair.room
+
+        def room(pair, size):
+            made = make(pair, size)
+            self.count(size)
+            weakref.finalize(made.untyped_storage(), self.count, -size)
+            return made
+
+        monkeypatch.setattr(Pair, "room", room)
+
+    def count(self, size):
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Device(monkeypatch)
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A publisher with more weights than may be on their way at once, and what to fetch."""
+    tensors = {"w": torch.randn(7000, 2000), "norm": torch.randn(1000)}
+    with WeightPublisher("run", directory=tmp_path) as publisher:
+        digest = publisher.publish(1, tensors, None).digest
+        target = WeightTarget(version=1, digest=digest, sources=(publisher.endpoint,), hosts=("here",))
+        yield publisher, target, {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def fetched(target, update, layout, on_piece=lambda: None):
+    receiver = WeightReceiver("nccl", run_id="run", host="here", stall_s=3.0)
+    with receiver, receiver.fetch(target, layout, 20.0) as pieces:
+        for rank, piece, data in pieces:
+            update.write_to(rank, piece, data)
+            on_piece()
+
+
+def test_weights_come_through_a_gpu_that_holds_only_what_is_on_its_way(published, device):
+    _, target, loaded = published
+    update = Update(1, loaded)
+    fetched(target, update, {0: whole_layout(loaded)})
+    update.check()
+    assert not any(tensor.any() for tensor in loaded.values())
+    assert digest_of(loaded) != target.digest
+    update.apply()
+    assert digest_of(loaded) == target.digest
+    assert device.held == 0
+    assert wire.REQUEST_BYTES < device.peak <= wire.WINDOW * wire.REQUEST_BYTES < loaded["w"].nbytes
+
+
+def test_a_publisher_that_goes_in_the_middle_leaves_what_is_loaded_and_nothing_on_the_gpu(published, device):
+    publisher, target, loaded = published
+    update = Update(1, loaded)
+    with pytest.raises(WeightSyncError, match="weights version 1 "):
+        fetched(target, update, {0: whole_layout(loaded)}, publisher.close)
+    with pytest.raises(WeightSyncError, match="not wholly written"):
+        update.check()
+    assert not any(tensor.any() for tensor in loaded.values())
+    gc.collect()
+    assert device.held == 0
 
 
 def test_nobody_builds_a_communicator_alone(monkeypatch):

@@ -124,6 +124,12 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     recipe = attrs.evolve(both.job.recipe, rollout=rollout)
     (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=recipe)))["rollout"]
     assert (rank.count, rank.host) == (2, {"weights on their way": rank.device["parameters"]})
+    # Through a process group they wait on the host, whatever the layout; NCCL has what is on its way on both GPUs.
+    changed = attrs.evolve(both.job.recipe, sync=attrs.evolve(both.job.recipe.sync, transport="nccl"))
+    pools = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=changed)))
+    assert pools["rollout"][0].host == {"weights on their way": pools["rollout"][0].device["parameters"]}
+    on_their_way = {name: ranks[0].device["weights on their way"] for name, ranks in pools.items()}
+    assert on_their_way == {"policy": 8 << 20, "rollout": 4 * 4 * (8 << 20)}
     lines = [" ".join(line.split()) for line in printed(both, 200)]
     assert any(
         line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
