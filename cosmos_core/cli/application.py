@@ -153,7 +153,6 @@ class _Commands(CommandGroup):
         "set": runs.change,
         "drain": runs.drain,
         "export": runs.export,
-        "recover": runs.recover,
         "launch": launch.app,
         "replica": replica.app,
         "plugins": plugins.app,

@@ -1,5 +1,5 @@
 """Takes a recipe to a finished run: plans, launches, supervises and summarises.
 
 The commands of `cosmos` are in `command` (run, plan), `submit` (launch), `replica`, `settings` (set), `status`,
-`recovery` and `export`. Their layers are in `pyproject.toml`, enforced.
+`resume` and `export`. Their layers are in `pyproject.toml`, enforced.
 """

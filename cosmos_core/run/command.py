@@ -35,9 +35,9 @@ from cosmos_core.run.metrics import recorded
 from cosmos_core.run.plan import check_changes, check_port, checked_launcher, make_folder
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.preflight import check_exposed, check_hooks, check_keys
-from cosmos_core.run.recovery import Start, find_start
 from cosmos_core.run.report.page import write_report
 from cosmos_core.run.report.summary import print_summary, summarise
+from cosmos_core.run.resume import Start, find_start
 from cosmos_core.run.supervisor import Ending, Supervisor
 
 _HOOKS_TIMEOUT_S: Final = 30.0

@@ -27,9 +27,9 @@ from cosmos_core.run.follower import Follower, Notify, progress_of, starting, un
 from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Exit, Launcher
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.recovery import Start
 from cosmos_core.run.requests import PendingRequests
 from cosmos_core.run.restart_policy import Decision, RestartPolicy, Restarts, cause_of, last_words
+from cosmos_core.run.resume import Start
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.messages import Role, Stop
 from cosmos_core.transport.sockets import Closing

@@ -123,5 +123,5 @@ def test_the_core_itself_has_a_hash():
 
 
 def test_recipes_that_ship_with_the_core_are_no_code():
-    assert is_source(PurePosixPath("cosmos_core/run/recovery.py"))
+    assert is_source(PurePosixPath("cosmos_core/run/resume.py"))
     assert not is_source(PurePosixPath("cosmos_core/recipes/arithmetic.toml"))

@@ -24,12 +24,12 @@ from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker, path_of, read_place
 from cosmos_core.run import command, folder, fork_server, provenance
-from cosmos_core.run import recovery as recovering
 from cosmos_core.run.command import resume_run, run_recipe
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.planning import plan as planning
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending
+from cosmos_service_tools import recovery as recovering
 from cosmos_service_tools.auditor import audit
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"

@@ -14,9 +14,9 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Recovered, Resumed
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.errors import ConfigError, DamagedJournalError, JournalError
-from cosmos_core.run import recovery as recovering
 from cosmos_core.run.follower import Follower
 from cosmos_service_tools import auditor as auditing
+from cosmos_service_tools import recovery as recovering
 from cosmos_service_tools.auditor import audit
 
 
