@@ -35,6 +35,7 @@ from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs, run_role
+from cosmos_core.replica.profiler import Profiler
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient
@@ -114,6 +115,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             begin_stage=settings.begin_stage,
             restore=go_on_from,
             adopt=settings.adopt,
+            profiler=Profiler(job.directory, args.replica, orders.report, rank=world.rank, exchange=world.exchange),
         )
         replica.run()
         # What cannot be written is told yet.

@@ -24,6 +24,7 @@ from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.training.gradients import local
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.replica.profiler import Profiler
 from cosmos_core.transport.directives import GenerationOrder, PolicyDirective, TrainOrder
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, Left, StepDone
 from cosmos_core.types import Scalar
@@ -79,6 +80,7 @@ class PolicyReplica:
         begin_stage: Makes the trainer take up a stage, by index.
         restore: Loads a checkpoint, by its path.
         adopt: Makes the trainer go by values of dynamic keys.
+        profiler: Traces steps.
     """
 
     name: str
@@ -92,6 +94,7 @@ class PolicyReplica:
     begin_stage: Callable[[int], None]
     restore: Callable[[str], None]
     adopt: Callable[[Mapping[str, Scalar]], None]
+    profiler: Profiler
     _group: GradientGroup | None = attrs.field(default=None, init=False)
     _settled_generation: int = attrs.field(default=0, init=False)
     _saved: int = attrs.field(default=-1, init=False)
@@ -113,7 +116,9 @@ class PolicyReplica:
                 continue
             if directive.stop or directive.leave:
                 break
+            self.profiler.order = directive.profile
             self._reconcile(directive)
+        self.profiler.finish()
         self.saver.wait()
         self.publications.close()
         if directive.leave and not directive.stop:
@@ -209,7 +214,8 @@ class PolicyReplica:
         try:
             wait_s = time.perf_counter() - self._idle_since
             publish = self._publish if order.publish else lambda: None
-            with self.trainer.activity.doing(f"training step {order.step}, attempt {order.attempt}"):
+            doing = self.trainer.activity.doing(f"training step {order.step}, attempt {order.attempt}")
+            with doing, self.profiler.step(order.step):
                 outcome = self.runner.run(order, group, publish, wait_s)
         except GradientGroupError as error:
             self._fail_generation(error)

@@ -28,12 +28,14 @@ from cosmos_core.protocols import (
 from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs
+from cosmos_core.replica.profiler import Profiler
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
 from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.samples import schema
+from cosmos_core.rollout.serving.engine import ServedEngine
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.rollout.weights_sync import WeightSync
 from cosmos_core.storage.parts import FOLDER, PartWriter
@@ -110,6 +112,9 @@ class Replica:
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
         self._engine = make_engine(job, plugins, model)
+        self._profiler = Profiler(job.directory, args.name, self._report)
+        if isinstance(self._engine, ServedEngine):
+            self._engine.profiler = self._profiler
         self._engine.start()
         stack.callback(self._engine.shutdown)
         payloads = stack.enter_context(PayloadServer(args.address, args.keyring))
@@ -221,8 +226,13 @@ class Replica:
                 continue
             if wanted.stop or wanted.leave:
                 break
+            self._profiler.order = wanted.profile
+            if not isinstance(self._engine, ServedEngine):
+                self._profiler.finish("its engine has no steps of its own that could be traced")
             self._sync.aim(wanted.weights, wanted.relaying, wanted.rollbacks)
             self._generation.reconcile(wanted.leases, wanted.hold)
+        if isinstance(self._engine, ServedEngine):
+            self._engine.end_profile()
         self._generation.close()
         self._tell_troubles()
         if wanted is not None and wanted.leave and not wanted.stop:

@@ -56,6 +56,19 @@ class Relaying:
 
 
 @attrs.frozen(kw_only=True)
+class ProfileOrder:
+    """Steps that some processes of a replica shall trace, once."""
+
+    ident: str
+    """Of the request."""
+    first: int
+    """The first of them: a step of the policy. An engine begins with its next one."""
+    steps: int
+    ranks: tuple[int, ...]
+    """Of the replica's processes."""
+
+
+@attrs.frozen(kw_only=True)
 class RolloutDirective:
     """The desired state of a rollout replica.
 
@@ -73,6 +86,7 @@ class RolloutDirective:
     rollbacks: tuple[int, ...] = ()
     """Steps that the run was taken back to, in order; weights from after such a step that were loaded, or begun to be,
     before it was told are to be given up: their versions come again with other weights."""
+    profile: ProfileOrder | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -154,3 +168,4 @@ class PolicyDirective:
     stop: bool
     leave: bool = False
     """Say `reports.Left` and end: nobody needs this replica any more, and the run goes on."""
+    profile: ProfileOrder | None = None

@@ -227,7 +227,17 @@ class Lost:
     reason: Text
 
 
-Request: TypeAlias = Stop | Drain | Set | Lost
+@attrs.frozen(kw_only=True)
+class Profile:
+    """Trace the next steps of some processes of a pool, of its replicas or of their engines."""
+
+    role: Role
+    ranks: tuple[Count, ...]
+    """Of the pool's processes, counted through, those of one replica after those of another."""
+    steps: Count
+
+
+Request: TypeAlias = Stop | Drain | Set | Lost | Profile
 
 REQUEST: Final = Codec(get_args(Request))
 """A person's request, as it lies in `Command.request` and in the journal."""

@@ -174,6 +174,17 @@ class CheckpointFailed:
 
 
 @attrs.frozen(kw_only=True)
+class Profiled:
+    """The replica has traced what `ProfileOrder` asked for, or as much of it as could be."""
+
+    ident: Word
+    traces: tuple[Text, ...]
+    """Files, from the run's folder."""
+    problem: Text = ""
+    """Why there is less than was asked for."""
+
+
+@attrs.frozen(kw_only=True)
 class Left:
     """The replica ends, as it was told to: it has done all that it had begun, and nobody needs what it holds."""
 
@@ -198,6 +209,7 @@ Report: TypeAlias = (
     | StepFailed
     | CheckpointSaved
     | CheckpointFailed
+    | Profiled
     | Left
     | Failed
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,8 @@ class Recovered:
     """Seconds from each kill to two more steps."""
     killed_at: dict[str, float]
     """Unix time of each kill; the one after a rollout replica's comes as soon as that one is back."""
+    profiled: str
+    """The words of profiles that were asked for before it was interrupted."""
     summary: dict[str, Any]
 
 
@@ -80,10 +84,14 @@ def recovered(cosmos: CommandLine, runs: Path) -> Recovered:
         following.signal("rollout-1", signal.SIGSTOP)
         following.until(following.is_back("rollout-1", stopped))
         following.steps(5)
+        profiled = cosmos("profile", str(run), "--steps", "2", "--ranks", "0,1")
+        profiled += cosmos("profile", str(run), "--pool", "rollout", "--steps", "4", "--ranks", "1")
+        refused = cosmos("profile", str(run), "--ranks", "7", code=1)
+        assert "no rank 7 among the policy processes, which are 0 (policy-0), 1 (policy-1)" in refused
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=60)[0]
     summary = json.loads((run / "summary.json").read_text())
-    return Recovered(run, process.returncode, output, took_s, killed_at, summary)
+    return Recovered(run, process.returncode, output, took_s, killed_at, profiled, summary)
 
 
 def test_it_goes_on_until_it_is_interrupted(recovered: Recovered) -> None:
@@ -114,3 +122,16 @@ def test_training_does_not_wait_for_a_rollout_replica_that_another_stands_in_for
     print(f"{len(steps)} steps in the {back - killed:.2f} s it was away; {longest:.2f} s without (idle: {GAP_S} s)")
     assert len(steps) >= STEPS_AWAY
     assert longest < GAP_S * TOLERANCE
+
+
+def test_what_was_traced_has_the_ranges_of_a_step(recovered: Recovered) -> None:
+    traces = [Path(line) for line in recovered.profiled.splitlines() if line.endswith(".json.gz")]
+    replicas = ("policy-0", "policy-1", "rollout-1")
+    assert [path.name for path in traces] == [f"{replica}-rank-0.json.gz" for replica in replicas]
+    found = []
+    for path in traces:
+        with gzip.open(path) as file:
+            found.append(Counter(event["name"] for event in json.load(file)["traceEvents"]))
+    for name in ("pack", "forward_backward", "optimizer", "publish"):
+        assert [policy[name] for policy in found[:2]] == [2, 2], name
+    assert found[2]["generate"] == 4

@@ -338,7 +338,7 @@ def words_of(request: Request) -> str:
     if isinstance(request, Stop):
         return "stop"
     said = [
-        " ".join(value) if isinstance(value, tuple) else str(value)
+        " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         for value in attrs.asdict(request, recurse=False).values()
     ]
     return " ".join((type(request).__name__.lower(), *said))

@@ -14,6 +14,7 @@ from cosmos_core.control.machine import (
     dispatch,
     evaluation,
     membership,
+    profiles,
     progress,
     publication,
     recovery,
@@ -37,7 +38,7 @@ from cosmos_core.control.machine.events import (
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, restored
 from cosmos_core.control.machine.state import Replica, State, opened
 from cosmos_core.errors import ConfigError, JournalError, TransportError
-from cosmos_core.transport.messages import REQUEST, Drain, Lost, Request, Set, Stop
+from cosmos_core.transport.messages import REQUEST, Drain, Lost, Profile, Request, Set, Stop
 from cosmos_core.transport.reports import (
     REPORT,
     CheckpointFailed,
@@ -48,6 +49,7 @@ from cosmos_core.transport.reports import (
     GroupFailed,
     GroupFinished,
     Left,
+    Profiled,
     Report,
     StepDone,
     StepFailed,
@@ -140,6 +142,8 @@ def _report(state: State, event: Reported) -> None:
         membership.leave(state, replica)
     elif isinstance(report, Failed):
         state.fail(f"{replica.name}: {report.reason}")
+    elif isinstance(report, Profiled):
+        profiles.on_profiled(state, replica, report)
     elif isinstance(report, Troubled):
         state.count(report)
     elif replica.role == "rollout":
@@ -216,6 +220,8 @@ def refusal(state: State, request: Request) -> str:
             return ""
         case Drain():
             return membership.refusal(state, request.name)
+        case Profile():
+            return profiles.refusal(state, request)
         case Set():
             try:
                 return changes.refusal(state, changes.asked_of(state, request))
@@ -235,6 +241,8 @@ def _take_command(state: State, event: Commanded) -> None:
             state.touch()
         case Drain():
             membership.drain(state, request.name)
+        case Profile():
+            profiles.take(state, event.ident, request)
         case Set():
             changes.take(state, request)
             if not state.attempts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from cosmos_core.control.machine import publication, relays
+from cosmos_core.control.machine import profiles, publication, relays
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.directives import PolicyDirective, Relaying, RolloutDirective, WeightTarget
 from cosmos_core.weights.topology import Place, distances
@@ -106,6 +106,7 @@ def _rollout(state: State, replica: Replica, offers: Offers) -> RolloutDirective
         relaying=offers.relaying(replica, publication.retained(state)),
         leave=replica.is_leaving,
         rollbacks=tuple(state.rollbacks),
+        profile=profiles.order_of(state, replica.name),
     )
 
 
@@ -123,4 +124,5 @@ def _policy(state: State, replica: Replica) -> PolicyDirective:
         checkpoint=state.checkpoints.ordered if is_ready else -1,
         stop=bool(state.outcome),
         leave=replica.is_leaving,
+        profile=profiles.order_of(state, replica.name),
     )

@@ -7,7 +7,7 @@ generation without it has formed, at a step's boundary, and nobody can have to r
 
 from __future__ import annotations
 
-from cosmos_core.control.machine import batch_assembly, dispatch, evaluation, publication, relays
+from cosmos_core.control.machine import batch_assembly, dispatch, evaluation, profiles, publication, relays
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, ReplicaJoined
 from cosmos_core.control.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GenerationOrder
@@ -48,6 +48,7 @@ def lose(state: State, replica: Replica, reason: str) -> None:
     """Take a replica out, for good: its process may not come back. What it had is queued again, or lost."""
     state.remove(replica)
     state.fenced[replica.incarnation] = f"{replica.name}: {reason}"
+    profiles.settle(state, replica.name, f"lost before it had traced all: {reason}")
     if replica.role == "rollout":
         dispatch.lost_with(state, replica)
         relays.follow(state, replica.name)

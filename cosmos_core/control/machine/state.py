@@ -7,7 +7,7 @@ import attrs
 from cosmos_core.control.machine.ledger import Ledger, LedgerMark
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion, SettingChange, StepRecord, known_as
 from cosmos_core.control.machine.settings import Settings, StageSettings
-from cosmos_core.transport.directives import GenerationOrder, GroupRef, Lease, TrainOrder
+from cosmos_core.transport.directives import GenerationOrder, GroupRef, Lease, ProfileOrder, TrainOrder
 from cosmos_core.transport.messages import Role
 from cosmos_core.transport.reports import HeldOutLoss, Troubled
 
@@ -130,6 +130,16 @@ class StepMark:
 
 
 @attrs.define(kw_only=True)
+class Profiling:
+    """A profile that was asked for: what replicas have yet to trace, what they have, and why that is not all."""
+
+    ident: str
+    orders: dict[str, ProfileOrder]
+    traces: list[str] = attrs.field(factory=list)
+    problems: dict[str, str] = attrs.field(factory=dict)
+
+
+@attrs.define(kw_only=True)
 class State:
     """Everything that scheduling, directives, the live view and the summary need.
 
@@ -168,6 +178,7 @@ class State:
             as it is known (`records.known_as`).
         troubles: How often each thing went wrong that replicas count (`reports.Troubled`).
         awaited_s: Seconds since the last step in which rollout replicas did nothing but wait for scores, summed.
+        profile: The newest profile; None before anyone has asked for one.
         touched: Names whose directive may have changed since this was last cleared.
         members: Names of the replicas of each role, so that nobody has to look through all for a few.
         spare: Names of rollout replicas that may have room for another prompt, and of all that have.
@@ -217,6 +228,7 @@ class State:
     status_details: dict[str, str] = attrs.field(factory=dict)
     troubles: dict[str, int] = attrs.field(factory=dict)
     awaited_s: float = 0.0
+    profile: Profiling | None = None
     touched: set[str] = attrs.field(factory=set, eq=False)
     members: dict[Role, set[str]] = attrs.field(factory=lambda: {"policy": set(), "rollout": set()}, eq=False)
     spare: set[str] = attrs.field(factory=set, eq=False)

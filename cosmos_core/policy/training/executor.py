@@ -15,6 +15,7 @@ from cosmos_core.protocols.frozen import KLTarget
 from cosmos_core.protocols.layout import Mesh
 from cosmos_core.protocols.model import PipelinedModel
 from cosmos_core.replica.activity import Activity
+from cosmos_core.replica.profiler import span
 
 
 class Sequential:
@@ -69,8 +70,11 @@ class Sequential:
                 is.
         """
         for index, batch in enumerate(batches):
-            decided = self._model.decide(self._module, batch, **forward.arguments(kl_targets[index : index + 1]))
-            loss(index, decided).backward()  # type: ignore[no-untyped-call]
+            with span("forward"):
+                decided = self._model.decide(self._module, batch, **forward.arguments(kl_targets[index : index + 1]))
+                total = loss(index, decided)
+            with span("backward"):
+                total.backward()  # type: ignore[no-untyped-call]
 
 
 Executor: TypeAlias = Sequential | Pipeline

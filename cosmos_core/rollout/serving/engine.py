@@ -27,6 +27,7 @@ from cosmos_core.protocols import (
     Request,
     TensorSlice,
 )
+from cosmos_core.replica.profiler import Profiler, span
 from cosmos_core.rollout.serving.commands import Commands, LostProcessError, broken
 from cosmos_core.rollout.serving.requests import RequestState, S
 from cosmos_core.rollout.serving.updates import Update
@@ -72,7 +73,12 @@ class ServedEngine(abc.ABC, Generic[S]):
 
     Every public method that does posts a command, which runs between two steps; so a pause, an update or an abort
     falls between two units by construction.
+
+    Attributes:
+        profiler: Traces steps; None where nobody can ask for it.
     """
+
+    profiler: Profiler | None = None
 
     def __init__(self, context: EngineContext) -> None:
         self._context: Final = context
@@ -238,6 +244,11 @@ class ServedEngine(abc.ABC, Generic[S]):
             weight_version=queue.version,
         )
 
+    def end_profile(self) -> None:
+        """Let a profile that goes on end with what it has."""
+        if self.profiler is not None:
+            self._commands.call(self.profiler.finish)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
@@ -304,7 +315,11 @@ class ServedEngine(abc.ABC, Generic[S]):
 
     def _step(self) -> None:
         begin = time.monotonic()
-        self._advance()
+        if self.profiler is None:
+            self._advance()
+        else:
+            with self.profiler.step(), span("generate"):
+                self._advance()
         self._busy_s += time.monotonic() - begin
         if self._draining is not None:
             self._check_drained()

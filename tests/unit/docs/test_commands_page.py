@@ -10,6 +10,7 @@ from cosmos_service_tools.compare import compare
 from cosmos_service_tools.doctor import doctor
 from cosmos_service_tools.evaluate import evaluate
 from cosmos_service_tools.init import init
+from cosmos_service_tools.profile import profile
 from cosmos_service_tools.recipes import app
 from cosmos_service_tools.samples import samples
 from cosmos_service_tools.serve import serve
@@ -19,7 +20,7 @@ PAGE = (DOCS / "commands.md").read_text()
 
 
 def test_every_command_and_option_is_on_the_page():
-    for command in (init, doctor, audit, compare, samples, evaluate, chat, serve):
+    for command in (init, doctor, audit, compare, samples, profile, evaluate, chat, serve):
         name = command.__name__.replace("evaluate", "eval")
         application = typer.Typer(add_completion=False)
         application.command()(command)

@@ -1,7 +1,9 @@
 """The replica against a scripted controller."""
 
+import gzip
 import json
 import threading
+from collections import Counter
 
 import attrs
 import pytest
@@ -20,13 +22,15 @@ from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import UNKNOWN_STEP, PolicyReplica, UnitRate, transfer_state
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.replica.health_channel import HealthChannel
-from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, TrainOrder
+from cosmos_core.replica.profiler import Profiler
+from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, ProfileOrder, TrainOrder
 from cosmos_core.transport.messages import Directive
 from cosmos_core.transport.reports import (
     CheckpointSaved,
     GenerationFailed,
     GenerationFormed,
     Left,
+    Profiled,
     StepDone,
     WeightsPublished,
 )
@@ -76,8 +80,10 @@ def generation(number, *members, store="", source=0, transfer=False):
     )
 
 
-def directive(gen=None, train=None, *, publish=-1, checkpoint=-1, stop=False):
-    return PolicyDirective(generation=gen, train=train, publish=publish, retain=-1, checkpoint=checkpoint, stop=stop)
+def directive(gen=None, train=None, *, publish=-1, checkpoint=-1, stop=False, profile=None):
+    return PolicyDirective(
+        generation=gen, train=train, publish=publish, retain=-1, checkpoint=checkpoint, stop=stop, profile=profile
+    )
 
 
 STOP = directive(stop=True)
@@ -152,6 +158,7 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
                 trainer, path, lambda index: trainer.begin_stage(kit.stage_of(index=index), kit.Reinforce(), 1.0)
             ),
             adopt=script.adopted.append,
+            profiler=Profiler(tmp_path, name, script.report),
         )
         replica.run()
     return trainer
@@ -167,11 +174,12 @@ def test_a_short_life(kit, model, work, tmp_path, caplog):
     caplog.set_level("INFO", logger="cosmos_core.policy.replica")
     groups, held = work
     gen = generation(1)
+    traced = ProfileOrder(ident="asked", first=2, steps=2, ranks=(0,))
     script = Script(
         (when(), directive(gen, publish=0)),
         (when(GenerationFormed), directive(gen, order(groups, 1), publish=0)),
-        (when(StepDone), directive(gen, order(groups, 2, publish=True), publish=0)),
-        (when(StepDone, 2), directive(gen, checkpoint=2, publish=2)),
+        (when(StepDone), directive(gen, order(groups, 2, publish=True), publish=0, profile=traced)),
+        (when(StepDone, 2), directive(gen, checkpoint=2, publish=2, profile=traced)),
         (when(CheckpointSaved), STOP),
     )
     trainer = run(kit, model, script, held, tmp_path)
@@ -182,6 +190,12 @@ def test_a_short_life(kit, model, work, tmp_path, caplog):
     assert completed(str(tmp_path / "checkpoints"))[-1] == 2
     assert trainer.step == script.step == 2
     assert "generation 1: replica 0 of 1" in caplog.messages
+    (profiled,) = script.of(Profiled)
+    assert "before it had done so many steps" in profiled.problem
+    with gzip.open(tmp_path / profiled.traces[0]) as file:
+        names = Counter(event["name"] for event in json.load(file)["traceEvents"])
+    assert names["forward_backward"] == names["publish"] == 1
+    assert names["forward"] == names["backward"] >= 1
 
 
 @pytest.mark.parametrize("publish", [False, True])
