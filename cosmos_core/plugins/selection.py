@@ -31,6 +31,7 @@ from cosmos_core.protocols import (
     hooks,
 )
 from cosmos_core.protocols.algorithm import AdvantageEstimator
+from cosmos_core.protocols.engine import SleepingEngine
 from cosmos_core.protocols.hooks import PROJECT
 from cosmos_core.protocols.launcher import ClusterLauncher
 from cosmos_core.protocols.model import MoEModel, PipelinedModel
@@ -53,6 +54,7 @@ _CAPABILITIES: Final[Mapping[Kind, type]] = {
 _OPTIONAL: Final[Mapping[Kind, tuple[type, ...]]] = {
     "model": (MoEModel, PipelinedModel, VisionModel, WorldModel),
     "algorithm": (AdvantageEstimator,),
+    "engine": (SleepingEngine,),
     "launcher": (ClusterLauncher,),
 }
 """The protocols that some plugins of a kind implement besides, whole or not at all."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -116,6 +116,7 @@ class EngineCapabilities:
         quantizations: Formats beside `none` in which it holds the matrices of `ModelFacts.matrices`.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
+        sleeps: Whether it is a `SleepingEngine`, which `rollout.placement = "colocated"` needs.
         seeded: Whether a request's draws depend on its seed alone.
         logprob_semantics: `processed`: log-probs of what was sampled from; `raw`: before temperature, top-k and top-p.
     """
@@ -129,6 +130,7 @@ class EngineCapabilities:
     quantizations: frozenset[Quantization] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False
+    sleeps: bool = False
     seeded: bool = True
     logprob_semantics: str = "processed"
 
@@ -146,6 +148,7 @@ class EngineContext:
         seed: `run.seed`, for `Model.build`.
         quantization: Format of the matrices of `ModelFacts.matrices`; products are computed in `dtype` or better.
         tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer.
+        sleeps: Whether it will be told to sleep.
     """
 
     model: Model
@@ -156,6 +159,7 @@ class EngineContext:
     seed: int
     quantization: Quantization = "none"
     tensor_parallel: int = 1
+    sleeps: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -253,4 +257,23 @@ class RolloutEngine(Protocol):
         Raises:
             EngineLostError: A process that it needs was killed, or does not answer: another replica takes its place.
             EngineError: It cannot for any other reason (the engine thread's error chained): the run ends with it.
+        """
+
+
+@runtime_checkable
+class SleepingEngine(RolloutEngine, Protocol):
+    """Gives the memory of its device up for a while (`EngineCapabilities.sleeps`), so that others may use it."""
+
+    def sleep(self) -> None:
+        """Free weights and caches; what is in flight stays, and computes its cache anew when it goes on. Idempotent.
+
+        Raises:
+            EngineError: It is not paused.
+        """
+
+    def wake(self) -> None:
+        """Take the memory again. Idempotent.
+
+        No weights are loaded then: until an update was committed, `resume` and `score` raise an EngineError, and so
+        do `resume`, `score` and `commit_update` of one that sleeps.
         """

@@ -29,6 +29,7 @@ class PlannedRun:
         samplings: How it will draw, by the recipe's table: `rollout.sampling`, `evaluation`; empty if not known.
         shows_media: Whether prompts show images or videos.
         num_ranks: Processes of a replica.
+        sleeps: Whether it is to sleep (`SleepingEngine`) while the policy trains.
     """
 
     model: Model
@@ -40,6 +41,7 @@ class PlannedRun:
     shows_media: bool
     num_ranks: int = 1
     samplings: Mapping[str, Sampling] = attrs.field(factory=dict)
+    sleeps: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -65,6 +65,11 @@ class SlotCache:
         self.capacity = capacity
         self._lay_out(num_used, num_kept, grows=grows)
 
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        self._room = self.capacity = 0
+        self._lay_out(0, 0, grows=True)
+
     def _lay_out(self, num_used: int, num_kept: int, *, grows: bool) -> None:
         # What is kept is copied to other memory: that which the block before it has just left.
         spare: dict[int, torch.Tensor] = {}

@@ -143,6 +143,19 @@ class EmbeddedEngine(TokenEngine):
             self._packed.check()
         return self._loaded.digest()
 
+    def _free(self) -> None:
+        self._scheduler.requeue()
+        self._cache.clear()
+        if self._prompts is not None:
+            self._prompts.forget()
+        if self._packed is not None:
+            self._packed.clear()
+        self._storages = self._loaded.storages()
+        self._storages.free()
+
+    def _allocate(self) -> None:
+        self._storages.allocate()
+
     # -- scoring ------------------------------------------------------------------------------------------------------
 
     def score(self, payloads: Sequence[Payload], *, temperature: float) -> list[torch.Tensor]:
@@ -158,7 +171,7 @@ class EmbeddedEngine(TokenEngine):
             payloads, self._context.model, context_length=self._context.context_length, vocabulary=self._vocabulary
         )
         budget = self._options.prefill_units
-        return self._commands.call(lambda: self._runner.score(sequences, temperature=temperature, budget=budget))
+        return self._computed(lambda: self._runner.score(sequences, temperature=temperature, budget=budget))
 
 
 class Recorder:

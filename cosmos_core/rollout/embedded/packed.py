@@ -57,6 +57,12 @@ class PackedMatrices:
             self._packed[name] = _COPIES[layer.weight] = packed
             layer.forward = functools.partial(_forward, packed, layer.weight, layer.bias)  # type: ignore[method-assign]
 
+    def clear(self) -> None:
+        """Hold nothing, until they are packed again."""
+        for layer in self._layers.values():
+            del layer.forward, _COPIES[layer.weight]
+        self._packed.clear()
+
     def check(self) -> None:
         """Read the packed matrices back."""
         for name, layer in self._layers.items():

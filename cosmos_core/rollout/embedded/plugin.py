@@ -21,7 +21,7 @@ def cosmos_engine() -> Provider[RolloutEngine]:
         create=_create,
         options=EmbeddedOptions,
         capabilities=EngineCapabilities(
-            media=True, records=True, prefix_sharing=True, quantizations=frozenset(FORMATS.keys())
+            media=True, records=True, prefix_sharing=True, sleeps=True, quantizations=frozenset(FORMATS.keys())
         ),
         preflight=preflight,
     )

@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -31,11 +31,13 @@ from cosmos_core.replica.profiler import Profiler, span
 from cosmos_core.rollout.serving.commands import Commands, LostProcessError, broken
 from cosmos_core.rollout.serving.requests import RequestState, S
 from cosmos_core.rollout.serving.updates import Update
+from cosmos_core.weights.storages import give_back
 
 _JOIN_S: Final = 20.0
 """How long a shutdown waits for the step under way: a device that hangs must not keep the process from ending."""
 
 
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -89,6 +91,9 @@ class ServedEngine(abc.ABC, Generic[S]):
         self._number = 0
         self._held: list[RequestState[S]] = []
         self._update: Update | None = None
+        self._is_asleep = False
+        self._is_blank = False
+        """Whether no weights were loaded since it slept."""
         self._stopping = False
         self._loss: EngineError | None = None
         self._paused_since: float | None = None
@@ -132,6 +137,14 @@ class ServedEngine(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _unbuild(self) -> None:
         """Free what `_build` made, or had made when it failed, on the engine's thread. Idempotent."""
+
+    def _free(self) -> None:
+        """Give up the memory of weights and caches, paused, on the engine's thread; of an engine that sleeps."""
+        raise NotImplementedError
+
+    def _allocate(self) -> None:
+        """Take that of weights again, to be written by an update."""
+        raise NotImplementedError
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -362,6 +375,7 @@ class ServedEngine(abc.ABC, Generic[S]):
         self._commands.call(self._resume)
 
     def _resume(self) -> None:
+        self._check_loaded()
         if self._paused_since is not None:
             self._paused_s += time.monotonic() - self._paused_since
             self._paused_since = None
@@ -392,9 +406,16 @@ class ServedEngine(abc.ABC, Generic[S]):
         """Copy everything between two units; what is in flight goes on with the new weights."""
         update = self._open_update()
         update.check()
-        digest = self._commands.call(lambda: self._apply(update, cache))
+        digest = self._commands.call(lambda: self._load(update, cache))
         self._update = None
         update.close()
+        return digest
+
+    def _load(self, update: Update, cache: CachePolicy) -> str:
+        if self._is_asleep:
+            raise EngineError("the engine sleeps: wake it before weights are loaded")
+        digest = self._apply(update, cache)
+        self._is_blank = False
         return digest
 
     def abort_update(self) -> None:
@@ -407,3 +428,40 @@ class ServedEngine(abc.ABC, Generic[S]):
         if self._update is None:
             raise WeightSyncError("no update is open; call begin_update first")
         return self._update
+
+    # -- sleep --------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Free weights and caches; what is in flight stays, and computes its cache anew when it goes on."""
+        self._commands.call(self._sleep)
+
+    def _sleep(self) -> None:
+        if self._paused_since is None:
+            raise EngineError("the engine generates: pause it before it sleeps")
+        if not self._is_asleep:
+            self._is_asleep = self._is_blank = True
+            self._free()
+            give_back(self._context.device)
+
+    def wake(self) -> None:
+        """Take the memory again; weights are loaded by an update."""
+        self._commands.call(self._wake)
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._allocate()
+            self._is_asleep = False
+
+    def _check_loaded(self) -> None:
+        """Raise an EngineError if there are no weights to compute with."""
+        if self._is_blank:
+            raise EngineError("no weights are loaded since the engine slept: wake it, and load a version")
+
+    def _computed(self, compute: Callable[[], T]) -> T:
+        """The result of a computation under the loaded weights, on the engine's thread."""
+
+        def checked() -> T:
+            self._check_loaded()
+            return compute()
+
+        return self._commands.call(checked)

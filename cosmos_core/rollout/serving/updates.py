@@ -16,6 +16,7 @@ from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.quantization import copy_exactly, dequantised_rows, quantise_tensors
 from cosmos_core.weights.shards import dtype_name
+from cosmos_core.weights.storages import Storages
 
 
 def whole_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSlice, str]]:
@@ -165,6 +166,11 @@ class LoadedWeights:
             parameter = self._parameters[name]
             for rows, values in dequantised_rows(self._form, name, self.tensors, parameter.shape[-1]):
                 parameter[rows].copy_(values)
+
+    def storages(self) -> Storages:
+        """The memory of all of it."""
+        tensors = (*self.tensors.values(), *self._parameters.values())
+        return Storages(tensors, tensors[0].device)
 
     def digest(self) -> str:
         """The digest of what is loaded, read back."""

@@ -474,6 +474,26 @@ PLANTED = {
         """,
         capabilities="records=True, prefix_sharing=True",
     ),
+    "goes-on-without-weights": Fault(
+        "test_it_sleeps_and_goes_on_with_the_weights_that_it_is_given_then",
+        "resume() of an engine that slept and was given no weights since was accepted",
+        """
+        def wake(self):
+            super().wake()
+            self._is_blank = False
+        """,
+        capabilities="sleeps=True, prefix_sharing=True",
+    ),
+    "sleeps-on-an-old-cache": Fault(
+        "test_it_sleeps_and_goes_on_with_the_weights_that_it_is_given_then",
+        "log-probs are not the trainer's",
+        """
+        def _free(self):
+            self._storages = self._loaded.storages()
+            self._storages.free()
+        """,
+        capabilities="sleeps=True, prefix_sharing=True",
+    ),
     "preflight-in-a-form-of-its-own": Fault(
         "test_its_preflight_says_nothing_against_what_it_does_here",
         "preflight() returned []; return a Preflight",
@@ -531,7 +551,9 @@ def module(fault):
 
 @pytest.fixture(scope="module")
 def outcomes(run_kit):
-    declared = "records=True, prefix_sharing=True, quantizations=frozenset({'fp8', 'mxfp8', 'mxfp4', 'nvfp4'})"
+    declared = (
+        "records=True, prefix_sharing=True, sleeps=True, quantizations=frozenset({'fp8', 'mxfp8', 'mxfp4', 'nvfp4'})"
+    )
     modules = {
         "good": MODULE.format(
             body="    pass", capabilities=declared, more=", preflight=lambda options, planned: Preflight()"

@@ -263,6 +263,34 @@ class FlightTests(Readings):
         _expect_update_in_flight(subject, cache="keep", loads={3: 0, 4: 4})
         _expect_update_in_flight(subject, cache="recompute", loads={3: 3, 4: 4})
 
+    def test_it_sleeps_and_goes_on_with_the_weights_that_it_is_given_then(self, subject: Subject) -> None:
+        """Others use the memory meanwhile: nothing in flight is lost, and nothing is computed with what was there."""
+        needs(subject.capabilities.sleeps, "sleeps")
+        engine = subject.start(sleeps=True)
+        handles = engine.submit(subject.long(3))
+        refuses(EngineError, "sleep() of an engine that is not paused", engine.sleep)
+        engine.pause_in_flight(handles, 12)
+        engine.sleep()
+        engine.sleep()
+        refuses(EngineError, "resume() of an engine that sleeps", engine.resume)
+        engine.wake()
+        engine.wake()
+        for what, call in {"resume()": engine.resume, "score()": lambda: engine.score([], temperature=1.0)}.items():
+            refuses(EngineError, f"{what} of an engine that slept and was given no weights since", call)
+        for number in (1, 2):
+            tensors = subject.pricer.tensors(number)
+            _expect_digest(engine.load(number, tensors), tensors, f"after sleep {number}")
+            engine.resume()
+            if number == 1:
+                engine.pause("keep")
+                engine.sleep()
+                engine.wake()
+        results = flat(map(engine.results, handles))
+        subject.expect_whole(results, "was in flight while the engine slept")
+        subject.expect_versions(results, {0, 1, 2})
+        for version in (0, 1, 2):
+            subject.expect_logprobs(results, weights=version, version=version)
+
     def test_quantised_weights_are_loaded_attested_and_computed_with(self, subject: Subject, model: Model) -> None:
         """The trainer can only correct for what it knows; a matrix in full would be sent in vain, and not attested."""
         needs(subject.capabilities.quantizations, "quantizations")

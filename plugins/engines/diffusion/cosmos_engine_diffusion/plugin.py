@@ -17,5 +17,5 @@ def _create(options: DiffusionOptions, context: EngineContext) -> RolloutEngine:
 @hookimpl
 def cosmos_engine() -> Provider[RolloutEngine]:
     """Provide the diffusion engine."""
-    capabilities = EngineCapabilities(payload_kinds=frozenset({"latents"}), media=True, renders=True)
+    capabilities = EngineCapabilities(payload_kinds=frozenset({"latents"}), media=True, renders=True, sleeps=True)
     return Provider(create=_create, options=DiffusionOptions, capabilities=capabilities, preflight=preflight)

@@ -151,6 +151,7 @@ class Backend:
             "skip_mm_profiling": True,
             "mm_processor_cache_gb": 0,
             "block_size": options.block_size,
+            "enable_sleep_mode": context.sleeps,
         }
         if self._is_cpu:
             arguments["kv_cache_memory_bytes"] = self._cache_bytes(options)
@@ -250,6 +251,15 @@ class Backend:
     def forget_caches(self) -> None:
         """Sequences in flight are computed anew, under the weights as they are."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
+
+    def sleep(self) -> None:
+        """Give up the memory of weights and of the KV cache."""
+        # Level 2 keeps no copy of the weights: the next ones are written in their places.
+        self._llm.sleep(level=2, mode="keep")
+
+    def wake(self) -> None:
+        """Take it again, at the same addresses, with nothing in it."""
+        self._llm.wake_up()
 
     def settle(self) -> None:
         """After weights were written."""

@@ -130,6 +130,13 @@ class VllmEngine(TokenEngine):
         # Read back here, before the next step: nothing is generated with weights that were not attested.
         return self._weights.digest()
 
+    def _free(self) -> None:
+        self._vllm.forget_caches()
+        self._vllm.sleep()
+
+    def _allocate(self) -> None:
+        self._vllm.wake()
+
     # -- scoring ------------------------------------------------------------------------------------------------------
 
     def score(self, payloads: Sequence[Payload], *, temperature: float) -> list[torch.Tensor]:
@@ -152,7 +159,7 @@ class VllmEngine(TokenEngine):
             for index, each in enumerate(given)
         ]
         sequences = [each.tokens for each in given]
-        rows = self._commands.call(lambda: self._vllm.score(sequences, temperature=temperature, shows=shows))
+        rows = self._computed(lambda: self._vllm.score(sequences, temperature=temperature, shows=shows))
         return [
             torch.tensor([row[each.num_given - 1 + place] for place in each.decided_N], dtype=torch.float32)
             for row, each in zip(rows, given, strict=True)

@@ -29,6 +29,7 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             quantizations=frozenset(FORMATS.keys()),
             mesh_axes=frozenset({"tp"}),
             only_alone=frozenset({"media"}),
+            sleeps=True,
         ),
         preflight=preflight,
     )

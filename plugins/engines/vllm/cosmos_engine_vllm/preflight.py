@@ -24,6 +24,11 @@ def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
     device = "cuda" if planned.device == "cuda" or (planned.device == "auto" and planned.has_gpu) else "cpu"
     problems: list[str] = [*_sampling(planned), *_media(planned)]
     absent: list[str] = []
+    if planned.sleeps and device == "cpu":
+        problems.append(
+            "rollout.placement: 'colocated', and vLLM can give up the memory of GPUs only, not that of a CPU; use the "
+            "engine 'embedded', or rollout.placement = 'separate'"
+        )
     # Where the device is left open, the run may be for another machine than this.
     (problems if planned.device == "cpu" else absent).extend(_heads(planned, device))
     try:

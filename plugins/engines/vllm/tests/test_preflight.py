@@ -54,6 +54,12 @@ def asked(monkeypatch):
     return ask
 
 
+def test_a_cpu_has_no_memory_that_vllm_could_give_up(asked):
+    (problem,) = asked(sleeps=True)[0].problems
+    assert "rollout.placement: 'colocated'" in problem
+    assert not asked(sleeps=True, device="cuda")[0].problems
+
+
 def test_nothing_is_said_against_what_it_can_do(asked):
     told, devices = asked(temperatures={"one": 0.0, "other": 0.01})
     assert (told.problems, told.absent, devices) == ((), "", ["cpu"])
