@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn
 
 import typer
 
-from cosmos_core.cli import launch, plugins, replica, runs
+from cosmos_core.cli import launch, plugins, runs
 from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging, refuse
 from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
 from cosmos_core.observe.output import console
@@ -154,7 +154,7 @@ class _Commands(CommandGroup):
         "drain": runs.drain,
         "export": runs.export,
         "launch": launch.app,
-        "replica": replica.app,
+        "replica": runs.replica,
         "plugins": plugins.app,
         "version": version,
     }

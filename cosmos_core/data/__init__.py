@@ -8,10 +8,9 @@ the standard library and attrs.
 from cosmos_core.data.dataset import DrawnDataset, RowsDataset, Sources, is_held_out
 from cosmos_core.data.jsonlines import JsonLinesFile, LinesFile
 from cosmos_core.data.mapping import FieldMapping, RowMapping
-from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, RowsOptions
 from cosmos_core.data.paths import expand, find_files
-from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource, field, text_field
+from cosmos_core.data.rows import BadRowError, LeftOutError, RawRow, RowSource, field, locations, text_field
 
 __all__ = [
     "BadRowError",

@@ -18,9 +18,8 @@ import attrs
 
 from cosmos_core.data.dataset import RowsDataset
 from cosmos_core.data.mapping import chat_of, plain
-from cosmos_core.data.media import locations
 from cosmos_core.data.options import RowsOptions
-from cosmos_core.data.rows import BadRowError, RawRow
+from cosmos_core.data.rows import BadRowError, RawRow, locations
 from cosmos_core.errors import DataError, told_as
 from cosmos_core.protocols import DatasetContext, Split
 from cosmos_core.types import Prompt

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cosmos_core.data.media import locations
 from cosmos_core.data.options import FieldOptions, Template
-from cosmos_core.data.rows import BadRowError, LeftOutError, field
+from cosmos_core.data.rows import BadRowError, LeftOutError, field, locations
 from cosmos_core.errors import DataError
 from cosmos_core.types import JSON, Message, Prompt
 

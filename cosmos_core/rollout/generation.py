@@ -37,8 +37,8 @@ from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
 from cosmos_core.rollout.samples import rows_of
 from cosmos_core.rollout.version_lock import VersionLock
-from cosmos_core.rollout.workers.supervised import SupervisedThread
 from cosmos_core.storage.parts import PartWriter
+from cosmos_core.threads import SupervisedThread
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.payloads import PayloadServer
 from cosmos_core.transport.reports import GroupFailed, Report

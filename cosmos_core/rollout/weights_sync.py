@@ -15,7 +15,7 @@ from cosmos_core.errors import AttestationError, TransportError, WeightSyncError
 from cosmos_core.protocols import CachePolicy, RolloutEngine
 from cosmos_core.rollout.relay import Copy, Relay
 from cosmos_core.rollout.version_lock import VersionLock
-from cosmos_core.rollout.workers.supervised import SupervisedThread
+from cosmos_core.threads import SupervisedThread
 from cosmos_core.transport.directives import Relaying, WeightTarget
 from cosmos_core.transport.reports import Report, WeightsLoaded, WeightsRejected
 from cosmos_core.weights.digest import Arrivals

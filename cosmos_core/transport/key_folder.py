@@ -21,14 +21,12 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.problems import suggestion
 from cosmos_core.config.structure import structure
 from cosmos_core.errors import ConfigError
 from cosmos_core.files import replace_file
 from cosmos_core.transport.keys import (
     ALLOWED,
     CONTROLLER,
-    ROLES,
     Key,
     KeyPair,
     PeerRole,
@@ -36,7 +34,6 @@ from cosmos_core.transport.keys import (
     check_names,
     controller_key,
     is_public,
-    read_key,
     write_key,
 )
 
@@ -269,46 +266,3 @@ def check_folder(folder: Path) -> None:
     controller_key(folder)
     if not read_peers(folder / ALLOWED):
         raise ConfigError(f"{folder / ALLOWED}: nobody is allowed to speak; make keys with `cosmos keys new {folder}`")
-
-
-def allow(folder: Path, label: str, *, public: str, role: PeerRole, names: Sequence[str] = ()) -> None:
-    """Allow a public key, such as one that was made elsewhere or was revoked."""
-    check_label(label)
-    check_names(names)
-    if not is_public(public):
-        raise ConfigError(
-            f"{public!r} is no public key; one has 40 characters of Z85, as in the line `public` of a key"
-        )
-    if role in {"policy", "rollout"} and not names:
-        raise ConfigError(f"{label}: a {role} key needs the names that its holder may have, such as --as '{role}-*'")
-    with changing(folder) as peers:
-        present = peers.get(label)
-        if present is not None and present.public != public:
-            raise ConfigError(f"{folder / ALLOWED}: {label} is another key; revoke that first, or choose another name")
-        peers[label] = Peer(label=label, role=role, names=tuple(names), public=public)
-
-
-def allow_again(folder: Path, label: str) -> None:
-    """Allow the key of a file in the folder, such as one that was revoked."""
-    check_label(label)
-    key = read_key(folder / f"{label}.key")
-    if key.role == "controller":
-        raise ConfigError(f"{folder / label}.key: the controller's own key; it needs no leave")
-    allow(folder, label, public=key.pair.public, role=key.role, names=key.names)
-
-
-def role_of(text: str) -> PeerRole:
-    """A role from a word."""
-    for role in ROLES:
-        if role == text:
-            return role
-    raise ConfigError(f"{text!r} is no role; {suggestion(text, ROLES)}")
-
-
-def revoke(folder: Path, label: str) -> None:
-    """Take a key out of the allow-list; its file stays."""
-    with changing(folder) as peers:
-        if label not in peers:
-            known = ", ".join(sorted(peers)) or "nobody"
-            raise ConfigError(f"{folder / ALLOWED}: {label} is not in it (there are: {known})")
-        del peers[label]

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.rollout.workers.process import WorkerProcess
-from cosmos_core.rollout.workers.supervised import SupervisedThread
+from cosmos_core.threads import SupervisedThread
 
 W = TypeVar("W", bound=WorkerProcess)
 

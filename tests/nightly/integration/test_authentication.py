@@ -21,6 +21,7 @@ from cosmos_core.run.requests import ask
 from cosmos_core.transport import key_folder
 from cosmos_core.transport.keys import KeyPair, person_key, read_key
 from cosmos_core.transport.messages import WIRE_VERSION, Drain, Hello, Stop
+from cosmos_service_tools import allow_list
 from tests.nightly.integration.keyed import controller, make_job
 
 pytestmark = pytest.mark.timeout(120)
@@ -130,7 +131,7 @@ def test_a_revoked_replica_is_lost_at_once_and_cannot_come_back(served, state):
     assert found.fenced["first"] == "rollout-0: its key was revoked"
     again = attrs.evolve(HELLO, incarnation="second")
     assert "it refuses this process's key" in refused(address, again, own)
-    key_folder.allow_again(job.keys, "rollout-0")
+    allow_list.allow_again(job.keys, "rollout-0")
     time.sleep(0.5)
     with ControlClient(address, again, 0.3, key=own) as client:
         end = time.monotonic() + 10

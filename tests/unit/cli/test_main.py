@@ -26,7 +26,6 @@ COMMANDS = (
     "replica",
     "set",
     "drain",
-    "recover",
     "plugins",
     "version",
 )

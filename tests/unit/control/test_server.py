@@ -15,10 +15,10 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import RunOpened
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.control.server import Inbox
-from cosmos_core.transport import key_folder
 from cosmos_core.transport.keys import read_key
 from cosmos_core.transport.messages import DOWN, UP, WIRE_VERSION, Directive, Hello, Refused, Welcome
 from cosmos_core.transport.sockets import Curve, address_of, dealer, offer, receive
+from cosmos_service_tools import allow_list
 from tests.sockets import context, keys, listener
 
 __all__ = ["context", "keys", "listener"]
@@ -142,6 +142,6 @@ def test_a_key_is_heard_as_what_it_is_for_until_it_is_revoked(peer, keys, tmp_pa
     assert "rollout" in refused.reason
     assert refused.is_final
     assert peer.server._gauges()["controller"]["messages_refused"] == 1
-    key_folder.revoke(keys, "rollout")
+    allow_list.revoke(keys, "rollout")
     assert peer.hear(Refused).reason == "its key was revoked"
     assert [name for name, _ in peer.server._loop.state.replicas.items()] == []

@@ -16,6 +16,7 @@ from cosmos_core.run.replica import NewReplica, join
 from cosmos_core.transport import key_folder
 from cosmos_core.transport.addresses import host_id
 from cosmos_core.transport.sockets import Closing
+from cosmos_service_tools import allow_list
 
 ADDRESS = "tcp://127.0.0.1:1"
 
@@ -175,7 +176,7 @@ def test_one_that_nobody_wants_any_more_is_not_started_again(history, joined):
 @pytest.mark.parametrize("ended", [-9, REFUSED])
 def test_one_whose_key_was_revoked_is_not_started_again(history, joined, job, ended):
     key_folder.ensure(job.keys)
-    key_folder.revoke(job.keys, "rollout")
+    allow_list.revoke(job.keys, "rollout")
     code, said = joined(dying(history, joined, times=1, code=ended))
     assert code == 1
     assert "its key rollout was revoked" in said[1]

@@ -15,6 +15,7 @@ from cosmos_core.run.restart_policy import RestartPolicy
 from cosmos_core.run.supervisor import Supervisor
 from cosmos_core.transport import key_folder
 from cosmos_core.transport.messages import Lost
+from cosmos_service_tools import allow_list
 
 
 class Launcher:
@@ -149,7 +150,7 @@ def test_an_error_of_its_own_is_the_runs_unless_all_is_said(make):
 
 def test_one_whose_key_was_revoked_or_is_gone_is_not_started_again_and_the_run_goes_on(make, job):
     make()
-    key_folder.revoke(job.keys, "rollout")
+    allow_list.revoke(job.keys, "rollout")
     for code in (77, -9):
         scene = make()
         scene.state.has_rollouts = True

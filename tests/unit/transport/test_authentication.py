@@ -25,6 +25,7 @@ from cosmos_core.transport.sockets import (
     router,
 )
 from cosmos_core.types import Array, Payload
+from cosmos_service_tools import allow_list
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_a_revoked_key_is_nobody_from_the_next_message_on_and_cannot_come_again(
     address = address_of(listener.socket)
     with Client(address, curve(folder, "rollout")) as client:
         assert client.is_in()
-        key_folder.revoke(folder, "rollout")
+        allow_list.revoke(folder, "rollout")
         assert offer(client.socket, [b"still here"])
         assert listener.socket.poll(2000)
         frame, _ = receive_marked(listener.socket, 2)
@@ -190,7 +191,7 @@ def test_samples_are_given_to_policy_replicas_only(folder):
         server.put(1, [payload(7)])
         with PayloadClient(policy) as client:
             assert bytes(client.fetch({server.endpoint: [1]}, 5.0)[1][0].arrays["x"].data) == b"\x07"
-            key_folder.revoke(folder, "policy")
+            allow_list.revoke(folder, "policy")
             assert client.fetch({server.endpoint: [1]}, 0.5) == {}
         began = time.monotonic()
         for keyring in (rollout, policy):

@@ -19,6 +19,7 @@ from cosmos_core.transport.keys import (
     replica_key,
 )
 from cosmos_core.transport.messages import Beat, Command, Hello, Reports, Watch
+from cosmos_service_tools import allow_list
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_list_follows_its_file_and_survives_a_damaged_one(folder, caplog, monk
     allowed = AllowList(folder / ALLOWED)
     public = read_key(folder / "rollout.key").pair.public
     assert allowed.find(public).label == "rollout"
-    key_folder.revoke(folder, "rollout")
+    allow_list.revoke(folder, "rollout")
     assert allowed.find(public) is None
     assert allowed.num_changes == 1
     whole = (folder / ALLOWED).read_text()
@@ -128,7 +129,7 @@ def test_a_list_follows_its_file_and_survives_a_damaged_one(folder, caplog, monk
     assert allowed.find(read_key(folder / "policy.key").pair.public).label == "policy"
     assert "stays as it was" in caplog.text
     (folder / ALLOWED).write_text(whole)
-    key_folder.allow_again(folder, "rollout")
+    allow_list.allow_again(folder, "rollout")
     assert allowed.find(public).label == "rollout"
 
 
@@ -144,15 +145,15 @@ def test_a_list_is_not_looked_at_for_every_message(folder, monkeypatch):
 def test_what_a_list_may_say(folder):
     good = read_key(folder / "rollout.key").pair.public
     with pytest.raises(ConfigError, match="no public key"):
-        key_folder.allow(folder, "bob", public=good[:-1], role="person")
+        allow_list.allow(folder, "bob", public=good[:-1], role="person")
     with pytest.raises(ConfigError, match="needs the names"):
-        key_folder.allow(folder, "bob", public=good, role="rollout")
+        allow_list.allow(folder, "bob", public=good, role="rollout")
     with pytest.raises(ConfigError, match="is another key"):
-        key_folder.allow(folder, "operator", public=good, role="person")
+        allow_list.allow(folder, "operator", public=good, role="person")
     with pytest.raises(ConfigError, match=r"not in it \(there are: operator, policy, rollout\)"):
-        key_folder.revoke(folder, "bob")
+        allow_list.revoke(folder, "bob")
     with pytest.raises(ConfigError, match="is no role"):
-        key_folder.role_of("root")
+        allow_list.role_of("root")
     for text in ("bob = 1", '[bob]\npublic = "x"\nrole = "person"', '["a b"]\npublic = ""\nrole = "person"'):
         (folder / ALLOWED).write_text(text)
         with pytest.raises(ConfigError, match=ALLOWED):

@@ -52,7 +52,8 @@ def new(
       cosmos keys new keys --rollout 'gpu7-*' --person ann
       cosmos keys new runs/arithmetic --observer wall-display
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.transport.key_folder import USUAL, Wanted, make, role_of  # noqa: PLC0415
+    from cosmos_core.transport.key_folder import USUAL, Wanted, make  # noqa: PLC0415
+    from cosmos_service_tools.allow_list import role_of  # noqa: PLC0415
 
     given = {"policy": policy, "rollout": rollout, "person": person, "observer": observer}
     named = [Wanted(role=role_of(role), name=name) for role, names in given.items() for name in names or ()]
@@ -100,7 +101,7 @@ def allow(
       cosmos keys allow keys rollout
       cosmos keys allow keys bob --role person --public 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7'
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.transport.key_folder import allow, allow_again, role_of  # noqa: PLC0415
+    from cosmos_service_tools.allow_list import allow, allow_again, role_of  # noqa: PLC0415
 
     keys = _folder(folder)
     if public is None:
@@ -121,7 +122,7 @@ def revoke(folder: Folder, name: Label) -> None:
     Example:
       cosmos keys revoke runs/arithmetic rollout
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.transport.key_folder import revoke  # noqa: PLC0415
+    from cosmos_service_tools.allow_list import revoke  # noqa: PLC0415
 
     revoke(_folder(folder), name)
     typer.echo(

@@ -20,6 +20,7 @@ from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherCapabilities
 from cosmos_core.run.planning.preflight import check_exposed, check_keys, exposure
 from cosmos_core.transport import key_folder
+from cosmos_service_tools import allow_list
 
 HERE = LauncherCapabilities()
 
@@ -76,6 +77,6 @@ def test_keys_are_needed_where_others_reach_the_run(tmp_path):
     key_folder.make(tmp_path / "keys", key_folder.USUAL)
     check_keys(job)
     for label in ("policy", "rollout", "operator"):
-        key_folder.revoke(tmp_path / "keys", label)
+        allow_list.revoke(tmp_path / "keys", label)
     with pytest.raises(ConfigError, match="nobody is allowed"):
         check_keys(job)
