@@ -217,6 +217,12 @@ bench: $(VENV)/.installed ## Every benchmark of benchmarks/ that runs on a CPU.
 	$(call say,Benchmarks)
 	@for script in benchmarks/*.py; do echo; echo "# $$script"; $(BIN)/python $$script || exit 1; done
 
+# `make gpu STAGES=A,B MINUTES=8`; `make gpu DEVICE=cpu TINY=1` is the dry form. See docs/gpu.md.
+.PHONY: gpu
+gpu: $(VENV)/.developing ## Qualify this machine's GPU: what runs, what is right, how fast, against bounds.
+	@$(BIN)/python -m tests.gpu.qualify $(if $(DEVICE),--device $(DEVICE)) $(if $(TINY),--tiny) \
+		$(if $(STAGES),--stages $(STAGES)) $(if $(MINUTES),--minutes $(MINUTES))
+
 .PHONY: clean
 clean: ## Remove the environment, caches and built files; runs/ stays.
 	rm -rf $(VENV) $(VLLM_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build

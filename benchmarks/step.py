@@ -6,39 +6,43 @@ The trainer's own step (pack, forward, backward, clip, AdamW) on drawn weights o
 process of its own. Weights, gradients and moments in float32 take 16 bytes a parameter: of the 8B shape, a GPU of
 141 GB holds 18 of the 36 layers, whose utilisation is that of all (125 GB by the plan, and 164 GB with 16,384 tokens).
 
-`--device cpu --shapes tiny --tokens 512 --document 64` goes through all of it without a GPU, in float32.
+`--device cpu --shapes tiny --tokens 512 --document 64` goes through all of it without a GPU, in float32. `--ragged`:
+as many documents of lengths that are drawn, one to `2 · document` units, anew for each step; none is met twice.
 
 Utilisation is (6 · N · tokens + 6 · V · D · decisions + attention) / seconds / peak. N: parameters of the layers'
 matrices; V · D: those of the output layer, which only decisions pass through; attention: 6 · L · H · d · T² for a
 document of T units under a causal mask (L layers of H heads of d), half of what the full square would take. What is
-computed again is not counted. The peak is that of dense bf16 products, for float8 too.
+computed again is not counted. The peak is that of dense bf16 products, for float8 too. Planned is what `cosmos plan`
+counts for such a process.
 Source: arXiv:2204.02311, appendix B.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
+import attrs
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
 from cosmos_core.policy.processes.world import single_world
-from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import ModelContext
+from cosmos_core.run.planning.memory import RankMemory, policy_memory
 from cosmos_core.testing.layouts import make_trainer, train_step
 from cosmos_core.types import Payload
 
@@ -84,62 +88,124 @@ COMPILE: Final = ("off", "on")
 FLOAT8: Final = ("none", "tensorwise", "rowwise")
 
 
-def documents(tokens: int, document: int, vocabulary: int) -> list[Payload]:
-    """Sequences of `document` units each, the first quarter the prompt."""
+@attrs.frozen(kw_only=True)
+class Way:
+    """A step that is measured.
+
+    Attributes:
+        shape: One of `SHAPES`.
+        device: `cuda` or `cpu`.
+        tokens: Of a step.
+        document: Units of each of its documents, on average.
+        is_ragged: Whether their lengths are drawn.
+        steps: How many are measured, after two that are not.
+        compile: As in a recipe, like those below.
+    """
+
+    shape: str
+    device: str = "cuda"
+    tokens: int = 8192
+    document: int = 2048
+    is_ragged: bool = False
+    steps: int = 5
+    compile: str = "off"
+    float8: str = "none"
+    recompute: str = "none"
+
+    def policy(self) -> PolicyConfig:
+        """The recipe's part that says so."""
+        return PolicyConfig(
+            # Few CPUs have products of bf16.
+            precision="bf16" if self.device == "cuda" else "fp32",
+            micro_batch_units=self.tokens,
+            parallel=ParallelConfig(compile=self.compile, recompute=self.recompute),
+            float8=Float8Config(scaling=self.float8),
+        )
+
+    def lengths(self, number: int) -> Sequence[int]:
+        """Units of the documents of a step."""
+        count = self.tokens // self.document
+        if not self.is_ragged:
+            return [self.document] * count
+        cuts = np.sort(np.random.default_rng(number).choice(np.arange(1, self.tokens // 2), count - 1, replace=False))
+        # Two at least: the first of a document predicts, and is predicted by nothing.
+        return [int(2 * length) for length in np.diff([0, *cuts, self.tokens // 2])]
+
+
+@contextlib.contextmanager
+def model_of(config: Mapping[str, Any]) -> Iterator[HuggingFaceModel]:
+    """A model of a Hugging Face config, with weights that are drawn and a tokenizer of bytes."""
+    with tempfile.TemporaryDirectory(prefix="cosmos-step-") as folder:
+        context = ModelContext(path=None, config=config, assets=Path(folder))
+        model = HuggingFaceModel(HuggingFaceOptions(), context)
+        model.prepare([], {"build": "byte-bpe", "vocab_size": 300, "split_digits": False})
+        yield model
+
+
+def documents(lengths: Sequence[int], vocabulary: int) -> list[Payload]:
+    """Sequences of as many units each, the first quarter the prompt."""
     draw = np.random.default_rng(0)
-    rows = [draw.integers(3, vocabulary, document + 1) for _ in range(tokens // document)]
-    return [tokens_payload(row[: document // 4], row[document // 4 :]) for row in rows]
+    rows = [draw.integers(3, vocabulary, length + 1) for length in lengths]
+    return [tokens_payload(row[: len(row) // 4 or 1], row[len(row) // 4 or 1 :]) for row in rows]
 
 
-def flops(trainer: Trainer, config: Any, tokens: int, document: int) -> float:
+def flops(module: torch.nn.Module, config: Any, lengths: Sequence[int]) -> float:
     """Of one step (see the module)."""
-    layers = [child for name, child in trainer.module.named_modules() if ".layers." in name]
+    layers = [child for name, child in module.named_modules() if ".layers." in name]
     matrices = sum(layer.weight.numel() for layer in layers if isinstance(layer, torch.nn.Linear))
-    number = tokens // document
-    decisions = number * (document + 1 - document // 4)
+    decisions = sum(length + 1 - ((length + 1) // 4 or 1) for length in lengths)
     width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
     output = config.vocab_size * config.hidden_size * decisions
-    return 6.0 * (matrices * number * document + output + width * number * document**2)
+    return 6.0 * (matrices * sum(lengths) + output + width * sum(length**2 for length in lengths))
 
 
-def measure(shape: str, way: Mapping[str, str], options: argparse.Namespace) -> dict[str, float]:
-    """Seconds, FLOPs and peak memory of a step, in this process."""
-    device = torch.device(options.device)
-    tokens, document = options.tokens, options.document
-    is_gpu = device.type == "cuda"
-    policy = PolicyConfig(
-        # Few CPUs have products of bf16.
-        precision="bf16" if is_gpu else "fp32",
-        micro_batch_units=tokens,
-        parallel=ParallelConfig(compile=way["compile"], recompute=way["recompute"]),
-        float8=Float8Config(scaling=way["float8"]),
+def planned(policy: PolicyConfig, model: HuggingFaceModel) -> RankMemory:
+    """What `cosmos plan` counts of the first process of a policy replica that publishes nothing."""
+    recipe = recipe_from(
+        {
+            "run": {"name": "step", "steps": 1},
+            "model": {"plugin": "hf", "path": "x"},
+            "policy": {"optimizer": {"lr": 1e-6}},
+            **{key: {"plugin": "any"} for key in ("algorithm", "dataset")},
+        }
     )
-    with tempfile.TemporaryDirectory() as folder:
-        context = ModelContext(path=None, config={**QWEN3, **SHAPES[shape]}, assets=Path(folder))
-        model = HuggingFaceModel(HuggingFaceOptions(), context)
-        trainer = make_trainer(model, policy, single_world(), device=device)
-    payloads = documents(tokens, document, model.config.vocab_size)
-    seconds = []
-    for _ in range(options.steps + 2):
+    return policy_memory(attrs.evolve(recipe, policy=policy), model.facts(), publishes=False)[0]
+
+
+def measure(way: Way) -> dict[str, float]:
+    """Seconds, FLOPs, peak memory and planned memory of a step, in this process."""
+    device, is_gpu = torch.device(way.device), way.device == "cuda"
+    with model_of({**QWEN3, **SHAPES[way.shape]}) as model:
+        expected = planned(way.policy(), model)
+        trainer = make_trainer(model, way.policy(), single_world(), device=device)
+    took = []
+    for number in range(way.steps + 2):
+        lengths = way.lengths(number)
+        payloads = documents(lengths, model.config.vocab_size)
         # A step ends by waiting for the device: for the norm, and for the optimizer, whose time it takes.
         start = time.perf_counter()
         train_step(trainer, payloads)
-        seconds.append(time.perf_counter() - start)
+        took.append((time.perf_counter() - start, flops(trainer.module, model.config, lengths)))
+    # The first two compile and set memory aside.
+    seconds, work = sorted(took[2:])[way.steps // 2]
     return {
-        # The first two compile and set memory aside.
-        "seconds": median(seconds[2:]),
-        "flops": flops(trainer, model.config, tokens, document),
+        "seconds": seconds,
+        "flops": work,
+        "tokens": sum(way.lengths(0)),
         "peak_bytes": torch.cuda.max_memory_allocated() if is_gpu else 0,
+        "planned_bytes": sum(expected.device.values()),
     }
 
 
-def in_a_process(shape: str, way: Mapping[str, str], options: argparse.Namespace) -> dict[str, float] | str:
+def in_a_process(way: Way, timeout_s: float | None = None) -> dict[str, float] | str:
     """What `measure` gives, or the last line of what failed."""
-    given = [f"--{name}={getattr(options, name)}" for name in ("tokens", "document", "steps", "device")]
-    command = [sys.executable, __file__, "--measure", json.dumps([shape, way]), *given]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    command = [sys.executable, __file__, "--measure", json.dumps(attrs.asdict(way))]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"not done within {timeout_s:.0f} s"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return (done.stderr.strip().splitlines() or [f"no message, exit code {done.returncode}"])[-1]
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -156,38 +222,38 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--document", type=int, default=2048)
+    parser.add_argument("--ragged", action="store_true", help="draw the lengths of documents")
     parser.add_argument("--recompute", default="none", choices=("none", "selective", "full"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(Way(**json.loads(options.measure)))))
+        return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("needs a CUDA device, and torch sees none: nothing measured")
-        return
-    if options.measure:
-        shape, way = json.loads(options.measure)
-        print(json.dumps(measure(shape, way, options)))
         return
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     peak = peak_of(device)
     table = Table(title=f"{device}: a step of {options.tokens} tokens, documents of {options.document}")
     for column in ("shape", "compile", "float8"):
         table.add_column(column)
-    for column in ("tokens/s", "MFU", "peak GB", "times the first"):
+    for column in ("tokens/s", "MFU", "peak GB", "planned GB", "times the first"):
         table.add_column(column, justify="right")
+    given = {name: getattr(options, name) for name in ("device", "tokens", "document", "steps", "recompute")}
     for shape in options.shapes.split(","):
         first = 0.0
         for compiled, float8 in itertools.product(COMPILE, FLOAT8):
-            way = {"compile": compiled, "float8": float8, "recompute": options.recompute}
-            found = in_a_process(shape, way, options)
+            way = Way(shape=shape, is_ragged=options.ragged, compile=compiled, float8=float8, **given)
+            found = in_a_process(way)
             if isinstance(found, str):
-                table.add_row(shape, compiled, float8, found, "", "", "")
+                table.add_row(shape, compiled, float8, found)
                 continue
             first = first or found["seconds"]
             used = "" if peak is None else f"{found['flops'] / found['seconds'] / peak:.1%}"
-            speed, memory = options.tokens / found["seconds"], found["peak_bytes"] / 1e9
-            table.add_row(
-                shape, compiled, float8, f"{speed:,.0f}", used, f"{memory:.1f}", f"{first / found['seconds']:.2f}"
-            )
+            memory = [f"{found[name] / 1e9:.1f}" for name in ("peak_bytes", "planned_bytes")]
+            speed = f"{found['tokens'] / found['seconds']:,.0f}"
+            table.add_row(shape, compiled, float8, speed, used, *memory, f"{first / found['seconds']:.2f}")
     Console().print(table)
 
 

@@ -1,4 +1,4 @@
-"""The policy's step on one CUDA device: against the CPU, in bf16, compiled, in float8; collectives over NCCL."""
+"""The policy's step on one device, against the CPU: in bf16, compiled, in 8 bits; digests; collectives over NCCL."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from cosmos_core.models.parallel.collectives import (
     split_dim,
     sum_over_group,
 )
+from cosmos_core.models.parallel.float8 import Quantised, multiply, quantise
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, train_step, worst_error
+from cosmos_core.weights.digest import digest_of
 from tests.families import CONFIGS, family, text_payloads
 
 pytestmark = [
@@ -60,8 +62,8 @@ def whole_error(found, expected):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied", "qwen3-moe", "deepseek-v3"])
-def test_float32_is_that_of_the_cpu(cuda, name):
-    expected, found = step(CPU, name=name), step(cuda, name=name)
+def test_float32_is_that_of_the_cpu(device, name):
+    expected, found = step(CPU, name=name), step(device, name=name)
     assert found[0] == pytest.approx(expected[0], rel=1e-5)
     assert whole_error(found[1], expected[1]) <= 1e-3
 
@@ -75,10 +77,35 @@ def test_bfloat16_is_near(cuda, compiled, recompute):
     assert whole_error(found[1], expected[1]) <= 0.1
 
 
-def test_compiled_experts_are_near(cuda):
-    expected = step(CPU, name="qwen3-moe")
-    found = step(cuda, name="qwen3-moe", precision="bf16", compiled="on")
+@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3"])
+def test_experts_are_near(cuda, name, compiled):
+    expected = step(CPU, name=name)
+    found = step(cuda, name=name, precision="bf16", compiled=compiled)
     assert found[0] == pytest.approx(expected[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("shape", [(256, 128, 64), (37, 128, 51)])
+@pytest.mark.parametrize("left", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_product_of_8_bits_is_that_of_what_they_stand_for(device, left, shape, scaling):
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        pytest.skip("the device has no 8-bit products")
+    rows, inner, columns = shape
+    draw = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(size, inner, generator=draw) for size in (rows, columns)]
+    parts = [quantise(drawn[0], left, scaling), quantise(drawn[1], torch.float8_e4m3fn, scaling)]
+    expected = (parts[0].values_RK.double() * parts[0].scale) @ (parts[1].values_RK.double() * parts[1].scale).T
+    moved = [Quantised(values_RK=each.values_RK.to(device), scale=each.scale.to(device)) for each in parts]
+    found = multiply(*moved, torch.bfloat16)
+    assert found.shape == (rows, columns)
+    assert (found.double().cpu() - expected).norm() <= 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8])
+def test_digests_are_those_of_the_cpu(device, dtype):
+    weights = {"w": (100 * torch.randn(301, 70, generator=torch.Generator().manual_seed(0))).to(dtype)}
+    assert digest_of({name: each.to(device) for name, each in weights.items()}) == digest_of(weights)
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
@@ -106,9 +133,10 @@ def test_ragged_documents_share_padded_calls(cuda):
 
 
 @pytest.fixture
-def nccl(tmp_path, cuda):
-    """A process group of this process alone."""
-    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1, device_id=cuda)
+def alone(tmp_path, device):
+    """A process group of this process alone, over NCCL on a GPU."""
+    over, of = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(over, init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1, device_id=of)
     yield dist.group.WORLD
     dist.destroy_process_group()
 
@@ -126,33 +154,33 @@ def nccl(tmp_path, cuda):
         lambda tensor, group: all_to_all(tensor, group, receive=[4], send=[4]),
     ],
 )
-def test_a_collective_alone_changes_nothing(nccl, cuda, collective):
-    tensor = torch.randn(4, 6, device=cuda, requires_grad=True)
-    weights = torch.randn(4, 6, device=cuda)
-    result = collective(tensor, nccl)
+def test_a_collective_alone_changes_nothing(alone, device, collective):
+    tensor = torch.randn(4, 6, device=device, requires_grad=True)
+    weights = torch.randn(4, 6, device=device)
+    result = collective(tensor, alone)
     torch.testing.assert_close(result, tensor)
     torch.dot(result.flatten(), weights.flatten()).backward()
     torch.testing.assert_close(tensor.grad, weights)
 
 
 @pytest.mark.parametrize("method", ["ulysses", "gather", "ring"])
-def test_attention_over_slices_of_a_row(nccl, cuda, method):
+def test_attention_over_slices_of_a_row(alone, device, method):
     """The only slice of a row: every method gives what attention over the row gives, on the CPU."""
     lengths, heads, kv_heads, width = (40, 17, 7), 4, 2, 16
     draw = torch.Generator().manual_seed(0)
     rows = [torch.randn(sum(lengths), n, width, generator=draw) for n in (heads, kv_heads, kv_heads)]
     weights = torch.randn(sum(lengths), heads, width, generator=draw)
 
-    def run(device, context):
-        parts = [row.to(device).requires_grad_() for row in rows]
-        packing = Packing.of(lengths, device, context=context)
+    def run(where, context):
+        parts = [row.to(where).requires_grad_() for row in rows]
+        packing = Packing.of(lengths, where, context=context)
         output = attend_over_slices(tuple(parts), packing, Scoring(scale=None))
-        (output * weights.to(device)).sum().backward()
+        (output * weights.to(where)).sum().backward()
         return [output.detach().cpu(), *(part.grad.cpu() for part in parts)]
 
-    context = ContextSlice(group=nccl, place=0, size=1, method=method)
+    context = ContextSlice(group=alone, place=0, size=1, method=method)
     expected = reference(rows, lengths, weights)
-    for found, wanted in zip(run(cuda, context), expected, strict=True):
+    for found, wanted in zip(run(device, context), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -1,0 +1,87 @@
+"""The stages, and the checks of each: what each takes, and what runs it. Nothing is imported to read this table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from tests.gpu.qualify.where import Where
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+BENCHMARKS: Final = ROOT / "benchmarks"
+STAGES: Final[Mapping[str, str]] = {
+    "A": "kernels",
+    "B": "trainer",
+    "C": "engine",
+    "D": "weights and checkpoints",
+    "E": "runs",
+    "F": "memory",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """A part of a stage.
+
+    Attributes:
+        name: Within its stage.
+        seconds: What it takes on one H200, about.
+        value: 1 for what matters most where time is short, up to 3.
+        call: `module.function` of this package; it tells its figures, and what it raises fails the check alone.
+        settings: Its arguments, besides where it runs.
+    """
+
+    name: str
+    seconds: float
+    value: int
+    call: str
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def measure(self, where: Where) -> None:
+        """Run it."""
+        module, _, function = self.call.partition(".")
+        getattr(importlib.import_module(f"tests.gpu.qualify.{module}"), function)(where, self.name, **self.settings)
+
+
+def _step(name: str, seconds: float, value: int, **settings: Any) -> Check:
+    return Check(name=name, seconds=seconds, value=value, call="trainer.step", settings=settings)
+
+
+def _rank(name: str, seconds: float, value: int, config: str, **mesh: int) -> Check:
+    tiny = "qwen3-moe" if "ep" in mesh else "qwen3"
+    settings = {"config": config, "tiny": tiny, "mesh": mesh, "units": 8192, "recompute": "selective"}
+    return Check(name=name, seconds=seconds, value=value, call="memory.fake_rank", settings=settings)
+
+
+_COMPILED: Final = {"compile": "on"}
+_8B: Final = {"shape": "8B", **_COMPILED}
+_SMALL: Final = {"shape": "0.6B", **_COMPILED}
+CHECKS: Final[Mapping[str, Sequence[Check]]] = {
+    "A": [
+        Check(name=path.name, seconds=60, value=1, call="kernels.run_file")
+        for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    ],
+    "B": [
+        _step("0.6B, compiled", 60, 1, mfu=30.0, **_SMALL),
+        _step("8B, compiled", 75, 1, mfu=45.0, **_8B),
+        _step("8B, compiled, float8", 75, 1, base="8B, compiled", times=1.25, **_8B, float8="rowwise"),
+        _step(
+            "0.6B, compiled, 500 ragged documents", 75, 2,
+            base="0.6B, compiled", times=0.7, **_SMALL, is_ragged=True, tokens=32000, document=64,
+        ),
+        _step("0.6B, eager", 45, 3, shape="0.6B"),
+        _step("8B, eager", 45, 3, shape="8B"),
+    ],
+    "C": [],
+    "D": [],
+    "E": [],
+    "F": [
+        _rank("8B, dp_shard 8", 45, 1, "Qwen3-8B", dp_shard=8),
+        _rank("32B, dp_shard 4, tp 2", 60, 1, "Qwen3-32B", dp_shard=4, tp=2),
+        _rank("30B-A3B, dp_shard 8, ep 8", 75, 2, "Qwen3-30B-A3B", dp_shard=8, ep=8),
+    ],
+}  # fmt: skip

@@ -1,0 +1,201 @@
+"""Runs a stage in a process of its own, within its time; what crashes or hangs costs one check."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from tests.gpu.qualify.checks import BENCHMARKS, CHECKS, ROOT, Check
+from tests.gpu.qualify.report import Figure, Report
+from tests.gpu.qualify.where import Where
+
+TINY_S: Final = 5.0
+"""What a check is taken to need with tiny shapes."""
+_BROKEN: Final = "CUDA error"
+"""Part of what is raised once a device no longer answers to a process."""
+
+
+@attrs.frozen(kw_only=True)
+class Budget:
+    """Time for stages.
+
+    Attributes:
+        until: When all has to be done, of `time.monotonic`.
+        stage_s: Seconds for a stage.
+        left_out: The checks that do not fit, and why not, by stage and name.
+    """
+
+    until: float
+    stage_s: float
+    left_out: Mapping[tuple[str, str], str]
+
+    @classmethod
+    def of(
+        cls, checks: Mapping[str, Sequence[Check]], *, minutes: float | None, stage_s: float, is_tiny: bool
+    ) -> Budget:
+        """Choose what fits, the most valuable first; of those alike the earlier."""
+        left = 60 * minutes if minutes else float("inf")
+        until, left_out = time.monotonic() + left, {}
+        every = [(stage, check) for stage, mine in checks.items() for check in mine]
+        for stage, check in sorted(every, key=lambda each: each[1].value):
+            needed = TINY_S if is_tiny else check.seconds
+            if needed > left:
+                left_out[stage, check.name] = f"it takes about {needed:.0f} s, and --minutes {minutes:g} leaves less"
+            else:
+                left -= needed
+        return cls(until=until, stage_s=stage_s, left_out=left_out)
+
+
+class _Process:
+    """A process that runs checks; what it tells is read from its standard output."""
+
+    def __init__(self, asked: Mapping[str, Any], log: Path) -> None:
+        self._log = log
+        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(BENCHMARKS)]
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.gpu.qualify", "--work", json.dumps(asked)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # Those that it starts end with it.
+                start_new_session=True,
+            )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def told(self, deadline: float) -> dict[str, Any] | None:
+        """The next thing that it tells, None once it has ended; raises `queue.Empty` at the deadline."""
+        line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        return json.loads(line) if line else None
+
+    def end(self) -> int:
+        """End it, if it has not ended; its exit code."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # One that has told all is about to.
+            return self._process.wait(timeout=0 if self._lines.empty() else 5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def run_stage(
+    stage: str, checks: Sequence[Check], *, device: str, is_tiny: bool, report: Report, budget: Budget, log: Path
+) -> None:
+    """Run checks, in a process that is started again if one of them ends it."""
+    began = time.monotonic()
+    deadline = min(began + budget.stage_s, budget.until)
+    names = [check.name for check in checks]
+    with tempfile.TemporaryDirectory(prefix=f"cosmos-gpu-{stage}-") as folder:
+        while names and time.monotonic() < deadline:
+            until = time.time() + deadline - time.monotonic()
+            asked = {
+                "stage": stage,
+                "checks": names,
+                "device": device,
+                "tiny": is_tiny,
+                "folder": folder,
+                "until": until,
+            }
+            names = _round(asked, names, deadline, lambda figure: report.add(stage, figure), log)
+    for name in names:
+        report.add(stage, Figure(name=name, verdict="skipped", note="the stage's time was up"))
+    report.seconds[stage] = time.monotonic() - began
+    report.write()
+
+
+def _round(
+    asked: Mapping[str, Any], names: list[str], deadline: float, tell: Callable[[Figure], None], log: Path
+) -> list[str]:
+    """Run checks until their process has ended; the names of those that are left."""
+    left, begun, reason = list(names), "", ""
+    process = _Process(asked, log)
+    try:
+        while (told := process.told(deadline)) is not None:
+            if "figure" in told:
+                tell(Figure(**told["figure"]))
+            elif "begun" in told:
+                begun = told["begun"]
+            else:
+                left.remove(begun)
+                begun = ""
+    except queue.Empty:
+        reason = "the stage's time was up while it ran"
+    finally:
+        code = process.end()
+    if code == 0 and not reason:
+        return []
+    if begun or left == names:
+        # Of a process that did not even begin, another would be no better.
+        lost = [begun] if begun else left
+        for name in lost:
+            tell(Figure(name=name, verdict="failed", note=reason or f"exit code {code}: {process.last_words()}"))
+        left = [name for name in left if name not in lost]
+    return left
+
+
+def work(asked: Mapping[str, Any]) -> int:
+    """Run checks in this process, and tell of them on standard output."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    # Libraries that print do so into the log.
+    os.dup2(2, 1)
+
+    def say(**told: Any) -> None:
+        print(json.dumps(told), file=answers)
+
+    where = Where(
+        device=asked["device"],
+        is_tiny=asked["tiny"],
+        folder=Path(asked["folder"]),
+        tell=lambda figure: say(figure=attrs.asdict(figure)),
+    )
+    for check in CHECKS[asked["stage"]]:
+        if check.name not in asked["checks"]:
+            continue
+        say(begun=check.name)
+        left, problem = asked["until"] - time.time(), ""
+        if not where.is_tiny and left < check.seconds:
+            where.skipped(check.name, f"it takes about {check.seconds:.0f} s, and the stage has {left:.0f} s left")
+        else:
+            try:
+                check.measure(where)
+            except Exception as error:  # noqa: BLE001 - the supervised boundary of a check
+                traceback.print_exc()
+                problem = next(iter(str(error).strip().splitlines()), "")
+                where.failed(check.name, f"{type(error).__name__}: {problem}")
+        say(done=check.name)
+        if _BROKEN in problem:
+            return 3
+        gc.collect()
+        if where.device == "cuda" and "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
+    return 0
