@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from huggingface_hub.constants import CONFIG_NAME, HF_HUB_CACHE, HF_HUB_OFFLINE
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, StrictDataclassError
 from huggingface_hub.file_download import repo_folder_name
 from jinja2 import TemplateError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import CheckpointError, ConfigError
@@ -30,9 +29,6 @@ FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float1
 """The format's names of dtypes of weights."""
 BLOCK: Final = 128
 """Rows and columns of a matrix in fp8 that share a scale."""
-_LENGTH_BYTES: Final = 8
-_MAX_HEADER_BYTES: Final = 100_000_000
-"""The format's own limit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -121,29 +117,18 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _read_header(path: Path) -> dict[str, Stored]:
-    size = path.stat().st_size
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > min(_MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-                raise CheckpointError(
-                    f"model.path: {path} is truncated or no safetensors file: {size:,} bytes, "
-                    f"and a header of {length:,} bytes is announced"
-                )
-            header: Mapping[str, Any] = json.loads(file.read(length))
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        found = {
-            name: Stored(name=name, file=path, shape=tuple(entry["shape"]), dtype=str(entry["dtype"]))
-            for name, entry in entries.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"model.path: {path} is damaged: its header cannot be read ({error!r})") from error
-    if size != _LENGTH_BYTES + length + end:
+        with safe_open(path, framework="np") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError) as error:
+        size = path.stat().st_size
         raise CheckpointError(
-            f"model.path: {path} is truncated: it has {size:,} bytes and should have {_LENGTH_BYTES + length + end:,}"
-        )
-    return found
+            f"model.path: {path} is truncated or no safetensors file, with {size:,} bytes: {first_line(error)}"
+        ) from error
+    return {
+        name: Stored(name=name, file=path, shape=tuple(part.get_shape()), dtype=part.get_dtype())
+        for name, part in parts.items()
+    }
 
 
 TEMPLATE_ERRORS: Final = (TemplateError, ValueError, TypeError, KeyError)

@@ -111,7 +111,7 @@ def plan_of(cosmos: CommandLine, path: Path, *, code: int = 3) -> str:
 def cut(folder: Path) -> str:
     file = folder / "model-00002-of-00007.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    return f"is truncated: it has {file.stat().st_size:,} bytes and should have"
+    return f"is truncated or no safetensors file, with {file.stat().st_size:,} bytes"
 
 
 def lost(folder: Path) -> str:
