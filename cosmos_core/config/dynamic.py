@@ -7,7 +7,7 @@ checks a change need not have the class: the controller imports no plugin.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import ge, gt, le, lt
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
@@ -16,7 +16,6 @@ import attrs
 
 from cosmos_core.config.overrides import parse_value
 from cosmos_core.config.problems import show, suggestion
-from cosmos_core.config.reference import demands
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.structure import fields, unstructure
 from cosmos_core.errors import ConfigError
@@ -67,6 +66,7 @@ def reason(key: str) -> str:
 ValueType: TypeAlias = Literal["boolean", "integer", "number", "text"]
 
 _TYPES: Final[Mapping[Any, ValueType]] = {bool: "boolean", int: "integer", float: "number", str: "text"}
+_SIGNS: Final = {ge: "≥", gt: ">", le: "≤", lt: "<"}
 _BOUNDS: Final = {"≥": "at_least", ">": "above", "≤": "at_most", "<": "below"}
 _LARGEST: Final = 2**53
 """Magnitude of a number up to which every integer is a float, too; the journal could not hold much larger integers."""
@@ -249,3 +249,22 @@ def _described(key: str, field: attrs.Attribute[Any], value: Any, declared: Any)
     if limits.get("below", -math.inf) > limits.get("at_most", math.inf):
         del limits["below"]
     return DynamicKey(key=key, type=_TYPES[plain[0]], value=value, optional=len(members) > 1, choices=choices, **limits)
+
+
+def demands(validator: Any) -> Iterator[tuple[str, Any]]:
+    """(kind, value) of what validators of attrs demand, such as `("≥", 1)`; another validator is of the empty kind."""
+    if hasattr(validator, "_validators"):
+        for each in validator._validators:  # noqa: SLF001 - attrs gives no other way to look into `and_`
+            yield from demands(each)
+    elif hasattr(validator, "compare_func"):
+        yield _SIGNS[validator.compare_func], validator.bound
+    elif hasattr(validator, "pattern"):
+        yield "matches", validator.pattern.pattern
+    elif hasattr(validator, "min_length"):
+        yield "length ≥", validator.min_length
+    elif hasattr(validator, "options"):
+        yield "one of", tuple(validator.options)
+    elif hasattr(validator, "validator"):
+        yield from demands(validator.validator)
+    elif validator is not None:
+        yield "", validator

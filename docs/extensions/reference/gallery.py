@@ -10,11 +10,11 @@ from typing import Any, Final
 import attrs
 from sphinx.application import Sphinx
 
-from cosmos_core.config.reference import Key
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import KINDS
 from cosmos_core.protocols.provider import Kind, entry_point_group
 from cosmos_service_tools.card import Card, card
+from cosmos_service_tools.reference import Key
 from reference.markdown import directive, table
 
 _ROOT: Final = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ import attrs
 import pytest
 
 from cosmos_core.config import schema
-from cosmos_core.config.reference import keys
 from cosmos_core.plugins.known import KNOWN
+from cosmos_service_tools.reference import keys
 
 TABLES = [each for each in vars(schema).values() if isinstance(each, type) and attrs.has(each)]
 

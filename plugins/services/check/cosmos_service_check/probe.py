@@ -20,7 +20,7 @@ import attrs
 import msgspec
 import psutil
 
-from cosmos_core.config.reference import keys
+from cosmos_core.config.structure import fields
 from cosmos_core.errors import CosmosError
 from cosmos_core.plugins.compatibility import protocol_deprecation
 from cosmos_core.plugins.discovery import PluginRecord
@@ -95,7 +95,11 @@ def load_here(kind: Kind, selection: str, module: str) -> Loaded:
         imported,
         protocol=provider.protocol,
         deprecation=protocol_deprecation(kind, provider.protocol),
-        required=tuple(key.name for key in keys(provider.options) if key.is_required),
+        required=tuple(
+            name
+            for name, each in fields(provider.options)
+            if each.default is attrs.NOTHING or each.metadata.get("required")
+        ),
     )
 
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import attrs
 
-from cosmos_core.config.reference import Key, as_text, keys
 from cosmos_core.config.structure import unstructure
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.plugins.distributions import distribution, editable_folder, field, licence
 from cosmos_core.plugins.manifest import manifest
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind
+from cosmos_service_tools.reference import Key, as_text, keys
 
 _HOME_LABELS: Final = ("homepage", "home", "repository", "source", "source code", "documentation")
 _ITEM: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)

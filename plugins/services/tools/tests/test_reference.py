@@ -4,7 +4,7 @@ import attrs
 from attrs import validators as check
 
 from cosmos_core.config import option
-from cosmos_core.config.reference import Key, keys
+from cosmos_service_tools.reference import Key, keys
 
 
 @attrs.frozen(kw_only=True)

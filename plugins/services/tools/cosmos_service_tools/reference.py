@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import ge, gt, le, lt
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
+from cosmos_core.config.dynamic import demands
 from cosmos_core.config.problems import show
 from cosmos_core.config.structure import describe, fields, unstructure
-
-_SIGNS: Final = {ge: "≥", gt: ">", le: "≤", lt: "<"}
 
 
 @attrs.frozen(kw_only=True)
@@ -77,25 +75,6 @@ def _default(field: attrs.Attribute[Any]) -> str:
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class that its stub calls a function
         return "computed" if default.takes_self else as_text(default.factory())
     return as_text(default)
-
-
-def demands(validator: Any) -> Iterator[tuple[str, Any]]:
-    """(kind, value) of what validators of attrs demand, such as `("≥", 1)`; another validator is of the empty kind."""
-    if hasattr(validator, "_validators"):
-        for each in validator._validators:  # noqa: SLF001 - attrs gives no other way to look into `and_`
-            yield from demands(each)
-    elif hasattr(validator, "compare_func"):
-        yield _SIGNS[validator.compare_func], validator.bound
-    elif hasattr(validator, "pattern"):
-        yield "matches", validator.pattern.pattern
-    elif hasattr(validator, "min_length"):
-        yield "length ≥", validator.min_length
-    elif hasattr(validator, "options"):
-        yield "one of", tuple(validator.options)
-    elif hasattr(validator, "validator"):
-        yield from demands(validator.validator)
-    elif validator is not None:
-        yield "", validator
 
 
 def _bounds(validator: Any) -> Iterator[str]:
