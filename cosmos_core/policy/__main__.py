@@ -13,6 +13,7 @@ from torch import nn
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema.training import DTYPES
+from cosmos_core.devices import choose_device
 from cosmos_core.errors import DamagedCheckpointError
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
@@ -28,7 +29,7 @@ from cosmos_core.policy.processes.bootstrap import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import Publications
 from cosmos_core.policy.replica import PolicyReplica, UnitRate
-from cosmos_core.policy.training.setup import StageSettings, choose_device, make_trainer
+from cosmos_core.policy.training.setup import StageSettings, make_trainer
 from cosmos_core.policy.training.step import StepRunner, schema
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols.layout import Axis
@@ -56,7 +57,7 @@ def main(args: RoleArgs) -> None:
     torch.manual_seed(recipe.run.seed)
     bound = bond(args)
     with bound.line:
-        world = form_world(args, bound, choose_device(recipe.policy.device))
+        world = form_world(args, bound, choose_device("policy.device", recipe.policy.device))
         _work(args, bound, world)
     leave(world)
 

@@ -12,8 +12,8 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
 from cosmos_core.control.machine.state import State
+from cosmos_core.devices import visible_gpus
 from cosmos_core.replica.lifetime import LOST, REFUSED
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch import Exit, Launcher, ProcessSpec
 from cosmos_core.run.launch.local import thread_environment
 from cosmos_core.transport.messages import Role

@@ -25,8 +25,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ReplicaError, told_as
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.interrupts import WATCHED
 from cosmos_core.scratch import scratch
 

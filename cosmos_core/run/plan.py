@@ -62,13 +62,15 @@ def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> Non
 def make_folder(recipe: Recipe, recipe_path: Path | None, *, run_id: str, overwrite: bool) -> None:
     """Plan a run, and make its folder once nothing is left to refuse."""
     with importing():
-        from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
+        from cosmos_core.run.planning.footprint import check_gpu_memory  # noqa: PLC0415 - imports torch
+        from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415
 
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
         check_keys(plan.job)
         checked_launcher(plan.job, plan.plugins)
         check_present(plan.parts)
+        check_gpu_memory(plan)
         check_port(recipe)
         if (url := recipe.policy.checkpoint.url) is not None:
             # The oldest of all are removed, and the newest goes on.

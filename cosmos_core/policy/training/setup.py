@@ -11,6 +11,7 @@ import torch
 
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import recipe_with
+from cosmos_core.devices import choose_device
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugins.recipe import load_algorithm, load_model, source_of, unmet
 from cosmos_core.plugins.selection import PluginSet
@@ -24,23 +25,10 @@ from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import Scalar
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of `policy.device`: `auto` takes an accelerator if there is one.
-
-    Raises:
-        ConfigError: `cuda` is asked for and absent.
-    """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("policy.device: 'cuda' is asked for, but torch sees no CUDA device; use 'auto' or 'cpu'")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def make_trainer(job: Job, model: Model, world: World, plugins: PluginSet) -> Trainer:
     """The initial weights of a job, ready to train, and those of the models that its algorithm consults."""
     policy = job.recipe.policy
-    device = choose_device(policy.device)
+    device = choose_device("policy.device", policy.device)
     layout = layout_of(policy, world.mesh, device.type)
     module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
     frozen = {role: make_frozen(job, role, world, plugins) for role in job.recipe.frozen}
@@ -53,7 +41,7 @@ def make_trainer(job: Job, model: Model, world: World, plugins: PluginSet) -> Tr
 def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) -> FrozenModel:
     """A model that the algorithm consults, spread over the policy's processes as the policy is."""
     policy, config = job.recipe.policy, job.recipe.frozen[role]
-    device = choose_device(policy.device)
+    device = choose_device("policy.device", policy.device)
     layout = layout_of(policy, world.mesh, device.type)
     follows = config.path is None
     is_offloaded = config.placement == "offloaded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,13 @@ import attrs
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
+from cosmos_core.devices import gpus, hidden, visible_gpus
+from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.recipe import group_size
 from cosmos_core.protocols import Pool
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
-from cosmos_core.run.launch.launcher import pools
+from cosmos_core.run.launch.launcher import capabilities_of, pools
 from cosmos_core.run.planning.memory import RankMemory, between_gpus, policy_memory, rollout_memory
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
@@ -204,8 +207,39 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
 def room(plan: Plan, found: int, machine: int) -> str:
     """GPUs and memory of this machine against what the processes need, in words."""
     if found:
-        return f"this machine has {found}"
-    total = total_memory(plan)
+        lacking = crowded(plan)
+        return f"this machine has {found}{lacking and f', and a run would be refused: {lacking}'}"
+    total, none = total_memory(plan), "this machine has none"
+    if hidden():
+        none = "CUDA_VISIBLE_DEVICES hides what this machine has"
     if total > machine:
-        return f"this machine has none, and {size(total)} do not fit its memory of {size(machine)}"
-    return f"this machine has none, so device 'auto' is the CPU: its {os.cpu_count()} cores run all processes"
+        return f"{none}, and {size(total)} do not fit its memory of {size(machine)}"
+    return f"{none}, so device 'auto' is the CPU: its {os.cpu_count()} cores run all processes"
+
+
+def crowded(plan: Plan) -> str:
+    """A GPU that does not hold the processes that would share it, in words; empty where all do, or no driver tells.
+
+    What the plan counts is the least that they take.
+    """
+    if capabilities_of(plan.job.recipe, plan.plugins).submits or not (shown := visible_gpus()):
+        return ""
+    places, loads = itertools.cycle(shown), dict.fromkeys(shown, 0)
+    for pool in planned_pools(plan):
+        for _ in range(pool.replicas * pool.processes * pool.gpus):
+            loads[next(places)] += pool.device_bytes // pool.gpus
+    for gpu in gpus():
+        load = loads.get(gpu.index, loads.get(gpu.uuid, 0))
+        if gpu.free_bytes < load and gpu.memory_bytes:
+            held = gpu.memory_bytes - gpu.free_bytes
+            text = f"GPU {gpu.index}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
+            if load > gpu.memory_bytes:
+                return f"{text}; spread them over more GPUs, or make them smaller: docs/guides/hardware.md"
+            return f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"
+    return ""
+
+
+def check_gpu_memory(plan: Plan) -> None:
+    """Refuse to start processes that their GPUs do not hold; a plan may be made where the GPUs are not."""
+    if lacking := crowded(plan):
+        raise ConfigError(lacking)

@@ -95,7 +95,7 @@ class Parts:
         imitates: Demonstrations for each group, of stages whose algorithm imitates some beside rollouts, by index.
         frozen: What was found of the frozen models.
         unmet: What the algorithms need of models that the recipe does not have.
-        absent: What rewards lack on this machine, and what to do: such a run can be planned, not started.
+        absent: What rewards and devices lack on this machine, and what to do: such a run can be planned, not started.
     """
 
     model: ModelCapabilities

@@ -14,6 +14,7 @@ from cosmos_core.config.order import window_problem
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import label
 from cosmos_core.config.structure import structure, unstructure
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ConfigError, PluginBrokenError
 from cosmos_core.plugins.recipe import (
     load_algorithm,
@@ -31,13 +32,13 @@ from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflig
 from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import MoEModel, MultiTurnModel
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.checks import problems, unlike
 from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.run.planning.frozen import frozen_facts
 from cosmos_core.run.planning.parts import Parts, lacks_tokenizer, look_at_rows, texts
 from cosmos_core.run.planning.preflight import (
+    absent_gpus,
     absent_of_rewards,
     check_devices,
     check_exposed,
@@ -250,7 +251,10 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         consults=consults,
         imitates=imitates,
         unmet=lacking,
-        absent=absent_of_rewards(recipe, plugins, rewards) if uses_rewards else (),
+        absent=(
+            *(absent_of_rewards(recipe, plugins, rewards) if uses_rewards else ()),
+            *absent_gpus(recipe, plugins),
+        ),
         frozen=frozen_facts(job, plugins, (model, facts), dataset, sizes["train"]),
         omitted={split: dataset.omitted(split) for split in sizes} if hasattr(dataset, "omitted") else {},
     )

@@ -16,12 +16,12 @@ from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.config.structure import structure
 from cosmos_core.data.paths import VARIABLE
+from cosmos_core.devices import uses_gpu, visible_gpus
 from cosmos_core.errors import ConfigError, PluginBrokenError, told_as
 from cosmos_core.plugins.recipe import greedy, load_rewards, sampled
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import LauncherCapabilities, Model, ModelFacts, PlannedRun, Preflight, Reward
 from cosmos_core.rollout.rewards.scoring import absent_here
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.storage.stores import KEY, SECRET
@@ -69,6 +69,17 @@ def absent_of_rewards(recipe: Recipe, plugins: PluginSet, rewards: Sequence[Rewa
     return () if capabilities_of(recipe, plugins).submits else absent_here(recipe.reward, rewards)
 
 
+def absent_gpus(recipe: Recipe, plugins: PluginSet) -> tuple[str, ...]:
+    """GPUs that torch does not see, in words; none where the launcher submits, or every device is the CPU."""
+    if not capabilities_of(recipe, plugins).submits:
+        try:
+            for pool in ("policy", "rollout"):
+                uses_gpu(f"{pool}.device", getattr(recipe, pool).device)
+        except ConfigError as error:
+            return (str(error),)
+    return ()
+
+
 def unset_variables(job: Job, plugins: PluginSet, given: Collection[str]) -> dict[str, Sequence[str]]:
     """Environment variables that a run needs and that are not among those given, by what reads them."""
     found: dict[str, Sequence[str]] = {}
@@ -98,10 +109,8 @@ def check_devices(recipe: Recipe, plugins: PluginSet) -> None:
     wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
     if not wanting or capabilities_of(recipe, plugins).submits:
         return
-    import torch  # noqa: PLC0415 - the model plugin imports it anyway, later
-
-    if not torch.cuda.is_available():
-        raise ConfigError(f'{", ".join(wanting)}: "cuda", but torch sees no CUDA device; set "auto" or "cpu"')
+    for key in wanting:
+        uses_gpu(key, "cuda")
     found = len(visible_gpus())
     each = world_size(recipe.policy.mesh)
     if recipe.policy.device == "cuda" and recipe.policy.replicas * each > found:

@@ -13,7 +13,7 @@ from rich.text import Text
 from cosmos_core.config.checks import staleness_bound
 from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
-from cosmos_core.run.gpus import visible_gpus
+from cosmos_core.devices import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
 from cosmos_core.run.planning.memory import RankMemory, gpus, longest_sample, processes, version_bytes, whole_over_tp

@@ -18,9 +18,9 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import CosmosError, ReplicaError
 from cosmos_core.protocols import Exit
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_launcher_kubernetes.orders import SESSION, Ended, Order, Orders
 

