@@ -49,6 +49,7 @@ class Pool:
         processes: Processes of each that the launcher starts.
         gpus: GPUs that each process uses where its machine has some; 0 if it is kept on the CPU.
         needs_gpus: Whether the recipe wants GPUs whatever the machine has.
+        workers: Processes that each of them starts besides, for rewards and environments.
         device_bytes: Memory that the plan counts for each process where it computes: on its GPUs, or of the machine
             where it uses none. 0 where nothing is planned: within the job, or where a run is submitted again.
         host_bytes: Memory of the machine that it counts besides.
@@ -60,6 +61,7 @@ class Pool:
     processes: int = 1
     gpus: int = 0
     needs_gpus: bool = False
+    workers: int = 0
     device_bytes: int = 0
     host_bytes: int = 0
     uncounted: tuple[str, ...] = ()

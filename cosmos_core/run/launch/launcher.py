@@ -42,6 +42,7 @@ def pools(recipe: Recipe, *, uses_rollouts: bool) -> tuple[Pool, ...]:
                 replicas=rollout.replicas,
                 gpus=0 if rollout.device == "cpu" else world_size(rollout.mesh),
                 needs_gpus=rollout.device == "cuda",
+                workers=rollout.reward_workers + (recipe.environment.workers if recipe.environment else 0),
             )
         )
     return tuple(found)

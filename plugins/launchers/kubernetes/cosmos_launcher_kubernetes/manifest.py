@@ -39,6 +39,8 @@ _PLAIN: Final = re.compile(r"[\w./-]+", re.ASCII)
 _GIB: Final = 1 << 30
 _BESIDE_GIB: Final = 4
 """Of each process, or each GPU of one, besides what a plan counts: Python, libraries, CUDA's own memory, rows."""
+_WORKER_GIB: Final = 1
+"""Of each process that it starts for rewards or environments."""
 _USABLE: Final = 0.9
 """Of the rest: an estimate that is exceeded ends the process."""
 _LONGEST_NAME: Final = 40  # of a JobSet: its pods' names, with role and indices, have at most 63 letters
@@ -69,6 +71,7 @@ class Pods:
         pods: Pods of each replica.
         processes: Processes in each pod.
         gpus: GPUs of each process.
+        cpus: Of each pod.
         memory: Of each pod.
         uncounted: What the plan does not count, where `memory` is the plan's.
     """
@@ -78,6 +81,7 @@ class Pods:
     pods: int
     processes: int
     gpus: int
+    cpus: int
     memory: str
     uncounted: tuple[str, ...] = ()
 
@@ -88,7 +92,7 @@ class Pods:
         lacking = f" (the plan does not count {', '.join(self.uncounted)})" if self.uncounted else ""
         return (
             f"{self.role}: {self.replicas} replicas of {self.pods} pods with {self.processes} processes{gpus}; "
-            f"{self.memory} of memory a pod{lacking}"
+            f"{self.cpus} CPUs and {self.memory} of memory a pod{lacking}"
         )
 
 
@@ -103,10 +107,10 @@ def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ..
             f"run.output_dir: {str(context.directory.parent)!r} is not on the volume, which is mounted at "
             f"{options.mount} (launch.options.mount); set run.output_dir to a folder there"
         )
-    return tuple(_pods(pool, options) for pool in context.pools)
+    return tuple(_pods(pool, options, context.threads) for pool in context.pools)
 
 
-def _pods(pool: Pool, options: KubernetesOptions) -> Pods:
+def _pods(pool: Pool, options: KubernetesOptions, threads: int) -> Pods:
     count = nodes_of(pool, options.gpus_per_node, "gpus_per_node")
     gpus, count = (pool.gpus, count) if count else (0, 1)
     processes, uncounted = pool.processes // count, pool.uncounted
@@ -115,13 +119,15 @@ def _pods(pool: Pool, options: KubernetesOptions) -> Pods:
     else:
         # What lies on GPUs where there are some is in the machine's memory where there are none.
         planned = pool.host_bytes + (0 if gpus else pool.device_bytes)
-        memory = f"{processes * (math.ceil(planned / _USABLE / _GIB) + _BESIDE_GIB * max(1, gpus))}Gi"
+        beside = _BESIDE_GIB * max(1, gpus) + _WORKER_GIB * pool.workers
+        memory = f"{processes * (math.ceil(planned / _USABLE / _GIB) + beside)}Gi"
     return Pods(
         role=pool.role,
         replicas=pool.replicas,
         pods=count,
         processes=processes,
         gpus=gpus,
+        cpus=processes * (options.cpus_per_process or threads + pool.workers),
         memory=memory,
         uncounted=uncounted,
     )
@@ -196,9 +202,9 @@ def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) 
         *(options.python, "-P", "-m", module, str(PurePosixPath(context.directory)), part.role),
         *(f"--processes={part.processes}", f"--gpus={part.gpus}"),
     ]
-    cpus = (options.cpus_per_process or context.threads) * part.processes
-    resources = {"cpu": str(cpus), "memory": part.memory}
+    resources = {"cpu": str(part.cpus), "memory": part.memory}
     if part.gpus:
+        resources |= {name: str(number) for name, number in options.resources.items()}
         resources[options.gpu_resource] = str(part.gpus * part.processes)
     mounts: list[Plain] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - where the system has it
     shared = options.shared_memory or part.memory
@@ -217,9 +223,16 @@ def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) 
         restart="OnFailure",
         session=session,
         selector=options.node_selector,
+        capabilities=options.capabilities,
     )
+    if options.host_network:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     # A container that fails is restarted as often as it takes: whether the run can go on, its controller decides.
-    return {"name": part.role, "replicas": part.replicas, "template": _job(part.pods, 1_000_000, spec)}
+    return {
+        "name": part.role,
+        "replicas": part.replicas,
+        "template": _job(part.pods, 1_000_000, spec, annotations=options.annotations),
+    }
 
 
 def _session() -> list[Plain]:
@@ -232,7 +245,14 @@ def _session() -> list[Plain]:
     return [*found, {"name": SESSION, "value": f"$({UID})-$({ATTEMPT})"}]
 
 
-def _job(num_pods: int, retries: int, pod: Plain, policy: Mapping[str, Plain] | None = None) -> Plain:
+def _job(
+    num_pods: int,
+    retries: int,
+    pod: Plain,
+    policy: Mapping[str, Plain] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Plain:
+    metadata: dict[str, Plain] = {"metadata": {"annotations": dict(annotations)}} if annotations else {}
     return {
         "spec": {
             "completions": num_pods,
@@ -240,7 +260,7 @@ def _job(num_pods: int, retries: int, pod: Plain, policy: Mapping[str, Plain] | 
             "completionMode": "Indexed",
             "backoffLimit": retries,
             **(policy or {}),
-            "template": {"spec": pod},
+            "template": {**metadata, "spec": pod},
         }
     }
 
@@ -255,7 +275,8 @@ def _pod(
     restart: str,
     session: list[Plain],
     selector: Mapping[str, str],
-) -> Plain:
+    capabilities: Sequence[str] = (),
+) -> dict[str, Plain]:
     given = [_variable(name, value) for name, value in options.env.items()]
     container: dict[str, Plain] = {
         "name": _CONTAINER,
@@ -265,6 +286,7 @@ def _pod(
         **({"envFrom": [_whole(source) for source in options.env_from]} if options.env_from else {}),
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": [{"name": "runs", "mountPath": options.mount}, *mounts],
+        **({"securityContext": {"capabilities": {"add": [*capabilities]}}} if capabilities else {}),
     }
     tolerations = [attrs.asdict(each, filter=lambda _, value: value is not None) for each in options.tolerations]
     chosen: dict[str, Plain] = {

@@ -44,7 +44,7 @@ _OBJECT: Final = _is(
 )
 _KEY: Final = _is("a key of letters, digits, dashes, dots and underscores", r"[-._a-zA-Z0-9]{1,253}")
 _LABEL: Final = _is(
-    "the key of a taint, such as nvidia.com/gpu",
+    "a key such as nvidia.com/gpu",
     r"([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
 )
 _VALUE: Final = _is("the value of a taint", r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -138,7 +138,7 @@ class KubernetesOptions:
     cpus_per_process: int | None = attrs.field(
         default=None,
         validator=check.optional(_POSITIVE),
-        metadata={"help": "CPUs of each process of a replica; `launch.threads` if absent."},
+        metadata={"help": "CPUs of each process; `launch.threads`, and one for each of its workers, if absent."},
     )
     memory_per_process: str | None = attrs.field(
         default=None,
@@ -166,6 +166,24 @@ class KubernetesOptions:
     )
     node_selector: Mapping[str, str] = attrs.field(
         factory=dict, metadata={"help": 'Labels of the nodes for replicas, such as `{pool = "h100"}`.'}
+    )
+    resources: Mapping[str, int] = attrs.field(
+        factory=dict,
+        validator=check.deep_mapping(_RESOURCE, _POSITIVE),
+        metadata={"help": 'More resources of each pod with GPUs, such as `{"rdma/hca" = 8}`.'},
+    )
+    host_network: bool = attrs.field(
+        default=False, metadata={"help": "Whether replicas use the network of their node, as InfiniBand often needs."}
+    )
+    capabilities: tuple[str, ...] = attrs.field(
+        default=(),
+        validator=check.deep_iterable(_is("a capability such as IPC_LOCK", r"[A-Z][A-Z_]*")),
+        metadata={"help": "Capabilities of Linux for replicas; RDMA needs `IPC_LOCK`, to pin memory."},
+    )
+    annotations: Mapping[str, str] = attrs.field(
+        factory=dict,
+        validator=check.deep_mapping(_LABEL, check.instance_of(str)),
+        metadata={"help": 'Annotations of the pods of replicas, such as `{"k8s.v1.cni.cncf.io/networks" = "ib0"}`.'},
     )
     tolerations: tuple[Toleration, ...] = attrs.field(
         default=(), metadata={"help": 'Taints that all pods tolerate, such as `{key = "gpu", operator = "Exists"}`.'}

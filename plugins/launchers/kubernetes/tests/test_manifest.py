@@ -23,7 +23,7 @@ CONTEXT = LauncherContext(
     directory=PurePosixPath("/runs/team/Big.Run_7"),
     pools=(
         Pool(role="policy", replicas=2, processes=16, gpus=1, device_bytes=30 << 30, host_bytes=9 << 30),
-        Pool(role="rollout", replicas=3, gpus=4, uncounted=("activations",)),
+        Pool(role="rollout", replicas=3, gpus=4, workers=2, uncounted=("activations",)),
     ),
     threads=2,
     recipe=RECIPE,
@@ -34,6 +34,11 @@ FULL = structure(
     {
         "image": "x",
         "pvc": "p",
+        "gpus_per_node": 8,
+        "resources": {"rdma/hca": 8},
+        "host_network": True,
+        "capabilities": ["IPC_LOCK"],
+        "annotations": {"k8s.v1.cni.cncf.io/networks": "ib0"},
         "service_account": "trainer",
         "image_pull_secrets": ["registry"],
         "tolerations": [
@@ -109,7 +114,8 @@ def test_pods_and_resources_follow_from_the_plan():
     policy, rollout = pod_of(jobs["policy"])["containers"][0], pod_of(jobs["rollout"])["containers"][0]
     # 9 GiB of the machine's memory, a tenth of it free, and 4 GiB besides, for each of 8 processes.
     assert policy["resources"]["limits"] == {"cpu": "16", "memory": "112Gi", "nvidia.com/gpu": "8"}
-    assert rollout["resources"]["limits"] == {"cpu": "2", "memory": "16Gi", "nvidia.com/gpu": "4"}
+    # 4 GiB for each GPU, and a CPU and 1 GiB for each worker.
+    assert rollout["resources"]["limits"] == {"cpu": "4", "memory": "18Gi", "nvidia.com/gpu": "4"}
     assert pod_of(jobs["policy"])["volumes"][1]["emptyDir"]["sizeLimit"] == "112Gi"
     assert policy["command"][-4:] == ["/runs/team/Big.Run_7", "policy", "--processes=8", "--gpus=1"]
     assert rollout["command"][-2:] == ["--processes=1", "--gpus=4"]
@@ -146,6 +152,21 @@ def test_a_run_that_failed_or_was_refused_fails_the_jobset():
     assert all("podFailurePolicy" not in jobs[role]["template"]["spec"] for role in ("policy", "rollout"))
 
 
+def test_pods_of_replicas_reach_infiniband():
+    _, job_set = rendered(options=FULL)
+    for role, job in jobs_of(job_set).items():
+        pod, template = pod_of(job), job["template"]["spec"]["template"]
+        (container,) = pod["containers"]
+        is_replica = role != "controller"
+        assert pod.get("hostNetwork", False) is is_replica
+        assert pod.get("dnsPolicy") == ("ClusterFirstWithHostNet" if is_replica else None)
+        assert container.get("securityContext") == ({"capabilities": {"add": ["IPC_LOCK"]}} if is_replica else None)
+        assert template.get("metadata") == (
+            {"annotations": {"k8s.v1.cni.cncf.io/networks": "ib0"}} if is_replica else None
+        )
+        assert container["resources"]["limits"].get("rdma/hca") == ("8" if is_replica else None)
+
+
 def test_without_gpus_a_replica_is_one_pod():
     _, job_set = rendered(options=KubernetesOptions(image="x", pvc="p"))
     jobs = jobs_of(job_set)
@@ -163,8 +184,8 @@ def test_memory_that_is_given_counts_and_what_the_plan_does_not_count_is_told():
     ]
     uncounted = " (the plan does not count activations)"
     assert notes == [
-        ["112Gi of memory a pod", f"16Gi of memory a pod{uncounted}"],
-        ["12Gi of memory a pod", "1.5Gi of memory a pod"],
+        ["16 CPUs and 112Gi of memory a pod", f"4 CPUs and 18Gi of memory a pod{uncounted}"],
+        ["16 CPUs and 12Gi of memory a pod", "4 CPUs and 1.5Gi of memory a pod"],
     ]
 
 

@@ -73,8 +73,8 @@ def components(pools: Sequence[Pool], options: SlurmOptions, threads: int) -> tu
         ConfigError: A pool needs GPUs that nodes do not have.
     """
     first = Component(role=CONTROLLER, group=0, tasks=1, cpus_per_task=options.controller_cpus)
-    cpus = options.cpus_per_process or threads
-    return (first, *(_component(pool, group, options, cpus) for group, pool in enumerate(pools, start=1)))
+    cpus = [options.cpus_per_process or threads + pool.workers for pool in pools]
+    return (first, *(_component(pool, group + 1, options, cpus[group]) for group, pool in enumerate(pools)))
 
 
 def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Component:

@@ -45,7 +45,7 @@ class SlurmOptions:
     cpus_per_process: int | None = attrs.field(
         default=None,
         validator=check.optional(_POSITIVE),
-        metadata={"help": "CPUs of each process of a replica; `launch.threads` if absent."},
+        metadata={"help": "CPUs of each process; `launch.threads`, and one for each of its workers, if absent."},
     )
     controller_cpus: int = attrs.field(
         default=2, validator=_POSITIVE, metadata={"help": "CPUs of the controller and the supervisor, which need none."}
