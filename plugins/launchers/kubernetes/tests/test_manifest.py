@@ -239,6 +239,9 @@ def test_options_that_the_cluster_would_refuse_are_refused(subtests):
         ("mount", "runs", "expected an absolute path, got 'runs'"),
         ("memory_per_process", "4 GB", "expected a quantity such as 4Gi, got '4 GB'"),
         ("gpu_resource", "gpu", "expected the name of a resource, such as nvidia.com/gpu, got 'gpu'"),
+        ("resources", {"hca": 8}, "expected the name of a resource, such as nvidia.com/gpu, got 'hca'"),
+        ("capabilities", ["ipc-lock"], "expected a capability such as IPC_LOCK, got 'ipc-lock'"),
+        ("annotations", {"a b": "x"}, "expected a key such as nvidia.com/gpu, got 'a b'"),
         ("env", {"A-B": "x"}, "expected names of letters, digits and underscores, got 'A-B'"),
         ("env", {"OMP_NUM_THREADS": "8"}, "got 'OMP_NUM_THREADS', which the launcher sets itself"),
         (

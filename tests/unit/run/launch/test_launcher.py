@@ -20,7 +20,7 @@ def test_pools_have_processes_and_gpus():
     # A policy replica has processes and a rollout replica gpus.
     assert pools(recipe_from(BASE), uses_rollouts=True) == (
         Pool(role="policy", replicas=2, processes=4, gpus=1),
-        Pool(role="rollout", replicas=3, processes=1, gpus=4, needs_gpus=True),
+        Pool(role="rollout", replicas=3, processes=1, gpus=4, needs_gpus=True, workers=1),
     )
 
     # Nodes hold equally many processes of a replica each; a launcher that counts in GPUs is told of its own option.
