@@ -65,6 +65,8 @@ def describe(
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text.stop_id(),
         cache_size=cache_values(config),
         head_size=head_size(config),
+        matrix_parameters=matrix_parameters(shell),
+        attention_width=attention_width(config),
         num_tied_parameters=embedding.numel() if is_tied else 0,
         extents=extents_of(shell, plan),
         impossible=impossible_axes(shell, alone_because),
@@ -253,6 +255,29 @@ def _matrices_in(prefix: str, block: nn.Module) -> Iterator[str]:
             yield f"{prefix}.{name}.weight"
         elif is_experts(child) and getattr(child, "is_transposed", None) is False:
             yield from (f"{prefix}.{name}.{key}" for key, value in own_parameters(child).items() if value.dim() == 3)
+
+
+def matrix_parameters(module: PreTrainedModel) -> int:
+    """Parameters of the layers' matrices that one unit goes through; 0 where that is not known."""
+    anatomy, chosen = Anatomy.of(module), getattr(module.config.get_text_config(), "num_experts_per_tok", None)
+    found = 0
+    for child in () if anatomy is None else anatomy.layers.modules():
+        if isinstance(child, nn.Linear):
+            found += child.weight.numel()
+        elif is_experts(child):
+            if not isinstance(chosen, int):
+                return 0
+            matrices = (value.numel() for value in own_parameters(child).values() if value.dim() == 3)
+            found += sum(matrices) * chosen // child.__dict__["num_experts"]
+    return found
+
+
+def attention_width(config: PretrainedConfig) -> int:
+    """Values of the heads of all layers that attend to all units: the mean of keys and values where these differ."""
+    heads, width = getattr(config, "num_attention_heads", None), head_width(config) or 0
+    both = (getattr(config, name, None) or width for name in ("qk_head_dim", "v_head_dim"))
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return kinds.count("full_attention") * heads * sum(both) // 2 if isinstance(heads, int) else 0
 
 
 def cache_values(config: PretrainedConfig) -> int:

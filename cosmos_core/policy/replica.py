@@ -243,8 +243,12 @@ class UnitRate:
         self._seen = (time.perf_counter(), 0)
 
     def __call__(self) -> dict[str, float]:
-        """The step, and the units a second since the last call."""
+        """The step, the units a second since the last call, and how much of its device the leader uses."""
         now, units = time.perf_counter(), self._trainer.num_units * self._processes
         then, before = self._seen
         self._seen = (now, units)
-        return {"step": self._trainer.step, "tokens_per_s": (units - before) / max(now - then, 1e-9)}
+        return {
+            "step": self._trainer.step,
+            "tokens_per_s": (units - before) / max(now - then, 1e-9),
+            **self._trainer.used,
+        }

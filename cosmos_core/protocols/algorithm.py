@@ -42,6 +42,9 @@ CORE_METRICS: Final = frozenset(
         "trained_sequences",
         "skipped_sequences",
         "nonfinite",
+        "mfu",
+        "memory_bytes",
+        "memory_reserved_bytes",
     }
 )
 """What the core measures of a step; besides, all names that end in `_s` are seconds, and all that begin with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import attrs
@@ -115,6 +115,9 @@ class ModelFacts:
         attends_pluggably: Whether all of its layers attend through transformers' attention interface, with which the
             embedded engine decodes; False also where that is not known.
         notices: What its users should know before a run.
+        matrix_parameters: Of the layers' matrices, those that a unit goes through, so of experts as many as it chooses
+            (0: not known).
+        attention_width: Values of all heads of one layer, times the layers that attend to all units.
         column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
 
@@ -146,3 +149,24 @@ class ModelFacts:
     uncounted: tuple[str, ...] = ()
     attends_pluggably: bool = False
     notices: tuple[str, ...] = ()
+    matrix_parameters: int = 0
+    attention_width: int = 0
+
+    def training_flops(self, lengths: Iterable[int], decisions: int, *, adapts: bool = False) -> float:
+        """Operations of a forward and backward pass: of matrices, of attention, of the output layer; 0 if not known.
+
+        What is computed again does not count, nor do windows and states of layers that do not attend to all units.
+        Source: arXiv:2204.02311, appendix B; half of the square counts where units attend to those before them.
+
+        Args:
+            lengths: Units of each sequence.
+            decisions: Those that the output layer sees.
+            adapts: Whether adapters are trained, so that no gradient of the matrices themselves is computed.
+        """
+        rows = [length * self.rows_per_unit for length in lengths]
+        # A denoising step attends to its own latents, in both directions.
+        squares = sum(rows) * 2 * self.rows_per_unit if self.rows_per_unit > 1 else sum(row * row for row in rows)
+        if not self.matrix_parameters:
+            return 0.0
+        products = self.matrix_parameters * sum(rows) + self.vocab_size * self.hidden_size * decisions
+        return (4.0 if adapts else 6.0) * products + 6.0 * self.attention_width * squares

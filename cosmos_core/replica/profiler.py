@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -98,8 +99,9 @@ class Profiler:
         if self._rank not in order.ranks:
             return
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        # Nothing is repeated; without `acc_events` torch warns of the events of cycles.
-        traced = profile(activities=activities, acc_events=True)
+        # Of torch 2.11; nothing is repeated, and `acc_events`, which keeps them, takes longer than to write the trace.
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+        traced = profile(activities=activities)
         try:
             traced.start()
         except Exception as error:  # noqa: BLE001 - as above: another profiler may hold the device

@@ -30,6 +30,7 @@ from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs
 from cosmos_core.replica.profiler import Profiler
+from cosmos_core.replica.utilisation import memory
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
 from cosmos_core.rollout.media import MediaWriter
@@ -266,6 +267,7 @@ class ReplicaMetrics:
             "weight_version": self._parts.version_lock.loaded,
             "transfer_s": self._sync.transfer_s,
             "held": len(self._parts.payloads.held),
+            **memory(),
         }
 
     def pulse(self) -> Pulse:

@@ -41,6 +41,7 @@ class ReplicaView:
         step: The step whose weights it holds; -1 before it has any.
         units_per_s: Units that it generates per second; None of a policy replica.
         detail: Why it was lost.
+        gauges: All that it tells of itself.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ReplicaView:
     units_per_s: float | None = None
     place: str = ""
     detail: str = ""
+    gauges: Mapping[str, float] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -201,6 +203,7 @@ def _shown(state: State, statuses: Mapping[str, ReplicaStatus], gauges: Gauges) 
             in_flight=len(replica.leases),
             units_per_s=gauges.get(replica.name, {}).get("units_per_s"),
             place=f"pid {replica.pid} on {replica.host}",
+            gauges=gauges.get(replica.name, {}),
         )
 
 

@@ -97,6 +97,8 @@ def _replicas(snapshot: Snapshot) -> Iterable[_Family]:
         "Units (tokens, or denoising steps) that a replica generates.",
         [({"replica": replica.name}, replica.units_per_s) for replica in present],
     )
+    told = [({"replica": each.name, "name": name}, value) for each in present for name, value in each.gauges.items()]
+    yield "cosmos_replica_gauge", "gauge", "All that a replica tells of itself, such as mfu and memory_bytes.", told
     yield (
         "cosmos_refused_total",
         "counter",

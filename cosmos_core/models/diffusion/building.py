@@ -144,6 +144,8 @@ def facts_of(
         # Decisions do not attend to one another, so there can be any number.
         context_length=1 << 20,
         head_size=head_size,
+        matrix_parameters=inside,
+        attention_width=len(blocks) * heads * head_size,
         parts=parts,
         extents=(
             Extent(axis="cp", name="attention heads", size=heads),

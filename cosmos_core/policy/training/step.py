@@ -10,17 +10,21 @@ from typing import Any, Final
 
 import attrs
 
-from cosmos_core.policy.batches.batch import Counts, MissingPayloadsError, Share, Wanted, needed
-from cosmos_core.policy.batches.share import ShareReader
+from cosmos_core.policy.batches.batch import Counts, MissingPayloadsError, Share, Wanted, needed, units_of
+from cosmos_core.policy.batches.share import ShareReader, data_size
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.metrics import IMITATION, Meter, Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.replica.utilisation import memory, peak_of
 from cosmos_core.storage.parts import PartWriter
 from cosmos_core.transport.directives import TrainOrder
 from cosmos_core.transport.reports import HeldOutLoss, StepDone, StepFailed
 
 _LOG: Final = logging.getLogger(__name__)
+
+_COMPUTING: Final = ("pack_s", "old_logprobs_s", "forward_backward_s", "reduce_s", "optimizer_s")
+"""The parts of a step that its utilisation is of: all but what waits for other replicas."""
 
 
 def schema() -> Any:
@@ -96,6 +100,7 @@ class StepRunner:
         except GradientGroupError as error:
             _LOG.warning("the held-out loss at step %d was not measured: %s", order.step, error)
         _describe(applied.meter, agreed, applied.skipped, watch)
+        self._measure_use(applied.meter, share, watch)
         metrics = _merge(applied.meter, self.trainer.world, group)
         return StepDone(
             step=order.step,
@@ -107,6 +112,21 @@ class StepRunner:
             details={**({} if share.imitated is None else share.imitated.details), **share.details},
             heldout=heldout,
         )
+
+    def _measure_use(self, meter: Meter, share: Share, watch: Stopwatch) -> None:
+        """Add how much of its device this process has used: the mean of all, and the most memory of any."""
+        trainer, used = self.trainer, memory()
+        for name, value in used.items():
+            meter.peak(name, value)
+        seconds = sum(watch.seconds.get(name, 0.0) for name in _COMPUTING)
+        if (peak := peak_of(trainer.device)) and seconds:
+            imitated = () if share.imitated is None else share.imitated.sequences
+            units = [units_of(sequence.payload) for sequence in (*share.sequences, *imitated)]
+            flops = trainer.flops([each.total for each in units], sum(each.decisions for each in units))
+            # Processes that share sequences share the work.
+            used["mfu"] = flops * data_size(trainer.world.mesh) / trainer.world.size / (seconds * peak)
+            meter.add("mfu", used["mfu"], 1)
+        trainer.used = used
 
     def measure(self, group: GradientGroup) -> HeldOutLoss:
         """The loss of the held-out demonstrations at the present weights; the same on every process of every member.

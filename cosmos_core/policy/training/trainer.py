@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -71,6 +71,7 @@ class Trainer:
         nonfinite_steps: Steps skipped in a row.
         unimitated_steps: Steps in a row in which no demonstration could be read of those that are to be imitated.
         num_units: Units that went forward and backward since the start of the process.
+        used: How much of its device this process used in the last step, by name (`replica.utilisation`).
         activity: What the replica is doing; each forward of a layer counts as progress.
     """
 
@@ -88,6 +89,7 @@ class Trainer:
         self.nonfinite_steps = 0
         self.unimitated_steps = 0
         self.num_units = 0
+        self.used: Mapping[str, float] = {}
         self.activity = Activity()
         watch_layers(module, self.activity)
         for each in self._frozen.values():
@@ -227,6 +229,11 @@ class Trainer:
             applied = self._apply(meter, critic_norm)
         self._expect_demonstrations(imitated)
         return attrs.evolve(applied, ratios=passes.ratios)
+
+    def flops(self, lengths: Sequence[int], decisions: int) -> float:
+        """Operations of a step of sequences of these lengths; 0 where the model does not tell its matrices."""
+        facts = self.model.facts()
+        return facts.training_flops(lengths, decisions, adapts=self._policy.lora is not None)
 
     def measure(self, share: Share) -> float:
         """Evaluate demonstrations without learning from them, under the weights that are published.

@@ -3,14 +3,15 @@
 import attrs
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.models.activations import kept_by
-from cosmos_core.models.facts import extents_of, head_size, matrices_of
+from cosmos_core.models.facts import attention_width, extents_of, head_size, matrices_of, matrix_parameters
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
-from cosmos_core.protocols import ModelContext
+from cosmos_core.protocols import ModelContext, ModelFacts
 from tests.unit.models.parallel import layouts
 
 torch.set_num_threads(1)
@@ -110,6 +111,49 @@ def test_experts_are_matrices_where_they_lie_as_such_and_what_weighs_them_is_not
     found = matrices_of(shell_of(config))
     assert "model.layers.0.self_attn.q_proj.weight" in found
     assert not any("experts" in name for name in found)
+
+
+def test_operations_are_what_torch_counts(subtests):
+    same = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    latent = {
+        "num_key_value_heads": 4,
+        "head_dim": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 12,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    }
+    for config in [
+        Qwen3Config(**same, num_key_value_heads=2, head_dim=8),
+        Qwen2MoeConfig(**same, **experts, num_experts=4, num_key_value_heads=2),
+        DeepseekV3Config(
+            **same, **experts, **latent, n_routed_experts=4, first_k_dense_replace=1, n_group=1, topk_group=1
+        ),
+    ]:
+        with subtests.test(config=config):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation="eager", experts_implementation="eager"
+            )
+            with FlopCounterMode(display=False) as counter:
+                model(torch.arange(24)[None]).logits.sum().backward()
+            counted = counter.get_flop_counts()["Global"]
+            facts = ModelFacts(
+                architecture="",
+                num_parameters=0,
+                num_layers=2,
+                hidden_size=32,
+                context_length=24,
+                vocab_size=64,
+                matrix_parameters=matrix_parameters(model),
+                attention_width=attention_width(config),
+            )
+            # Eager attention computes the whole square; routers are left out.
+            squares = 6 * facts.attention_width * 24**2
+            assert facts.training_flops([24], 24) + squares == pytest.approx(sum(counted.values()), rel=0.02)
+            assert facts.training_flops([12, 12], 24) + squares / 2 == pytest.approx(facts.training_flops([24], 24))
+            assert facts.training_flops([24], 24, adapts=True) < facts.training_flops([24], 24)
 
 
 def test_heads_have_one_size_or_none_is_told(subtests):

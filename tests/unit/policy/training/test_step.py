@@ -158,6 +158,23 @@ def test_the_metrics_of_a_step(model, kit, batch):
     assert all(done.metrics[name] >= 0.0 for name in times)
     assert done.metrics["lr"] == pytest.approx(1e-2)
     assert runner.reader.payloads.asked == [{"tcp://a:1": [0, 1, 3, 4, 5]}]
+    assert done.metrics["memory_bytes"] == runner.trainer.used["memory_bytes"] > 0
+    assert "mfu" not in done.metrics
+
+
+def test_utilisation_is_of_what_the_step_computed(model, kit, batch, monkeypatch):
+    groups, held = batch
+    runner, asked = runner_of(kit, model, held), []
+    monkeypatch.setattr("cosmos_core.policy.training.step.peak_of", lambda _: 1e12)
+    monkeypatch.setattr(runner.trainer, "flops", lambda lengths, decisions: asked.append((lengths, decisions)) or 1e9)
+    done = runner.run(order_of(groups, tuple(range(6))), solo(), nothing, 1.5)
+    ((lengths, decisions),) = asked
+    assert len(lengths) == done.metrics["trained_sequences"]
+    assert decisions < sum(lengths)
+    seconds = sum(
+        done.metrics[f"{part}_s"] for part in ("pack", "old_logprobs", "forward_backward", "reduce", "optimizer")
+    )
+    assert done.metrics["mfu"] == pytest.approx(1e-3 / seconds)
 
 
 def test_weights_are_published_after_the_step(model, kit, batch):
