@@ -217,13 +217,34 @@ bench: $(VENV)/.installed ## Every benchmark of benchmarks/ that runs on a CPU.
 	$(call say,Benchmarks)
 	@for script in benchmarks/*.py; do echo; echo "# $$script"; $(BIN)/python $$script || exit 1; done
 
-# `make gpu STAGES=A,B MINUTES=8`; `make gpu DEVICE=cpu TINY=1` is the dry form. See docs/gpu.md.
-.PHONY: gpu
-gpu: $(VENV)/.developing ## Qualify this machine's GPU: what runs, what is right, how fast, against bounds.
-	@$(BIN)/python -m tests.gpu.qualify $(if $(DEVICE),--device $(DEVICE)) $(if $(TINY),--tiny) \
+# A machine with neither a network nor an environment takes torch and transformers of its own Python, the rest of wheels
+# that `make gpu-wheels` has gathered elsewhere, and this project from this tree. See docs/gpu.md.
+GPU_WHEELS := gpu-wheels
+GPU_SITE := build/gpu-site
+PYTHON_VERSION ?= 3.12
+ifneq ($(and $(wildcard $(GPU_WHEELS)/*.whl),$(if $(wildcard $(VENV)/.installed),,none)),)
+GPU_NEEDS := $(GPU_SITE)/.installed
+GPU_PYTHON := PYTHONPATH=$(subst $(eval) ,:,$(addprefix $(CURDIR)/,. $(PLUGIN_DIRS) $(GPU_SITE))) $(PYTHON)
+else
+GPU_NEEDS := $(VENV)/.developing
+GPU_PYTHON := $(BIN)/python
+endif
+
+.PHONY: gpu gpu-wheels
+gpu: $(GPU_NEEDS) ## Qualify this machine's GPU: make gpu [STAGES=A,B] [MINUTES=10]; the dry form: make gpu DEVICE=cpu TINY=1
+	@$(GPU_PYTHON) -m tests.gpu.qualify $(if $(DEVICE),--device $(DEVICE)) $(if $(TINY),--tiny) \
 		$(if $(STAGES),--stages $(STAGES)) $(if $(MINUTES),--minutes $(MINUTES))
+
+gpu-wheels: $(VENV)/.developing ## Gather what a machine with torch and CUDA lacks for `make gpu`, into gpu-wheels/.
+	$(call say,Gathering wheels for Python $(PYTHON_VERSION) into $(GPU_WHEELS)/)
+	@$(BIN)/python -m tests.gpu.qualify.wheels gather $(GPU_WHEELS) --python $(PYTHON_VERSION)
+
+$(GPU_SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl) pyproject.toml $(PLUGINS)
+	$(call say,Unpacking $(GPU_WHEELS)/ for $$($(PYTHON) --version))
+	@$(PYTHON) -m tests.gpu.qualify.wheels install $(GPU_WHEELS) $(GPU_SITE)
+	@touch $@
 
 .PHONY: clean
 clean: ## Remove the environment, caches and built files; runs/ stays.
-	rm -rf $(VENV) $(VLLM_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(VLLM_VENV) $(GPU_WHEELS) docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

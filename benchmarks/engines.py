@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import Progress
 from serving.engines import ENGINES
 from serving.process import EngineProcess
-from serving.work import DTYPES, GROUP, MODELS, RAGGED, WORKS
+from serving.work import DTYPES, GROUP, MODELS, ON_CPU, RAGGED, WORKS
 
 ROOT: Final = Path(__file__).parents[1]
 VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
@@ -199,7 +199,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(ON_CPU))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--device", choices=HOW, default="cpu")

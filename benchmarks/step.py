@@ -74,6 +74,13 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_attention_heads": 16,
         "tie_word_embeddings": True,
     },
+    "4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
     "8B": {
         "hidden_size": 4096,
         "intermediate_size": 12288,

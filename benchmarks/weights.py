@@ -95,18 +95,18 @@ def split_of(name: str) -> int:
 class Rank:
     """One process, with what it holds."""
 
-    def __init__(self, megabytes: int) -> None:
+    def __init__(self, megabytes: int, device: str = "cpu") -> None:
         self.rank = dist.get_rank()
         self.shapes = shapes(megabytes)
         self.is_policy = self.rank in POLICY
         self.senders = dist.new_group([POLICY[0], *ROLLOUT])
         dims = {name: 0 if self.is_policy else split_of(name) for name in self.shapes}
         self.parts: Parts = {n: half(n, shape, dims[n], self.rank % 2) for n, shape in self.shapes.items()}
-        generator = torch.Generator().manual_seed(self.rank)
+        generator = torch.Generator(device).manual_seed(self.rank)
         self.tensors = {
-            name: torch.randn(part.shape, generator=generator)
+            name: torch.randn(part.shape, generator=generator, device=device)
             if self.is_policy
-            else torch.zeros(part.shape, dtype=DTYPE)
+            else torch.zeros(part.shape, dtype=DTYPE, device=device)
             for name, part in self.parts.items()
         }
 
@@ -255,13 +255,16 @@ WAYS: Final[Mapping[str, Callable[[str], Callable[[Rank], Measured]]]] = {
 }
 
 
-def run(megabytes: int, rounds: int, folder: str) -> dict[str, list[Measured]]:
+def run(
+    megabytes: int, rounds: int, folder: str, ways: Sequence[str] = tuple(WAYS), device: str = "cpu"
+) -> dict[str, list[Measured]]:
     """Every way on this rank, after one round to warm up."""
-    torch.set_num_threads(1)
-    rank = Rank(megabytes)
+    if device == "cpu":
+        torch.set_num_threads(1)
+    rank = Rank(megabytes, device)
     measured: dict[str, list[Measured]] = {}
-    for name, make in WAYS.items():
-        way = make(folder)
+    for name in ways:
+        way = WAYS[name](folder)
         for _ in range(rounds + 1):
             dist.barrier()
             measured.setdefault(name, []).append(way(rank))

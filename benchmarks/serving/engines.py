@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
-from serving.work import CONTEXT, DTYPES, SEATS, Done, RandomModel, Work, config_of
+from serving.work import CONTEXT, DTYPES, MOST_SEATS, ON_CPU, SEATS, Done, RandomModel, Work, config_of
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EngineContext, Request, Sampling
@@ -38,7 +38,7 @@ def cosmos(name: str, **options: JSON) -> Callable[[str, str, str], Serve]:
             model=RandomModel(model),  # type: ignore[arg-type] - it has what engines use
             dtype=DTYPES[dtype],
             device=torch.device(device),
-            max_in_flight=SEATS,
+            max_in_flight=SEATS if model in ON_CPU else MOST_SEATS,
             context_length=CONTEXT,
             seed=0,
         )
@@ -99,7 +99,7 @@ def _vllm(model: str, dtype: str, device: str, *, eager: bool) -> Serve:
             skip_tokenizer_init=True,
             generation_config="vllm",
             max_model_len=CONTEXT,
-            max_num_seqs=SEATS,
+            max_num_seqs=SEATS if model in ON_CPU else MOST_SEATS,
             max_num_batched_tokens=8192,
             enforce_eager=eager,
             enable_prefix_caching=True,

@@ -11,20 +11,28 @@ from typing import Any, Final
 import attrs
 import numpy as np
 import torch
+from step import QWEN3, SHAPES
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from cosmos_core.protocols import ModelFacts
 
 CONTEXT: Final = 512
 SEATS: Final = 64
+"""Sequences of ragged work, which all are in flight."""
+MOST_SEATS: Final = 256
 """Sequences in flight at most."""
 
-MODELS: Final[Mapping[str, Mapping[str, int]]] = {
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "tiny": {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768, "head_dim": 32},
     "small": {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64},
+    # As large as such models are, for GPUs.
+    **{name: {**QWEN3, **SHAPES[name]} for name in ("0.6B", "4B")},
 }
+ON_CPU: Final = ("tiny", "small")
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 RAGGED, GROUP = WORKS = ("ragged", "group")
+FLAT: Final = "flat-"
+"""Before a number of sequences, of 64 units each after prompts of 64."""
 GROUP_SIZE: Final = 16
 GROUP_PROMPT: Final = 400
 
@@ -64,17 +72,14 @@ class Done:
 
 def config_of(model: str) -> Qwen3Config:
     """The Hugging Face config of a model of `MODELS`."""
-    shape: dict[str, Any] = dict(MODELS[model])
-    return Qwen3Config(
-        **shape,
-        vocab_size=8192,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=2 * CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-        eos_token_id=None,
-    )
+    small = {
+        "vocab_size": 8192,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2 * CONTEXT,
+        "tie_word_embeddings": True,
+    }
+    return Qwen3Config(**{**small, **MODELS[model], "initializer_range": 0.06, "eos_token_id": None})
 
 
 class RandomModel:
@@ -106,8 +111,11 @@ class RandomModel:
 
 
 def make_work(kind: str, round_number: int, vocabulary: int) -> Work:
-    """The requests of a round: `ragged`, or a `group` on one prompt."""
+    """The requests of a round: `ragged`, a `group` on one prompt, or `flat` ones, all alike in length."""
     ids = np.random.default_rng(round_number)
+    if kind.startswith(FLAT):
+        number = int(kind.removeprefix(FLAT))
+        return Work(prompts=ids.integers(1, vocabulary, (number, 64)).tolist(), sizes=[64] * number, num_samples=1)
     if kind == GROUP:
         prompt = ids.integers(1, vocabulary, GROUP_PROMPT).tolist()
         return Work(prompts=[prompt], sizes=[64], num_samples=GROUP_SIZE)

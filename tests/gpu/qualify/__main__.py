@@ -52,7 +52,7 @@ def place(options: argparse.Namespace, device: str) -> tuple[Path, str]:
     name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     if options.out:
         return Path(options.out), name
-    # A rehearsal is no result.
+    # What a dry run finds is no result.
     return (Path(tempfile.mkdtemp(prefix="cosmos-gpu-")) if options.tiny else RESULTS), name
 
 

@@ -57,9 +57,53 @@ def _rank(name: str, seconds: float, value: int, config: str, **mesh: int) -> Ch
     return Check(name=name, seconds=seconds, value=value, call="memory.fake_rank", settings=settings)
 
 
+def _engine(model: str, seconds: float, value: int, engine: str = "embedded") -> Check:
+    settings = {"model": model, "engine": engine, "sequences": (1, 64, 256), "vllm": 0.5}
+    return Check(name=f"{model}, {engine}", seconds=seconds, value=value, call="engine.speed", settings=settings)
+
+
+_HERE: Final = "slices, shared memory"
 _COMPILED: Final = {"compile": "on"}
 _8B: Final = {"shape": "8B", **_COMPILED}
 _SMALL: Final = {"shape": "0.6B", **_COMPILED}
+_SHORT: Final = ["--set", "run.steps=2", "--set", "evaluation.prompts=8"]
+_SHORT_WARMUP: Final = [*_SHORT, "--set", "warmup.steps=4"]
+RUNS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "arithmetic": {
+        "recipe": "arithmetic.toml",
+        "measure": "heldout_accuracy_after",
+        "least": 0.85,
+        "tiny": _SHORT_WARMUP,
+    },
+    "arithmetic, colocated": {
+        "recipe": "arithmetic.toml",
+        "measure": "heldout_accuracy_after",
+        "least": 0.85,
+        "options": ["--set", "rollout.placement=colocated"],
+        "needs": "rollout.placement",
+        "tiny": _SHORT_WARMUP,
+    },
+    "sft-arithmetic": {
+        "recipe": "sft-arithmetic.toml",
+        "measure": "heldout_loss_after",
+        "most": 0.05,
+        "tiny": _SHORT,
+    },
+    "grpo-vision": {
+        "recipe": "grpo-vision.toml",
+        "measure": "heldout_accuracy_after",
+        "least": 0.3,
+        "tiny": _SHORT_WARMUP,
+    },
+    "wan-tiny-grpo-fast": {
+        "recipe": "wfm/wan-tiny-grpo-fast.toml",
+        "measure": "heldout_reward_after",
+        "least": -0.5,
+        "options": ["--reward", "colour"],
+        "tiny": _SHORT_WARMUP,
+    },
+}
+"""Whole runs; bounds lie below what a CPU reaches (benchmarks/results/presets-cpu.md)."""
 CHECKS: Final[Mapping[str, Sequence[Check]]] = {
     "A": [
         Check(name=path.name, seconds=60, value=1, call="kernels.run_file")
@@ -76,9 +120,19 @@ CHECKS: Final[Mapping[str, Sequence[Check]]] = {
         _step("0.6B, eager", 45, 3, shape="0.6B"),
         _step("8B, eager", 45, 3, shape="8B"),
     ],
-    "C": [],
-    "D": [],
-    "E": [],
+    "C": [
+        Check(name="0.6B, log-probs", seconds=40, value=1, call="engine.divergence", settings={"model": "0.6B"}),
+        _engine("0.6B", 60, 1),
+        _engine("4B", 90, 2),
+        Check(name="4B, log-probs", seconds=60, value=2, call="engine.divergence", settings={"model": "4B"}),
+        _engine("0.6B", 150, 3, engine="embedded compiled"),
+    ],
+    "D": [
+        Check(name="0.6B", seconds=60, value=1, call="weights.publish", settings={"megabytes": 1200, "way": _HERE}),
+        Check(name="8B", seconds=90, value=2, call="weights.publish", settings={"megabytes": 16000, "way": _HERE}),
+        Check(name="0.6B, checkpoint", seconds=75, value=1, call="weights.checkpoint", settings={"shape": "0.6B"}),
+    ],
+    "E": [Check(name="side by side", seconds=300, value=1, call="runs.all_runs", settings={"runs": RUNS})],
     "F": [
         _rank("8B, dp_shard 8", 45, 1, "Qwen3-8B", dp_shard=8),
         _rank("32B, dp_shard 4, tp 2", 60, 1, "Qwen3-32B", dp_shard=4, tp=2),

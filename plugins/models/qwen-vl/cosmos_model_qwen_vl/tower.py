@@ -80,5 +80,7 @@ def look(module: Any, inputs: Mapping[str, torch.Tensor], patcher: Patcher) -> F
         return None
     output = module.base_model.get_image_features(patcher.normalise(inputs[PATCHES]), inputs[GRIDS], return_dict=True)
     first_KD = torch.cat(tuple(output.pooler_output))
-    deeper = tuple(torch.cat(tuple(feature)) for feature in getattr(output, "deepstack_features", None) or ())
+    # Of all pictures together in older releases of transformers, of each in newer ones.
+    features = getattr(output, "deepstack_features", None) or ()
+    deeper = tuple(each if isinstance(each, torch.Tensor) else torch.cat(tuple(each)) for each in features)
     return Features(places_K=inputs[PLACES], first_KD=first_KD, deeper_KD=deeper)

@@ -1,6 +1,7 @@
 """What a prompt shows, one by one, for implementations of the family beside transformers'."""
 
 import itertools
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -11,7 +12,9 @@ from cosmos_core.errors import DataError
 from cosmos_core.models import values
 from cosmos_core.protocols.vision import VisionModel
 from cosmos_core.types import Array, Prompt
+from cosmos_model_qwen_vl.row import GRIDS, PATCHES, PLACES
 from cosmos_model_qwen_vl.tiny import data_url, film, picture
+from cosmos_model_qwen_vl.tower import look
 
 
 @pytest.fixture
@@ -107,3 +110,14 @@ def test_the_config_tells_others_how_axes_take_turns(model, module):
     """transformers' model of Qwen3-VL does so whatever its config says."""
     says = module.config.text_config.rope_parameters.get("mrope_interleaved", False)
     assert says == (model.config.model_type == "qwen3_vl")
+
+
+@pytest.mark.parametrize("joined", [torch.cat, list])
+def test_features_of_deeper_layers_come_together_or_of_each_picture(joined):
+    pictures = [torch.ones(4, 8), torch.zeros(2, 8)]
+    output = SimpleNamespace(pooler_output=pictures, deepstack_features=[joined(pictures), joined(pictures)])
+    module = SimpleNamespace(base_model=SimpleNamespace(get_image_features=lambda *_, **__: output))
+    inputs = {PATCHES: torch.ones(24, 3), GRIDS: torch.ones(2, 3), PLACES: torch.arange(6)}
+    found = look(module, inputs, SimpleNamespace(normalise=lambda patches: patches))
+    assert found.first_KD.shape == (6, 8)
+    assert [each.tolist() for each in found.deeper_KD] == [torch.cat(pictures).tolist()] * 2
