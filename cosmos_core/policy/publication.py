@@ -61,7 +61,7 @@ class Publications:
     _owned: frozenset[str] | None = attrs.field(default=None, init=False)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the weights; they may change as soon as this returns. All processes of the replica call it.
+        """Have the weights copied; they may change after `staging.settle`. All processes of the replica call it.
 
         Raises:
             WeightSyncError: There is no room for the copy, an earlier publication failed, the weights are spread in a

@@ -28,6 +28,7 @@ from cosmos_core.replica.profiler import Profiler
 from cosmos_core.transport.directives import GenerationOrder, PolicyDirective, TrainOrder
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, Left, StepDone
 from cosmos_core.types import Scalar
+from cosmos_core.weights.staging import settle
 
 UNKNOWN_STEP: Final = -1
 """Step of a trainer whose state is a mixture: it takes part in no training until it was overwritten as a whole."""
@@ -169,6 +170,7 @@ class PolicyReplica:
             self._group = None
         if self.name not in order.members:
             return
+        settle()
         if order.checkpoint and self.trainer.step != order.step:
             _LOG.info("going on from %s", order.checkpoint)
             with self.trainer.activity.doing(f"loading the checkpoint of step {order.step}"):

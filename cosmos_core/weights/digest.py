@@ -75,6 +75,44 @@ _BLOCK: Final = {"cpu": 1 << 16, "other": 1 << 24}
 _VIEWS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
+class Digests:
+    """Adds up the digests of slices, by name, on the devices that they lie on; to ask for them waits for these."""
+
+    def __init__(self) -> None:
+        self._known: Final[dict[str, int]] = {}
+        self._sums: Final[dict[torch.device, list[tuple[str, int, torch.Tensor]]]] = {}
+
+    def add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        *,
+        start: Sequence[int] | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        """Add a tensor, or its share of a larger one; see `tensor_digest`."""
+        whole = tuple(tensor.shape) if shape is None else tuple(shape)
+        begin = (0,) * len(whole) if start is None else tuple(start)
+        size = tuple(tensor.shape)
+        fits = len(begin) == len(size) == len(whole)
+        if not fits or any(s < 0 or s + n > w for s, n, w in zip(begin, size, whole, strict=True)):
+            raise ValueError(f"{name}: a slice of shape {size} at {begin} does not lie in a tensor of shape {whole}")
+        odd, per_element = _name_keys(name, str(tensor.dtype), whole)
+        self._known[name] = (self._known.get(name, 0) + per_element * tensor.numel()) % MODULUS
+        if tensor.numel():
+            weighted = _weighted_sum(tensor.detach(), begin, whole)
+            self._sums.setdefault(tensor.device, []).append((name, odd, weighted))
+
+    def found(self) -> dict[str, int]:
+        """The sums so far, each below 2^64."""
+        total = dict(self._known)
+        for sums in self._sums.values():
+            values = torch.stack([weighted for *_, weighted in sums]).tolist()
+            for (name, odd, _), value in zip(sums, values, strict=True):
+                total[name] = (total[name] + odd * value) % MODULUS
+        return total
+
+
 def tensor_digest(
     name: str, tensor: torch.Tensor, *, start: Sequence[int] | None = None, shape: Sequence[int] | None = None
 ) -> int:
@@ -92,20 +130,17 @@ def tensor_digest(
     Raises:
         ValueError: The slice does not lie within `shape`.
     """
-    whole = tuple(tensor.shape) if shape is None else tuple(shape)
-    begin = (0,) * len(whole) if start is None else tuple(start)
-    size = tuple(tensor.shape)
-    fits = len(begin) == len(size) == len(whole)
-    if not fits or any(s < 0 or s + n > w for s, n, w in zip(begin, size, whole, strict=True)):
-        raise ValueError(f"{name}: a slice of shape {size} at {begin} does not lie in a tensor of shape {whole}")
-    odd, per_element = _name_keys(name, str(tensor.dtype), whole)
-    weighted = _weighted_sum(tensor.detach(), begin, whole) if tensor.numel() else 0
-    return (odd * weighted + per_element * tensor.numel()) % MODULUS
+    digests = Digests()
+    digests.add(name, tensor, start=start, shape=shape)
+    return digests.found()[name]
 
 
 def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The digest of each of a set of whole tensors, by name."""
-    return {name: tensor_digest(name, tensor) for name, tensor in tensors.items()}
+    digests = Digests()
+    for name, tensor in tensors.items():
+        digests.add(name, tensor)
+    return digests.found()
 
 
 def add_digests(partials: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -145,8 +180,8 @@ def _name_keys(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, int]
     return int.from_bytes(digest[:8], "little") | 1, int.from_bytes(digest[8:], "little")
 
 
-def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """Σ R(r) · C(c) · v(r, c) of a slice, mod 2^64 (as a signed number)."""
+def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int, ...]) -> torch.Tensor:
+    """Σ R(r) · C(c) · v(r, c) of a slice, mod 2^64: an int64 on its device."""
     # Where both halves have few places, hence few keys.
     split = min(range(len(whole) + 1), key=lambda dim: math.prod(whole[:dim]) + math.prod(whole[dim:]))
     device = tensor.device
@@ -163,7 +198,7 @@ def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int
         row_keys = _keys(_ROW_STREAM, rows, row, block.shape[0], device)
         column_keys = _keys(_COLUMN_STREAM, columns, column, block.shape[1], device)
         total += block.to(torch.int64).mul_(column_keys).sum(1).mul_(row_keys).sum()
-    return int(total)
+    return total
 
 
 def _places(
@@ -212,7 +247,8 @@ def _keys(stream: int, places: range | torch.Tensor, first: int, count: int, dev
 
 @functools.lru_cache(maxsize=64)
 def _table(stream: int, device: torch.device) -> torch.Tensor:
-    return _splitmix(torch.arange(_TABLE, dtype=torch.int64, device=device), stream)
+    # There once this returns, whichever of a device's streams asks for it next.
+    return _splitmix(torch.arange(_TABLE, dtype=torch.int64), stream).to(device)
 
 
 def _splitmix(index: torch.Tensor, stream: int) -> torch.Tensor:

@@ -62,7 +62,7 @@ class WeightPublisher(Closing):
         *,
         quantised: Mapping[str, MatrixShare] | None = None,
     ) -> Snapshot:
-        """Copy the weights; training may go on as soon as it returns. Not served before `seal`.
+        """Copy the weights, which may change after `staging.settle`. Not served before `seal`.
 
         Tensors, or shards of them, are by canonical name, on any device; floating-point ones are cast to `dtype`, the
         rollout's (None: as they are). `quantised` says how, for tensors that are published as codes and scales.
@@ -99,6 +99,7 @@ class WeightPublisher(Closing):
         `digests` are of each whole tensor, where this rank holds only slices: the sum of all ranks'
         `Snapshot.digests()` (`digest.add_digests`). Computed from the snapshot if absent.
         """
+        snapshot.copying.wait()
         per_tensor = dict(snapshot.digests() if digests is None else digests)
         manifest = wire.Manifest(
             version=snapshot.version,

@@ -107,11 +107,11 @@ def dequantise_blocks(
     return found_RC.view(codes.shape)
 
 
-def copy_exactly(target: torch.Tensor, source: torch.Tensor) -> None:
+def copy_exactly(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
     """Copy; codes and scales of a byte as bytes, as not every device copies each of their dtypes."""
     if target.dtype == source.dtype and target.element_size() == 1:
         target, source = target.view(torch.uint8), source.view(torch.uint8)
-    target.copy_(source)
+    target.copy_(source, non_blocking=non_blocking)
 
 
 def block_maxima(matrix: torch.Tensor, block: int, first: int = 0) -> torch.Tensor:

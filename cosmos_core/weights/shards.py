@@ -126,6 +126,17 @@ def local_shard(tensor: torch.Tensor) -> LocalShard:
     return LocalShard(tensor=local, start=tuple(start), shape=shape)
 
 
+def shard_of(name: str, share: LocalShard, dtype: torch.dtype | None = None) -> TensorShard:
+    """Describe a process's shard, in another dtype if that is given."""
+    return TensorShard(
+        name=name,
+        shape=share.shape,
+        dtype=dtype_name(share.tensor.dtype if dtype is None else dtype),
+        start=share.start,
+        size=tuple(share.tensor.shape),
+    )
+
+
 def is_placeable(rows: int, tp: int, shards: int) -> bool:
     """Tell whether `DTensor` knows where each process's rows of a tensor lie that `tp` splits and FSDP shards again.
 
@@ -155,16 +166,7 @@ def shard_owners(
     All processes of the replica call this. With `divide`, those that hold equal shards divide them evenly, by bytes;
     else the one of the lowest rank speaks for each. A WeightSyncError names a tensor that is not made up exactly.
     """
-    mine = [
-        TensorShard(
-            name=name,
-            shape=share.shape,
-            dtype=dtype_name(share.tensor.dtype),
-            start=share.start,
-            size=tuple(share.tensor.shape),
-        )
-        for name, share in shares.items()
-    ]
+    mine = [shard_of(name, share) for name, share in shares.items()]
     found: dict[str, dict[TensorShard, list[int]]] = {}
     for rank, said in enumerate(exchange(msgspec.json.encode(mine))):
         for shard in msgspec.json.decode(said, type=list[TensorShard]):

@@ -21,7 +21,7 @@ from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import slices
-from cosmos_core.weights.digest import add_digests, tensor_digest
+from cosmos_core.weights.digest import Digests
 from cosmos_core.weights.quantization import MatrixShare, copy_exactly
 from cosmos_core.weights.shards import (
     EngineLayout,
@@ -30,11 +30,12 @@ from cosmos_core.weights.shards import (
     TensorFacts,
     TensorShard,
     cast,
-    dtype_name,
     local_shard,
+    shard_of,
     torch_dtype,
 )
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
+from cosmos_core.weights.staging import Beside, copies_itself, device_of, download, page_lock
 from cosmos_core.weights.wire import Origin
 
 _LOG: Final = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Snapshot:
 
     Attributes:
         token: Random, unique.
+        copying: The work of writing it, where a device does it by itself; then with the digests of what is written.
         itemsizes: Bytes of an element of each tensor.
     """
 
@@ -54,6 +56,8 @@ class Snapshot:
     token: str
     entries: tuple[TensorShard, ...]
     file: SharedFile
+    copying: Beside = attrs.field(factory=Beside, init=False)
+    _sums: Digests = attrs.field(factory=Digests, init=False, repr=False)
     # Made once, as requests for a few slices each come for tens of thousands of tensors.
     itemsizes: Mapping[str, int] = attrs.field(
         init=False,
@@ -74,11 +78,22 @@ class Snapshot:
         return sum(entry.nbytes for entry in self.entries)
 
     def digests(self) -> dict[str, int]:
-        """The number that this snapshot adds to the digest of each tensor."""
-        return add_digests(
-            {entry.name: tensor_digest(entry.name, view(self.file.buffer, entry), start=entry.start, shape=entry.shape)}
-            for entry in self.entries
-        )
+        """The number that this snapshot adds to the digest of each tensor, once it is written."""
+        found = self.copying.ask(self._sums.found)
+        if not found:
+            for entry in self.entries:
+                self._sums.add(entry.name, view(self.file.buffer, entry), start=entry.start, shape=entry.shape)
+            found = self._sums.found()
+        return found
+
+    def fill(self, entry: TensorShard, data: torch.Tensor) -> None:
+        """Have the device of `data` add up its digest and copy it to its place."""
+
+        def add(part: torch.Tensor, piece: TensorSlice) -> None:
+            start = tuple(map(sum, zip(entry.start, piece.start, strict=True)))
+            self._sums.add(entry.name, part, start=start, shape=entry.shape)
+
+        download(view(self.file.buffer, entry), data, add)
 
     def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
         """Copy the content of a slice to wherever the snapshot holds parts of it."""
@@ -119,7 +134,7 @@ def take_snapshot(
     directory: Path | None = None,
     spare: SharedFile | None = None,
 ) -> Snapshot:
-    """Copy tensors into a shared-memory file; returns when the originals may change again.
+    """Copy tensors into a shared-memory file; the originals may change again after `staging.settle`.
 
     They are this rank's, or shards, by canonical name, on any device; floating-point ones are cast to `dtype` on the
     way. `spare` is the file of a snapshot that is not needed any more, to be used if it can be, else closed.
@@ -127,16 +142,26 @@ def take_snapshot(
     shares = quantised or {}
     held = {name: each if isinstance(each, LocalShard) else local_shard(each) for name, each in tensors.items()}
     parts = {
-        name: shares[name].parts() if name in shares else (_plain(name, shard, dtype),) for name, shard in held.items()
+        name: shares[name].parts() if name in shares else (shard_of(name, shard, cast(shard.tensor, dtype)),)
+        for name, shard in held.items()
     }
     snapshot = _laid_out(version, (part for made in parts.values() for part in made), directory, spare)
-    rest = iter(snapshot.entries)
-    with contextlib.ExitStack() as undo:
-        undo.callback(snapshot.file.close)
+    device = device_of(shard.tensor for shard in held.values())
+
+    def copy() -> None:
+        rest = iter(snapshot.entries)
         for name, shard in held.items():
             content = shares[name].quantise(shard.tensor) if name in shares else (shard.tensor,)
             for entry, data in zip((next(rest) for _ in parts[name]), content, strict=True):
-                copy_exactly(view(snapshot.file.buffer, entry), data)
+                if copies_itself(device):
+                    snapshot.fill(entry, data)
+                else:
+                    copy_exactly(view(snapshot.file.buffer, entry), data)
+
+    with contextlib.ExitStack() as undo:
+        undo.callback(snapshot.file.close)
+        page_lock(snapshot.file, device)
+        snapshot.copying.do(device, copy)
         undo.pop_all()
     return snapshot
 
@@ -156,8 +181,17 @@ def blank_snapshot(
     return _laid_out(version, held, directory, spare)
 
 
+def lay_out(shards: Iterable[TensorShard], first: int = 0) -> tuple[tuple[TensorShard, ...], int]:
+    """Place shards one after another from a byte on; with the byte after the last one."""
+    entries, size = list[TensorShard](), first
+    for shard in shards:
+        entries.append(attrs.evolve(shard, offset=-(-size // _ALIGNMENT) * _ALIGNMENT))
+        size = entries[-1].offset + shard.nbytes
+    return tuple(entries), size
+
+
 def view(buffer: mmap.mmap, entry: TensorShard) -> torch.Tensor:
-    """A slice of a snapshot as a tensor over the file's memory."""
+    """A shard as a tensor over the memory that it lies in."""
     dtype = torch_dtype(entry.dtype)
     count = math.prod(entry.size)
     if not count:
@@ -165,25 +199,17 @@ def view(buffer: mmap.mmap, entry: TensorShard) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).view(entry.size)
 
 
-def _plain(name: str, shard: LocalShard, dtype: torch.dtype | None) -> TensorShard:
-    published = dtype_name(cast(shard.tensor, dtype))
-    return TensorShard(name=name, shape=shard.shape, dtype=published, start=shard.start, size=tuple(shard.tensor.shape))
-
-
 def _laid_out(
     version: int, shards: Iterable[TensorShard], directory: Path | None, spare: SharedFile | None
 ) -> Snapshot:
     """A snapshot with room for some shards, in the spare file if that can be used, else in a new one."""
-    token, entries, size = secrets.token_hex(16), list[TensorShard](), HEADER_BYTES
-    for shard in shards:
-        entries.append(attrs.evolve(shard, offset=-(-size // _ALIGNMENT) * _ALIGNMENT))
-        size = entries[-1].offset + shard.nbytes
-    label = f"v{version}"
+    token, label = secrets.token_hex(16), f"v{version}"
+    entries, size = lay_out(shards, HEADER_BYTES)
     if spare is None or not spare.renew(label=label, token=token, size=size):
         if spare is not None:
             spare.close()
         spare = SharedFile(label=label, token=token, size=size, directory=directory)
-    return Snapshot(version=version, token=token, entries=tuple(entries), file=spare)
+    return Snapshot(version=version, token=token, entries=entries, file=spare)
 
 
 class Base(Closing):

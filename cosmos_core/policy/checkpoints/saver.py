@@ -31,8 +31,10 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorProperties,
 )
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as Written
 
 from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.models.parallel.channel import Channel
@@ -40,7 +42,10 @@ from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undo
 from cosmos_core.storage import failures, file_system, storage_options
 from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
-from cosmos_core.weights.shards import LocalShard, local_shard, local_shards
+from cosmos_core.weights.quantization import copy_exactly
+from cosmos_core.weights.shards import LocalShard, local_shard, local_shards, shard_of
+from cosmos_core.weights.snapshot import lay_out, view
+from cosmos_core.weights.staging import Beside, HostMemory, device_of, page_lock
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -48,26 +53,49 @@ WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, Checkpoin
 """Errors of file systems and of torch's writer, besides `failures` of stores; torch's own is no `Exception`."""
 
 RNG: Final = "rng"
+_THREADS: Final = 4
+_LEAST_BYTES: Final = 16 << 20
+"""Of a file, where there are several."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Copied:
-    """This process's part of a state, on the CPU, where nothing else writes to it."""
+    """This process's part of a state, on the CPU, where nothing else writes to it.
+
+    Attributes:
+        place: Where in the run it is.
+        shares: What the process holds, by name; there once the copying is done.
+        copying: The work of copying, where a device does it by itself.
+        memory: That of the shares, if the next state may be copied into it when these are written.
+    """
 
     place: Place
     shares: Mapping[str, LocalShard]
+    copying: Beside = attrs.field(factory=Beside)
+    memory: HostMemory | None = None
 
 
-def copy_state(state: Mapping[str, torch.Tensor], place: Place) -> Copied:
+def copy_state(state: Mapping[str, torch.Tensor], place: Place, memory: HostMemory | None = None) -> Copied:
     """Copy what this process holds of a trainer's tensors, and its random state, to the CPU.
 
-    Every process has the same random state, so one is saved; which one does not matter.
+    The tensors may change after `staging.settle`. They go into `memory` if they fit. Every process has the same random
+    state, so one is saved; which one does not matter.
     """
-    shares = {
-        name: attrs.evolve(share, tensor=share.tensor.to("cpu", copy=True))
-        for name, share in local_shards(state).items()
-    }
-    return Copied(place=place, shares={**shares, RNG: local_shard(torch.get_rng_state())})
+    held = {**local_shards(state), RNG: local_shard(torch.get_rng_state())}
+    entries, size = lay_out(shard_of(name, share) for name, share in held.items())
+    if memory is None or len(memory.buffer) != size:
+        memory = HostMemory(size)
+    device = device_of(share.tensor for share in held.values())
+    kept = page_lock(memory, device)
+    shares = {each.name: attrs.evolve(held[each.name], tensor=view(memory.buffer, each)) for each in entries}
+
+    def copy() -> None:
+        for name, share in held.items():
+            copy_exactly(shares[name].tensor, share.tensor, non_blocking=True)
+
+    copied = Copied(place=place, shares=shares, memory=memory if kept else None)
+    copied.copying.do(device, copy)
+    return copied
 
 
 def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -> str:
@@ -85,6 +113,7 @@ def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -
         TransportError: A process of the replica is gone.
     """
     path = path_of(url, copied.place.step)
+    copied.copying.wait()
     channel = channel if channel is not None else Channel()
     try:
         files, root = file_system(path)
@@ -142,6 +171,28 @@ class SharesToSave(DefaultSavePlanner):
         return self._shares[write_item.index.fqn].tensor.contiguous()
 
 
+class ThreadedWriter(FsspecWriter):
+    """Writes several files at once; torch's own threads would lose what fails in them."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written[list[WriteResult]]:
+        """Write a file for each thread, of items that are about as large as the others'."""
+        items = sorted(plan.items, key=_nbytes, reverse=True)
+        count = max(1, min(_THREADS, sum(map(_nbytes, items)) // _LEAST_BYTES))
+        prefixes = [plan.storage_data.prefix, *(f"{plan.storage_data.prefix}{number}_" for number in range(1, count))]
+        parts = [
+            dataclasses.replace(
+                plan, items=items[number::count], storage_data=dataclasses.replace(plan.storage_data, prefix=prefix)
+            )
+            for number, prefix in enumerate(prefixes)
+        ]
+        write = super().write_data
+        with ThreadPoolExecutor(count, "checkpoint-file") as threads:
+            results = list(threads.map(lambda part: write(part, planner).wait(), parts))
+        done: Written[list[WriteResult]] = Written()
+        done.set_result([result for part in results for result in part])
+        return done
+
+
 @attrs.define(eq=False)
 class CheckpointSaver:
     """Saves one checkpoint at a time on a thread.
@@ -159,14 +210,17 @@ class CheckpointSaver:
     _channel: Channel = attrs.field(factory=Channel)
     _thread: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "checkpoint"), init=False)
     _writing: Future[None] | None = attrs.field(default=None, init=False)
+    _memory: HostMemory | None = attrs.field(default=None, init=False)
 
     def save(self, state: Mapping[str, torch.Tensor], place: Place) -> None:
-        """Copy the state and write it in the background; waits for the checkpoint before, if it is still written.
+        """Have the state copied and written in the background; waits for the checkpoint before, if it is still written.
 
         All processes of the replica call it.
         """
         self.wait()
-        self._writing = self._thread.submit(self._save, copy_state(state, place))
+        copied = copy_state(state, place, self._memory)
+        self._memory = copied.memory
+        self._writing = self._thread.submit(self._save, copied)
 
     def drop_undone(self, step: int, generation: int) -> None:
         """Remove what was saved of steps after the one that a generation goes on from; the leader does.
@@ -285,7 +339,7 @@ def _write_tensors(path: str, copied: Copied, channel: Channel) -> None:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         save(
             {name: share.tensor for name, share in copied.shares.items()},
-            storage_writer=FsspecWriter(path, **storage_options(path)),
+            storage_writer=ThreadedWriter(path, **storage_options(path)),
             planner=SharesToSave(copied.shares),
             process_group=channel.group,
             no_dist=channel.group is None,
@@ -343,6 +397,11 @@ def checksum(
 def chunk_of(share: LocalShard) -> ChunkStorageMetadata:
     """The part of its tensor that a share is."""
     return ChunkStorageMetadata(offsets=torch.Size(share.start), sizes=share.tensor.shape)
+
+
+def _nbytes(item: WriteItem) -> int:
+    assert item.tensor_data is not None
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
 
 
 def _item(name: str, share: LocalShard) -> WriteItem:

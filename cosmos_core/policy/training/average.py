@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from cosmos_core.config.schema import AverageConfig
 from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.policy.training.gradients import local
+from cosmos_core.weights.staging import settle
 
 AVERAGE: Final = "average"
 """The role of the average among frozen models, and how its tensors' names begin in checkpoints."""
@@ -70,6 +71,7 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        settle()
         for average, present in self._pairs():
             # One tensor at a time, so that no second copy of the weights is held.
             kept = present.clone()

@@ -32,6 +32,7 @@ from cosmos_core.policy.training.ratios import Ratios
 from cosmos_core.protocols import Algorithm, Model
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.replica.activity import Activity
+from cosmos_core.weights.staging import settle
 
 MOST_UNIMITATED: Final = 10
 """Steps in a row that may lack every demonstration beside their rollouts."""
@@ -122,6 +123,7 @@ class Trainer:
             algorithm: Its algorithm.
             temperature: At which its decisions were taken (1 for demonstrations), where a sequence does not say.
         """
+        settle()
         self.stage = stage
         self._temperature = temperature
         self.algorithm = algorithm
@@ -290,6 +292,8 @@ class Trainer:
         lr = learning_rate(self.stage.optimizer, step=self.step + 1 - self.stage.first_step, steps=self.stage.steps)
         norm = math.sqrt(float(self.world.sum(self._gradients.square())))
         is_finite = math.isfinite(norm) and math.isfinite(critic_norm)
+        # What was published or is saved may still be read.
+        settle()
         if is_finite:
             self._gradients.clip(norm, self.stage.optimizer.clip_norm)
             self.optimizer.step(lr, self.stage.optimizer.weight_decay)

@@ -14,8 +14,9 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.quantization import copy_exactly, dequantised_rows, quantise_tensors
+from cosmos_core.weights.quantization import dequantised_rows, quantise_tensors
 from cosmos_core.weights.shards import dtype_name
+from cosmos_core.weights.staging import upload
 from cosmos_core.weights.storages import Storages
 
 
@@ -87,12 +88,11 @@ class Update:
     def apply(self) -> None:
         """Copy everything in."""
         with torch.no_grad():
-            for name, pieces in self._pieces.items():
-                for piece, data in pieces:
-                    box = tuple(
-                        slice(start, start + size) for start, size in zip(piece.start, piece.shape, strict=True)
-                    )
-                    copy_exactly(self._tensors[name][box], data)
+            upload((self._place(piece), data) for piece, data in self.pieces())
+
+    def _place(self, piece: TensorSlice) -> torch.Tensor:
+        tensor = self._tensors[piece.name]
+        return tensor[slices.within(piece, slices.whole(piece.name, tensor.shape))]
 
 
 def covers(pieces: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:

@@ -15,6 +15,7 @@ from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Aggregation, Loss, ModelContext, PlainAlgorithm
 from cosmos_core.types import Array, Payload
+from tests.streams import Streams
 
 torch.set_num_threads(1)
 
@@ -33,6 +34,11 @@ QWEN3 = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,
 }
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    return Streams(monkeypatch)
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 import contextlib
+import errno
 import multiprocessing
 import os
 import platform
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 from cosmos_core.errors import CheckpointError, DamagedCheckpointError
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints import checkpoint
+from cosmos_core.policy.checkpoints import saver as saver_module
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import load_shares, restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver, Copied, checksum, copy_state, write_checkpoint
@@ -70,16 +73,55 @@ def test_a_resumed_trainer_goes_on_bit_by_bit(model, kit, url):
     assert any("exp_avg_sq" in name for name in resumed.state())
 
 
-def test_the_saved_state_is_that_of_the_moment(model, kit, tmp_path):
-    """Training goes on while a checkpoint is written."""
+@pytest.fixture
+def several_files(monkeypatch):
+    """Small checkpoints are written as large ones are."""
+    monkeypatch.setattr(saver_module, "_LEAST_BYTES", 1)
+
+
+def test_one_file_of_several_that_cannot_be_written_is_told(model, kit, tmp_path, several_files, monkeypatch):
+    create = FileSystem.create_stream
+
+    def full(files, path, mode):
+        if str(path).endswith("_2_0.distcp"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(files, path, mode)
+
+    monkeypatch.setattr(FileSystem, "create_stream", full)
+    with pytest.raises(CheckpointError, match=r"step-3: .*No space left on device"):
+        write_checkpoint(str(tmp_path), copy_state(kit.make_trainer(model).state(), place(3)))
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_memory_for_copies_that_is_page_locked_is_used_again(tmp_path, streams):
+    state, outcomes = {"model.w": torch.zeros(1000)}, []
+    saver = CheckpointSaver(str(tmp_path), 2, outcomes.append)
+    for step in (1, 2):
+        saver.save(state, place(step))
+        state["model.w"] += 1
+    saver.wait()
+    assert len(streams.locked) == 1
+    assert [outcome.step for outcome in outcomes] == [1, 2]
+
+
+@pytest.mark.usefixtures("several_files")
+@pytest.mark.parametrize("copied", ["at once", "beside"])
+def test_the_saved_state_is_that_of_the_moment(model, kit, tmp_path, request, copied):
+    """Training goes on while a checkpoint is copied and written."""
+    locked = request.getfixturevalue("streams").locked if copied == "beside" else {}
     sequences = kit.random_sequences(5)
     trainer = kit.make_trainer(model)
     before = {name: tensor.clone() for name, tensor in trainer.state().items()}
-    outcomes = []
+    outcomes, may_write = [], threading.Event()
     saver = CheckpointSaver(str(tmp_path), 2, outcomes.append)
+    # The copy is begun, and its writer is held up until the weights have changed.
+    saver._thread.submit(may_write.wait, 60)
     saver.save(trainer.state(), place(0))
     steps(trainer, sequences, kit.counts_of(sequences), 3)
+    may_write.set()
     saver.wait()
+    assert len(locked) == (copied == "beside")
+    assert len([*tmp_path.glob("step-0/*.distcp")]) == 4
     assert outcomes == [CheckpointSaved(step=0, path=str(tmp_path / "step-0"), generation=0)]
     fresh = kit.make_trainer(model, seed=4)
     restore(fresh, outcomes[0].path, no_stage)

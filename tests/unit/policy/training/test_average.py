@@ -23,6 +23,8 @@ from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Loss
 from cosmos_core.run.export import _is_average, load_weights
+from cosmos_core.weights.digest import tensor_digests
+from cosmos_core.weights.snapshot import take_snapshot, view
 from tests.unit.policy.training.test_step import pair
 
 
@@ -102,6 +104,16 @@ def test_the_weights_come_back_bit_for_bit(model, kit):
         fail()
     assert all(torch.equal(each, present[name]) for name, each in weights(trainer).items())
     assert all(torch.equal(each, mean[name]) for name, each in average(trainer).items())
+
+
+def test_the_average_stays_in_place_until_a_device_has_copied_it(model, kit, streams):
+    trainer = trainer_of(kit, model, publish=True, decay=0.9)
+    step(trainer, kit)
+    with trainer.published():
+        snapshot = take_snapshot(1, published_tensors(trainer.module), torch.bfloat16)
+        mean = {name: each.bfloat16() for name, each in published_tensors(trainer.module).items()}
+    assert snapshot.digests() == tensor_digests(mean)
+    assert all(torch.equal(view(snapshot.file.buffer, each), mean[each.name]) for each in snapshot.entries)
 
 
 def test_the_weights_are_published_where_the_average_is_not(model, kit):

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+import torch
+
+from cosmos_core.protocols.quantization import FORMATS
+from cosmos_core.rollout.serving.updates import Update
+from cosmos_core.weights import slices, staging
+from cosmos_core.weights.digest import Digests, digest_of, tensor_digests
+from cosmos_core.weights.quantization import MatrixShare, quantise_tensors
+from cosmos_core.weights.snapshot import take_snapshot, view
+from tests.streams import Streams
+
+torch.set_num_threads(1)
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e8m0fnu,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    return Streams(monkeypatch)
+
+
+def tensors():
+    """Of every dtype and shape that is sent, one of them larger than a buffer of the tests."""
+    generator = torch.Generator().manual_seed(0)
+    made = {str(dtype): torch.randint(0, 2, (37, 50), generator=generator).to(dtype) for dtype in DTYPES}
+    made["transposed"] = torch.randn(40, 60, generator=generator).t()
+    return {**made, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 4)}
+
+
+def test_a_device_copies_and_digests_piece_by_piece_what_was_there_when_it_was_asked(streams, monkeypatch, tmp_path):
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 512)
+    pieces = []
+    add = Digests.add
+    monkeypatch.setattr(Digests, "add", lambda *of, **place: pieces.append(of[2].nbytes) or add(*of, **place))
+    held = tensors()
+    expected = {name: (t.bfloat16() if t.is_floating_point() else t).clone() for name, t in held.items()}
+    snapshot = take_snapshot(1, held, torch.bfloat16, directory=tmp_path)
+    assert not pieces, "it is done beside all other work"
+    staging.settle()
+    for tensor in held.values():
+        tensor.zero_()
+    assert snapshot.digests() == snapshot.digests()
+    assert max(pieces) <= 512
+    assert snapshot.digests() == tensor_digests(expected)
+    assert all(torch.equal(view(snapshot.file.buffer, each), expected[each.name]) for each in snapshot.entries)
+
+
+def test_codes_and_scales_are_made_and_digested_on_the_device(streams, tmp_path):
+    form, matrix = FORMATS["mxfp4"], torch.randn(64, 96)
+    share = MatrixShare(form=form, name="w", shape=(64, 96), start=(0, 0), size=(64, 96))
+    snapshot = take_snapshot(1, {"w": matrix}, None, quantised={"w": share}, directory=tmp_path)
+    assert snapshot.digests() == tensor_digests(quantise_tensors(form, {"w": matrix}, {"w": (64, 96)}))
+
+
+def test_memory_is_page_locked_once_for_as_long_as_it_is_used(streams, tmp_path):
+    cpu = torch.device("cpu")
+    snapshot = take_snapshot(1, {"w": torch.zeros(1000)}, None, directory=tmp_path)
+    assert list(streams.locked.values()) == [snapshot.file.size]
+    assert staging.page_lock(snapshot.file, cpu)
+    snapshot.copying.wait()
+    spare = snapshot.file
+    later = take_snapshot(2, {"w": torch.zeros(1000)}, None, directory=tmp_path, spare=spare)
+    later.copying.wait()
+    assert later.file is spare
+    assert len(streams.locked) == 1
+    del snapshot, later, spare
+    gc.collect()
+    assert streams.locked == {}
+
+
+def test_memory_that_cannot_be_page_locked_is_told_and_used(streams, tmp_path, caplog):
+    streams.error = 2
+    with caplog.at_level(logging.WARNING):
+        snapshot = take_snapshot(1, {"w": torch.ones(1000)}, None, directory=tmp_path)
+    assert "4,064 bytes cannot be page-locked (CUDA error 2): copies are slow" in caplog.text
+    assert snapshot.digests() == tensor_digests({"w": torch.ones(1000)})
+
+
+def test_what_is_loaded_goes_through_two_buffers_of_fixed_size(streams, monkeypatch):
+    made = []
+    make = staging._page_locked
+    monkeypatch.setattr(staging, "_page_locked", lambda size: made.append(size) or make(size))
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 512)
+    source = tensors()
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
+    update = Update(1, loaded)
+    for name, tensor in source.items():
+        update.write(slices.whole(name, tuple(tensor.shape)), tensor)
+    update.apply()
+    assert digest_of(loaded) == digest_of(source)
+    assert made == [512, 512]
+
+
+def test_a_digest_asks_nothing_of_a_device_but_its_sums():
+    """A tensor without values has a device of which nothing can be asked."""
+    digests = Digests()
+    for dtype in DTYPES:
+        digests.add("w", torch.empty(70, 1000, device="meta", dtype=dtype))
+        digests.add("w", torch.empty(7, 10, device="meta", dtype=dtype), start=(3, 5), shape=(70, 70_000))
+    (sums,) = digests._sums.values()
+    assert {(weighted.device.type, weighted.shape) for *_, weighted in sums} == {("meta", torch.Size([]))}
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        digests.found()
