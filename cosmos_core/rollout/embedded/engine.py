@@ -96,7 +96,9 @@ class EmbeddedEngine(TokenEngine):
         if plan.drawn:
             tokens_R, logprobs_R = draw(logits_RV, self._numbers.row_sampling(len(plan.drawn), scheduler.features))
             self._numbers.advance(tokens_R)
-            self._take(plan, tokens_R.tolist(), logprobs_R.tolist())
+            # The only wait for the device in a step that feeds no prompt; float64 holds ids and log-probs as they are.
+            tokens, logprobs = torch.stack((tokens_R.double(), logprobs_R.double())).tolist()
+            self._take(plan, list(map(int, tokens)), logprobs)
 
     def _take(self, plan: Plan, tokens: list[int], logprobs: list[float]) -> None:
         if not math.isfinite(sum(logprobs)):
