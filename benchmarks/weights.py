@@ -38,11 +38,12 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import slices
-from cosmos_core.weights.digest import add_digests, combine, tensor_digest
+from cosmos_core.weights.digest import Digests, add_digests, combine
 from cosmos_core.weights.disk import VersionWriter
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import Transport, WeightReceiver
 from cosmos_core.weights.shards import LocalShard
+from cosmos_core.weights.staging import upload
 
 HIDDEN: Final = 1024
 POLICY: Final = (0, 1)
@@ -176,6 +177,7 @@ class Slices:
         self.transport = transport
         self.folder = folder
         self.version = 0
+        self.publisher: WeightPublisher | None = None
 
     def __call__(self, rank: Rank) -> Measured:
         """One update, of a version of its own."""
@@ -188,28 +190,36 @@ class Slices:
             n: LocalShard(tensor=rank.tensors[n], start=part.start, shape=rank.shapes[n])
             for n, part in rank.parts.items()
         }
-        is_stored = self.transport == "disk"
-        writer = VersionWriter(self.folder, "bench", is_only=True, removes=rank.rank == 0) if is_stored else None
-        with WeightPublisher("bench", writer=writer) as publisher:
-            with memory.watched():
-                snapshot = publisher.stage(self.version, {**rank.tensors, **shards}, DTYPE)
-                still_s = time.perf_counter() - start
-                parts = _exchanged(snapshot.digests())
-                total = add_digests(parts[policy] for policy in POLICY)
-                published = publisher.seal(snapshot, digests=total)
-                _exchanged((publisher.endpoint, published.digest))
-                loaded = _exchanged(None)
-            # What both rollout ranks hold in whole was digested twice.
-            partial = [{n: d for n, d in loaded[r].items() if r == ROLLOUT[0] or split_of(n) >= 0} for r in ROLLOUT]
-            assert combine(add_digests(partial)) == published.digest, "what was loaded is not what was published"
-            publisher.retain(self.version + 1)
-            return Measured(
-                moved=0,
-                extra=memory.peak + snapshot.file.size,
-                update_s=time.perf_counter() - start,
-                still_s=still_s,
-                verified_s=0.0,
-            )
+        if self.publisher is None:
+            is_stored = self.transport == "disk"
+            writer = VersionWriter(self.folder, "bench", is_only=True, removes=rank.rank == 0) if is_stored else None
+            # For all rounds: the memory of a version is taken for the next one, as in a run.
+            self.publisher = WeightPublisher("bench", writer=writer)
+        publisher = self.publisher
+        with memory.watched():
+            snapshot = publisher.stage(self.version, {**rank.tensors, **shards}, DTYPE)
+            still_s = time.perf_counter() - start
+            parts = _exchanged(snapshot.digests())
+            total = add_digests(parts[policy] for policy in POLICY)
+            published = publisher.seal(snapshot, digests=total)
+            _exchanged((publisher.endpoint, published.digest))
+            loaded = _exchanged(None)
+        # What both rollout ranks hold in whole was digested twice.
+        partial = [{n: d for n, d in loaded[r].items() if r == ROLLOUT[0] or split_of(n) >= 0} for r in ROLLOUT]
+        assert combine(add_digests(partial)) == published.digest, "what was loaded is not what was published"
+        publisher.retain(self.version + 1)
+        return Measured(
+            moved=0,
+            extra=memory.peak + snapshot.file.size,
+            update_s=time.perf_counter() - start,
+            still_s=still_s,
+            verified_s=0.0,
+        )
+
+    def close(self) -> None:
+        """Drop what is published."""
+        if self.publisher is not None:
+            self.publisher.close()
 
     def _load(self, rank: Rank) -> Measured:
         memory, start = Memory(), time.perf_counter()
@@ -229,16 +239,18 @@ class Slices:
         with memory.watched(), transport as receiver, receiver.fetch(target, layout, 60, ranks=mine) as pieces:
             arrived = list(pieces)
             paused = time.perf_counter()
-            for _, piece, data in arrived:
-                rank.tensors[piece.name][slices.within(piece, rank.parts[piece.name])].copy_(data)
+            upload(
+                (rank.tensors[piece.name][slices.within(piece, rank.parts[piece.name])], data)
+                for _, piece, data in arrived
+            )
             written = time.perf_counter()
-            digests = {
-                name: tensor_digest(name, tensor, start=rank.parts[name].start, shape=rank.shapes[name])
-                for name, tensor in rank.tensors.items()
-            }
+            loaded = Digests()
+            for name, tensor in rank.tensors.items():
+                loaded.add(name, tensor, start=rank.parts[name].start, shape=rank.shapes[name])
+            digests = loaded.found()
         end = time.perf_counter()
         moved = sum(data.nbytes for _, _, data in arrived)
-        del arrived, pieces, data
+        del arrived, pieces
         _exchanged(digests)
         return Measured(
             moved=moved, extra=memory.peak, update_s=end - start, still_s=end - paused, verified_s=end - written
@@ -268,6 +280,8 @@ def run(
         for _ in range(rounds + 1):
             dist.barrier()
             measured.setdefault(name, []).append(way(rank))
+        if isinstance(way, Slices):
+            way.close()
     return {name: found[1:] for name, found in measured.items()}
 
 

@@ -72,7 +72,7 @@ _TABLE: Final = 1 << 16
 _BLOCK: Final = {"cpu": 1 << 16, "other": 1 << 24}
 """Elements per pass: on a CPU the int64 scratch (512 KiB) stays in the second-level cache."""
 
-_VIEWS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_VIEWS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Digests:
@@ -187,12 +187,12 @@ def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int
     device = tensor.device
     rows = _places(start[:split], tensor.shape[:split], whole[:split], device)
     columns = _places(start[split:], tensor.shape[split:], whole[split:], device)
-    values = tensor.reshape(len(rows), len(columns))
+    # As bits first: not every device copies each dtype of a byte.
+    values = tensor.view(_VIEWS[tensor.element_size()]).reshape(len(rows), len(columns))
     if not values.is_contiguous() and values.stride(-1) != 1:
         values = values.contiguous()
-    values = values.view(_VIEWS[tensor.element_size()])
     if tensor.element_size() == 8:
-        columns = _doubled(columns, device)
+        values, columns = values.view(torch.int32), _doubled(columns, device)
     total = torch.zeros((), dtype=torch.int64, device=device)
     for row, column, block in _blocks(values):
         row_keys = _keys(_ROW_STREAM, rows, row, block.shape[0], device)
