@@ -19,6 +19,8 @@ from cosmos_core.run.launch.local import thread_environment
 from cosmos_core.transport.messages import Role
 
 CONTROLLER: Final = "controller"
+_GPU_SETTINGS: Final = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+"""cuDNN's attention would make a plan for each new shape, and documents have many."""
 
 
 def controller_spec(job: Job, *, resume_step: int | None, port: int | None = None) -> ProcessSpec:
@@ -71,6 +73,7 @@ def replica_specs(
             arguments=("--run", str(job.directory), "--name", name, "--controller", address, *extra),
             environment={
                 **thread_environment(recipe.launch.threads),
+                **_GPU_SETTINGS,
                 "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus, num_gpus[role])),
             },
         )

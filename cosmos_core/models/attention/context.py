@@ -26,7 +26,7 @@ of halves (deviation: there the row itself is dealt out so); Ring Attention (arX
 slices are fetched from their owners instead of being passed on, which moves nothing that no document reaches back to).
 
 Shape legend: U units of a slice, R = cp · U of the row, Q units of the head, H heads, K key-value heads, D head dim,
-E = D + value dim, F keys fetched at a hop, P = cp; B = 1, as blocks want it.
+E = D + value dim, F keys fetched at a hop, P = cp.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import attrs
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from cosmos_core.errors import PluginIncompatibleError, UnevenError
-from cosmos_core.models.attention.documents import ContextSlice, Packing, Span
+from cosmos_core.models.attention.documents import ContextSlice, Packing, Seen, Span, documents_behind
+from cosmos_core.models.attention.kernels import attend
 from cosmos_core.models.attention.softmax import (
+    Block,
     Merged,
-    Rows,
     Scoring,
-    attend,
     block_backward,
     block_forward,
     sinks_backward,
 )
+from cosmos_core.models.attention.varlen import Rows
 from cosmos_core.models.parallel.collectives import all_to_all, gather_dim
 from cosmos_core.protocols import Layout
 
@@ -102,7 +104,7 @@ def ring(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) 
     query_UHD, key_UKD, value_UKD = rows
     reach = Reach.of(packing, context, scoring.window)
     head = reach.num_head
-    begun = attend((query_UHD[head:], key_UKD[head:], value_UKD[head:]), packing.own.begun, packing, scoring)
+    begun = attend((query_UHD[head:], key_UKD[head:], value_UKD[head:]), packing.own.begun, scoring)
     if reach.num_hops == 0 and head == 0:
         return begun
     both_UKE = torch.cat((key_UKD, value_UKD), dim=-1)
@@ -123,40 +125,52 @@ class _Ring(torch.autograd.Function):
         reach: Reach,
         scoring: Scoring,
     ) -> torch.Tensor:
-        merged = Merged.of(block_forward(scoring.block(query_QHD[None], both_UKE[None, : reach.num_head], 0)))
+        merged = Merged.of(block_forward(_block(query_QHD, both_UKE[: reach.num_head], 0, scoring)))
         for hop, fetched_FKE in _fetch(both_UKE, reach):
             if fetched_FKE is not None:
-                block = scoring.block(query_QHD[None], fetched_FKE[None], reach.behind(hop))
+                block = _block(query_QHD, fetched_FKE, reach.behind(hop), scoring)
                 merged = merged.with_block(block_forward(block))
         merged = merged.with_sinks(sinks_H)
-        output_BQHD = merged.output_BQHD.to(query_QHD.dtype)
+        output_QHE = merged.output_QHE.to(query_QHD.dtype)
         ctx.reach, ctx.scoring = reach, attrs.evolve(scoring, sinks_H=None)
-        ctx.save_for_backward(query_QHD, both_UKE, sinks_H, output_BQHD, merged.lse_BQH)
-        return output_BQHD[0]
+        ctx.save_for_backward(query_QHD, both_UKE, sinks_H, output_QHE, merged.lse_QH)
+        return output_QHE
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_QHD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query_QHD, both_UKE, sinks_H, *softmax = ctx.saved_tensors
         reach: Reach = ctx.reach
-        result = (grad_QHD[None], *softmax)
-        own = ctx.scoring.block(query_QHD[None], both_UKE[None, : reach.num_head], 0)
-        grad_query_BQHD, grad_own_BFKE = block_backward(own, *result)
-        grad_both_UKE = torch.zeros_like(both_UKE, dtype=grad_own_BFKE.dtype)
-        grad_both_UKE[: reach.num_head] += grad_own_BFKE[0]
+        result = (grad_QHD, *softmax)
+        own = _block(query_QHD, both_UKE[: reach.num_head], 0, ctx.scoring)
+        grad_query_QHD, grad_own_FKE = _gradients(own, *result)
+        grad_both_UKE = torch.zeros_like(both_UKE, dtype=own.accumulated)
+        grad_both_UKE[: reach.num_head] += grad_own_FKE
         returns: list[_Transfer] = []
         for hop, fetched_FKE in _fetch(both_UKE, reach):
             grad_fetched = None
             if fetched_FKE is not None:
-                block = ctx.scoring.block(query_QHD[None], fetched_FKE[None], reach.behind(hop))
-                grad_block, grad_fetched_BFKE = block_backward(block, *result)
-                grad_query_BQHD, grad_fetched = grad_query_BQHD + grad_block, grad_fetched_BFKE[0]
+                block = _block(query_QHD, fetched_FKE, reach.behind(hop), ctx.scoring)
+                grad_block, grad_fetched = _gradients(block, *result)
+                grad_query_QHD = grad_query_QHD + grad_block
             returns.append(_start_return(grad_fetched, grad_both_UKE, reach, hop))
         for transfer in returns:
             if (received_FKE := transfer.wait()) is not None:
                 grad_both_UKE[reach.num_units - len(received_FKE) :] += received_FKE
         grad_sinks = sinks_backward(sinks_H, *result)
-        return grad_query_BQHD[0].to(query_QHD.dtype), grad_both_UKE.to(both_UKE.dtype), grad_sinks, None, None
+        return grad_query_QHD.to(query_QHD.dtype), grad_both_UKE.to(both_UKE.dtype), grad_sinks, None, None
+
+
+def _block(query_QHD: torch.Tensor, both_FKE: torch.Tensor, num_behind: int, scoring: Scoring) -> Block:
+    D = query_QHD.shape[-1]
+    documents = documents_behind((len(query_QHD),), num_behind, len(both_FKE), query_QHD.device)
+    return Block(rows=(query_QHD, both_FKE[..., :D], both_FKE[..., D:]), documents=documents, scoring=scoring)
+
+
+def _gradients(block: Block, *result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accumulated gradients of the queries, and of keys and values side by side."""
+    query, key, value = (each.to(block.accumulated) for each in block_backward(block, *result))
+    return query, torch.cat((key, value), dim=-1)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -234,7 +248,9 @@ class Swap:
         if units < 2:
             return None
         swap = Swap(context=context, sizes=(units - units // 2, units // 2))
-        halves = [int(part.sum()) for part in torch.split(packing.num_seen(window), [*swap.sizes] * context.size)]
+        seen = packing.documents.once(Seen.of, window)
+        cuts = np.cumsum([*swap.sizes] * context.size)[:-1]
+        halves = [int(part.sum()) for part in np.split(seen.last_U - seen.first_U + 1, cuts)]
         slices = [sum(halves[2 * place : 2 * place + 2]) for place in range(context.size)]
         pairs = [sum(halves[half] for half in swap.computed(place)) for place in range(context.size)]
         return swap if max(slices) > WORTH * max(pairs) else None
@@ -334,7 +350,7 @@ def _of_span(
 ) -> torch.Tensor:
     seen = both_RKE[packing.first_seen(span.start, scoring.window) : span.stop]
     key, value = torch.split(seen, [query_UHD.shape[-1], both_RKE.shape[-1] - query_UHD.shape[-1]], dim=-1)
-    return attend((query_UHD, key, value), packing.runs_of(span, scoring.window), packing, scoring)
+    return attend((query_UHD, key, value), packing.seen_by(span, scoring.window), scoring)
 
 
 def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scoring) -> torch.Tensor:
@@ -355,6 +371,6 @@ def _ulysses(rows: Rows, packing: Packing, context: ContextSlice, scoring: Scori
     query, key, value = (torch.unflatten(own, 1, share.shape[2:]) for own, share in zip(flat, shares, strict=True))
     if scoring.sinks_H is not None:
         scoring = attrs.evolve(scoring, sinks_H=torch.chunk(scoring.sinks_H, size)[context.place])
-    output_RHD = attend((query, key, value), packing.runs, packing, scoring)
+    output_RHD = attend((query, key, value), packing.documents, scoring)
     back_PUHD = torch.unflatten(all_to_all(output_RHD, context.group), 0, (size, -1))
     return back_PUHD.movedim(0, 1).flatten(1, 2)

@@ -1,22 +1,17 @@
-"""The documents of a packed row: which units see one another, and how few attention calls say so.
+"""The documents of a packed row: which units see one another. A window counts the unit itself.
 
-Measured on a CPU (forward and backward): splitting the row with `Tensor.split` and one SDPA call a document is
-within 15 % of padding for documents of 45 tokens, and twice as fast as padding for ragged ones of 20 to 400; slicing
-the row instead of splitting it costs a row-sized zero fill a document and is six times slower at 128 documents.
-
-A window counts the unit itself.
-
-Shape legend: U units of the row (or of a slice), B documents of a run, T their longest length, S the keys of each.
+Shape legend: U units of the row (or of a slice), S keys, B documents.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attrs
+import numpy as np
 import torch
 
 from cosmos_core.protocols import Layout
@@ -25,29 +20,62 @@ from cosmos_core.protocols.layout import ContextMethod
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-ACCELERATOR_WASTE: Final = 128 * 128
-"""Most attention scores that padding one document may waste to spare a call; on CPUs, where kernels are cheap, none."""
+Made = TypeVar("Made")
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Run:
-    """Neighbouring documents that one attention call takes.
+class Documents:
+    """Neighbouring documents, the first of which may have begun before the first unit.
 
     Attributes:
-        num_units: Their units together.
-        num_documents: B.
-        longest: T.
-        pad_BT: int64 [B·T], the unit at each padded place (any unit where there is none); None without padding.
-        unpad_U: int64 [num_units], the padded place of each unit; None without padding.
-        num_behind: Keys before the first unit, of a single document that began before the slice; S = T + num_behind.
+        lengths: Queries of each.
+        device: Where attention is computed.
+        num_behind: Units from the first key to the first query.
+        num_keys: S; a lone document may have fewer keys than units up to its last query.
     """
 
-    num_units: int
-    num_documents: int
-    longest: int
-    pad_BT: torch.Tensor | None = None
-    unpad_U: torch.Tensor | None = None
+    lengths: tuple[int, ...]
+    device: torch.device
     num_behind: int = 0
+    num_keys: int = attrs.field(
+        default=attrs.Factory(lambda self: sum(self.lengths) + self.num_behind, takes_self=True)
+    )
+    _made: dict[Hashable, Any] = attrs.field(factory=dict, init=False)
+
+    def once(self, make: Callable[[Documents, int | None], Made], window: int | None) -> Made:
+        """Make something of the documents and a window, once for all layers."""
+        if (make, window) not in self._made:
+            self._made[make, window] = make(self, window)
+        made: Made = self._made[make, window]
+        return made
+
+
+@functools.lru_cache(maxsize=32)
+def documents_behind(lengths: tuple[int, ...], num_behind: int, num_keys: int, device: torch.device) -> Documents:
+    """Documents with keys before them, the same for all layers."""
+    return Documents(lengths=lengths, num_behind=num_behind, num_keys=num_keys, device=device)
+
+
+class Seen(NamedTuple):
+    """First and last key that each query sees, int64 [U]: as arrays, and on the device; neither ever falls.
+
+    A query that sees none has its first after its last.
+    """
+
+    first_U: np.ndarray
+    last_U: np.ndarray
+    there: tuple[torch.Tensor, torch.Tensor]
+
+    @staticmethod
+    def of(documents: Documents, window: int | None) -> Seen:
+        """Each unit sees its document up to itself, and no more than the window."""
+        ends_B = np.cumsum(documents.lengths) + documents.num_behind
+        first_U = np.repeat([0, *ends_B[:-1]], documents.lengths)
+        own_U = np.arange(documents.num_behind, ends_B[-1])
+        first_U = first_U if window is None else np.maximum(first_U, own_U - window + 1)
+        last_U = np.minimum(own_U, documents.num_keys - 1)
+        first, last = (torch.from_numpy(each).to(documents.device, non_blocking=True) for each in (first_U, last_U))
+        return Seen(first_U, last_U, (first, last))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,13 +86,13 @@ class Span:
         start: The first.
         stop: The one after the last.
         num_head: Units of a document that began before.
-        begun: The documents that begin in it, cut at its end, in calls.
+        begun: The documents that begin in it, cut at its end.
     """
 
     start: int
     stop: int
     num_head: int
-    begun: tuple[Run, ...]
+    begun: Documents
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -92,41 +120,34 @@ class Packing:
     Attributes:
         lengths: Units of each document, in the row's order.
         device: Where attention is computed.
-        waste: Most attention scores that padding a document may waste.
         context: The slice; None where this process holds the row.
     """
 
     lengths: tuple[int, ...]
     device: torch.device
-    waste: int
     context: ContextSlice | None = None
-    _masks: dict[tuple[int, int, int | None], torch.Tensor] = attrs.field(factory=dict, init=False)
     _spans: dict[tuple[int, int], Span] = attrs.field(factory=dict, init=False)
 
     @staticmethod
-    def of(
-        lengths: Sequence[int], device: torch.device, waste: int | None = None, context: ContextSlice | None = None
-    ) -> Packing:
+    def of(lengths: Sequence[int], device: torch.device, context: ContextSlice | None = None) -> Packing:
         """A row of documents of these lengths, which share calls best in descending order."""
-        usual = 0 if device.type == "cpu" else ACCELERATOR_WASTE
         if context is not None:
             assert sum(lengths) % context.size == 0, f"a row of {sum(lengths)} units is cut into {context.size} slices"
-        return Packing(lengths=tuple(lengths), device=device, waste=usual if waste is None else waste, context=context)
+        return Packing(lengths=tuple(lengths), device=device, context=context)
 
     @functools.cached_property
-    def runs(self) -> tuple[Run, ...]:
-        """The whole row in calls."""
-        return self._plan(self.lengths)
+    def documents(self) -> Documents:
+        """All documents of the row."""
+        return Documents(lengths=self.lengths, device=self.device)
 
     def span(self, start: int, stop: int) -> Span:
         """Neighbouring units of the row."""
         if (start, stop) not in self._spans:
-            first = self.reach_back(start)
-            end = first + self.lengths[self.starts.index(first)]
-            documents = zip(self.starts, self.lengths, strict=True)
-            begun = [min(length, stop - begin) for begin, length in documents if start <= begin < stop]
-            head = 0 if first == start else min(end, stop) - start
-            self._spans[start, stop] = Span(start=start, stop=stop, num_head=head, begun=self._plan(begun))
+            ends = [*itertools.accumulate(self.lengths, initial=0)]
+            head = min(next(end for end in ends if end >= start), stop) - start
+            begun = [min(end, stop) - begin for begin, end in itertools.pairwise(ends) if start <= begin < stop]
+            documents = Documents(lengths=tuple(begun), device=self.device)
+            self._spans[start, stop] = Span(start=start, stop=stop, num_head=head, begun=documents)
         return self._spans[start, stop]
 
     @property
@@ -134,12 +155,13 @@ class Packing:
         """This process's slice."""
         return self.span(*self.bounds)
 
-    def runs_of(self, span: Span, window: int | None) -> tuple[Run, ...]:
-        """A span in calls: the document that began before it first, with what it sees of keys behind."""
+    def seen_by(self, span: Span, window: int | None) -> Documents:
+        """The documents of a span: the one that began before it first, with what it sees of keys behind."""
         if not span.num_head:
             return span.begun
         behind = span.start - self.first_seen(span.start, window)
-        return (Run(num_units=span.num_head, num_documents=1, longest=span.num_head, num_behind=behind), *span.begun)
+        lengths = (span.num_head, *span.begun.lengths)
+        return documents_behind(lengths, behind, behind + sum(lengths), self.device)
 
     @property
     def num_units(self) -> int:
@@ -154,53 +176,6 @@ class Packing:
         units = self.num_units // self.context.size
         return self.context.place * units, (self.context.place + 1) * units
 
-    @functools.cached_property
-    def starts(self) -> tuple[int, ...]:
-        """First unit of each document."""
-        return tuple(itertools.accumulate(self.lengths, initial=0))[:-1]
-
-    def num_seen(self, window: int | None) -> torch.Tensor:
-        """int64 [U], how many units each unit of the row sees, itself included."""
-        lengths = torch.tensor(self.lengths)
-        seen_U = torch.arange(1, self.num_units + 1) - torch.tensor(self.starts).repeat_interleave(lengths)
-        return seen_U if window is None else seen_U.clamp(max=window)
-
-    def reach_back(self, unit: int) -> int:
-        """First unit of the document that a unit is in."""
-        return max(start for start in self.starts if start <= unit)
-
     def first_seen(self, unit: int, window: int | None) -> int:
         """First unit that a unit sees, which may look back over `window` units, itself included."""
-        first = self.reach_back(unit)
-        return first if window is None else max(first, unit - window + 1)
-
-    def mask(self, longest: int, num_behind: int, window: int | None) -> torch.Tensor:
-        """bool [T, S]: causal, the last unit and the last key being the same; at most `window` units back from it."""
-        key = (longest, num_behind, window)
-        if key not in self._masks:
-            seen_TS = torch.ones(longest, longest + num_behind, dtype=torch.bool, device=self.device).tril(num_behind)
-            self._masks[key] = seen_TS if window is None else seen_TS.triu(num_behind - window + 1)
-        return self._masks[key]
-
-    def _plan(self, lengths: Sequence[int]) -> tuple[Run, ...]:
-        runs: list[list[int]] = []
-        for length in lengths:
-            longest = runs[-1][0] if runs else 0
-            if runs and length <= longest and longest**2 - length**2 <= self.waste:
-                runs[-1].append(length)
-            else:
-                runs.append([length])
-        return tuple(_run(sizes, self.device) for sizes in runs)
-
-
-def _run(sizes: Sequence[int], device: torch.device) -> Run:
-    longest, total = sizes[0], sum(sizes)
-    pad = unpad = None
-    if sizes[-1] != longest:
-        lengths_B = torch.tensor(sizes)
-        starts_B = lengths_B.cumsum(0) - lengths_B
-        place_T = torch.arange(longest)
-        held_BT = place_T < lengths_B[:, None]
-        pad = torch.where(held_BT, starts_B[:, None] + place_T, 0).flatten().to(device)
-        unpad = held_BT.flatten().nonzero()[:, 0].to(device)
-    return Run(num_units=total, num_documents=len(sizes), longest=longest, pad_BT=pad, unpad_U=unpad)
+        return int(self.documents.once(Seen.of, window).first_U[unit])

@@ -17,7 +17,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.attention.context import attend_over_slices
 from cosmos_core.models.attention.documents import Packing
-from cosmos_core.models.attention.softmax import Scoring, attend
+from cosmos_core.models.attention.kernels import attend
+from cosmos_core.models.attention.softmax import Scoring
 
 PACKED: Final = "cosmos_packed"
 
@@ -57,12 +58,19 @@ def packed_attention(  # noqa: PLR0917 - transformers calls it by position
         what = "no packing" if packing is None else what
         raise PluginIncompatibleError(f"{type(module).__name__} calls packed attention with {what}: not supported")
     scoring = Scoring(scale=scaling, window=sliding_window, cap=softcap, sinks_H=s_aux)
-    rows = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    rows = (_heads_second(query), _heads_second(key), _heads_second(value))
     if packing.context is None:
-        output_UHD = attend(rows, packing.runs, packing, scoring)
+        output_UHD = attend(rows, packing.documents, scoring)
     else:
         output_UHD = attend_over_slices(rows, packing, scoring)
     return output_UHD[None], None
+
+
+def _heads_second(row: torch.Tensor) -> torch.Tensor:
+    """[U, ·, D] of [1, ·, U, D], in autocast's dtype where that is on."""
+    kind = row.device.type
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return row[0].transpose(0, 1).to(torch.get_autocast_dtype(kind) if is_cast else row.dtype)
 
 
 def _beyond(module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> str | None:

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.attention import softmax
+from cosmos_core.models.attention import kernels, softmax
 from cosmos_core.models.attention.documents import Packing
 from cosmos_core.models.attention.packed import packed_attention
+from cosmos_core.models.attention.softmax import Block, Scoring
 
 CPU = torch.device("cpu")
 
@@ -39,51 +40,35 @@ def dense(query, key, value, lengths, window=None, *, softcap=None, sinks=None):
 def test_packed_attention_is_the_dense_one_with_a_block_mask():
     for window in [None, 3]:
         for lengths in [[7], [9, 9, 5, 4, 4, 1, 1], [12, 11, 3], [3, 8, 8]]:
-            for waste in [0, 30, 10**9]:
-                parts = qkv(sum(lengths))
-                packing = Packing.of(lengths, CPU, waste)
-                packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
-                expected = dense(*parts, lengths, window)
-                weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
+            parts = qkv(sum(lengths))
+            packing = Packing.of(lengths, CPU)
+            packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+            expected = dense(*parts, lengths, window)
+            weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
 
-                torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
-                gradients = torch.autograd.grad((packed * weight).sum(), parts, retain_graph=True)
-                expected_gradients = torch.autograd.grad((expected * weight).sum(), parts)
-                for mine, theirs in zip(gradients, expected_gradients, strict=True):
-                    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
+            gradients = torch.autograd.grad((packed * weight).sum(), parts, retain_graph=True)
+            expected_gradients = torch.autograd.grad((expected * weight).sum(), parts)
+            for mine, theirs in zip(gradients, expected_gradients, strict=True):
+                torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_long_documents_in_pieces_of_a_window_are_the_dense_ones(monkeypatch):
-    for waste in [0, 10**9]:
-        for lengths in [[40], [25, 24, 24, 9, 3, 1]]:
-            for window in [2, 3, 7]:
-                monkeypatch.setattr(softmax, "SMALLEST_PIECE", 4)
-                parts = qkv(sum(lengths), dtype=torch.float64)
-                packing = Packing.of(lengths, CPU, waste)
-                packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
-                assert max(mask.shape[1] for mask in packing._masks.values()) <= 2 * max(window, 4)
-                expected = dense(*parts, lengths, window)
-                torch.testing.assert_close(packed.float(), expected, atol=1e-6, rtol=1e-6)
-                weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
-                gradients = torch.autograd.grad((packed * weight).sum(), parts)
-                for mine, theirs in zip(gradients, torch.autograd.grad((expected * weight).sum(), parts), strict=True):
-                    torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
-
-
-def test_kernels_of_accelerators_get_no_mask_with_shared_heads(subtests, monkeypatch):
-    for window, key_heads in [(None, 2), (3, 4)]:
-        with subtests.test(window=window, key_heads=key_heads):
-            found = []
-
-            def kernel(query, key, value, found=found, **options):
-                found.append((key.shape[1], value.shape[1], options["attn_mask"] is None))
-                return torch.empty_like(query)
-
-            monkeypatch.setattr(softmax.F, "scaled_dot_product_attention", kernel)
-            packing = Packing.of([9], torch.device("meta"))
-            parts = [part.to("meta") for part in qkv(9)]
-            packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
-            assert found == [(key_heads, key_heads, window is None)]
+    monkeypatch.setattr(softmax, "FEW_KEYS", 4)
+    for lengths in [[40], [25, 24, 24, 9, 3, 1]]:
+        for window in [2, 3, 7]:
+            parts = qkv(sum(lengths), dtype=torch.float64)
+            packing = Packing.of(lengths, CPU)
+            packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=packing, sliding_window=window)
+            scoring = Scoring(scale=None, window=window)
+            block = Block(rows=[part[0].mT for part in parts], documents=packing.documents, scoring=scoring)
+            assert max(keys.stop - keys.start for _, keys in block.pieces()) <= 2 * max(window, 4)
+            expected = dense(*parts, lengths, window)
+            torch.testing.assert_close(packed.float(), expected, atol=1e-6, rtol=1e-6)
+            weight = torch.randn(packed.shape, generator=torch.Generator().manual_seed(1))
+            gradients = torch.autograd.grad((packed * weight).sum(), parts)
+            for mine, theirs in zip(gradients, torch.autograd.grad((expected * weight).sum(), parts), strict=True):
+                torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
 def test_bf16():
@@ -95,10 +80,23 @@ def test_bf16():
     torch.testing.assert_close(packed.float(), expected, atol=0.03, rtol=0.03)
 
 
-def test_documents_of_equal_length_share_a_call_and_need_no_padding():
-    runs = Packing.of([9, 9, 5, 4, 4], CPU).runs
-    assert [(run.num_documents, run.longest) for run in runs] == [(2, 9), (1, 5), (2, 4)]
-    assert all(run.pad_BT is None for run in runs)
+def test_documents_of_equal_length_share_a_call(monkeypatch):
+    shapes = []
+
+    def kernel(query, *_, **options):
+        shapes.append((*query.shape[::2], *options.values()))
+        return query
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", kernel)
+    packed_attention(torch.nn.Identity(), *qkv(31), None, packing=Packing.of([9, 9, 5, 4, 4], CPU))
+    assert shapes == [(2, 9, True, None, True), (1, 5, True, None, True), (2, 4, True, None, True)]
+
+
+def test_autocast_computes_in_its_dtype():
+    parts = [part.detach() for part in qkv(9)]
+    with torch.autocast("cpu", torch.bfloat16):
+        packed, _ = packed_attention(torch.nn.Identity(), *parts, None, packing=Packing.of([9], CPU))
+    assert packed.dtype == torch.bfloat16
 
 
 def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch):
@@ -116,7 +114,7 @@ def test_soft_caps_and_sinks_are_the_dense_ones(monkeypatch):
                     torch.nn.Identity(),
                     *parts,
                     None,
-                    packing=Packing.of(lengths, CPU, 30),
+                    packing=Packing.of(lengths, CPU),
                     sliding_window=window,
                     softcap=cap,
                     s_aux=sinks_asked,
