@@ -185,6 +185,9 @@ def measure(way: Way) -> dict[str, float]:
     with model_of({**QWEN3, **SHAPES[way.shape]}) as model:
         expected = planned(way.policy(), model)
         trainer = make_trainer(model, way.policy(), single_world(), device=device)
+    if is_gpu:
+        # What making the model took on the way is not of a step.
+        torch.cuda.reset_peak_memory_stats()
     took = []
     for number in range(way.steps + 2):
         lengths = way.lengths(number)

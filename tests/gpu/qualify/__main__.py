@@ -29,7 +29,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     stages = ", ".join(f"{letter} {title}" for letter, title in STAGES.items())
     parser.add_argument("--stages", default=",".join(STAGES), help=f"separated by commas: {stages}")
-    parser.add_argument("--only", default="", help="checks whose names contain this")
+    parser.add_argument("--only", nargs="+", default=[""], help="checks whose names contain one of these")
     parser.add_argument("--minutes", type=float, help="for all of it: what does not fit is skipped, the least first")
     parser.add_argument("--stage-minutes", type=float, default=8.0, help="for each stage (default: 8)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -68,7 +68,10 @@ def main(arguments: Sequence[str]) -> int:
     folder, name = place(options, facts["device"])
     report = Report(folder=folder, name=name, machine=facts, titles=STAGES)
     print("\n".join(f"{key}: {value}" for key, value in facts.items() if value), flush=True)
-    chosen = {stage: [each for each in CHECKS[stage] if options.only in each.name] for stage in options.stages}
+    chosen = {
+        stage: [each for each in CHECKS[stage] if any(part in each.name for part in options.only)]
+        for stage in options.stages
+    }
     budget = Budget.of(chosen, minutes=options.minutes, stage_s=60 * options.stage_minutes, is_tiny=options.tiny)
     log = (ROOT / "runs" / "gpu" if folder == RESULTS else folder) / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

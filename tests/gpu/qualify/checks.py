@@ -62,7 +62,11 @@ def _engine(model: str, seconds: float, value: int, engine: str = "embedded") ->
     return Check(name=f"{model}, {engine}", seconds=seconds, value=value, call="engine.speed", settings=settings)
 
 
-_HERE: Final = "slices, shared memory"
+def _publication(model: str, seconds: float, value: int, megabytes: int) -> Check:
+    settings = {"megabytes": megabytes, "way": "slices, shared memory"}
+    return Check(name=f"{model}, publication", seconds=seconds, value=value, call="weights.publish", settings=settings)
+
+
 _COMPILED: Final = {"compile": "on"}
 _8B: Final = {"shape": "8B", **_COMPILED}
 _SMALL: Final = {"shape": "0.6B", **_COMPILED}
@@ -106,7 +110,7 @@ RUNS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Whole runs; bounds lie below what a CPU reaches (benchmarks/results/presets-cpu.md)."""
 CHECKS: Final[Mapping[str, Sequence[Check]]] = {
     "A": [
-        Check(name=path.name, seconds=60, value=1, call="kernels.run_file")
+        Check(name=path.name, seconds=45, value=1, call="kernels.run_file")
         for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
     ],
     "B": [
@@ -128,11 +132,11 @@ CHECKS: Final[Mapping[str, Sequence[Check]]] = {
         _engine("0.6B", 150, 3, engine="embedded compiled"),
     ],
     "D": [
-        Check(name="0.6B", seconds=60, value=1, call="weights.publish", settings={"megabytes": 1200, "way": _HERE}),
-        Check(name="8B", seconds=90, value=2, call="weights.publish", settings={"megabytes": 16000, "way": _HERE}),
+        _publication("0.6B", 60, 1, megabytes=1200),
+        _publication("8B", 90, 2, megabytes=16000),
         Check(name="0.6B, checkpoint", seconds=75, value=1, call="weights.checkpoint", settings={"shape": "0.6B"}),
     ],
-    "E": [Check(name="side by side", seconds=300, value=1, call="runs.all_runs", settings={"runs": RUNS})],
+    "E": [Check(name="side by side", seconds=180, value=1, call="runs.all_runs", settings={"runs": RUNS})],
     "F": [
         _rank("8B, dp_shard 8", 45, 1, "Qwen3-8B", dp_shard=8),
         _rank("32B, dp_shard 4, tp 2", 60, 1, "Qwen3-32B", dp_shard=4, tp=2),

@@ -26,6 +26,8 @@ from tests.gpu.qualify.where import Where
 
 TINY_S: Final = 5.0
 """What a check is taken to need with tiny shapes."""
+_SLACK, _LEAST_S = 3.0, 240.0
+"""A check hangs after so many times what it should need, and not before so many seconds."""
 _BROKEN: Final = "CUDA error"
 """Part of what is raised once a device no longer answers to a process."""
 
@@ -126,7 +128,10 @@ def run_stage(
                 "folder": folder,
                 "until": until,
             }
-            names = _round(asked, names, deadline, lambda figure: report.add(stage, figure), log)
+            limits = {
+                check.name: float("inf") if is_tiny else max(_LEAST_S, _SLACK * check.seconds) for check in checks
+            }
+            names = _round(asked, limits, deadline, lambda figure: report.add(stage, figure), log)
     for name in names:
         report.add(stage, Figure(name=name, verdict="skipped", note="the stage's time was up"))
     report.seconds[stage] = time.monotonic() - began
@@ -134,22 +139,24 @@ def run_stage(
 
 
 def _round(
-    asked: Mapping[str, Any], names: list[str], deadline: float, tell: Callable[[Figure], None], log: Path
+    asked: Mapping[str, Any], limits: Mapping[str, float], deadline: float, tell: Callable[[Figure], None], log: Path
 ) -> list[str]:
-    """Run checks until their process has ended; the names of those that are left."""
-    left, begun, reason = list(names), "", ""
+    """Run checks, of which each has its seconds, until their process has ended; the names of those that are left."""
+    names: list[str] = asked["checks"]
+    left, begun, reason, until = list(names), "", "", deadline
     process = _Process(asked, log)
     try:
-        while (told := process.told(deadline)) is not None:
+        while (told := process.told(until)) is not None:
             if "figure" in told:
                 tell(Figure(**told["figure"]))
             elif "begun" in told:
                 begun = told["begun"]
+                until = min(deadline, time.monotonic() + limits[begun])
             else:
                 left.remove(begun)
-                begun = ""
+                begun, until = "", deadline
     except queue.Empty:
-        reason = "the stage's time was up while it ran"
+        reason = "the stage's time was up while it ran" if until == deadline else f"not done in {limits[begun]:.0f} s"
     finally:
         code = process.end()
     if code == 0 and not reason:

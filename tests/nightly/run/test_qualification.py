@@ -1,0 +1,96 @@
+"""`make gpu` in its dry form; what is asked of a GPU is asked by the same code (docs/gpu.md)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.qualify.checks import CHECKS, STAGES, Check
+from tests.gpu.qualify.report import judged
+from tests.gpu.qualify.stage import Budget
+
+ROOT = Path(__file__).parents[3]
+QUICK = ["test_policy_step", "0.6B, eager", "0.6B, log-probs", "0.6B, publication", "side", "8B, dp"]
+
+
+def qualify(*arguments, **variables):
+    command = [sys.executable, "-m", "tests.gpu.qualify", *map(str, arguments)]
+    paths = os.pathsep.join(filter(None, (variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, **variables, "PYTHONPATH": paths}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def figures_of(folder):
+    told = json.loads((folder / "gpu-cpu.json").read_text())
+    return {stage: {each["name"]: each for each in found["figures"]} for stage, found in told["stages"].items()}, (
+        folder / "gpu-cpu.md"
+    ).read_text()
+
+
+@pytest.mark.timeout(900)
+def test_every_stage_runs_on_a_cpu(tmp_path):
+    done = qualify("--device", "cpu", "--tiny", "--out", tmp_path, "--only", *QUICK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, page = figures_of(tmp_path)
+    assert list(found) == list(STAGES)
+    verdicts = {stage: {each["verdict"] for each in figures.values()} for stage, figures in found.items()}
+    assert all("failed" not in each for each in verdicts.values())
+    # What is right is judged on a CPU, too; what is fast is told beside its bound.
+    assert {stage for stage, each in verdicts.items() if "passed" in each} == {"A", "C", "E", "F"}
+    speed = found["D"]["0.6B, publication: published to loaded, attested"]
+    assert (speed["verdict"], speed["bound"]) == ("measured", "≥ 20")
+    assert speed["value"] > 0
+    assert f"| {speed['name']} |" in page
+
+
+@pytest.mark.timeout(300)
+def test_a_stage_that_fails_stops_no_other(tmp_path):
+    planted = tmp_path / "planted" / "serving"
+    planted.mkdir(parents=True)
+    (planted / "__init__.py").write_text("raise RuntimeError('planted')\n")
+    out, asked = tmp_path / "out", ("--stages", "C,D", "--only", "0.6B, log-probs", "0.6B, publication")
+    done = qualify("--device", "cpu", "--tiny", "--out", out, *asked, PYTHONPATH=str(planted.parent))
+    assert done.returncode == 1
+    found, _ = figures_of(out)
+    assert found["C"]["0.6B, log-probs"] | {"value": "", "unit": ""} == {
+        "name": "0.6B, log-probs", "value": "", "unit": "", "bound": "", "verdict": "failed",
+        "note": "RuntimeError: planted",
+    }  # fmt: skip
+    assert {each["verdict"] for each in found["D"].values()} == {"measured"}
+    # Of one that hangs, what comes after it is told, too.
+    done = qualify("--device", "cpu", "--tiny", "--out", out, *asked, "--stage-minutes", 0.01)
+    notes = [each["note"] for figures in figures_of(out)[0].values() for each in figures.values()]
+    assert done.returncode == 1
+    assert notes == ["the stage's time was up while it ran"] * 2 or all("time was up" in note for note in notes)
+
+
+def test_where_no_gpu_can_be_used_it_says_why(tmp_path):
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\nexit 18\n")
+    command.chmod(0o755)
+    done = qualify(CUDA_VISIBLE_DEVICES="", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 2
+    assert "torch sees none though there is an nvidia-smi" in done.stderr
+    assert "Driver/library version mismatch" in done.stderr
+    assert "make gpu DEVICE=cpu TINY=1" in done.stderr
+
+
+def test_where_time_is_short_the_most_valuable_comes_first():
+    checks = {
+        stage: [Check(name=f"{value}", seconds=60, value=value, call="") for value in (1, 3, 2)] for stage in "AB"
+    }
+    left_out = Budget.of(checks, minutes=3, stage_s=480, is_tiny=False).left_out
+    assert set(left_out) == {("A", "3"), ("B", "2"), ("B", "3")}
+    assert "takes about 60 s" in left_out["B", "3"]
+    # Two calls of eight minutes hold what matters most.
+    first = sum(check.seconds for checks in CHECKS.values() for check in checks if check.value == 1)
+    assert first <= 2 * 8 * 60
+
+
+def test_what_is_no_number_keeps_to_no_bound():
+    assert judged("loss", float("nan"), most=1).verdict == "failed"
+    assert judged("loss", 0.5, most=1, least=0.1).verdict == "passed"
+    assert judged("loss", 2.0, most=1, is_judged=False).verdict == "measured"
