@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -66,6 +66,29 @@ def choose_device(key: str, name: str) -> torch.device:
     import torch  # noqa: PLC0415 - the controller has none
 
     return torch.device("cuda", torch.cuda.current_device()) if uses_gpu(key, name) else torch.device("cpu")
+
+
+def stay_near(device: torch.device) -> None:
+    """Run on the CPUs of a GPU's NUMA node from now on, with threads and processes that start later.
+
+    Where the system does not say which these are, or this process may use none of them, nothing changes.
+    """
+    import torch  # noqa: PLC0415 - see above
+
+    if device.type == "cuda":
+        card: Any = torch.cuda.get_device_properties(device)
+        near = near_cpus(f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0")
+        if allowed := near & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, allowed)
+
+
+def near_cpus(address: str, cards: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+    """CPUs of the NUMA node of a PCI device, such as `0000:1b:00.0`; none where the system does not say."""
+    try:
+        ranges = [part.split("-") for part in (cards / address / "local_cpulist").read_text().strip().split(",")]
+        return {cpu for first, *last in ranges for cpu in range(int(first), int((last or [first])[0]) + 1)}
+    except (OSError, ValueError):
+        return set()
 
 
 def uses_gpu(key: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema.training import DTYPES
-from cosmos_core.devices import choose_device
+from cosmos_core.devices import choose_device, stay_near
 from cosmos_core.errors import DamagedCheckpointError
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
@@ -57,7 +57,9 @@ def main(args: RoleArgs) -> None:
     torch.manual_seed(recipe.run.seed)
     bound = bond(args)
     with bound.line:
-        world = form_world(args, bound, choose_device("policy.device", recipe.policy.device))
+        device = choose_device("policy.device", recipe.policy.device)
+        stay_near(device)
+        world = form_world(args, bound, device)
         _work(args, bound, world)
     leave(world)
 

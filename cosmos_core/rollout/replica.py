@@ -15,7 +15,7 @@ import torch
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.schema.training import DTYPES
-from cosmos_core.devices import choose_device
+from cosmos_core.devices import choose_device, stay_near
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
@@ -71,10 +71,13 @@ def main(args: RoleArgs) -> None:
 def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
     """The recipe's engine, not started."""
     config = job.recipe.rollout
+    device = choose_device("rollout.device", config.device)
+    if config.mesh.tp == 1:
+        stay_near(device)
     context = EngineContext(
         model=model,
         dtype=torch_dtype(DTYPES[config.precision]),
-        device=choose_device("rollout.device", config.device),
+        device=device,
         max_in_flight=config.max_in_flight,
         context_length=model.facts().context_length,
         seed=job.recipe.run.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -21,6 +22,9 @@ from cosmos_core.transport.messages import Role
 CONTROLLER: Final = "controller"
 _GPU_SETTINGS: Final = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
 """cuDNN's attention would make a plan for each new shape, and documents have many."""
+
+_ALLOCATOR: Final = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+"""Variables by which a user sets up torch's memory of GPUs: then it stays so."""
 
 
 def controller_spec(job: Job, *, resume_step: int | None, port: int | None = None) -> ProcessSpec:
@@ -65,6 +69,8 @@ def replica_specs(
     ]
     gpus = itertools.cycle(visible_gpus() or [""])
     on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
+    # A policy's memory fragments, by documents of every length. An engine's is laid out once, and vLLM refuses it.
+    allocator = {} if _ALLOCATOR & os.environ.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     num_gpus = {"policy": 1, "rollout": world_size(recipe.rollout.mesh)}
     return [
         ProcessSpec(
@@ -74,6 +80,7 @@ def replica_specs(
             environment={
                 **thread_environment(recipe.launch.threads),
                 **_GPU_SETTINGS,
+                **(allocator if role == "policy" else {}),
                 "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus, num_gpus[role])),
             },
         )

@@ -1,5 +1,7 @@
 """Devices: GPUs as they are shown, and those that torch does not see, told in the driver's words."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -84,3 +86,23 @@ def test_an_accelerator_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert choose_device("", "auto") == choose_device("", "cuda") == torch.device("cuda", 1)
+
+
+def test_a_process_stays_near_its_gpu(monkeypatch, tmp_path):
+    (tmp_path / "0000:1b:00.0").mkdir()
+    told = tmp_path / "0000:1b:00.0" / "local_cpulist"
+    told.write_text("0-2,8\n")
+    assert devices.near_cpus("0000:1b:00.0", tmp_path) == {0, 1, 2, 8}
+    told.write_text("\n")
+    assert devices.near_cpus("0000:1b:00.0", tmp_path) == devices.near_cpus("0000:00:00.0", tmp_path) == set()
+
+    card = SimpleNamespace(pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 2, 3})
+    bound = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, cpus: bound.append(cpus))
+    for near in ({0, 1, 2}, {7}, set()):
+        monkeypatch.setattr(devices, "near_cpus", {"0000:1b:00.0": near}.__getitem__)
+        devices.stay_near(torch.device("cuda"))
+    devices.stay_near(torch.device("cpu"))
+    assert bound == [{1, 2}], "nothing where no CPU may be used, or none is known"

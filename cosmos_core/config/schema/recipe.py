@@ -126,6 +126,15 @@ class FrozenConfig:
     placement: Literal["resident", "offloaded"] = option(
         "offloaded", help="Whether its weights stay on the device, or wait in the machine's memory between uses."
     )
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", help='Precision of its weights; "auto" is `policy.precision` on a GPU, and "fp32" on a CPU.'
+    )
+
+    def held(self, policy: str, *, on_gpu: bool) -> Literal["fp32", "bf16"]:
+        """The precision of its weights, where the policy's is `policy`."""
+        if self.precision == "auto":
+            return "bf16" if on_gpu and policy == "bf16" else "fp32"
+        return self.precision
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ import torch
 
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import recipe_with
+from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.devices import choose_device
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugins.recipe import load_algorithm, load_model, source_of, unmet
@@ -23,6 +24,7 @@ from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.protocols import Algorithm, Model
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import Scalar
+from cosmos_core.weights.shards import torch_dtype
 
 
 def make_trainer(job: Job, model: Model, world: World, plugins: PluginSet) -> Trainer:
@@ -55,8 +57,10 @@ def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) ->
         lora=layout.lora if follows else None,
     )
 
+    held = torch_dtype(DTYPES[config.held(policy.precision, on_gpu=device.type != "cpu")])
+
     def build() -> torch.nn.Module:
-        return model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=device, layout=layout)
+        return model.build(seed=job.recipe.run.seed, dtype=held, device=device, layout=layout)
 
     return FrozenModel(
         role, model, build, policy=policy, mesh=world.mesh, device=device, is_offloaded=is_offloaded, follows=follows

@@ -63,6 +63,11 @@ def nodes_of(pool: Pool, gpus: int, option: str) -> int:
     return pool.nodes(gpus // pool.gpus) if pool.gpus and gpus else 0
 
 
+def cpus_of(pool: Pool, threads: int, node_cpus: int | None, node_gpus: int) -> int:
+    """CPUs of each process: its share, by GPUs, of a node's, and one at least for each thread and worker."""
+    return max(threads + pool.workers, node_cpus // node_gpus * pool.gpus if node_cpus and node_gpus else 0)
+
+
 def capabilities_of(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
     """Capabilities of the recipe's launcher."""
     return cast("LauncherCapabilities", plugins.provider("launcher", recipe.launch.launcher).capabilities)

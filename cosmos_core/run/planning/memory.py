@@ -214,7 +214,8 @@ class _Rank:
         found: dict[str, int] = {}
         for role, facts in self.frozen.items():
             is_offloaded = self.recipe.frozen[role].placement == "offloaded" and self.policy.device != "cpu"
-            held = 4 * attrs.evolve(self, facts=facts, frozen={}).held
+            precision = self.recipe.frozen[role].held(self.policy.precision, on_gpu=self.policy.device != "cpu")
+            held = ITEM_SIZES[precision] * attrs.evolve(self, facts=facts, frozen={}).held
             # One process moves them there and back; several gather them layer by layer.
             is_here = is_offloaded if waits else not is_offloaded or world_size(self.policy.mesh) == 1
             if is_here:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cosmos_core.testing import EngineConformance
@@ -21,6 +22,25 @@ class TestVllm(EngineConformance):
         """The kit's model with heads of a size that vLLM's attention on a CPU has."""
         return served
 
+    @pytest.fixture
+    @classmethod
+    def options(cls):
+        """On a GPU, too, each request draws by its own seed, as the plugin declares."""
+        return {"seeds": "request"}
+
+
+class TestVllmThatDrawsForABatch(TestVllm):
+    """Its draws are as good, and do not repeat."""
+
+    @pytest.fixture
+    @classmethod
+    def options(cls):
+        return {"seeds": "engine"}
+
+    @pytest.fixture
+    def capabilities(self, provider):
+        return attrs.evolve(provider.capabilities, seeded=False)
+
 
 class TestVllmOnTwoRanks(TestVllm):
     """What depends on who holds which slice: each start takes some ten seconds, so that the rest is tested on one."""
@@ -34,6 +54,8 @@ OF_SLICES = {
     "test_an_incomplete_update_is_refused_and_nothing_changes",
     "test_an_update_in_flight_loses_and_restarts_nothing",
 }
-for name in dir(TestVllm):
-    if name.startswith("test_") and name not in OF_SLICES:
-        setattr(TestVllmOnTwoRanks, name, None)
+OF_DRAWS = {"test_a_unit_is_drawn_from_its_seed_its_sample_and_its_place"}
+for kit, wanted in ((TestVllmOnTwoRanks, OF_SLICES), (TestVllmThatDrawsForABatch, OF_DRAWS)):
+    for name in dir(TestVllm):
+        if name.startswith("test_") and name not in wanted:
+            setattr(kit, name, None)

@@ -52,7 +52,13 @@ def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     rollout = attrs.evolve(job.recipe.rollout, replicas=2, mesh=MeshConfig(tp=2), device="auto")
     recipe = attrs.evolve(job.recipe, rollout=rollout, policy=attrs.evolve(job.recipe.policy, device="auto"))
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     found = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
+    segments = {spec.name.partition("-")[0]: spec.environment.get("PYTORCH_ALLOC_CONF") for spec in found}
+    assert segments == {"policy": "expandable_segments:True", "rollout": None}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+    given = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
+    assert not any("PYTORCH_ALLOC_CONF" in spec.environment for spec in given), "the user's own"
     assert {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found} == {
         "policy-0": "0",
         "rollout-0": "1,2",

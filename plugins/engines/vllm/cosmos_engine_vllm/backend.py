@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
+import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +97,7 @@ class Backend:
                 f"rollout.device is {context.device}: vLLM takes the first GPU that it sees; choose with "
                 "CUDA_VISIBLE_DEVICES and rollout.device = 'cuda'"
             )
+        self._has_seeds: Final = options.seeds == "request" or (options.seeds == "auto" and self._is_cpu)
         self._vllm: Final = import_vllm(context.device)
         self._numbers: Final = itertools.count()
         self._llm: Any = None
@@ -126,7 +128,8 @@ class Backend:
         arguments: dict[str, Any] = {
             "model": folder,
             "dtype": dtype_name(context.dtype),
-            "seed": context.seed % (1 << 32),
+            # One of its own for each start, or all replicas would draw the same numbers.
+            "seed": context.seed % (1 << 32) if self._has_seeds else secrets.randbits(32),
             # Weights are written later, in place; a tokenizer is not needed, prompts are token ids.
             "load_format": LOAD_FORMAT,
             "worker_extension_cls": EXTENSION,
@@ -214,7 +217,7 @@ class Backend:
         Args:
             prompt: Token ids.
             sampling: How to draw, one sample of it.
-            seed: Of its draws, not negative.
+            seed: Of its draws, not negative; nothing where the engine's own draws.
             epoch: Of the weights: what was cached under others is not reused.
             shows: What the prompt shows, from `media`; None for text.
         """
@@ -223,7 +226,7 @@ class Backend:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_units,
-            seed=seed,
+            seed=seed if self._has_seeds else None,
             logprobs=0,
             detokenize=False,
             # Stop ids are the model plugin's, those of the config count for nothing.

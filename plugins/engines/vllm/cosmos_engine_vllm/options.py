@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from cosmos_core.config.schema import ABOVE_ZERO, FRACTION, POSITIVE, option
@@ -28,6 +30,11 @@ class VllmOptions:
         0.85, help="Share of a GPU's memory that weights and KV cache may take.", validator=FRACTION
     )
     compile: bool = option(True, help="Whether to compile the model and capture CUDA graphs, on a GPU.")
+    seeds: Literal["auto", "request", "engine"] = option(
+        "auto",
+        help="Whose random numbers draw: each request's own, which a lease that is repeated draws again, or the "
+        'engine\'s for a whole batch, which is faster. "auto" is "request" on a CPU and "engine" on a GPU.',
+    )
     verify: bool = option(
         True, help="Whether to check at start that vLLM gives the same log-probs as the model's own forward."
     )

@@ -18,7 +18,7 @@ import yaml
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherContext, Pool
-from cosmos_core.run.launch.launcher import nodes_of
+from cosmos_core.run.launch.launcher import cpus_of, nodes_of
 from cosmos_launcher_kubernetes.options import ATTEMPT, POD, REPLICA, UID, Entry, KubernetesOptions, Source
 from cosmos_launcher_kubernetes.orders import SESSION
 
@@ -114,6 +114,7 @@ def _pods(pool: Pool, options: KubernetesOptions, threads: int) -> Pods:
     count = nodes_of(pool, options.gpus_per_node, "gpus_per_node")
     gpus, count = (pool.gpus, count) if count else (0, 1)
     processes, uncounted = pool.processes // count, pool.uncounted
+    node = options.cpus_per_node, options.gpus_per_node
     if options.memory_per_process is not None:
         memory, uncounted = _times(options.memory_per_process, processes), ()
     else:
@@ -127,7 +128,7 @@ def _pods(pool: Pool, options: KubernetesOptions, threads: int) -> Pods:
         pods=count,
         processes=processes,
         gpus=gpus,
-        cpus=processes * (options.cpus_per_process or threads + pool.workers),
+        cpus=processes * (options.cpus_per_process or cpus_of(pool, threads, *node)),
         memory=memory,
         uncounted=uncounted,
     )

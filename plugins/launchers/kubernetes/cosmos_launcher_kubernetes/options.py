@@ -135,6 +135,11 @@ class KubernetesOptions:
         validator=_RESOURCE,
         metadata={"help": "Name of the cluster's GPU resource."},
     )
+    cpus_per_node: int | None = attrs.field(
+        default=None,
+        validator=check.optional(_POSITIVE),
+        metadata={"help": "CPUs of each node, of which a process gets its share by GPUs."},
+    )
     cpus_per_process: int | None = attrs.field(
         default=None,
         validator=check.optional(_POSITIVE),

@@ -152,6 +152,12 @@ def test_a_run_that_failed_or_was_refused_fails_the_jobset():
     assert all("podFailurePolicy" not in jobs[role]["template"]["spec"] for role in ("policy", "rollout"))
 
 
+def test_processes_share_the_cpus_of_a_node_by_gpus():
+    _, job_set = rendered(options=attrs.evolve(OPTIONS, cpus_per_node=96))
+    given = {role: pod_of(job)["containers"][0]["resources"]["limits"] for role, job in jobs_of(job_set).items()}
+    assert (given["policy"]["cpu"], given["rollout"]["cpu"]) == ("96", "48")
+
+
 def test_pods_of_replicas_reach_infiniband():
     _, job_set = rendered(options=FULL)
     for role, job in jobs_of(job_set).items():

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.protocols import Pool
-from cosmos_core.run.launch.launcher import nodes_of
+from cosmos_core.run.launch.launcher import cpus_of, nodes_of
 from cosmos_launcher_slurm.options import SlurmOptions
 
 CONTROLLER: Final = "controller"
@@ -73,7 +73,8 @@ def components(pools: Sequence[Pool], options: SlurmOptions, threads: int) -> tu
         ConfigError: A pool needs GPUs that nodes do not have.
     """
     first = Component(role=CONTROLLER, group=0, tasks=1, cpus_per_task=options.controller_cpus)
-    cpus = [options.cpus_per_process or threads + pool.workers for pool in pools]
+    node = options.cpus_per_node, options.gpus_per_node
+    cpus = [options.cpus_per_process or cpus_of(pool, threads, *node) for pool in pools]
     return (first, *(_component(pool, group + 1, options, cpus[group]) for group, pool in enumerate(pools)))
 
 

@@ -42,6 +42,11 @@ class SlurmOptions:
     gpu_type: str | None = attrs.field(
         default=None, validator=_one_word, metadata={"help": "Type of GPU, as the cluster names it; any if absent."}
     )
+    cpus_per_node: int | None = attrs.field(
+        default=None,
+        validator=check.optional(_POSITIVE),
+        metadata={"help": "CPUs of each node, of which a process gets its share by GPUs."},
+    )
     cpus_per_process: int | None = attrs.field(
         default=None,
         validator=check.optional(_POSITIVE),

@@ -54,6 +54,13 @@ def test_each_pool_is_a_component_with_nodes_for_its_replicas():
     assert not any(option.startswith(("--requeue", "--signal", "--output")) for option in policy + rollout)
 
 
+def test_processes_share_the_cpus_of_a_node_by_gpus():
+    _, policy, rollout = directives(rendered(attrs.evolve(OPTIONS, cpus_per_node=96)))
+    assert ("--cpus-per-task=12" in policy, "--cpus-per-task=24" in rollout) == (True, True)
+    _, policy, _ = directives(rendered(attrs.evolve(OPTIONS, cpus_per_node=96, cpus_per_process=5)))
+    assert "--cpus-per-task=5" in policy
+
+
 def test_on_cpus_slurm_places_the_processes():
     _, policy, rollout = directives(rendered(SlurmOptions(cpus_per_process=4, sbatch=("--constraint=fast",))))
     assert policy == ["--ntasks=48", "--cpus-per-task=4", "--constraint=fast"]
