@@ -102,7 +102,7 @@ class Way:
     Attributes:
         shape: One of `SHAPES`.
         device: `cuda` or `cpu`.
-        tokens: Of a step.
+        tokens: Of a step; forwards take at most `micro_batch` of them.
         document: Units of each of its documents, on average.
         is_ragged: Whether their lengths are drawn.
         steps: How many are measured, after two that are not.
@@ -114,6 +114,7 @@ class Way:
     tokens: int = 8192
     document: int = 2048
     is_ragged: bool = False
+    micro_batch: int = 8192
     steps: int = 5
     compile: str = "off"
     float8: str = "none"
@@ -124,7 +125,7 @@ class Way:
         return PolicyConfig(
             # Few CPUs have products of bf16.
             precision="bf16" if self.device == "cuda" else "fp32",
-            micro_batch_units=self.tokens,
+            micro_batch_units=min(self.tokens, self.micro_batch),
             parallel=ParallelConfig(compile=self.compile, recompute=self.recompute),
             float8=Float8Config(scaling=self.float8),
         )

@@ -36,9 +36,7 @@ def speed(where: Where, name: str, *, model: str, engine: str, sequences: Sequen
         vllm: Least part of vLLM's speed, where it is installed.
     """
     if "compiled" in engine and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
-        where.skipped(
-            name, f"torch {torch.__version__} has no isolate_recompiles, without which the engine compiles not"
-        )
+        where.skipped(name, f"torch {torch.__version__} has no isolate_recompiles, which compiling it takes")
         return
     has_vllm = importlib.util.find_spec("vllm") is not None and where.device == "cuda"
     dtype = "bf16" if where.device == "cuda" else "fp32"
@@ -82,7 +80,7 @@ def divergence(where: Where, name: str, *, model: str) -> None:
             decided = [made.decide(module, each, temperature=1.0).logprobs_N.float().cpu() for each in batches]
     trained = by_payload(len(payloads), batches, decided)
     drawn = [np.frombuffer(each.arrays["logprobs"].data, np.float32) for each in payloads]
-    ratio_N = torch.cat(trained) - torch.from_numpy(np.concatenate(drawn).copy())
+    ratio_N = (torch.cat(trained) - torch.from_numpy(np.concatenate(drawn).copy())).double()
     note = f"{len(ratio_N)} units, furthest off {ratio_N.abs().max():.3g}"
     where.right(f"{name}: KL", float((ratio_N.exp() - 1 - ratio_N).mean()), "nats", most=1e-3, note=note)
 
