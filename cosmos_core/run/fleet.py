@@ -20,8 +20,9 @@ from cosmos_core.run.launch.local import thread_environment
 from cosmos_core.transport.messages import Role
 
 CONTROLLER: Final = "controller"
-_GPU_SETTINGS: Final = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
-"""cuDNN's attention would make a plan for each new shape, and documents have many."""
+_GPU_SETTINGS: Final = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""cuDNN's attention would make a plan for each new shape, and documents have many. Where a collective has failed with a
+lost replica, NCCL's monitor would, having dumped what it recorded, end the process."""
 
 _ALLOCATOR: Final = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
 """Variables by which a user sets up torch's memory of GPUs: then it stays so."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import queue
 import re
 import socket
@@ -32,7 +33,7 @@ from typing import Any, Final, TypeAlias
 import torch
 import torch.distributed as dist
 import zmq
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
 from cosmos_core.errors import TransportError
 from cosmos_core.threads import begin
@@ -108,7 +109,9 @@ class Pair:
         self._peer: Final = 1 - rank
         self._group: Any = None
         with _told(f"no {kind} connection"):
-            self._group = _gloo(store, rank, host, timeout_s) if kind == "gloo" else _nccl(store, rank, timeout_s)
+            self._group = (
+                _gloo(store, rank, host, timeout_s) if kind == "gloo" else nccl_group(store, rank, 2, timeout_s)
+            )
         if kind == "nccl":
             self._greet(rank, timeout_s)
 
@@ -180,6 +183,7 @@ class Pair:
                 raise TransportError(f"a transfer over {self.kind} was not complete after {timeout_s:g} s")
             time.sleep(_PAUSE_S)
         work.wait()
+        check_nccl(self._group)
 
 
 def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
@@ -189,12 +193,28 @@ def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
     return ProcessGroupGloo(store, rank, 2, options)
 
 
-def _nccl(store: TCPStore, rank: int, timeout_s: float) -> Any:
-    # Who builds a communicator waits for the other one without a limit: neither shall begin before both are there.
+LIMIT_S: Final = 1800.0
+"""A last resort, after which gloo, or NCCL's watchdog, gives a collective up. Whoever waits does so much earlier."""
+_SPARING: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+"""The watchdog ends the communicator of a collective that failed; by torch's default it ends the process. The groups of
+a policy replica's own processes were made before and keep the default: they live and die together."""
+
+
+def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:
+    """Make a group of NCCL that its members outlive; all of them call it, and have to appear in `timeout_s`."""
+    # Who builds a communicator waits for the others without a limit: nobody shall begin before all are there.
     store.set(f"here-{rank}", "")
-    store.wait([f"here-{1 - rank}"], timedelta(seconds=timeout_s))
-    # The watchdog's own limit stays far off: it would end the process. `Pair.finish` gives up much earlier.
-    return dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
+    store.wait([f"here-{each}" for each in range(size)], timedelta(seconds=timeout_s))
+    os.environ.setdefault(*_SPARING)
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=LIMIT_S)  # noqa: SLF001 - the options have no public setter
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def check_nccl(group: Any) -> None:
+    """Raise RuntimeError if the watchdog has ended a group: what was under way then looks complete, and is not."""
+    if (error := group.get_error()).name != "SUCCESS":
+        raise RuntimeError(f"NCCL has given the group up: {error.name}")
 
 
 def _gpu() -> torch.device:

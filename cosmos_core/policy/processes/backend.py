@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import ReplicaError
 from cosmos_core.transport.addresses import interface_of, interfaces
+from cosmos_core.weights.process_group import LIMIT_S, nccl_group
 
 GLOO: Final = "GLOO_SOCKET_IFNAME"
 NCCL: Final = "NCCL_SOCKET_IFNAME"
@@ -68,9 +68,6 @@ def _named() -> list[str]:
     return [] if _is_ours() else [name for name in os.environ.get(GLOO, "").split(",") if name]
 
 
-COLLECTIVE_TIMEOUT_S: Final = 1800.0
-"""A last resort: a lost member is noticed by its closed sockets, or by a newer generation."""
-
 Collectives: TypeAlias = Any
 """ProcessGroupGloo or ProcessGroupNCCL: torch gives them no common public type."""
 
@@ -91,18 +88,15 @@ def connect(
     Raises:
         RuntimeError: One did not, or the interface is none.
     """
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout  # noqa: SLF001 - the options have no public setter
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+        return nccl_group(store, rank, size, timeout_s)
     gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - as torch itself makes them
     gloo._devices = gloo_devices(address)  # noqa: SLF001
     gloo._threads = 2 * len(gloo._devices)  # noqa: SLF001 - as torch's own groups have
     # All members are there, but one may turn away before it connects, and nothing can interrupt the others then.
     gloo._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
     group = ProcessGroupGloo(store, rank, size, gloo)
-    group.set_timeout(timeout)
+    group.set_timeout(timedelta(seconds=LIMIT_S))
     return group
 
 

@@ -18,12 +18,13 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ReplicaError
 from cosmos_core.files import replace_file
 from cosmos_core.policy.mesh.mesh import form_mesh
-from cosmos_core.policy.processes.backend import COLLECTIVE_TIMEOUT_S, use_interface_of
+from cosmos_core.policy.processes.backend import use_interface_of
 from cosmos_core.policy.processes.rendezvous import GroupStore
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.health_channel import FollowerChannel, HealthChannel
 from cosmos_core.replica.health_leader import LeaderChannel
 from cosmos_core.replica.process import RoleArgs
+from cosmos_core.weights.process_group import LIMIT_S
 
 
 @attrs.frozen(kw_only=True)
@@ -155,7 +156,7 @@ def form_world(args: RoleArgs, bound: Bond, device: torch.device) -> World:
         store=PrefixStore("world", bound.shared),
         rank=bound.rank,
         world_size=bound.size,
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        timeout=timedelta(seconds=LIMIT_S),
     )
     return World(form_mesh(args.job.recipe.policy.mesh, device.type))
 

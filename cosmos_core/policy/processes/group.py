@@ -21,6 +21,7 @@ from cosmos_core.models.parallel.channel import all_gathered
 from cosmos_core.policy.processes.backend import Collectives, give_up
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.activity import Activity
+from cosmos_core.weights.process_group import check_nccl
 
 
 class GradientGroupError(TrainingError):
@@ -149,6 +150,8 @@ class GradientGroup:
                 time.sleep(pause_s)
                 pause_s = min(0.02, pause_s + 0.0001)
             work.wait()
+            if self._device.type == "cuda":
+                check_nccl(self._backend)
         except RuntimeError as error:
             self._give_up()
             reason = str(error).strip().split("\n", 1)[0]

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,11 +52,14 @@ class Lazy:
     """gloo behind NCCL's rules: the lower rank of two names their communicator in its first transfer, the other waits
     for the name in its own; and transfers have no tags, so that they meet in the order in which they are begun."""
 
-    Options = staticmethod(lambda: None)
+    Options = SimpleNamespace
 
     def __init__(self, store, rank, size, options):
         self.group = process_group._gloo(store, rank, HOST, 20.0)
         self.store, self.rank, self.number = store, rank, 0
+
+    def get_error(self):
+        return SimpleNamespace(name="SUCCESS")
 
     def begin(self, transfer, data, peer):
         if self.number == 0 and self.rank == 0:
@@ -78,6 +82,7 @@ class Lazy:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     monkeypatch.setattr(process_group.dist, "ProcessGroupNCCL", Lazy, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     monkeypatch.setattr(process_group, "_gpu", lambda: torch.device("cpu"))
 
 

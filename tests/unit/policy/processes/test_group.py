@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -5,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed import PrefixStore, TCPStore
 
 from cosmos_core.models.parallel.channel import SMALL_BYTES
+from cosmos_core.policy.processes.backend import connect
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, solo
 from cosmos_core.policy.processes.rendezvous import form_group
 
@@ -131,3 +134,45 @@ def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
     with pytest.raises(GradientGroupError, match="interrupted in a collective"):
         group.sum(torch.ones(1))
     assert aborted == [True]
+
+
+def test_what_the_watchdog_ended_is_never_taken_for_a_sum():
+    """Once NCCL's watchdog has ended a communicator, what was under way looks complete, without an error."""
+    aborted = []
+    backend = SimpleNamespace(
+        allreduce=lambda _: SimpleNamespace(is_completed=lambda: True, wait=lambda: True),
+        get_error=lambda: SimpleNamespace(name="COMM_ERROR"),
+        abort=lambda: aborted.append(True),
+    )
+    group = GradientGroup(
+        generation=4, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: False
+    )
+    with pytest.raises(GradientGroupError, match=r"generation 4: .* NCCL has given the group up: COMM_ERROR"):
+        group.sum(torch.ones(1))
+    assert aborted == [True]
+
+
+def test_groups_of_nccl_are_built_once_all_are_there_and_spare_their_members(monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    class Made:
+        Options = SimpleNamespace
+
+        def __init__(self, _store, rank, size, options):
+            self.made = (rank, size, options._timeout.total_seconds(), os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Made, raising=False)
+    cuda = {"size": 2, "address": "127.0.0.1", "device": torch.device("cuda")}
+    with pytest.raises(RuntimeError, match=r"here-1|timeout"):
+        connect(PrefixStore("alone", store), rank=0, timeout_s=0.2, **cuda)
+    with ThreadPoolExecutor(2) as pool:
+        # A client is for one process: while it waits, it does nothing else.
+        clients = [store, TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)]
+        both = [
+            pool.submit(connect, PrefixStore("both", clients[rank]), rank=rank, timeout_s=20.0, **cuda)
+            for rank in range(2)
+        ]
+        # CleanUpOnly: the watchdog ends no process.
+        assert [each.result().made for each in both] == [(rank, 2, 1800.0, "2") for rank in range(2)]

@@ -1,0 +1,94 @@
+"""A gradient group over NCCL loses a member in a sum: the other one lives, and goes on with a new one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as processes
+from torch.distributed import PrefixStore, TCPStore
+
+from cosmos_core.policy.processes.backend import connect
+from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices: NCCL refuses two ranks on one"),
+    pytest.mark.timeout(300),
+]
+
+
+def member(port: int, gpu: int, generation: int, rank: int, until: float) -> GradientGroup:
+    """A member of a generation; it waits for others until then."""
+    device = torch.device("cuda", gpu)
+    torch.cuda.set_device(device)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    backend = connect(
+        PrefixStore(str(generation), store), rank=rank, size=2, address="127.0.0.1", device=device, timeout_s=60.0
+    )
+
+    def interrupted() -> bool:
+        return time.time() > until
+
+    return GradientGroup(
+        generation=generation, rank=rank, size=2, backend=backend, device=device, interrupted=interrupted
+    )
+
+
+def dies(port: int) -> None:
+    """Takes part in one sum, and is killed before the next."""
+    group = member(port, 1, 1, 1, time.time() + 60)
+    group.sum(torch.ones(1 << 20, device="cuda"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def joins(port: int) -> None:
+    """The new member of the second generation."""
+    group = member(port, 1, 2, 1, time.time() + 120)
+    group.sum(torch.ones(1 << 20, device="cuda"))
+    # The other one has its sum, too, before this one's end can be taken for an error.
+    time.sleep(1.0)
+
+
+def lives(port: int, answers: Any) -> None:
+    """Loses the other member, leaves the generation, and is in the next."""
+    group = member(port, 0, 1, 0, time.time() + 20)
+    group.sum(torch.ones(1 << 20, device="cuda"))
+    try:
+        while True:
+            group.sum(torch.ones(1 << 20, device="cuda"))
+    except GradientGroupError as error:
+        answers.put(str(error))
+    # Longer than NCCL's watchdog takes to act on the failure.
+    time.sleep(5.0)
+    again = torch.ones(1 << 20, device="cuda")
+    member(port, 0, 2, 0, time.time() + 60).sum(again)
+    answers.put(float(again[0]))
+
+
+def test_the_survivor_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As `cosmos run` starts policies; four times the second is how long the watchdog waits before it acts.
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    spawn = processes.get_context("spawn")
+    answers = spawn.Queue()
+    survivor = spawn.Process(target=lives, args=(store.port, answers))
+    lost, joiner = (spawn.Process(target=each, args=(store.port,)) for each in (dies, joins))
+    for process in (survivor, lost):
+        process.start()
+    try:
+        assert answers.get(timeout=120).startswith("generation 1: ")
+        joiner.start()
+        assert answers.get(timeout=120) == 2.0
+        survivor.join(30)
+        assert (survivor.exitcode, lost.exitcode) == (0, -signal.SIGKILL)
+    finally:
+        for process in (survivor, lost, joiner):
+            if process.pid is not None:
+                process.kill()
