@@ -72,7 +72,7 @@ def describe(
         impossible=impossible_axes(shell, alone_because),
         attends_pluggably=not alone_because,
         notices=(_ALONE + alone_because,) if alone_because else (),
-        most_outputs=CHUNK_ELEMENTS,
+        most_outputs=CHUNK_ELEMENTS["cuda"],
         absent_weights=absent,
         linear_layers=frozenset(candidates(shell)),
         matrices=matrices_of(shell),

@@ -131,11 +131,11 @@ class SplitRows:
 
 
 def _entropy(logprobs_NV: torch.Tensor) -> torch.Tensor:
-    return -(logprobs_NV.exp() * logprobs_NV).nan_to_num(0.0).sum(-1)
+    return -logprobs_NV.exp().mul_(logprobs_NV).nan_to_num_(0.0).sum(-1)
 
 
-CHUNK_ELEMENTS: Final = 1 << 25
-"""Largest number of logits held at once (128 MiB in float32)."""
+CHUNK_ELEMENTS: Final = {"cpu": 1 << 25, "cuda": 1 << 28}
+"""Largest number of logits held at once, by device: 128 MiB and 1 GiB in float32."""
 
 _PART: Final = "_cosmos_vocabulary"
 
@@ -190,8 +190,10 @@ def evaluate(
     is_whole = num_told == num_tokens
 
     def one(hidden: torch.Tensor, targets: torch.Tensor, *compared: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        unscaled = logits(hidden).float()
-        rows = rows_of(unscaled if temperature == 1.0 else unscaled / temperature, vocabulary)
+        scores = logits(hidden).float()
+        scores = scores if temperature == 1.0 else scores / temperature
+        rows = rows_of(scores, vocabulary)
+        del scores
         given = [rows.pick(targets[:, None])[:, 0]]
         if with_entropy:
             given.append(rows.entropy())
@@ -205,7 +207,8 @@ def evaluate(
         return tuple(given)
 
     each = (hidden_ND, targets_N, *(theirs[name] for name in ("logprobs", "ids") if name in theirs))
-    num_rows = max(1, CHUNK_ELEMENTS // vocabulary.most)
+    most = CHUNK_ELEMENTS["cpu" if hidden_ND.device.type == "cpu" else "cuda"]
+    num_rows = max(1, most // vocabulary.most)
     if len(targets_N) <= num_rows:
         given = list(one(*each))
     else:

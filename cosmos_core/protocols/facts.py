@@ -102,7 +102,7 @@ class ModelFacts:
         extents: What the axes must divide.
         context_methods: Ways of computing its attention over `cp`, one of which is its `auto`.
         impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
-        most_outputs: Most values of the output layer held at once (0: those of a whole micro-batch).
+        most_outputs: Most values of the output layer that a GPU holds at once (0: those of a whole micro-batch).
         absent_weights: Where weights of its checkpoint are not there: what is missing and what to do before it can run.
         linear_layers: Names of the linear layers that can compute in 8 bits; empty where they are not known.
         matrices: Shapes, by canonical name, of what `rollout.quantization` is for: linear layers [out, in] and stacked

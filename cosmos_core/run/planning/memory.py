@@ -299,10 +299,10 @@ class _Rank:
         """Bytes of logits on the process that has the output layer, as if every unit were a decision."""
         if not self._has_output(parts):
             return 0
-        values = math.ceil(self.units * self.facts.vocab_size)
-        if self.facts.most_outputs:
-            values = min(values, max(self.facts.most_outputs, self.facts.vocab_size))
-        return math.ceil(OUTPUT_COPIES * 4 * values / self.policy.mesh.tp)
+        # Chunks are of this process's part of the vocabulary.
+        row = math.ceil(self.facts.vocab_size / self.policy.mesh.tp)
+        values = math.ceil(self.units * row)
+        return OUTPUT_COPIES * 4 * min(values, max(self.facts.most_outputs or values, row))
 
     def _has_output(self, parts: Sequence[ModelPart]) -> bool:
         return not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}

@@ -57,8 +57,8 @@ def probs(hidden, weight):
 def test_divergences_and_their_gradients_are_those_of_the_definitions(monkeypatch):
     for kind in KINDS:
         for top in [None, 3, VOCABULARY + 5]:
-            for chunk in [head.CHUNK_ELEMENTS, 2 * VOCABULARY]:
-                monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
+            for chunk in [1 << 25, 2 * VOCABULARY]:
+                monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", chunk)
                 divergence = Divergence(kind=kind, beta=0.3, top=top)
                 hidden, weight, targets = draw(0)
                 other_hidden, other_weight, _ = draw(1)
@@ -94,8 +94,8 @@ def test_telling_fewer_outcomes_apart_never_gives_more():
 def test_ids_are_kept_of_a_part_of_the_vocabulary_alone(monkeypatch):
     """Twice as many bytes as the log-probs of all tokens would say nothing."""
     for top, names in [(None, {"logprobs"}), (99, {"logprobs"}), (3, {"logprobs", "ids"})]:
-        for chunk in [head.CHUNK_ELEMENTS, 2 * VOCABULARY]:
-            monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
+        for chunk in [1 << 25, 2 * VOCABULARY]:
+            monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", chunk)
             hidden, weight, targets = draw(0)
             look = evaluate(hidden, weight, targets, prediction_for=Divergence(kind="jsd", top=top)).prediction
             assert {*look} == names

@@ -41,7 +41,7 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
     hidden, weight, targets = inputs
     whole = evaluate(hidden, weight, targets, with_entropy=True)
     expected = torch.autograd.grad(whole.logprobs_N.square().sum(), (hidden, weight))
-    monkeypatch.setattr(head, "CHUNK_ELEMENTS", 22)
+    monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", 22)
     rows = []
     chunked = head.evaluate(
         lambda x: rows.append(len(x)) or x @ weight.T,
@@ -62,7 +62,7 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
 
 def test_a_split_vocabulary_gives_the_same_on_each_process(subtests):
     for size in [12, 11]:
-        for chunk in [head.CHUNK_ELEMENTS, 10]:
+        for chunk in [1 << 25, 10]:
             with subtests.test(size=size, chunk=chunk):
                 (hidden, weight, targets), scores = draw(size), torch.arange(7.0)
                 whole = evaluate(hidden, weight, targets, temperature=0.5, with_entropy=True)
@@ -86,7 +86,7 @@ def draw(size):
 
 
 def split(chunk, size):
-    head.CHUNK_ELEMENTS = chunk
+    head.CHUNK_ELEMENTS["cpu"] = chunk
     hidden, weight, targets = draw(size)
     group, rank = dist.group.WORLD, dist.get_rank()
     part = weight.detach()[rank * 6 : rank * 6 + 6].clone().requires_grad_()
