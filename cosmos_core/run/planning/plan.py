@@ -40,7 +40,6 @@ from cosmos_core.run.planning.parts import Parts, lacks_tokenizer, look_at_rows,
 from cosmos_core.run.planning.preflight import (
     absent_gpus,
     absent_of_rewards,
-    check_devices,
     check_exposed,
     check_hooks,
     check_keys,
@@ -82,7 +81,6 @@ def make_plan(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Plan:
     """
     plugins = load_plugins(recipe)
     job = _job(recipe, recipe_path, staging)
-    check_devices(recipe, plugins)
     check_exposed(recipe, capabilities_of(recipe, plugins))
     if capabilities_of(recipe, plugins).shares_folder:
         check_keys(job)
@@ -156,7 +154,6 @@ def _fixed(recipe: Recipe, parts: Parts) -> dict[str, str]:
 def check_changed(job: Job) -> None:
     """Refuse, by a CosmosError, to go on with a run that has been changed into one that cannot run."""
     plugins = load_plugins(job.recipe)
-    check_devices(job.recipe, plugins)
     dataset = load_dataset(job, plugins)
     check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset, job.recipe)))
 

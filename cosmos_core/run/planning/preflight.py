@@ -104,35 +104,21 @@ def check_keys(job: Job) -> None:
         raise ConfigError(f"control.keys: {error}") from error
 
 
-def check_devices(recipe: Recipe, plugins: PluginSet) -> None:
-    """Refuse, by a ConfigError, devices that this machine lacks, where the run's processes are started on it."""
-    wanting = [f"{pool}.device" for pool in ("policy", "rollout") if getattr(recipe, pool).device == "cuda"]
-    if not wanting or capabilities_of(recipe, plugins).submits:
-        return
-    for key in wanting:
-        uses_gpu(key, "cuda")
-    found = len(visible_gpus())
-    each = world_size(recipe.policy.mesh)
-    if recipe.policy.device == "cuda" and recipe.policy.replicas * each > found:
-        sizes = f" · {each} processes of policy.mesh" if each > 1 else ""
-        raise ConfigError(
-            f"policy.replicas: {recipe.policy.replicas} replicas{sizes} need a GPU for each process, and this machine "
-            f"has {found}"
-        )
-
-
 def check_gpus(recipe: Recipe) -> None:
-    """Refuse to start replicas whose processes would have to share a GPU, which NCCL cannot.
+    """Refuse to start processes of one NCCL group that would have to share a GPU, which it cannot.
 
     A plan may be made where the GPUs are not; a run may not.
     """
-    found = len(visible_gpus())
-    for pool, config in (("policy", recipe.policy), ("rollout", recipe.rollout)):
-        each = world_size(config.mesh)
-        if config.device != "cpu" and 0 < found < each:
+    found, policy, rollout = len(visible_gpus()), recipe.policy, recipe.rollout
+    sizes = f"{policy.replicas} · {world_size(policy.mesh)}" if policy.replicas > 1 else f"{world_size(policy.mesh)}"
+    for key, device, number, told in (
+        ("policy.mesh", policy.device, policy.replicas * world_size(policy.mesh), sizes),
+        ("rollout.mesh", rollout.device, world_size(rollout.mesh), f"{world_size(rollout.mesh)}"),
+    ):
+        if device != "cpu" and 0 < found < number:
             raise ConfigError(
-                f"{pool}.mesh: {each} processes of a replica need a GPU each, and this machine has {found}; use a "
-                f"smaller mesh, or {pool}.device = 'cpu'"
+                f"{key}: {told} processes of its replicas need a GPU each, and this machine has {found}; use a smaller "
+                f"mesh or fewer replicas, or {key.removesuffix('mesh')}device = 'cpu'"
             )
 
 

@@ -231,6 +231,10 @@ def test_processes_have_a_gpu_and_sequences_each(monkeypatch):
         check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 4}}}))
     check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 2}}}))
     check_gpus(recipe_from({**RECIPE, "policy": {"optimizer": {"lr": 1e-6}, "mesh": {"dp_shard": 4}, "device": "cpu"}}))
+    replicas = {"optimizer": {"lr": 1e-6}, "replicas": 3}
+    with pytest.raises(ConfigError, match=r"policy.mesh: 3 · 1 processes .* need a GPU each, and this machine has 2"):
+        check_gpus(recipe_from({**RECIPE, "policy": replicas}))
+    check_gpus(recipe_from({**RECIPE, "policy": {**replicas, "replicas": 2}}))
     with pytest.raises(ConfigError, match=r"rollout.mesh: 4 processes .*or rollout.device = 'cpu'"):
         check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4})}))
     check_gpus(recipe_from({**RECIPE, **rollout(mesh={"tp": 4}, device="cpu")}))
