@@ -1,4 +1,4 @@
-"""How much of its device a process uses: of its memory, and of the products that it can compute."""
+"""Measures the use of devices: of their memory, and of the products that they can compute."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Trainer:
         nonfinite_steps: Steps skipped in a row.
         unimitated_steps: Steps in a row in which no demonstration could be read of those that are to be imitated.
         num_units: Units that went forward and backward since the start of the process.
-        used: How much of its device this process used in the last step, by name (`replica.utilisation`).
+        used: The use of its device by this process in the last step, by name (`replica.utilisation`).
         activity: What the replica is doing; each forward of a layer counts as progress.
     """
 

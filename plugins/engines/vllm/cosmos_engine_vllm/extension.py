@@ -23,7 +23,7 @@ from cosmos_core.errors import AttestationError, CosmosError, EngineError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.protocols.quantization import FORMATS, Quantization
 from cosmos_core.rollout.serving import die_with_parent
-from cosmos_engine_vllm import packed
+from cosmos_engine_vllm import latent, packed
 from cosmos_engine_vllm.census import Seen, census, made_since
 from cosmos_engine_vllm.held import HeldWeights, Written, meta_tensors
 from cosmos_engine_vllm.regions import find_regions
@@ -126,6 +126,7 @@ class WorkerExtension:
         """Write what `cosmos_read` found, every rank its own; nothing is generated meanwhile."""
         self._cosmos_held.copy(self._cosmos_written)
         packed.pack_again(self._cosmos_model())
+        latent.make_again(self._cosmos_model())
 
     @_answering
     def cosmos_digests(self) -> dict[str, list[int]]:
@@ -138,6 +139,11 @@ class WorkerExtension:
             raise AttestationError(
                 f"{tensor or 'padding'}: products of {name} of vLLM's rank {self.rank} are not those of its matrix, "
                 f"from row {row} on: what they are packed from is something else"
+            )
+        for projection, name in latent.wrong(self._cosmos_model()):
+            raise AttestationError(
+                f"{held.owner_of(projection, 0)}: {name} of vLLM's rank {self.rank} computes with something else: what "
+                "is made of it was not made anew"
             )
         return held.digests(self._cosmos_rank_shards)
 
@@ -185,7 +191,7 @@ def register() -> None:
             model: torch.nn.Module = dummy.load_model(self, *args, **kwargs)
         before: Mapping[str, Seen] = self.census
         # Told when the engine asks: of an error here, the processes of vLLM would tell nothing but that there was one.
-        setattr(model, _MADE, made_since(model, before))
+        setattr(model, _MADE, sorted(set(made_since(model, before)) - latent.made_again(model)))
         return model
 
     loaders.register_model_loader(LOAD_FORMAT)(

@@ -35,6 +35,10 @@ class VllmOptions:
         help="Whose random numbers draw: each request's own, which a lease that is repeated draws again, or the "
         'engine\'s for a whole batch, which is faster. "auto" is "request" on a CPU and "engine" on a GPU.',
     )
+    expert_parallel: bool = option(
+        False,
+        help="With `rollout.mesh.tp` above 1: whether each process has whole experts, and not a part of each.",
+    )
     verify: bool = option(
         True, help="Whether to check at start that vLLM gives the same log-probs as the model's own forward."
     )

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
+from cosmos_engine_vllm import latent
 from cosmos_engine_vllm.census import is_default
 
 LoadWeights: TypeAlias = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
@@ -90,10 +91,12 @@ def unmapped(
         for name, buffer in model.named_buffers()
         if name in saved and buffer.is_floating_point() and not is_default(buffer)
     ]
+    made = latent.made_again(model)
     return held_besides + [
         name
         for name, parameter in parameters.items()
-        if parameter.is_floating_point()
+        if name not in made
+        and parameter.is_floating_point()
         and covered.get(name, 0) < parameter.numel()
         and not (name in padded and name in covered)
     ]
@@ -122,7 +125,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _trace(model: torch.nn.Module, name: str, meta: torch.Tensor) -> list[Region]:
     load: LoadWeights = model.load_weights  # type: ignore[assignment]
-    owners = {parameter.untyped_storage().data_ptr(): key for key, parameter in model.named_parameters()}
+    made = latent.made_again(model)
+    parameters = ((key, value) for key, value in model.named_parameters() if key not in made)
+    owners = {parameter.untyped_storage().data_ptr(): key for key, parameter in parameters}
     watch = _Watch(meta, owners)
     try:
         with watch:

@@ -176,6 +176,36 @@ def test_a_tensor_that_is_held_in_another_form_is_refused(subtests):
             find_regions(Down(loader), {"down": TENSORS["down"].to("meta")})
 
 
+class Experts(nn.Module):
+    """Loads as vLLM's experts do where each rank has whole ones: those of others are passed over."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.mine, self.gate, self.w2 = range(first, last), empty(4, 4), empty(last - first, 4, 3)
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if name == "gate":
+                self.gate.data.copy_(tensor)
+            elif int(name.partition(".")[2]) in self.mine:
+                self.w2.data[int(name.partition(".")[2]) - self.mine.start].copy_(tensor)
+
+
+def test_each_rank_has_whole_experts_and_attests_these():
+    tensors = {"gate": torch.randn(4, 4), **{f"expert.{number}": torch.randn(4, 3) for number in range(4)}}
+    facts, models = meta(tensors), [Experts(0, 2), Experts(2, 4)]
+    ranks = [HeldWeights(model, find_regions(model, facts), facts) for model in models]
+    shares = Shares(facts, [rank.shards() for rank in ranks], "Experts")
+    held = [{piece.name for piece, _ in layout} for layout in shares.layout().values()]
+    assert held == [{"gate", "expert.0", "expert.1"}, {"gate", "expert.2", "expert.3"}]
+    for index, rank in enumerate(ranks):
+        pieces = [(piece, data) for piece, data in written(tensors) if piece.name in held[index]]
+        rank.copy(pieces)
+        rank.check(pieces, index)
+    found = [rank.digests(shares.rank_shards()[index]) for index, rank in enumerate(ranks)]
+    assert shares.combine(found) == digest_of(tensors)
+
+
 def test_a_tensor_of_which_no_rank_has_all_is_refused():
     half = TensorSlice(name="down", start=(0, 0), shape=(2, 3))
     with pytest.raises(EngineError, match="copies 6 of the 12 values of 'down'"):
