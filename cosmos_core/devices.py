@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import shutil
 import subprocess
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import attrs
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cosmos_core.errors import ConfigError
 
@@ -25,9 +21,8 @@ _HIDDEN: Final = frozenset({"", "-1", "NoDevFiles"})
 """Of CUDA_VISIBLE_DEVICES; the last is Slurm's for a job without GPUs."""
 
 
-@attrs.frozen(kw_only=True)
-class Gpu:
-    """One GPU, its memory in bytes; 0 where it shares the host's."""
+class Gpu(NamedTuple):
+    """One GPU, its memory in bytes; 0 where it shares the host's. It needs no library: a fork server imports this."""
 
     index: str
     uuid: str
@@ -54,11 +49,8 @@ def hidden() -> bool:
 def gpus() -> list[Gpu]:
     """The GPUs that `nvidia-smi` tells of, whatever CUDA_VISIBLE_DEVICES says; none where it is absent or fails."""
     told, _ = _ask_driver(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-    rows = [row for row in csv.reader(io.StringIO(told), skipinitialspace=True) if row]
-    return [
-        Gpu(index=index, uuid=uuid, name=name, memory_bytes=_bytes(total), free_bytes=_bytes(free), driver=driver)
-        for index, uuid, name, total, free, driver in rows
-    ]
+    rows = [line.split(", ") for line in told.splitlines()]
+    return [Gpu(index, uuid, name, _bytes(total), _bytes(free), of) for index, uuid, name, total, free, of in rows]
 
 
 def choose_device(key: str, name: str) -> torch.device:

@@ -116,8 +116,8 @@ def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
     )
 
     def crowds(memory_bytes, free_bytes, index="0"):
-        gpu = attrs.evolve(there, index=index, memory_bytes=memory_bytes, free_bytes=free_bytes)
-        monkeypatch.setattr(footprint, "gpus", lambda: [gpu, attrs.evolve(there, index="5", uuid="GPU-b")])
+        gpu = there._replace(index=index, memory_bytes=memory_bytes, free_bytes=free_bytes)
+        monkeypatch.setattr(footprint, "gpus", lambda: [gpu, there._replace(index="5", uuid="GPU-b")])
         return crowded(plan)
 
     assert crowds(need, need) == ""
