@@ -24,7 +24,7 @@ _HIDDEN: Final = frozenset({"", "-1", "NoDevFiles"})
 class Gpu(NamedTuple):
     """One GPU, its memory in bytes; 0 where it shares the host's. It needs no library: a fork server imports this."""
 
-    index: str
+    number: str
     uuid: str
     name: str
     memory_bytes: int
@@ -50,7 +50,7 @@ def gpus() -> list[Gpu]:
     """The GPUs that `nvidia-smi` tells of, whatever CUDA_VISIBLE_DEVICES says; none where it is absent or fails."""
     told, _ = _ask_driver(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     rows = [line.split(", ") for line in told.splitlines()]
-    return [Gpu(index, uuid, name, _bytes(total), _bytes(free), of) for index, uuid, name, total, free, of in rows]
+    return [Gpu(number, uuid, name, _bytes(total), _bytes(free), of) for number, uuid, name, total, free, of in rows]
 
 
 def choose_device(key: str, name: str) -> torch.device:

@@ -229,10 +229,10 @@ def crowded(plan: Plan) -> str:
         for _ in range(pool.replicas * pool.processes * pool.gpus):
             loads[next(places)] += pool.device_bytes // pool.gpus
     for gpu in gpus():
-        load = loads.get(gpu.index, loads.get(gpu.uuid, 0))
+        load = loads.get(gpu.number, loads.get(gpu.uuid, 0))
         if gpu.free_bytes < load and gpu.memory_bytes:
             held = gpu.memory_bytes - gpu.free_bytes
-            text = f"GPU {gpu.index}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
+            text = f"GPU {gpu.number}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
             if load > gpu.memory_bytes:
                 return f"{text}; spread them over more GPUs, or make them smaller: docs/guides/hardware.md"
             return f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"

@@ -125,7 +125,7 @@ def test_keys_and_addresses_are_looked_at(here, monkeypatch):
     assert found(system.ports()).keys() == {("warning", "ports")}
 
 
-H200 = Gpu(index="0", uuid="GPU-1", name="H200", memory_bytes=141 << 30, free_bytes=140 << 30, driver="580.1")
+H200 = Gpu(number="0", uuid="GPU-1", name="H200", memory_bytes=141 << 30, free_bytes=140 << 30, driver="580.1")
 
 
 def test_gpus_are_compared_with_what_torch_sees():
@@ -133,7 +133,7 @@ def test_gpus_are_compared_with_what_torch_sees():
     told = words([*software.gpus(cuda, [H200], ["0"])])
     assert "torch sees 1, driver 580.1" in told
     assert "0: H200, 140 of 141 GiB free, bf16 and fp8" in told
-    other = Gpu(index="0", uuid="GPU-2", name="T4", memory_bytes=15 << 30, free_bytes=15 << 30, driver="580.1")
+    other = Gpu(number="0", uuid="GPU-2", name="T4", memory_bytes=15 << 30, free_bytes=15 << 30, driver="580.1")
     assert "0: H200" in words([*software.gpus(cuda, [other, H200], ["1"])]), "torch sees what is visible alone"
     assert "2 here, driver 580.1, hidden by CUDA_VISIBLE_DEVICES" in words([*software.gpus(FACTS, [other, H200], [])])
     for facts, gpu, status, text in [
@@ -142,7 +142,7 @@ def test_gpus_are_compared_with_what_torch_sees():
         ({**cuda, "capability": [[7, 0]]}, H200, "warning", "neither bf16 nor fp8"),
         (
             cuda,
-            Gpu(index="0", uuid="GPU-1", name="H200", memory_bytes=141 << 30, free_bytes=1 << 30, driver="580.1"),
+            Gpu(number="0", uuid="GPU-1", name="H200", memory_bytes=141 << 30, free_bytes=1 << 30, driver="580.1"),
             "warning",
             "see nvidia-smi",
         ),

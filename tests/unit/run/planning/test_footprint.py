@@ -112,12 +112,12 @@ def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
     (pool,) = planned_pools(plan)
     need, there = (
         3 * pool.device_bytes,
-        Gpu(index="0", uuid="GPU-a", name="T4", memory_bytes=0, free_bytes=0, driver=""),
+        Gpu(number="0", uuid="GPU-a", name="T4", memory_bytes=0, free_bytes=0, driver=""),
     )
 
     def crowds(memory_bytes, free_bytes, index="0"):
-        gpu = there._replace(index=index, memory_bytes=memory_bytes, free_bytes=free_bytes)
-        monkeypatch.setattr(footprint, "gpus", lambda: [gpu, there._replace(index="5", uuid="GPU-b")])
+        gpu = there._replace(number=index, memory_bytes=memory_bytes, free_bytes=free_bytes)
+        monkeypatch.setattr(footprint, "gpus", lambda: [gpu, there._replace(number="5", uuid="GPU-b")])
         return crowded(plan)
 
     assert crowds(need, need) == ""
