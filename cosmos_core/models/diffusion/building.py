@@ -20,7 +20,8 @@ from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, kept_by
 from cosmos_core.models.diffusion.checkpoint import StreamedTransformer
 from cosmos_core.models.diffusion.context import TokenSlices
 from cosmos_core.models.diffusion.family import Family
-from cosmos_core.models.parallel.forwards import recompute_layer, root
+from cosmos_core.models.parallel.compiled import economise
+from cosmos_core.models.parallel.forwards import root
 from cosmos_core.models.parallel.lora import add_adapters, check_adapted, surround_adapted, with_adapters
 from cosmos_core.models.parallel.parallelize import shard
 from cosmos_core.models.parallel.stages import layers_name, widths
@@ -43,16 +44,19 @@ def build(
 ) -> nn.Module:
     """All of a transformer, or this process's part, with the weights in `folder`, else with drawn ones.
 
-    Every process of the mesh calls it. Weights are drawn in float32 on the CPU.
+    Every process of the mesh calls it. Weights are drawn in float32 on the CPU; on the meta device there are none.
     """
     shell = make_shell(family)
     for parameter in shell.parameters():
         # Buffers stay as they are: rotary angles are float32 on purpose.
         parameter.data = parameter.data.to(dtype)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
-    streamed = None if folder is None else StreamedTransformer(str(folder), shell).read
+    is_filled = device.type != "meta"
+    streamed = StreamedTransformer(str(folder), shell).read if folder is not None and is_filled else None
     if layout is not None:
         lay_out(shell, family, layout)
+    if not is_filled:
+        return shell
     offload = layout is not None and layout.cpu_offload
     buffers = functools.partial(_compute_buffers, family)
     materialise([shell], device=device, offload=offload, compute_buffers=buffers)
@@ -75,9 +79,7 @@ def lay_out(module: nn.Module, family: Family, layout: Layout) -> None:
     add_adapters(module, surround_adapted(layers, layout), layout)
     slices = TokenSlices.of(layout)
     for block in blocks:
-        if layout.compile:
-            block.forward = torch.compile(block.forward)
-        recompute_layer(block, layout.recompute)
+        economise(block, layout)
     if slices is not None:
         family.spread(module, slices)
     root(module, layout)

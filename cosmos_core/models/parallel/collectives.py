@@ -53,7 +53,7 @@ def reduce_scatter_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Te
 
 def split_dim(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim` of a shared tensor; the backward pass gathers, so that the gradient is whole."""
-    return _call(tensor, group, lambda whole, of: part(whole, dim, of).contiguous(), partial(_all_gather, dim))
+    return _call(tensor, group, partial(_own, dim), partial(_all_gather, dim))
 
 
 def all_to_all(
@@ -95,6 +95,11 @@ def part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tens
     assert tensor.shape[dim] % size == 0, f"{tensor.shape[dim]} is no multiple of {size}"
     length = tensor.shape[dim] // size
     return tensor.narrow(dim, group.rank() * length, length)
+
+
+def _own(dim: int, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    # A view, contiguous as it may be, would keep all of the tensor, and have strides of its own.
+    return part(tensor, dim, group).clone(memory_format=torch.contiguous_format)
 
 
 def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

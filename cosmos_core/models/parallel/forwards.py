@@ -43,14 +43,14 @@ def surround(module: nn.Module, around: Around) -> None:
 @contextlib.contextmanager
 def substituted(module: nn.Module, tensors: Mapping[str, torch.Tensor | None]) -> Iterator[None]:
     """The module's own parameters replaced by tensors for the length of a call."""
-    parameters = {name: module._parameters.pop(name) for name in tensors}  # noqa: SLF001 - no public way in
-    module.__dict__.update(tensors)
+    held = module._parameters  # noqa: SLF001 - no public way in
+    parameters = {name: held[name] for name in tensors}
+    # In place, which torch's compiler can follow, and in their order, which it looks at.
+    held.update(tensors)  # type: ignore[arg-type] # as `torch.func.functional_call` does
     try:
         yield
     finally:
-        for name, parameter in parameters.items():
-            del module.__dict__[name]
-            module._parameters[name] = parameter  # noqa: SLF001
+        held.update(parameters)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -37,6 +37,7 @@ from cosmos_core.errors import ConfigError, PluginIncompatibleError, UnevenError
 from cosmos_core.models.attention import context
 from cosmos_core.models.head import Vocabulary, note_part
 from cosmos_core.models.parallel.collectives import gather_dim, gather_for_shared, split_dim
+from cosmos_core.models.parallel.compiled import economise
 from cosmos_core.models.parallel.expert import is_experts, spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
 from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, recompute_layer, root
@@ -86,15 +87,16 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
         for each in experts:
             # Rows travel in numbers that differ each time, which a compiled graph would be made anew for.
             each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
-        for layer in layers.values():
-            # What recomputes is put round this: attention is no part of a graph, and of a checkpoint in which a graph
-            # breaks nothing is compiled.
-            layer.forward = torch.compile(layer.forward)
+    for layer in layers.values():
+        economise(layer, layout)
     # Layers of towers beside the text decoder may keep more than all of that does.
     text = set(module.get_decoder().modules())
     towers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]
-    for layer in (*layers.values(), *towers):
-        recompute_layer(layer, layout.recompute)
+    for tower in towers:
+        recompute_layer(tower, layout.recompute)
+    if mesh.size("tp") > 1 and layout.sequence_parallel:
+        # Round what is compiled, so that the first and the last layer are like all others there.
+        _split_sequence(list(layers.values()), mesh.group("tp"))
     root(module, layout, _beside(module))
     shard(module, list(layers.values()), experts, _lone_embedding(module), layout)
 
@@ -236,7 +238,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _split_layers(layers: Sequence[nn.Module], gathered: Collection[nn.Module], group: dist.ProcessGroup) -> None:
-    """Hold a part of the sequence from before the first layer to after the last one; styles are applied already.
+    """Let layers work on a part of the sequence; styles are applied already.
 
     `gathered` are the children of layers that are tensor parallel throughout.
     """
@@ -246,6 +248,10 @@ def _split_layers(layers: Sequence[nn.Module], gathered: Collection[nn.Module], 
                 _split_child(f"{type(layer).__name__}.{name}", child, group)
         if own_parameters(layer):
             sum_parameter_gradients(layer, group)
+
+
+def _split_sequence(layers: Sequence[nn.Module], group: dist.ProcessGroup) -> None:
+    """Split the sequence before the first layer, and gather it after the last one."""
     if layers:
         change_hidden(layers[0], before=lambda hidden: _split(hidden, group))
         change_hidden(layers[-1], after=lambda hidden: gather_for_shared(hidden, SEQUENCE, group))
