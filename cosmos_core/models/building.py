@@ -63,18 +63,19 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
 
     Weights of a checkpoint are streamed into shards. Weights that are drawn are drawn whole, on the CPU, and what the
     process does not hold is dropped: transformers draws in an order of its own, module within module, of which a part
-    alone cannot be had.
+    alone cannot be had. On the meta device there are none.
     """
-    shell = make_shell(blueprint)
+    shell, is_filled = make_shell(blueprint), blueprint.device.type != "meta"
     _check(shell, blueprint, layout)
     # Before anything is split, so that every process finds the same fault in a checkpoint.
-    streamed = Streamed(blueprint.path, shell).read if blueprint.path is not None else None
+    streamed = Streamed(blueprint.path, shell).read if blueprint.path is not None and is_filled else None
     stages = cut(shell, layout) if layout.mesh.size("pp") > 1 else [shell]
     for stage in stages:
         parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
-    materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
-    weights = streamed or weights_of(draw(blueprint))
-    fill(stages, with_adapters(weights, blueprint.seed), blueprint.path)
+    if is_filled:
+        materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
+        weights = streamed or weights_of(draw(blueprint))
+        fill(stages, with_adapters(weights, blueprint.seed), blueprint.path)
     return Stages(stages) if layout.mesh.size("pp") > 1 else stages[0]
 
 

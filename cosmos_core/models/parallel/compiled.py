@@ -10,7 +10,7 @@ Source: arXiv:2205.05198 section 5 (selective). Deviation: results of products t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -56,7 +56,7 @@ def _compile(layer: nn.Module, *, selects: bool) -> None:
     surround(layer, around)
 
 
-def _select(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+def _select(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
     """Compile a graph whose backward pass computes again all but products and reductions."""
     with partitioner.patch(aggressive_recomputation=True):
         return lookup_backend(BACKEND)(graph, inputs)
