@@ -56,7 +56,7 @@ def profile(
     except KeyboardInterrupt:
         typer.echo(f"No longer waiting; traces will be in {run}/profiles", err=True)
         return
-    for trace in done.traces:
+    for trace in sorted(done.traces, key=lambda trace: (len(trace), trace)):
         typer.echo(run / trace)
     for name, problem in done.problems.items():
         typer.echo(f"{name}: {problem}", err=True)
