@@ -72,7 +72,7 @@ _TABLE: Final = 1 << 16
 _BLOCK: Final = {"cpu": 1 << 16, "other": 1 << 24}
 """Elements per pass: on a CPU the int64 scratch (512 KiB) stays in the second-level cache."""
 
-_VIEWS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Digests:
@@ -188,7 +188,7 @@ def _weighted_sum(tensor: torch.Tensor, start: tuple[int, ...], whole: tuple[int
     rows = _places(start[:split], tensor.shape[:split], whole[:split], device)
     columns = _places(start[split:], tensor.shape[split:], whole[split:], device)
     # As bits first: not every device copies each dtype of a byte.
-    values = tensor.view(_VIEWS[tensor.element_size()]).reshape(len(rows), len(columns))
+    values = tensor.view(BITS[tensor.element_size()]).reshape(len(rows), len(columns))
     if not values.is_contiguous() and values.stride(-1) != 1:
         values = values.contiguous()
     if tensor.element_size() == 8:

@@ -20,7 +20,7 @@ import torch
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.sockets import Closing
-from cosmos_core.weights import slices
+from cosmos_core.weights import slices, staging
 from cosmos_core.weights.digest import Digests
 from cosmos_core.weights.quantization import MatrixShare, copy_exactly
 from cosmos_core.weights.shards import (
@@ -35,7 +35,7 @@ from cosmos_core.weights.shards import (
     torch_dtype,
 )
 from cosmos_core.weights.shared_memory import HEADER_BYTES, SharedFile
-from cosmos_core.weights.staging import Beside, copies_itself, device_of, download, page_lock
+from cosmos_core.weights.staging import Beside, copies_itself, device_of, page_lock
 from cosmos_core.weights.wire import Origin
 
 _LOG: Final = logging.getLogger(__name__)
@@ -88,12 +88,12 @@ class Snapshot:
 
     def fill(self, entry: TensorShard, data: torch.Tensor) -> None:
         """Have the device of `data` add up its digest and copy it to its place."""
-
-        def add(part: torch.Tensor, piece: TensorSlice) -> None:
-            start = tuple(map(sum, zip(entry.start, piece.start, strict=True)))
-            self._sums.add(entry.name, part, start=start, shape=entry.shape)
-
-        download(view(self.file.buffer, entry), data, add)
+        target = view(self.file.buffer, entry)
+        for piece in slices.chunks(entry.piece, staging.BUFFER_BYTES // target.element_size()):
+            index = slices.within(piece, entry.piece)
+            part = data[index].to(target.dtype)
+            self._sums.add(entry.name, part, start=piece.start, shape=entry.shape)
+            copy_exactly(target[index], part, non_blocking=True)
 
     def write(self, piece: TensorSlice, data: torch.Tensor) -> None:
         """Copy the content of a slice to wherever the snapshot holds parts of it."""

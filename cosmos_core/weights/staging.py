@@ -13,11 +13,10 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
-from cosmos_core.protocols import TensorSlice
 from cosmos_core.weights import slices
 from cosmos_core.weights.quantization import copy_exactly
 
@@ -32,14 +31,6 @@ _locked: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 _reading: Final[dict[torch.device, Any]] = {}
 """The last copy begun from each device, as an event of its stream of copies."""
 _streams: Final[dict[torch.device, Any]] = {}
-
-
-class Mapped(Protocol):
-    """Whoever owns a mapping of memory and lets it go with itself."""
-
-    @property
-    def buffer(self) -> Any:
-        """The mapping."""
 
 
 class HostMemory:
@@ -65,8 +56,8 @@ class Beside:
     def __init__(self) -> None:
         self._stream: Any = None
         self._done: Any = None
+        # Keeps what is read and written until it is done.
         self._work: Callable[[], None] | None = None
-        """Keeps what is read and written until it is done."""
 
     def do(self, device: torch.device, work: Callable[[], None]) -> None:
         """Have it done; it may read what is there now, which may change after `settle`."""
@@ -105,16 +96,6 @@ def settle() -> None:
         cuda.current_stream(device).wait_event(event)
 
 
-def download(target: torch.Tensor, source: torch.Tensor, take: Callable[[torch.Tensor, TensorSlice], object]) -> None:
-    """Copy into page-locked memory, piece by piece; `take` gets each first, on its device and in the target's dtype."""
-    whole = slices.whole("", tuple(target.shape))
-    for piece in slices.chunks(whole, BUFFER_BYTES // target.element_size()):
-        index = slices.within(piece, whole)
-        part = source[index].to(target.dtype)
-        take(part, piece)
-        copy_exactly(target[index], part, non_blocking=True)
-
-
 def upload(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each second tensor, which lies in this machine's memory, into the first."""
     buffers: Any = None
@@ -126,10 +107,9 @@ def upload(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
             buffers = itertools.cycle([(_page_locked(BUFFER_BYTES), cuda.Event()) for _ in range(2)])
         whole = slices.whole("", tuple(source.shape))
         for piece in slices.chunks(whole, BUFFER_BYTES // source.element_size()):
-            memory, is_free = next(buffers)
-            is_free.synchronize()
             index = slices.within(piece, whole)
-            part = source[index]
+            part, (memory, is_free) = source[index], next(buffers)
+            is_free.synchronize()
             held = memory[: part.nbytes].view(part.dtype).view(part.shape)
             copy_exactly(held, part)
             copy_exactly(target[index], held, non_blocking=True)
@@ -140,25 +120,20 @@ def _page_locked(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
-def page_lock(owner: Mapped, device: torch.device) -> bool:
-    """Have a mapping page-locked for as long as its owner lives; whether it is, as devices that copy need it.
-
-    If it cannot be, copies are slow, and the log says so.
-    """
+def page_lock(owner: Any, device: torch.device) -> None:
+    """Have `owner.buffer`, a mapping, page-locked for as long as its owner lives, where the device's copies need it."""
     if not copies_itself(device) or owner in _locked:
-        return owner in _locked
-    address = torch.frombuffer(owner.buffer, dtype=torch.uint8).data_ptr()
-    runtime = cuda.cudart()
+        return
+    address, runtime = torch.frombuffer(owner.buffer, dtype=torch.uint8).data_ptr(), cuda.cudart()
     error = int(runtime.cudaHostRegister(address, len(owner.buffer), _PORTABLE))
     if error:
         _LOG.warning("%s bytes cannot be page-locked (CUDA error %d): copies are slow", f"{len(owner.buffer):,}", error)
         with suppress(RuntimeError):
             # Whatever is launched next takes the error for its own.
             torch.zeros(1, device=device)
-        return False
+        return
     _locked.add(owner)
     weakref.finalize(owner, _unlock, runtime, address, os.getpid())
-    return True
 
 
 def _unlock(runtime: Any, address: int, process: int) -> None:

@@ -90,7 +90,7 @@ def test_the_next_version_takes_the_page_locked_memory_of_the_last(cuda):
     held = weights(cuda)
     first = take_snapshot(1, held, torch.bfloat16)
     found = first.digests()
-    assert staging.page_lock(first.file, cuda), "registered when it was taken"
+    assert first.file in staging._locked
     second = take_snapshot(2, held, torch.bfloat16, spare=first.file)
     assert second.file is first.file
     assert second.digests() == found
@@ -141,7 +141,6 @@ def test_a_checkpoint_has_what_was_there_when_it_was_asked_for(device):
         tensor.zero_()
     copied.copying.wait()
     assert all(torch.equal(copied.shares[name].tensor, each) for name, each in expected.items())
-    assert (copied.memory is not None) == (device.type == "cuda")
 
 
 def publish_or_fetch() -> bool:

@@ -66,13 +66,13 @@ class Copied:
         place: Where in the run it is.
         shares: What the process holds, by name; there once the copying is done.
         copying: The work of copying, where a device does it by itself.
-        memory: That of the shares, if the next state may be copied into it when these are written.
+        memory: That of the shares, into which the next state may be copied when these are written.
     """
 
     place: Place
     shares: Mapping[str, LocalShard]
-    copying: Beside = attrs.field(factory=Beside)
     memory: HostMemory | None = None
+    copying: Beside = attrs.field(factory=Beside)
 
 
 def copy_state(state: Mapping[str, torch.Tensor], place: Place, memory: HostMemory | None = None) -> Copied:
@@ -86,14 +86,14 @@ def copy_state(state: Mapping[str, torch.Tensor], place: Place, memory: HostMemo
     if memory is None or len(memory.buffer) != size:
         memory = HostMemory(size)
     device = device_of(share.tensor for share in held.values())
-    kept = page_lock(memory, device)
+    page_lock(memory, device)
     shares = {each.name: attrs.evolve(held[each.name], tensor=view(memory.buffer, each)) for each in entries}
 
     def copy() -> None:
         for name, share in held.items():
             copy_exactly(shares[name].tensor, share.tensor, non_blocking=True)
 
-    copied = Copied(place=place, shares=shares, memory=memory if kept else None)
+    copied = Copied(place=place, shares=shares, memory=memory)
     copied.copying.do(device, copy)
     return copied
 
@@ -176,20 +176,18 @@ class ThreadedWriter(FsspecWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written[list[WriteResult]]:
         """Write a file for each thread, of items that are about as large as the others'."""
-        items = sorted(plan.items, key=_nbytes, reverse=True)
+        items, place = sorted(plan.items, key=_nbytes, reverse=True), plan.storage_data
         count = max(1, min(_THREADS, sum(map(_nbytes, items)) // _LEAST_BYTES))
-        prefixes = [plan.storage_data.prefix, *(f"{plan.storage_data.prefix}{number}_" for number in range(1, count))]
-        parts = [
-            dataclasses.replace(
-                plan, items=items[number::count], storage_data=dataclasses.replace(plan.storage_data, prefix=prefix)
-            )
-            for number, prefix in enumerate(prefixes)
-        ]
-        write = super().write_data
-        with ThreadPoolExecutor(count, "checkpoint-file") as threads:
-            results = list(threads.map(lambda part: write(part, planner).wait(), parts))
+        write_file = super().write_data
+
+        def write(number: int) -> list[WriteResult]:
+            own = dataclasses.replace(place, prefix=f"{place.prefix}{number}_") if number else place
+            part = dataclasses.replace(plan, items=items[number::count], storage_data=own)
+            return write_file(part, planner).wait()
+
         done: Written[list[WriteResult]] = Written()
-        done.set_result([result for part in results for result in part])
+        with ThreadPoolExecutor(count, "checkpoint-file") as threads:
+            done.set_result([result for found in threads.map(write, range(count)) for result in found])
         return done
 
 

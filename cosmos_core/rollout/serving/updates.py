@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 
 from cosmos_core.errors import AttestationError, EngineError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.protocols.quantization import Format
 from cosmos_core.weights import slices
-from cosmos_core.weights.digest import digest_of
+from cosmos_core.weights.digest import BITS, digest_of
 from cosmos_core.weights.quantization import dequantised_rows, quantise_tensors
 from cosmos_core.weights.shards import dtype_name
 from cosmos_core.weights.staging import upload
@@ -54,11 +52,7 @@ class Update:
             raise WeightSyncError(f"update to version {self.version}: {piece.name!r} is not a tensor of this model")
         if tuple(data.shape) != piece.shape:
             raise WeightSyncError(f"{piece.name}: data of shape {tuple(data.shape)} for a slice of {piece.shape}")
-        inside = len(piece.start) == len(piece.shape) == tensor.ndim and all(
-            start >= 0 and start + size <= whole
-            for start, size, whole in zip(piece.start, piece.shape, tensor.shape, strict=True)
-        )
-        if not inside:
+        if not slices.contains(slices.whole(piece.name, tuple(tensor.shape)), piece):
             raise WeightSyncError(
                 f"{piece.name}: a slice of {piece.shape} at {piece.start} is not in a tensor of {tuple(tensor.shape)}"
             )
@@ -76,11 +70,6 @@ class Update:
                 f"written, the first is {lacking[0]!r}"
             )
 
-    def pieces(self) -> Iterator[tuple[TensorSlice, torch.Tensor]]:
-        """The slices written, in any order."""
-        for pieces in self._pieces.values():
-            yield from pieces
-
     def close(self) -> None:
         """Let go of what was written. Idempotent."""
         self._pieces.clear()
@@ -88,42 +77,26 @@ class Update:
     def apply(self) -> None:
         """Copy everything in."""
         with torch.no_grad():
-            upload((self._place(piece), data) for piece, data in self.pieces())
+            upload((self._place(piece), data) for pieces in self._pieces.values() for piece, data in pieces)
 
     def _place(self, piece: TensorSlice) -> torch.Tensor:
         tensor = self._tensors[piece.name]
-        return tensor[slices.within(piece, slices.whole(piece.name, tensor.shape))]
+        return tensor[slices.within(piece, slices.whole(piece.name, tuple(tensor.shape)))]
 
 
 def covers(pieces: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
-    """True if slices cover a tensor: on the grid of their edges, every cell must be in one of them."""
-    if any(piece.shape == shape for piece in pieces) or 0 in shape:
-        return True
-    if not pieces:
-        return False
-    edges = [
-        sorted({0, whole, *itertools.chain.from_iterable((p.start[d], p.start[d] + p.shape[d]) for p in pieces)})
-        for d, whole in enumerate(shape)
-    ]
-    covered = np.zeros([len(marks) - 1 for marks in edges], bool)
+    """True if slices cover a tensor."""
+    rest = [] if 0 in shape else [slices.whole("", shape)]
     for piece in pieces:
-        covered[
-            tuple(
-                slice(marks.index(start), marks.index(start + size))
-                for marks, start, size in zip(edges, piece.start, piece.shape, strict=True)
-            )
-        ] = True
-    return bool(covered.all())
-
-
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        rest = [part for each in rest for part in slices.without(each, piece)]
+    return not rest
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Compare shape, dtype and bits of two tensors on the first one's device: NaN equals itself, -0 is not 0."""
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return False
-    bits = _BITS[found.element_size()]
+    bits = BITS[found.element_size()]
     return torch.equal(found.contiguous().view(bits), expected.contiguous().view(bits).to(found.device))
 
 
