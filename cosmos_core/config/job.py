@@ -85,6 +85,11 @@ class Job:
         return 0 if self.uses_rollouts else self.num_evaluation_prompts
 
     @property
+    def takes_turns(self) -> bool:
+        """True if policy and rollout replicas share GPUs, in turns."""
+        return self.uses_rollouts and self.recipe.rollout.placement == "colocated"
+
+    @property
     def assets(self) -> Path:
         """Folder of what planning made locally (config, tokenizer)."""
         return self.directory / "assets"

@@ -28,7 +28,7 @@ from cosmos_core.policy.orders import LeaderOrders, Orders
 from cosmos_core.policy.processes.bootstrap import Bond, bond, form_world, leave
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.publication import Publications
-from cosmos_core.policy.replica import PolicyReplica, UnitRate
+from cosmos_core.policy.replica import PolicyReplica, UnitRate, make_turns
 from cosmos_core.policy.training.setup import StageSettings, make_trainer
 from cosmos_core.policy.training.step import StepRunner, schema
 from cosmos_core.policy.training.trainer import Trainer
@@ -37,6 +37,7 @@ from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs, run_role
 from cosmos_core.replica.profiler import Profiler
+from cosmos_core.replica.turns import RoleLock, role_lock
 from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import Place, host_id, join_places, rack_id, split_places
 from cosmos_core.transport.payloads import PayloadClient
@@ -56,15 +57,15 @@ def main(args: RoleArgs) -> None:
     torch.set_num_threads(recipe.launch.threads)
     torch.manual_seed(recipe.run.seed)
     bound = bond(args)
-    with bound.line:
+    with bound.line, role_lock(args) as lock:
         device = choose_device("policy.device", recipe.policy.device)
         stay_near(device)
         world = form_world(args, bound, device)
-        _work(args, bound, world)
+        _work(args, bound, world, lock)
     leave(world)
 
 
-def _work(args: RoleArgs, bound: Bond, world: World) -> None:
+def _work(args: RoleArgs, bound: Bond, world: World, lock: RoleLock | None) -> None:
     job, recipe = args.job, args.job.recipe
     plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset")))
     model = load_model(job, plugins)
@@ -75,6 +76,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
     go_on_from = functools.partial(_go_on_from, job, trainer, settings.begin_stage)
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)
+    turns = None if lock is None else make_turns(lock, trainer, job.directory, args.stop.is_set)
     writer = make_writer(job, world)
     samples = PartWriter(job.directory / FOLDER, "steps", args.replica, schema, recipe.samples.max_bytes)
     with (
@@ -88,7 +90,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             client = args.connect(
                 endpoints={"weights": weights, "store": bound.store.endpoint},
                 step=trainer.step,
-                gauges=UnitRate(trainer),
+                gauges=UnitRate(trainer, turns),
                 take_pulse=trainer.activity.pulse,
             )
             orders = LeaderOrders(client, world, bound.line, args.stop)
@@ -119,6 +121,7 @@ def _work(args: RoleArgs, bound: Bond, world: World) -> None:
             restore=go_on_from,
             adopt=settings.adopt,
             profiler=Profiler(job.directory, args.replica, orders.report, rank=world.rank, exchange=world.exchange),
+            turns=turns,
         )
         replica.run()
         # What cannot be written is told yet.

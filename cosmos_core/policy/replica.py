@@ -9,10 +9,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import attrs
 
+from cosmos_core.errors import AttestationError, ProcessLostError
 from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.batches.share import data_size
 from cosmos_core.policy.checkpoints.checkpoint import Place
@@ -25,10 +27,12 @@ from cosmos_core.policy.training.gradients import local
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.replica.profiler import Profiler
+from cosmos_core.replica.turns import RoleLock, Turns
 from cosmos_core.transport.directives import GenerationOrder, PolicyDirective, TrainOrder
-from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, Left, StepDone
+from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, Left, Slept, StepDone
 from cosmos_core.types import Scalar
 from cosmos_core.weights.staging import settle
+from cosmos_core.weights.storages import Sleeper
 
 UNKNOWN_STEP: Final = -1
 """Step of a trainer whose state is a mixture: it takes part in no training until it was overwritten as a whole."""
@@ -82,6 +86,7 @@ class PolicyReplica:
         restore: Loads a checkpoint, by its path.
         adopt: Makes the trainer go by values of dynamic keys.
         profiler: Traces steps.
+        turns: Keeps it to turns, where it shares its GPU.
     """
 
     name: str
@@ -96,6 +101,7 @@ class PolicyReplica:
     restore: Callable[[str], None]
     adopt: Callable[[Mapping[str, Scalar]], None]
     profiler: Profiler
+    turns: Turns | None = None
     _group: GradientGroup | None = attrs.field(default=None, init=False)
     _settled_generation: int = attrs.field(default=0, init=False)
     _saved: int = attrs.field(default=-1, init=False)
@@ -128,6 +134,13 @@ class PolicyReplica:
 
     def _reconcile(self, directive: PolicyDirective) -> None:
         self.publications.retain(directive.retain)
+        if self.turns is not None:
+            if directive.sleep and not self.turns.is_asleep:
+                self._publish_and_save(directive)
+            if self.turns.follow(directive.turn, sleep=directive.sleep):
+                self.orders.report(Slept(turn=directive.turn))
+            if directive.sleep:
+                return
         if directive.generation is not None:
             self._join(directive.generation)
         self._publish_and_save(directive)
@@ -235,11 +248,30 @@ class PolicyReplica:
         self.orders.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
 
 
+def make_turns(lock: RoleLock, trainer: Trainer, folder: Path, interrupted: Callable[[], bool]) -> Turns:
+    """The turns of a process of the policy, which goes to sleep; `folder` is where the memory of a CPU goes."""
+    sleeper = Sleeper(folder)
+
+    def sleep() -> None:
+        trainer.sleep(sleeper)
+        # Of all processes of the replica, before anybody is told.
+        trainer.world.exchange(b"")
+
+    def wake() -> None:
+        try:
+            sleeper.wake()
+        except AttestationError as error:
+            raise ProcessLostError(f"{error}; the replica ends, and another takes its place") from error
+
+    return Turns(lock, sleep=sleep, wake=wake, interrupted=interrupted)
+
+
 class UnitRate:
     """Gauges of a replica, asked for by another thread."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, turns: Turns | None = None) -> None:
         self._trainer = trainer
+        self._turns = turns
         # Shares are balanced, so this process's units are those of each other that has sequences of its own.
         self._processes = data_size(trainer.world.mesh)
         self._seen = (time.perf_counter(), 0)
@@ -253,4 +285,5 @@ class UnitRate:
             "step": self._trainer.step,
             "tokens_per_s": (units - before) / max(now - then, 1e-9),
             **self._trainer.used,
+            **({} if self._turns is None else self._turns.gauges()),
         }

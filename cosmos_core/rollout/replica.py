@@ -26,10 +26,12 @@ from cosmos_core.protocols import (
     Model,
     RolloutEngine,
 )
+from cosmos_core.protocols.engine import SleepingEngine
 from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs
 from cosmos_core.replica.profiler import Profiler
+from cosmos_core.replica.turns import Turns, role_lock
 from cosmos_core.replica.utilisation import memory
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRecipes
@@ -44,7 +46,7 @@ from cosmos_core.storage.parts import FOLDER, PartWriter
 from cosmos_core.transport.addresses import host_id, rack_id
 from cosmos_core.transport.directives import RolloutDirective
 from cosmos_core.transport.payloads import PayloadServer
-from cosmos_core.transport.reports import Left, Report, Troubled
+from cosmos_core.transport.reports import Left, Report, Slept, Troubled
 from cosmos_core.weights.receiver import WeightReceiver
 from cosmos_core.weights.shards import torch_dtype
 from cosmos_core.weights.snapshot import Base
@@ -83,6 +85,7 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
         seed=job.recipe.run.seed,
         quantization=config.quantization,
         tensor_parallel=config.mesh.tp,
+        sleeps=config.placement == "colocated",
     )
     engine = plugins.create("engine", config.engine.plugin, config.engine.options, context, "rollout.engine.options")
     return cast("RolloutEngine", engine)
@@ -119,8 +122,6 @@ class Replica:
         self._profiler = Profiler(job.directory, args.name, self._report)
         if isinstance(self._engine, ServedEngine):
             self._engine.profiler = self._profiler
-        self._engine.start()
-        stack.callback(self._engine.shutdown)
         payloads = stack.enter_context(PayloadServer(args.address, args.keyring))
         version_lock = VersionLock()
 
@@ -129,6 +130,8 @@ class Replica:
 
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
         self._sync = self._weight_sync(args, engine, version_lock, stack)
+        stack.callback(self._engine.shutdown)
+        self._turns = self._started(args, engine, stack)
         environment = EnvironmentCapabilities()
         if recipe.environment is not None:
             environment = plugins.provider("environment", recipe.environment.plugin).capabilities
@@ -162,7 +165,7 @@ class Replica:
             self._generation.check,
             *(() if environments is None else (environments.check,)),
         )
-        metrics = ReplicaMetrics(parts, self._sync, self._generation)
+        metrics = ReplicaMetrics(parts, self._sync, self._generation, self._turns)
         self._client: ControlClient = args.connect(
             endpoints={"payloads": payloads.endpoint}, gauges=metrics.gauges, take_pulse=metrics.pulse
         )
@@ -194,6 +197,25 @@ class Replica:
             relay_timeout_s=sync.relay_timeout_s,
             base=stack.enter_context(Base()) if sync.delta else None,
         )
+
+    def _started(self, args: RoleArgs, engine: EngineCapabilities, stack: contextlib.ExitStack) -> Turns | None:
+        """Start the engine; its turns, asleep, if it shares its GPUs."""
+        lock, sleeper = stack.enter_context(role_lock(args)), self._engine
+        sleeper.start()
+        if lock is None:
+            return None
+        assert isinstance(sleeper, SleepingEngine), "engines that cannot sleep are refused when a run is planned"
+
+        def sleep() -> None:
+            self._sync.rest()
+            sleeper.pause("keep" if engine.in_flight_update else "wait")
+            sleeper.sleep()
+
+        def wake() -> None:
+            sleeper.wake()
+            self._sync.rise()
+
+        return Turns(lock, sleep=sleep, wake=wake, interrupted=self._stop.is_set)
 
     def _report(self, report: Report) -> None:
         self._client.report(report)
@@ -230,11 +252,7 @@ class Replica:
                 continue
             if wanted.stop or wanted.leave:
                 break
-            self._profiler.order = wanted.profile
-            if not isinstance(self._engine, ServedEngine):
-                self._profiler.finish("its engine has no steps of its own that could be traced")
-            self._sync.aim(wanted.weights, wanted.relaying, wanted.rollbacks)
-            self._generation.reconcile(wanted.leases, wanted.hold)
+            self._reconcile(wanted)
         if isinstance(self._engine, ServedEngine):
             self._engine.end_profile()
         self._generation.close()
@@ -245,6 +263,15 @@ class Replica:
         if not self._client.flush(_FLUSH_S):
             _LOG.warning("the controller did not confirm the last reports within %g s", _FLUSH_S)
 
+    def _reconcile(self, wanted: RolloutDirective) -> None:
+        self._profiler.order = wanted.profile
+        if not isinstance(self._engine, ServedEngine):
+            self._profiler.finish("its engine has no steps of its own that could be traced")
+        if self._turns is not None and self._turns.follow(wanted.turn, sleep=wanted.sleep):
+            self._report(Slept(turn=wanted.turn))
+        self._sync.aim(wanted.weights, wanted.relaying, wanted.rollbacks)
+        self._generation.reconcile(wanted.leases, wanted.hold)
+
 
 @attrs.define(eq=False)
 class ReplicaMetrics:
@@ -253,6 +280,7 @@ class ReplicaMetrics:
     _parts: GenerationParts
     _sync: WeightSync
     _generation: Generation
+    _turns: Turns | None
     _recent: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
 
     def gauges(self) -> dict[str, float]:
@@ -271,12 +299,14 @@ class ReplicaMetrics:
             "transfer_s": self._sync.transfer_s,
             "held": len(self._parts.payloads.held),
             **memory(),
+            **({} if self._turns is None else self._turns.gauges()),
         }
 
     def pulse(self) -> Pulse:
         """Progress, and what the replica is doing."""
         stats, loading, active = self._parts.engine.stats(), self._sync.loading, self._generation.num_active
-        doing = f"working on {active} prompts" if active else ""
+        is_asleep = self._turns is not None and self._turns.is_asleep
+        doing = f"working on {active} prompts" if active and not is_asleep else ""
         if loading >= 0:
             doing = f"loading weights version {loading}"
         units = stats.generated_units + stats.prompt_units

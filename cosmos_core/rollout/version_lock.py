@@ -15,6 +15,7 @@ class VersionLock:
         self.loaded = -1
         """Newest version whose digest was confirmed; -1 before the first."""
         self._evaluating = 0
+        self._evaluated = -1
         self._is_changing = False
         self._closed = False
 
@@ -24,6 +25,7 @@ class VersionLock:
             if self._is_changing or self.loaded != version:
                 return False
             self._evaluating += 1
+            self._evaluated = version
             return True
 
     def leave(self) -> None:
@@ -33,10 +35,13 @@ class VersionLock:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[bool]:
-        """Wait for evaluations to end and keep new ones out; yields False if the version_lock was closed instead."""
+    def changing(self, version: int) -> Iterator[bool]:
+        """Wait for evaluations to end and keep new ones out; yields False if the version_lock was closed instead.
+
+        Those of `version` itself go on: an engine that slept loads again what it had.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._evaluating == 0 or self._closed)
+            self._changed.wait_for(lambda: not self._evaluating or version == self._evaluated or self._closed)
             self._is_changing = not self._closed
         try:
             yield self._is_changing

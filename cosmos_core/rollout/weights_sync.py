@@ -102,6 +102,9 @@ class WeightSync:
         self._doubted = -1
         """The version that was loaded with another digest than its own, last."""
         self._swapping = threading.Lock()
+        self._awake = threading.Lock()
+        """Held while something is being loaded, and for as long as the engine sleeps."""
+        self._is_resting = False
         self._rollbacks: tuple[int, ...] = ()
         self._thread = SupervisedThread("weights", self._run)
         self.transfer_s = 0.0
@@ -117,8 +120,21 @@ class WeightSync:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._is_resting:
+            self.rise()
         self._version_lock.close()
         self._thread.join(5.0)
+
+    def rest(self) -> None:
+        """Load nothing, not even what is being loaded, until `rise`; the engine is about to have no weights."""
+        self._is_resting = True
+        self._awake.acquire()
+        self._version_lock.revoke()
+
+    def rise(self) -> None:
+        """Load again."""
+        self._is_resting = False
+        self._awake.release()
 
     def check(self) -> None:
         """Raise what ended the thread, if it failed or gave up."""
@@ -147,7 +163,8 @@ class WeightSync:
             target, is_relayed, num_rollbacks = found
             self.loading = target.version
             try:
-                self._load(target, is_relayed=is_relayed, num_rollbacks=num_rollbacks)
+                with self._awake:
+                    self._load(target, is_relayed=is_relayed, num_rollbacks=num_rollbacks)
             except (WeightSyncError, TransportError) as error:
                 _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
                 now = time.monotonic()
@@ -233,7 +250,7 @@ class WeightSync:
                 num_rollbacks=num_rollbacks,
             )
             for rank, piece, data in pieces:
-                if self._closed:
+                if self._closed or self._is_resting:
                     return
                 self._engine.write(rank, piece, data)
                 copy.write(piece, data)
@@ -248,7 +265,7 @@ class WeightSync:
                 self._report(WeightsRejected(version=target.version, digest="", expected=target.digest, reason=reason))
                 raise WeightSyncError(reason)
             self.transfer_s = time.monotonic() - begin
-            with self._version_lock.changing() as may_change, self._swapping:
+            with self._version_lock.changing(target.version) as may_change, self._swapping:
                 if may_change:
                     self._commit(load)
 

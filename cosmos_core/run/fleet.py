@@ -52,7 +52,7 @@ def replica_specs(
 
     A policy replica's processes after the first are named `policy-0.1`, `policy-0.2`, …. Each process sees one GPU, in
     turn, where this machine has some and its pool is not kept on the CPU; a rollout replica, whose engine starts what
-    other processes it has, sees one for each.
+    other processes it has, sees one for each. Pools that share GPUs begin with the same one.
     """
     recipe = job.recipe
     if replicas is None:
@@ -68,7 +68,9 @@ def replica_specs(
         for role, replica in replicas
         for name, extra in _processes(replica, sizes[role])
     ]
-    gpus = itertools.cycle(visible_gpus() or [""])
+    gpus = dict.fromkeys(("policy", "rollout"), itertools.cycle(visible_gpus() or [""]))
+    if job.takes_turns:
+        gpus["rollout"] = itertools.cycle(visible_gpus() or [""])
     on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
     # A policy's memory fragments, by documents of every length. An engine's is laid out once, and vLLM refuses it.
     allocator = {} if _ALLOCATOR & os.environ.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -82,7 +84,7 @@ def replica_specs(
                 **thread_environment(recipe.launch.threads),
                 **_GPU_SETTINGS,
                 **(allocator if role == "policy" else {}),
-                "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus, num_gpus[role])),
+                "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus[role], num_gpus[role])),
             },
         )
         for role, name, extra in names

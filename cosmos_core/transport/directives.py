@@ -86,6 +86,10 @@ class RolloutDirective:
     rollbacks: tuple[int, ...] = ()
     """Steps that the run was taken back to, in order; weights from after such a step that were loaded, or begun to be,
     before it was told are to be given up: their versions come again with other weights."""
+    turn: int = 0
+    """Of pools that share GPUs, rising."""
+    sleep: bool = False
+    """Give the memory of the device up, and say so of this turn (`reports.Slept`); not: be awake."""
     profile: ProfileOrder | None = None
 
 
@@ -168,4 +172,7 @@ class PolicyDirective:
     stop: bool
     leave: bool = False
     """Say `reports.Left` and end: nobody needs this replica any more, and the run goes on."""
+    turn: int = 0
+    sleep: bool = False
+    """As of rollout replicas; what else is asked for is done first, by who is awake."""
     profile: ProfileOrder | None = None

@@ -174,6 +174,13 @@ class CheckpointFailed:
 
 
 @attrs.frozen(kw_only=True)
+class Slept:
+    """The replica sleeps, in the turn of its newest directive, and wakes in a later one at the earliest."""
+
+    turn: Count
+
+
+@attrs.frozen(kw_only=True)
 class Profiled:
     """The replica has traced what `ProfileOrder` asked for, or as much of it as could be."""
 
@@ -210,6 +217,7 @@ Report: TypeAlias = (
     | CheckpointSaved
     | CheckpointFailed
     | Profiled
+    | Slept
     | Left
     | Failed
 )

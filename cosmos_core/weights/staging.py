@@ -34,10 +34,10 @@ _streams: Final[dict[torch.device, Any]] = {}
 
 
 class HostMemory:
-    """Memory of this machine, to be written over and over."""
+    """Memory of this machine, to be written over and over: of its own, or a file's."""
 
-    def __init__(self, size: int) -> None:
-        self.buffer: Final = mmap.mmap(-1, size)
+    def __init__(self, size: int, file: int = -1) -> None:
+        self.buffer: Final = mmap.mmap(file, size)
 
 
 def copies_itself(device: torch.device) -> bool:

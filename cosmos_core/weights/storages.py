@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import tempfile
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from cosmos_core.errors import AttestationError
+from cosmos_core.errors import AttestationError, WeightSyncError
 from cosmos_core.weights.digest import digest_of
-
-_PIECE_BYTES: Final = 1 << 28
-"""Pinned memory is handed out in powers of two."""
+from cosmos_core.weights.staging import HostMemory, copies_itself, page_lock
 
 
 def give_back(device: torch.device) -> None:
@@ -32,12 +31,13 @@ class Storages:
     """The storages of some tensors on a device, each once.
 
     Attributes:
+        device: That one.
         nbytes: What they take while they are there.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
         """Find them; tensors elsewhere, and memory that others own, such as a mapped file, are left alone."""
-        self._device: Final = device
+        self.device: Final = device
         local = [(each.to_local() if isinstance(each, DTensor) else each).detach() for each in tensors]
         found = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in local}
         self._storages: Final = [
@@ -49,7 +49,7 @@ class Storages:
         """Give the memory up; what was in it is lost."""
         for storage, _ in self._storages:
             storage.resize_(0)
-        give_back(self._device)
+        give_back(self.device)
 
     def allocate(self) -> None:
         """Take as much memory; what is in it is to be written."""
@@ -66,25 +66,32 @@ class Storages:
         return found
 
 
-class Sleeping:
-    """Keeps what storages held when they were given up: in pinned memory or, of a CPU, in a file."""
+class Sleeper:
+    """Keeps what storages hold while they are given up: in page-locked memory or, of a CPU, in a file without a name.
 
-    def __init__(self, storages: Storages, folder: Path) -> None:
-        """Copy what they hold, and give them up; a file lies in `folder`, without a name."""
-        self._storages: Final = storages
-        self._file: Final = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this
-        weakref.finalize(self, self._file.close)
-        self._pinned: Final[list[torch.Tensor]] = []
+    Args:
+        folder: Where the file lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+        self._memory: HostMemory | None = None
+        self._kept: tuple[Storages, Storages, str] | None = None
+
+    def sleep(self, storages: Storages, besides: Storages) -> None:
+        """Copy what storages hold, and give them up; of what is `besides`, nothing is kept.
+
+        Raises:
+            WeightSyncError: There is no room for it.
+        """
+        besides.free()
         contents = storages.contents()
-        self._digest: Final = digest_of(contents)
-        for each in contents.values():
-            if each.device.type == "cpu":
-                self._file.write(_memory(each))
-                continue
-            for part in torch.split(each, _PIECE_BYTES // each.itemsize):
-                copy = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-                self._pinned.append(copy.copy_(part, non_blocking=True))
+        self._kept = storages, besides, digest_of(contents)
+        for held, kept in self._places(storages, contents):
+            kept.copy_(held, non_blocking=True)
         storages.free()
+        if self._memory is not None and not copies_itself(storages.device):
+            self._memory.buffer.madvise(mmap.MADV_DONTNEED)
 
     def wake(self) -> None:
         """Take the memory again, with what was in it.
@@ -92,22 +99,42 @@ class Sleeping:
         Raises:
             AttestationError: That is not what it was.
         """
-        self._storages.allocate()
-        contents, pinned = self._storages.contents(), iter(self._pinned)
-        self._file.seek(0)
-        for each in contents.values():
-            if each.device.type == "cpu":
-                self._file.readinto(_memory(each))
-                continue
-            for part in torch.split(each, _PIECE_BYTES // each.itemsize):
-                part.copy_(next(pinned), non_blocking=True)
-        if (digest := digest_of(contents)) != self._digest:
+        assert self._kept is not None, "it sleeps"
+        storages, besides, digest = self._kept
+        storages.allocate()
+        besides.allocate()
+        contents = storages.contents()
+        for held, kept in self._places(storages, contents):
+            held.copy_(kept, non_blocking=True)
+        if (found := digest_of(contents)) != digest:
             raise AttestationError(
-                f"what slept in the machine's memory woke with the digest {digest}, and had {self._digest}: that "
-                "memory, or the way to it, is bad"
+                f"what slept in the machine's memory woke with the digest {found}, and had {digest}: that memory, or "
+                "the way to it, is bad"
             )
 
+    def _places(
+        self, storages: Storages, contents: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each storage, and its place in the memory where it is kept, as bytes."""
+        if not storages.nbytes:
+            return
+        if self._memory is None or len(self._memory.buffer) != storages.nbytes:
+            self._memory = self._room_for(storages)
+        sizes = [each.nbytes for each in contents.values()]
+        whole = torch.frombuffer(self._memory.buffer, dtype=torch.uint8)
+        yield from zip((each.view(torch.uint8) for each in contents.values()), torch.split(whole, sizes), strict=True)
 
-def _memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a tensor on a CPU; as a NumPy array it could not be given up any more."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    def _room_for(self, storages: Storages) -> HostMemory:
+        if copies_itself(storages.device):
+            memory = HostMemory(storages.nbytes)
+            page_lock(memory, storages.device)
+            return memory
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                os.posix_fallocate(file.fileno(), 0, storages.nbytes)
+                return HostMemory(storages.nbytes, file.fileno())
+        except OSError as error:
+            raise WeightSyncError(
+                f"no room in {self._folder} for the {storages.nbytes:,} bytes that sleep there (rollout.placement = "
+                f"'colocated' on a CPU): {error.strerror}; free space, or set run.output_dir"
+            ) from error

@@ -21,6 +21,7 @@ from cosmos_core.transport.reports import (
     HeldOutLoss,
     Left,
     Report,
+    Slept,
     StepDone,
     StepFailed,
     WeightsLoaded,
@@ -101,7 +102,25 @@ class World:
         )
 
 
-class FakePolicy:
+class Sleeper:
+    """What a replica does about turns.
+
+    Attributes:
+        is_awake: Whether it has the memory of its GPU.
+    """
+
+    def __init__(self) -> None:
+        self.is_awake = False
+        self._turn = -1
+
+    def rest(self, directive: PolicyDirective | RolloutDirective) -> list[Report]:
+        """Be asleep, and say so once a turn."""
+        self.is_awake = False
+        was_said, self._turn = self._turn == directive.turn, directive.turn
+        return [] if was_said else [Slept(turn=directive.turn)]
+
+
+class FakePolicy(Sleeper):
     """A policy replica: its weights are the digest of its training.
 
     Args:
@@ -126,6 +145,7 @@ class FakePolicy:
         rng: random.Random | None = None,
         break_rate: float = 0.0,
     ) -> None:
+        super().__init__()
         self.name: Final = name
         self.endpoints: Final = {"weights": f"weights/{incarnation}", "store": f"store/{incarnation}"}
         self.step = step
@@ -152,10 +172,20 @@ class FakePolicy:
         if directive.leave:
             was_there, self.has_left = not self.has_left, True
             return [Left()] if was_there else []
-        reports: list[Report] = []
-        order = directive.generation
+        if directive.sleep:
+            reports = self._publish_and_save(directive) if self.is_awake else []
+            return reports + self.rest(directive)
+        self.is_awake = True
+        reports, order = [], directive.generation
         if order is not None and order.generation > self._generation:
             reports += self._form(order)
+        reports += self._publish_and_save(directive)
+        if directive.train is not None and order is not None and order.generation == self._generation:
+            reports += self._train(directive.train, order)
+        return reports
+
+    def _publish_and_save(self, directive: PolicyDirective) -> list[Report]:
+        reports: list[Report] = []
         if directive.checkpoint == self.step != self._saved:
             self._saved = self.step
             self._world.checkpoints[self.step] = self.digest
@@ -165,8 +195,6 @@ class FakePolicy:
             reports.append(self._publish())
         for version in [version for version in self._snapshots if version < directive.retain]:
             del self._snapshots[version]
-        if directive.train is not None and order is not None and order.generation == self._generation:
-            reports += self._train(directive.train, order)
         return reports
 
     def lacks(self, order: GenerationOrder) -> bool:
@@ -236,7 +264,7 @@ class FakePolicy:
         return WeightsPublished(version=self.step, digest=self.digest, nbytes=1)
 
 
-class FakeRollout:
+class FakeRollout(Sleeper):
     """A rollout replica: rewards are a function of the row and the sample's index.
 
     Args:
@@ -259,6 +287,7 @@ class FakeRollout:
         drop_every: int = 0,
         lie_rate: float = 0.0,
     ) -> None:
+        super().__init__()
         self.endpoints: Final = {"payloads": f"payloads/{incarnation}"}
         self.version = -1
         self.has_left = False
@@ -287,7 +316,13 @@ class FakeRollout:
             if self.version > step:
                 self.version = -1
         self._num_rollbacks = len(directive.rollbacks)
-        reports = self._load(directive)
+        reports: list[Report] = []
+        if directive.sleep:
+            self.version = -1
+            reports += self.rest(directive)
+        else:
+            self.is_awake = True
+            reports += self._load(directive)
         leased = {lease.lease for lease in directive.leases}
         self._payloads.intersection_update(leased.union(directive.hold))
         for number in [number for number in self._active if number not in leased]:
@@ -295,7 +330,7 @@ class FakeRollout:
         for lease in directive.leases:
             if lease.lease not in self._done and lease.lease not in self._active and self.version >= 0:
                 self._active[lease.lease] = (lease, self.version)
-        for number in self._pick(list(self._active)):
+        for number in self._pick(list(self._active)) if self.is_awake else ():
             reports.append(self._finish(*self._active.pop(number)))
         return reports
 

@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_core.control.machine.events import EVENTS, ControllerStarted
 from cosmos_core.errors import ConfigError
-from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
+from cosmos_core.transport.reports import Slept, WeightsLoaded, WeightsRejected
 from tests.simulation.simulator import Faults, Scenario, Simulation, Violation
 from tests.simulation.simulator.__main__ import main
 from tests.simulation.simulator.outcome import HOPELESS
@@ -71,6 +71,16 @@ def test_replicas_pass_weights_on_whatever_happens(subtests):
             loads = simulation.reports(WeightsLoaded)
             assert sum(load.relayed for load in loads) > len(loads) / 4
             assert seed or simulation.reports(WeightsRejected)
+
+
+def test_pools_that_share_gpus_take_turns_whatever_happens(subtests):
+    for seed in range(40):
+        with subtests.test(seed=seed):
+            source = "demonstrations" if seed % 5 == 0 else "rollouts"
+            scenario = Scenario.drawn(seed, learns_from=source, takes_turns=True)
+            simulation = Simulation(seed, scenario=scenario)
+            state = simulation.run()
+            assert not scenario.settings.rollout_replicas or simulation.reports(Slept) or state.outcome == "stopped"
 
 
 def test_without_faults_nothing_is_lost(subtests):

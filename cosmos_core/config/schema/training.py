@@ -244,6 +244,9 @@ class RolloutConfig:
     """Rollout replicas: they generate and score."""
 
     replicas: int = option(1, help="Number of rollout replicas.", validator=POSITIVE)
+    placement: Literal["separate", "colocated"] = option(
+        "separate", help="`colocated`: on the policy's GPUs, in turns: one pool sleeps while the other works."
+    )
     group_size: int = option(8, help="Completions of each prompt.", validator=POSITIVE)
     max_in_flight: int = option(64, help="Sequences that one replica decodes at once.", validator=POSITIVE)
     precision: Literal["fp32", "bf16"] = option("bf16", help="Precision of the engine's weights and compute.")

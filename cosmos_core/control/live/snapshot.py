@@ -12,7 +12,7 @@ from cosmos_core.config.job import Stage
 from cosmos_core.control.live.diagnosis import Finding, findings
 from cosmos_core.control.live.event_feed import Curve, EventFeed, News, SampleView
 from cosmos_core.control.live.figures import NEWEST_STEPS, Gauges, Timeline, figures
-from cosmos_core.control.machine import changes
+from cosmos_core.control.machine import changes, turns
 from cosmos_core.control.machine.records import EvaluationRecord, SettingChange
 from cosmos_core.control.machine.recovery import since_recovery
 from cosmos_core.control.machine.state import Replica, State
@@ -22,13 +22,13 @@ MOST_REPLICAS: Final = 200
 """Shown one by one; of more, the counts by state say how the others are."""
 
 ReplicaStatus: TypeAlias = Literal[
-    "joined", "loading", "generating", "idle", "forming", "training", "waiting", "draining", "lost"
+    "joined", "asleep", "loading", "generating", "idle", "forming", "training", "waiting", "draining", "lost"
 ]
 """What a replica is doing.
 
-`joined`: it has no weights yet. `loading`: newer weights. `generating`: it has prompts in flight; `idle`: none.
-`forming`: it becomes a member of the gradient group. `training`: the running step. `waiting`: for a batch.
-`draining`: it finishes what it has begun, and leaves. `lost`: it left, or was given up.
+`asleep`: the other pool has the GPUs. `joined`: it has no weights yet. `loading`: newer weights. `generating`: it has
+prompts in flight; `idle`: none. `forming`: it becomes a member of the gradient group. `training`: the running step.
+`waiting`: for a batch. `draining`: it finishes what it has begun, and leaves. `lost`: it left, or was given up.
 """
 
 
@@ -167,6 +167,8 @@ def status_of(state: State, replica: Replica) -> ReplicaStatus:
     """The status of a replica, as far as the controller knows."""
     if replica.name in state.draining:
         return "draining"
+    if not turns.may_wake(state, replica.role):
+        return "asleep"
     if replica.role == "policy":
         return _policy_status(state, replica)
     if replica.version < state.target:

@@ -18,6 +18,7 @@ from cosmos_core.control.machine import (
     progress,
     publication,
     recovery,
+    turns,
 )
 from cosmos_core.control.machine.events import (
     Commanded,
@@ -51,6 +52,7 @@ from cosmos_core.transport.reports import (
     Left,
     Profiled,
     Report,
+    Slept,
     StepDone,
     StepFailed,
     Troubled,
@@ -128,6 +130,7 @@ def _advance(state: State) -> None:
         progress.close(state)
     batch_assembly.form(state)
     publication.retarget(state)
+    turns.take(state)
     dispatch.dispatch(state)
     membership.release(state)
 
@@ -142,6 +145,8 @@ def _report(state: State, event: Reported) -> None:
         membership.leave(state, replica)
     elif isinstance(report, Failed):
         state.fail(f"{replica.name}: {report.reason}")
+    elif isinstance(report, Slept):
+        turns.on_slept(state, replica, report)
     elif isinstance(report, Profiled):
         profiles.on_profiled(state, replica, report)
     elif isinstance(report, Troubled):

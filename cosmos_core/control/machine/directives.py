@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from cosmos_core.control.machine import profiles, publication, relays
+import attrs
+
+from cosmos_core.control.machine import profiles, publication, relays, turns
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.directives import PolicyDirective, Relaying, RolloutDirective, WeightTarget
 from cosmos_core.weights.topology import Place, distances
@@ -98,14 +100,17 @@ def directive_for(state: State, name: str, offers: Offers | None = None) -> Poli
 
 
 def _rollout(state: State, replica: Replica, offers: Offers) -> RolloutDirective:
+    sleep, relaying = not turns.may_wake(state, "rollout"), offers.relaying(replica, publication.retained(state))
     return RolloutDirective(
-        weights=offers.target(replica),
+        weights=None if sleep else offers.target(replica),
         leases=tuple(replica.leases.values()),
         hold=tuple(sorted(replica.held)),
         stop=bool(state.outcome),
-        relaying=offers.relaying(replica, publication.retained(state)),
+        relaying=attrs.evolve(relaying, reserve=None) if sleep else relaying,
         leave=replica.is_leaving,
         rollbacks=tuple(state.rollbacks),
+        turn=turns.of(state, "rollout"),
+        sleep=sleep,
         profile=profiles.order_of(state, replica.name),
     )
 
@@ -124,5 +129,7 @@ def _policy(state: State, replica: Replica) -> PolicyDirective:
         checkpoint=state.checkpoints.ordered if is_ready else -1,
         stop=bool(state.outcome),
         leave=replica.is_leaving,
+        turn=turns.of(state, "policy"),
+        sleep=not turns.may_wake(state, "policy"),
         profile=profiles.order_of(state, replica.name),
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 
-from cosmos_core.control.machine import changes, evaluation
+from cosmos_core.control.machine import changes, evaluation, turns
 from cosmos_core.control.machine.state import Replica, State
 from cosmos_core.transport.directives import Lease
 
 
 def dispatch(state: State) -> None:
     """Lease what may be leased now: held-out rows first, then prompts."""
-    if not state.has_rollouts or state.is_stopping:
+    if not state.has_rollouts or state.is_stopping or not turns.may_wake(state, "rollout"):
         return
     if state.pending and state.pending[0].queued:
         _evaluate(state)

@@ -107,6 +107,12 @@ def abandon(state: State) -> None:
         if is_lost and evaluation.version not in state.holders:
             state.pending.remove(evaluation)
             _tell_lost(state, [evaluation])
+            for replica in state.named("rollout"):
+                for lease in [each for each in replica.leases.values() if each.version == evaluation.version]:
+                    # Of one that slept: those that have other weights have none.
+                    del replica.leases[lease.lease]
+                    state.spare.add(replica.name)
+                    state.touched.add(replica.name)
 
 
 def tell_cut_off(state: State) -> None:

@@ -7,7 +7,7 @@ generation without it has formed, at a step's boundary, and nobody can have to r
 
 from __future__ import annotations
 
-from cosmos_core.control.machine import batch_assembly, dispatch, evaluation, profiles, publication, relays
+from cosmos_core.control.machine import batch_assembly, dispatch, evaluation, profiles, publication, relays, turns
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, ReplicaJoined
 from cosmos_core.control.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GenerationOrder
@@ -47,6 +47,7 @@ def join(state: State, event: ReplicaJoined) -> None:
 def lose(state: State, replica: Replica, reason: str) -> None:
     """Take a replica out, for good: its process may not come back. What it had is queued again, or lost."""
     state.remove(replica)
+    turns.rest(state, replica.name)
     state.fenced[replica.incarnation] = f"{replica.name}: {reason}"
     profiles.settle(state, replica.name, f"lost before it had traced all: {reason}")
     if replica.role == "rollout":
@@ -232,6 +233,7 @@ def _settle(state: State, generation: Generation) -> bool:
         break_up(state, f"the members hold the weights of step {step}, and the run is at step {state.step}")
         return False
     generation.is_ready = True
+    turns.trust(state)
     state.num_regroups = 0
     state.touch("policy")
     if step == state.step and running is not None:

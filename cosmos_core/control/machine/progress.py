@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from cosmos_core.config.checks import superseded
-from cosmos_core.control.machine import batch_assembly, changes, evaluation, history, publication
+from cosmos_core.control.machine import batch_assembly, changes, evaluation, history, publication, turns
 from cosmos_core.control.machine.records import StepRecord, merits
 from cosmos_core.control.machine.state import Replica, RunningStep, State
 from cosmos_core.transport.directives import GroupRef
@@ -69,6 +69,7 @@ def finish_step(state: State) -> None:
     if state.settings.saves(state.step):
         state.checkpoints.ordered = state.step
     enter_step(state)
+    turns.trust(state)
     state.mark(running.generation)
     state.touch()
 

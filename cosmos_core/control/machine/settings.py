@@ -79,6 +79,7 @@ class Settings:
         sync_from: Main steps after which publications are counted from; not 0 once their pace has changed.
         dynamic: Keys that may change while the run goes on, with the recipe's values.
         fixed: Keys that might, and cannot in this run, and why.
+        takes_turns: Whether the pools share GPUs (`rollout.placement`), and one sleeps while the other is awake.
         unit: What samples are made of; only those of tokens may be right or wrong, and have an accuracy.
         scoring: What scores depend on, by key of the recipe; empty where an earlier release did not say.
     """
@@ -106,6 +107,7 @@ class Settings:
     sync_from: int = 0
     dynamic: tuple[DynamicKey, ...] = ()
     fixed: dict[str, str] = attrs.field(factory=dict)
+    takes_turns: bool = False
     unit: Unit = "token"
     scoring: dict[str, str] = attrs.field(factory=dict)
 
@@ -186,6 +188,7 @@ def settings_of(job: Job) -> Settings:
         sync_delta=recipe.sync.delta,
         dynamic=tuple(key for key in _dynamic(job) if key.key not in fixed),
         fixed=fixed,
+        takes_turns=job.takes_turns,
         unit=job.unit,
         scoring={key: value for key, value in facts_of(recipe, {}).items() if _SCORING.match(key)},
     )

@@ -177,6 +177,9 @@ class State:
         status_details: The newest explanation of each status of unscored samples, and of each failed prompt's reason,
             as it is known (`records.known_as`).
         troubles: How often each thing went wrong that replicas count (`reports.Troubled`).
+        turn: Of pools that share GPUs (`turns`).
+        sleepless: Names of replicas of the pool that had the turn before which have not said that they sleep.
+        trusted: The version and the checkpoint that policy replicas were asked for last while they were at work.
         awaited_s: Seconds since the last step in which rollout replicas did nothing but wait for scores, summed.
         profile: The newest profile; None before anyone has asked for one.
         touched: Names whose directive may have changed since this was last cleared.
@@ -227,6 +230,9 @@ class State:
     changes: list[SettingChange] = attrs.field(factory=list)
     status_details: dict[str, str] = attrs.field(factory=dict)
     troubles: dict[str, int] = attrs.field(factory=dict)
+    turn: int = 0
+    sleepless: set[str] = attrs.field(factory=set)
+    trusted: tuple[int, int] = (-1, -1)
     awaited_s: float = 0.0
     profile: Profiling | None = None
     touched: set[str] = attrs.field(factory=set, eq=False)

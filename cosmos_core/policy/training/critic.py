@@ -84,6 +84,10 @@ class Critic:
         self._gradients.clip(norm, clip_norm)
         self._optimizer.step(self._config.lr, 0.0)
 
+    def held(self) -> list[torch.Tensor]:
+        """Every tensor of it."""
+        return [*self._head.parameters(), self._gradients.flat, *self._optimizer.state().values()]
+
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that it goes on from, by name; no copies."""
         own = {name: parameter.detach() for name, parameter in self._head.named_parameters()}

@@ -120,6 +120,10 @@ class FrozenModel:
         """The model's weights by name, without those below adapters; no copies."""
         return {name: each for name, each in canonical_tensors(self._module).items() if name in self._saved}
 
+    def held(self) -> list[torch.Tensor]:
+        """Every tensor of it."""
+        return [*self._module.parameters(), *self._module.buffers()]
+
     def _readable(self, payload: Payload) -> Payload:
         """A payload without what the policy's forwards recorded: as if it were a demonstration."""
         if not self._unread & payload.arrays.keys():

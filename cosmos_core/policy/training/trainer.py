@@ -10,6 +10,7 @@ from typing import Final
 
 import attrs
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import PolicyConfig
@@ -33,6 +34,7 @@ from cosmos_core.protocols import Algorithm, Model
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.replica.activity import Activity
 from cosmos_core.weights.staging import settle
+from cosmos_core.weights.storages import Sleeper, Storages
 
 MOST_UNIMITATED: Final = 10
 """Steps in a row that may lack every demonstration beside their rollouts."""
@@ -163,6 +165,20 @@ class Trainer:
         if self._average is not None:
             tensors.update({f"{AVERAGE}.{name}": tensor for name, tensor in self._average.tensors.items()})
         return tensors
+
+    def sleep(self, sleeper: Sleeper) -> None:
+        """Give the memory of the device up; all of it comes back when the sleeper wakes, but for gradients."""
+        settle()
+        held = [*self.module.parameters(), *self.module.buffers(), *self.optimizer.state().values()]
+        for frozen in self._frozen.values():
+            held += frozen.held()
+        held += [] if self._critic is None else self._critic.held()
+        held += [] if self._average is None else self._average.tensors.values()
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        # They are zeroed before each step.
+        sleeper.sleep(Storages(held, self.device), Storages([self._gradients.flat], self.device))
 
     def published(self) -> contextlib.AbstractContextManager[object]:
         """With what rollout replicas get in the module: the average of the weights, where the recipe says so."""

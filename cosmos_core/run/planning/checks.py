@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import attrs
 
 from cosmos_core.config.job import Stage
-from cosmos_core.config.mesh import data_ranks
+from cosmos_core.config.mesh import data_ranks, world_size
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import label
 from cosmos_core.plugins.recipe import group_size
@@ -311,6 +311,41 @@ def supported(engine: EngineCapabilities, num_ranks: int) -> EngineCapabilities:
         records=engine.records and "records" not in lost,
         quantizations=frozenset() if "quantizations" in lost else engine.quantizations,
     )
+
+
+def placement_misfits(recipe: Recipe, engine: EngineCapabilities | None, *, submits: bool) -> Iterator[str]:
+    """Problems of pools that are to share GPUs.
+
+    Args:
+        recipe: The two pools.
+        engine: The capabilities of the engine; None if nothing generates.
+        submits: Whether the launcher hands the run over to other machines.
+    """
+    if recipe.rollout.placement == "separate":
+        return
+    key, policy, rollout = "rollout.placement: 'colocated'", recipe.policy, recipe.rollout
+    if engine is None:
+        yield f"{key}, and nothing generates in this run; set it to 'separate'"
+    elif not engine.sleeps:
+        yield (
+            f"{key} needs an engine that gives its memory up while the policy trains, and {rollout.engine.plugin!r} "
+            "cannot (EngineCapabilities.sleeps); take another engine, or set it to 'separate'"
+        )
+    if submits:
+        yield (
+            f"{key}, and launcher {recipe.launch.launcher!r} gives each process GPUs of its own; within one node of it "
+            "use launch.launcher = 'local', or set it to 'separate'"
+        )
+    if (policy.device == "cpu") != (rollout.device == "cpu"):
+        yield f"{key}: policy.device is {policy.device!r}, rollout.device {rollout.device!r}; they share none"
+    needed, there = (pool.replicas * world_size(pool.mesh) for pool in (rollout, policy))
+    if needed > there:
+        yield (
+            f"{key}: rollout.replicas and rollout.mesh make {needed} processes, each on the GPU of one of the policy's "
+            f"{there}; use fewer, or more of the policy's (policy.replicas, policy.mesh)"
+        )
+    if recipe.sync.transport == "nccl":
+        yield f"{key} puts two processes on a GPU, which sync.transport 'nccl' cannot; set that to 'auto'"
 
 
 def record_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:

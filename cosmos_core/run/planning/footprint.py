@@ -98,6 +98,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _GIB = 1 << 30
 GPU_MEMORY: Final[Mapping[str, int]] = {"80 GB (H100)": 79 * _GIB, "141 GB (H200)": 139 * _GIB}
 """Bytes that a program can have of GPUs of common sizes."""
+SLEEPER_BYTES: Final = _GIB // 2
+"""Of a GPU's memory, what a process keeps that sleeps: its CUDA context."""
+_ASLEEP: Final = "while it sleeps"
+_KEPT: Final = frozenset({"parameters", "optimizer", "average"})
 USABLE: Final = 0.9
 """Of a GPU's memory: buffers inside operators and fragmentation, which no estimate counts, take the rest."""
 
@@ -124,6 +128,8 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         references=references,
         latents=latent_bytes(recipe, plan.parts),
     )
+    if plan.job.takes_turns and recipe.policy.device != "cpu":
+        policy = tuple(attrs.evolve(rank, host={**rank.host, **_asleep(rank)}) for rank in policy)
     found = {"policy": policy}
     if plan.job.uses_rollouts:
         parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
@@ -138,6 +144,12 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
             RankMemory(name="each process", count=count, device=parts, host=host, is_whole=not facts.latent_size),
         )
     return found
+
+
+def _asleep(rank: RankMemory) -> dict[str, int]:
+    """The memory of the machine in which a policy process waits while the other pool has its GPU."""
+    kept = [each for name, each in rank.device.items() if name in _KEPT or name.endswith("'s parameters")]
+    return {_ASLEEP: sum(kept)} if kept else {}
 
 
 def planned_pools(plan: Plan) -> tuple[Pool, ...]:
@@ -166,13 +178,15 @@ def _uncounted(ranks: Sequence[RankMemory], besides: Sequence[str]) -> tuple[str
 
 def total_memory(plan: Plan) -> int:
     """Bytes of all processes of all replicas, if they are all on one machine and its GPUs are its memory."""
-    recipe = plan.job.recipe
+    recipe, counted = plan.job.recipe, memory_by_pool(plan)
     replicas = {"policy": recipe.policy.replicas, "rollout": recipe.rollout.replicas}
-    return sum(
-        replicas[pool] * rank.count * (sum(rank.device.values()) + sum(rank.host.values()))
-        for pool, ranks in memory_by_pool(plan).items()
-        for rank in ranks
-    )
+    awake, always = [], 0
+    for pool, ranks in counted.items():
+        awake.append(sum(replicas[pool] * rank.count * sum(rank.device.values()) for rank in ranks))
+        # The memory of a CPU sleeps in a file.
+        hosts = ((rank.count, {**rank.host, _ASLEEP: 0}) for rank in ranks)
+        always += sum(replicas[pool] * count * sum(host.values()) for count, host in hosts)
+    return always + (max(awake) if plan.job.takes_turns else sum(awake))
 
 
 def machine_memory() -> int:
@@ -226,8 +240,14 @@ def crowded(plan: Plan) -> str:
         return ""
     places, loads = itertools.cycle(shown), dict.fromkeys(shown, 0)
     for pool in planned_pools(plan):
+        awake = dict.fromkeys(shown, 0)
         for _ in range(pool.replicas * pool.processes * pool.gpus):
-            loads[next(places)] += pool.device_bytes // pool.gpus
+            awake[next(places)] += pool.device_bytes // pool.gpus
+        if plan.job.takes_turns:
+            places = itertools.cycle(shown)
+            loads = {gpu: max(loads[gpu], load + SLEEPER_BYTES) for gpu, load in awake.items()}
+        else:
+            loads = {gpu: loads[gpu] + load for gpu, load in awake.items()}
     for gpu in gpus():
         load = loads.get(gpu.number, loads.get(gpu.uuid, 0))
         if gpu.free_bytes < load and gpu.memory_bytes:

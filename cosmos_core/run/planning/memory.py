@@ -415,8 +415,15 @@ def _split_parameters(facts: ModelFacts, tp: int) -> int:
 
 
 def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:
-    """GPUs of all replicas, one for each process whose device is not the CPU, if there are GPUs."""
-    return sum(count for *_, device, count in processes(recipe, uses_rollouts=uses_rollouts) if device != "cpu")
+    """GPUs of all replicas, one for each process whose device is not the CPU, if there are GPUs.
+
+    Pools that share them need as many as the larger one.
+    """
+    counts = {"policy": 0, "rollout": 0}
+    for name, _, device, count in processes(recipe, uses_rollouts=uses_rollouts):
+        if device != "cpu":
+            counts[name.partition("-")[0]] += count
+    return max(counts.values()) if recipe.rollout.placement == "colocated" else sum(counts.values())
 
 
 def processes(recipe: Recipe, *, uses_rollouts: bool) -> list[tuple[str, str, str, int]]:

@@ -33,7 +33,7 @@ from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import MoEModel, MultiTurnModel
 from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.run.planning.checks import problems, unlike
+from cosmos_core.run.planning.checks import placement_misfits, problems, unlike
 from cosmos_core.run.planning.first_row import look_at_first
 from cosmos_core.run.planning.frozen import frozen_facts
 from cosmos_core.run.planning.parts import Parts, lacks_tokenizer, look_at_rows, texts
@@ -187,9 +187,10 @@ def _windows(dataset: Dataset, num_rows: int, stage: Stage, name: str) -> tuple[
 
 def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     parts = _parts(job, plugins, dataset, model, sizes)
-    here = None if capabilities_of(job.recipe, plugins).submits else len(visible_gpus())
-    travels = misfits(job.recipe, here) if parts.engine is not None else ()
-    if found := [*problems(job.recipe, parts), *travels]:
+    submits = capabilities_of(job.recipe, plugins).submits
+    travels = misfits(job.recipe, None if submits else len(visible_gpus())) if parts.engine is not None else ()
+    placed = placement_misfits(job.recipe, parts.engine, submits=submits)
+    if found := [*problems(job.recipe, parts), *travels, *placed]:
         raise ConfigError("\n".join(found))
     return parts
 

@@ -50,6 +50,7 @@ def engine_preflight(
         temperatures={"rollout.sampling.temperature": config.sampling.temperature} if is_drawn else {},
         shows_media=shows_media,
         num_ranks=world_size(config.mesh),
+        sleeps=config.placement == "colocated",
         samplings={
             **({"rollout.sampling": sampled(recipe)} if is_drawn else {}),
             **({"evaluation": greedy(recipe)} if is_evaluated else {}),

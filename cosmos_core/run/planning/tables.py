@@ -240,7 +240,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     needed = gpus(recipe, uses_rollouts=job.uses_rollouts)
     submits = capabilities_of(recipe, plan.plugins).submits
     here = "of its launcher's machines" if submits else room(plan, len(visible_gpus()), machine_memory())
-    yield "GPUs", f"{needed}, one for each process of a replica; {here}" if needed else "none: every device is 'cpu'"
+    of = "of either pool, in turns" if job.takes_turns else "of a replica"
+    yield "GPUs", f"{needed}, one for each process {of}; {here}" if needed else "none: every device is 'cpu'"
     for pool, ranks in memory_by_pool(plan).items():
         yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device, plan.parts.facts.uncounted)
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":

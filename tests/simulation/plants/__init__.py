@@ -6,8 +6,8 @@ shows it: `python -m tests.simulation plants --write`.
 
 from __future__ import annotations
 
-from . import going_on, membership, messages, prompts, weights
+from . import going_on, membership, messages, prompts, turns, weights
 
 __all__ = ["PLANTS"]
 
-PLANTS = (*messages.PLANTS, *prompts.PLANTS, *membership.PLANTS, *weights.PLANTS, *going_on.PLANTS)
+PLANTS = (*messages.PLANTS, *prompts.PLANTS, *membership.PLANTS, *weights.PLANTS, *going_on.PLANTS, *turns.PLANTS)

@@ -117,6 +117,19 @@ class Processes:
             replica.faults = faults
             replica.frozen_until = 0.0
 
+    def awake(self, state: State) -> dict[str, list[str]]:
+        """Those that live, are in the run and are awake, by role.
+
+        After a power cut not those who know of what the journal has lost: they end as soon as they are heard.
+        """
+        members = {each.incarnation: each.role for each in state.replicas.values()}
+        found: dict[str, list[str]] = {}
+        for each in self.replicas.values():
+            knows_more = each.acknowledged > self._witness.durable.get(each.incarnation, 0)
+            if each.is_up and each.fake.is_awake and each.incarnation in members and not knows_more:
+                found.setdefault(members[each.incarnation], []).append(each.name)
+        return found
+
     def policies(self, state: State) -> list[FakePolicy]:
         """The policies that live and are in the run."""
         members = {each.incarnation for each in state.replicas.values()}

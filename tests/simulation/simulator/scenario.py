@@ -12,6 +12,8 @@ from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.machine.settings import Settings
 from tests.run_settings import demonstrations, rollouts, small_settings
 
+_IN_TURNS: Final = 0.25
+"""Chance that the pools share GPUs."""
 _STRICT: Final = 0.3
 """Chance that a group with one unscored sample cannot be trained on."""
 
@@ -47,6 +49,10 @@ class Scenario:
         if settings.main.uses_rollouts and rng.random() < _STRICT:
             whole = attrs.evolve(settings.main, min_group_size=settings.rollout_group_size)
             settings = attrs.evolve(settings, stages=(*settings.stages[:-1], whole))
+        # Drawn apart, so that the others of a seed stay as they are.
+        if settings.rollout_replicas and "takes_turns" not in changes:
+            turns = random.Random(f"turns of {seed}").random() < _IN_TURNS
+            settings = attrs.evolve(settings, takes_turns=turns)
         return cls(settings=attrs.evolve(settings, dynamic=_dynamic(settings)), control=control)
 
 

@@ -25,7 +25,7 @@ from tests.simulation.simulator.trace import Trace
 from tests.simulation.simulator.witness import LAUNCHER, Violation, Witness
 
 _STEP_S: Final = 0.1
-_WITHIN_S: Final = 120.0
+_WITHIN_S: Final = 240.0
 _LEFT: Final = 0.5
 """Chance that a run that was stopped is left at that."""
 _DOWN_S: Final = (0.05, 0.5, 4.0)
@@ -138,15 +138,20 @@ class Simulation:
 
     def _run(self) -> None:
         while self.agenda.now < self._planned.until_s and not (self._is_over() and not self._is_resumed()):
-            self.agenda.proceed()
+            self._proceed()
         self._calm()
         end = self.agenda.now + _WITHIN_S
         while not self._is_over():
             if self.agenda.now > end:
                 raise Violation("liveness", f"nothing went wrong for {_WITHIN_S:g} s: {progress_of(self.state)}")
-            self.agenda.proceed()
+            self._proceed()
         was_stopped = any(isinstance(person.request, Stop) for person in self.people)
         check_outcome(self.state, self.scenario.settings, was_stopped=was_stopped)
+
+    def _proceed(self) -> None:
+        self.agenda.proceed()
+        if self.scenario.settings.takes_turns and len(awake := self._processes.awake(self.state)) > 1:
+            raise Violation("turns", f"{awake} are awake in turn {self.state.turn}, on the same GPUs")
 
     def _is_resumed(self) -> bool:
         """Whether a run that was stopped goes on."""

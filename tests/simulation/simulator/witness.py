@@ -19,6 +19,7 @@
 | durable | nothing is said before what it follows from is durable; the journal has each report as it was made, once |
 | replay | the journal alone leads to the state that the controller has |
 | snapshot | the journal has what each snapshot is of, or says that the run was taken back from it |
+| turns | of pools that share GPUs, never are replicas of both awake in a run |
 | once | a process never goes back to an older directive, and hears nothing of an older term; no term begins twice |
 | liveness | when faults cease, the run ends, as it should |
 """

@@ -19,10 +19,11 @@ from cosmos_core.policy.orders import LeaderOrders
 from cosmos_core.policy.processes.group import GradientGroupError
 from cosmos_core.policy.processes.rendezvous import GroupStore
 from cosmos_core.policy.publication import Publications
-from cosmos_core.policy.replica import UNKNOWN_STEP, PolicyReplica, UnitRate, transfer_state
+from cosmos_core.policy.replica import UNKNOWN_STEP, PolicyReplica, UnitRate, make_turns, transfer_state
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.replica.health_channel import HealthChannel
 from cosmos_core.replica.profiler import Profiler
+from cosmos_core.replica.turns import RoleLock
 from cosmos_core.transport.directives import GenerationOrder, GroupRef, PolicyDirective, ProfileOrder, TrainOrder
 from cosmos_core.transport.messages import Directive
 from cosmos_core.transport.reports import (
@@ -31,6 +32,7 @@ from cosmos_core.transport.reports import (
     GenerationFormed,
     Left,
     Profiled,
+    Slept,
     StepDone,
     WeightsPublished,
 )
@@ -80,9 +82,9 @@ def generation(number, *members, store="", source=0, transfer=False):
     )
 
 
-def directive(gen=None, train=None, *, publish=-1, checkpoint=-1, stop=False, profile=None):
+def directive(gen=None, train=None, *, publish=-1, checkpoint=-1, **more):
     return PolicyDirective(
-        generation=gen, train=train, publish=publish, retain=-1, checkpoint=checkpoint, stop=stop, profile=profile
+        generation=gen, train=train, publish=publish, retain=-1, checkpoint=checkpoint, **{"stop": False, **more}
     )
 
 
@@ -136,7 +138,7 @@ def order(groups, step, *, shares=None, attempt=1, stage=0, publish=False):
     )
 
 
-def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=None, **policy):
+def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=None, lock=None, **policy):
     trainer = kit.make_trainer(model, seed=seed, **policy)
     with WeightPublisher("run", "127.0.0.1", directory=tmp_path / f"shm-{name}") as publisher:
         replica = PolicyReplica(
@@ -159,6 +161,7 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             ),
             adopt=script.adopted.append,
             profiler=Profiler(tmp_path, name, script.report),
+            turns=None if lock is None else make_turns(lock, trainer, tmp_path, lambda: False),
         )
         replica.run()
     return trainer
@@ -196,6 +199,29 @@ def test_a_short_life(kit, model, work, tmp_path, caplog):
         names = Counter(event["name"] for event in json.load(file)["traceEvents"])
     assert names["forward_backward"] == names["publish"] == 1
     assert names["forward"] == names["backward"] >= 1
+
+
+def test_who_slept_goes_on_as_if_it_had_not(kit, model, work, tmp_path):
+    groups, held = work
+    gen, trained = generation(1), []
+    for sleeps in (False, True):
+        asleep = [(when(StepDone), directive(gen, publish=1, turn=1, sleep=True)), (when(Slept, 2), directive(gen))]
+        script = Script(
+            (when(), directive(gen, turn=0, sleep=sleeps)),
+            *([(when(Slept), directive(gen))] if sleeps else []),
+            (when(GenerationFormed), directive(gen, order(groups, 1))),
+            *(asleep if sleeps else []),
+            (when(StepDone), directive(gen, order(groups, 2), turn=2)),
+            (when(StepDone, 2), STOP),
+        )
+        with RoleLock(tmp_path / "locks", "policy") as lock:
+            lock.acquire(lambda: False)
+            given = lock if sleeps else None
+            trainer = run(kit, model, script, held, tmp_path, lock=given, average=AverageConfig(decay=0.9))
+        trained.append(digest_of(trainer.state()))
+        assert [report.turn for report in script.of(Slept)] == ([0, 1] if sleeps else [])
+        assert [report.version for report in script.of(WeightsPublished)] == ([1] if sleeps else [])
+    assert trained[0] == trained[1]
 
 
 @pytest.mark.parametrize("publish", [False, True])

@@ -337,7 +337,7 @@ def test_an_evaluation_waits_for_its_version_and_holds_it(rig):
     changed = threading.Event()
 
     def change():
-        with rig.version_lock.changing():
+        with rig.version_lock.changing(5):
             changed.set()
 
     thread = threading.Thread(target=change)
@@ -357,7 +357,7 @@ def test_an_aborted_evaluation_lets_updates_go_on(rig):
     rig.generation.reconcile([evaluation(1, version=4)], ())
     rig.generation.reconcile([], ())
     rig.engine.handles["1"].finish(FinishReason.ABORTED)
-    with rig.version_lock.changing() as may:
+    with rig.version_lock.changing(5) as may:
         assert may
     assert not rig.reports
 

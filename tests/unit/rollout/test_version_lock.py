@@ -24,7 +24,7 @@ def test_a_change_waits_for_evaluations_and_keeps_new_ones_out():
     inside, let_go = threading.Event(), threading.Event()
 
     def change():
-        with version_lock.changing() as may:
+        with version_lock.changing(5) as may:
             assert may
             inside.set()
             let_go.wait(5)
@@ -35,6 +35,8 @@ def test_a_change_waits_for_evaluations_and_keeps_new_ones_out():
     version_lock.leave()
     time.sleep(0.05)
     assert not inside.is_set()
+    with version_lock.changing(1) as may:
+        assert may, "an engine that slept loads again what is evaluated"
     version_lock.leave()
     assert inside.wait(5)
     assert not version_lock.enter(1)
@@ -49,5 +51,5 @@ def test_closing_lets_a_waiting_change_go_without_permission():
     version_lock.confirm(1)
     version_lock.enter(1)
     threading.Timer(0.05, version_lock.close).start()
-    with version_lock.changing() as may:
+    with version_lock.changing(5) as may:
         assert not may

@@ -64,3 +64,8 @@ def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, mon
         "rollout-0": "1,2",
         "rollout-1": "3,4",
     }
+
+    # Pools that take turns have the same ones.
+    recipe = attrs.evolve(recipe, rollout=attrs.evolve(rollout, placement="colocated"))
+    found = replica_specs(attrs.evolve(job, recipe=recipe, uses_rollouts=True), "tcp://a:1", None)
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found] == ["0", "0,1", "2,3"]

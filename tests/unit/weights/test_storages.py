@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosmos_core.errors import AttestationError
-from cosmos_core.weights.storages import Sleeping, Storages
+from cosmos_core.weights.storages import Sleeper, Storages
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -29,19 +29,23 @@ def test_memory_is_given_up_and_what_was_in_it_comes_back(held, tmp_path):
     before, contents = resident(), [each.clone() for each in held[-3:]]
     storages = Storages(held, CPU)
     assert storages.nbytes == 64 * MIB + 5
-    asleep = Sleeping(storages, tmp_path)
+    useless = torch.zeros(MIB // 4)
+    besides = Storages([useless], CPU)
+    asleep = Sleeper(tmp_path)
+    asleep.sleep(storages, besides)
     assert before - resident() > 48 * MIB
     assert list(tmp_path.iterdir()) == []
     asleep.wake()
     assert all(map(torch.equal, held[-3:], contents))
+    useless.zero_()
     held[0][7] = 3.0
     assert held[-2][0] == 3.0
 
 
 def test_what_comes_back_otherwise_is_told(held, tmp_path):
-    asleep = Sleeping(Storages(held, CPU), tmp_path)
-    asleep._file.seek(MIB)
-    asleep._file.write(b"something else")
+    asleep = Sleeper(tmp_path)
+    asleep.sleep(Storages(held, CPU), Storages([], CPU))
+    asleep._memory.buffer[MIB : MIB + 9] = b"otherwise"
     with pytest.raises(AttestationError, match="woke with the digest"):
         asleep.wake()
 

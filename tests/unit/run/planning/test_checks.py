@@ -19,7 +19,7 @@ from cosmos_core.protocols.facts import Extent
 from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.protocols.model import Record
 from cosmos_core.rollout.embedded import plugin as embedded
-from cosmos_core.run.planning.checks import problems
+from cosmos_core.run.planning.checks import placement_misfits, problems
 from cosmos_core.run.planning.footprint import reference_bytes
 from cosmos_core.run.planning.frozen import FrozenFacts
 from cosmos_core.run.planning.parts import Measured, Parts
@@ -92,6 +92,23 @@ def test_what_can_run_has_no_problems():
     supervised = AlgorithmCapabilities(source="demonstrations")
     changes = {"reward": [], "rollout": {"group_size": 1, "sampling": {"top_p": 0.5, "max_units": 4096}}}
     assert check(changes, main=supervised, engine=None) == []
+
+
+def test_pools_that_cannot_share_gpus_are_refused():
+    able = EngineCapabilities(sleeps=True)
+
+    def found(engine=able, submits=False, **changes):
+        recipe = recipe_from({**RECIPE, **rollout(placement="colocated"), **changes})
+        return "\n".join(placement_misfits(recipe, engine, submits=submits))
+
+    assert found() == ""
+    assert "and nothing generates in this run" in found(engine=None)
+    assert "'embedded' cannot (EngineCapabilities.sleeps)" in found(engine=EngineCapabilities())
+    assert "launcher 'local' gives each process GPUs of its own" in found(submits=True)
+    assert "sync.transport 'nccl' cannot" in found(sync={"transport": "nccl"})
+    assert "policy.device is 'auto', rollout.device 'cpu'" in found(**rollout(placement="colocated", device="cpu"))
+    many = rollout(placement="colocated", replicas=2, mesh={"tp": 2})
+    assert "make 4 processes, each on the GPU of one of the policy's 1;" in found(**many)
 
 
 def test_what_cannot_run_is_named_with_its_key():

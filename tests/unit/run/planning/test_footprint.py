@@ -23,7 +23,7 @@ from cosmos_core.run.planning.footprint import (
     total_memory,
     verdict,
 )
-from cosmos_core.run.planning.memory import RankMemory
+from cosmos_core.run.planning.memory import RankMemory, gpus
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
 
@@ -170,6 +170,15 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert pools["rollout"][0].host == {"weights on their way": pools["rollout"][0].device["parameters"]}
     on_their_way = {name: ranks[0].device["weights on their way"] for name, ranks in pools.items()}
     assert on_their_way == {"policy": 8 << 20, "rollout": 4 * 4 * (8 << 20)}
+    # Pools that take turns need the larger of two, and the machine's memory holds what sleeps.
+    turns = attrs.evolve(both.job.recipe, rollout=attrs.evolve(both.job.recipe.rollout, placement="colocated"))
+    turning = attrs.evolve(both, job=attrs.evolve(both.job, recipe=turns))
+    (rank,) = memory_by_pool(turning)["policy"]
+    assert rank.host["while it sleeps"] == rank.device["parameters"] + rank.device["optimizer"]
+    assert (gpus(both.job.recipe, uses_rollouts=True), gpus(turns, uses_rollouts=True)) == (5, 4)
+    (rank,) = memory_by_pool(both)["rollout"]
+    assert total_memory(both) - total_memory(turning) == sum(rank.device.values())
+    assert any("4, one for each process of either pool, in turns; " in line for line in printed(turning, 200))
     lines = [" ".join(line.split()) for line in printed(both, 200)]
     assert any(
         line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
