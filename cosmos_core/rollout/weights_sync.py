@@ -133,8 +133,10 @@ class WeightSync:
 
     def rise(self) -> None:
         """Load again."""
-        self._is_resting = False
         self._awake.release()
+        with self._changed:
+            self._is_resting = False
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise what ended the thread, if it failed or gave up."""
@@ -192,7 +194,7 @@ class WeightSync:
             if delay_s:
                 self._changed.wait_for(lambda: self._closed, delay_s)
             while not self._closed:
-                found, wait_s = self._due(time.monotonic())
+                found, wait_s = (None, None) if self._is_resting else self._due(time.monotonic())
                 if found is not None:
                     return *found, len(self._rollbacks)
                 self._changed.wait(wait_s)
