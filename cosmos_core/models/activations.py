@@ -51,14 +51,19 @@ Forward = Callable[[], object]
 
 
 def kept_by(
-    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], whole: Collection[nn.Module] = ()
+    module: nn.Module,
+    layers: Sequence[nn.Module],
+    prepare: Callable[[int], Forward],
+    whole: Collection[nn.Module] = (),
+    wide: Collection[nn.Module] = (),
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     """Count what each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
 
     The module is on the meta device and of no use afterwards; of its layers only representatives are left, in the order
     in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
-    does not split, all they keep counts as their input. Nothing is counted of what cannot run without storage, nor in a
-    dtype in which it does not run. What is kept in float32 is counted at once, in another dtype when it is asked for.
+    does not split, all they keep counts as their input; of the layers in `wide` each process computes results of full
+    width. Nothing is counted of what cannot run without storage, nor in a dtype in which it does not run. What is kept
+    in float32 is counted at once, in another dtype when it is asked for.
     """
     places = (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers)))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -72,7 +77,7 @@ def kept_by(
                 # Norms that keep float32 weights under autocast: nothing is computed here.
                 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
                 _fill(module, torch.bfloat16 if compute == "bfloat16" else torch.float32)
-                short, long = (_Count.of(module, layers, forward, whole) for forward in forwards)
+                short, long = (_Count.of(module, layers, forward, whole, wide) for forward in forwards)
         except _UNTRACEABLE:
             return {}
         except NO_NUMBERS:
@@ -119,7 +124,7 @@ def _slope(short: _Count, long: _Count, place: int) -> Kept:
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what one forward keeps, by layer and by class, and watches the operators that it calls."""
 
-    def __init__(self, common: set[int], whole: Collection[nn.Module]) -> None:
+    def __init__(self, common: set[int], whole: Collection[nn.Module], wide: Collection[nn.Module]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: Counter[tuple[int, str]] = Counter()
         self._seen = set(common)
@@ -130,15 +135,24 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._common = common
         self._place = BEFORE_LAYERS
         self._whole = frozenset(whole)
+        self._wide = frozenset(wide)
+        self._apart: set[int] = set()
         self._is_inside = False
         self._is_whole = False
+        self._is_wide = False
         self._is_routed = False
         self._alive: list[torch.UntypedStorage] = []
 
     @staticmethod
-    def of(module: nn.Module, layers: Sequence[nn.Module], forward: Forward, whole: Collection[nn.Module]) -> _Count:
+    def of(
+        module: nn.Module,
+        layers: Sequence[nn.Module],
+        forward: Forward,
+        whole: Collection[nn.Module],
+        wide: Collection[nn.Module],
+    ) -> _Count:
         """Count one forward."""
-        count = _Count({_key(parameter) for parameter in module.parameters()}, whole)
+        count = _Count({_key(parameter) for parameter in module.parameters()}, whole, wide)
         with contextlib.ExitStack() as stack:
             for number, layer in enumerate(layers):
                 for handle in count._watch(layer, number):
@@ -159,6 +173,8 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._place >= 0 and func.overloadpacket.__name__ in SAVED:
             for tensor in _tensors(result):
                 self._note(tensor, "products", self._made)
+                if self._is_routed or self._is_wide or self._is_whole:
+                    self._note(tensor, "routed_products" if self._is_routed else "whole_products", self._apart)
         if self._heads:
             self._follow(_tensors((args, kwargs)), _tensors(result))
         return result
@@ -184,6 +200,9 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if is_experts(child):
                 yield child.register_forward_pre_hook(self._set(_is_routed=True))
                 yield child.register_forward_hook(self._set(_is_routed=False))
+            if child in self._wide:
+                yield child.register_forward_pre_hook(self._set(_is_wide=True))
+                yield child.register_forward_hook(self._set(_is_wide=False))
             if name.rpartition(".")[2] in KEYS_AND_VALUES:
                 yield child.register_forward_hook(self._leave_projection)
         for child in layer.children():

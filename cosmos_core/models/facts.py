@@ -162,9 +162,13 @@ def _kept(
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     layers = [layer for layer, _ in anatomy.kinds()]
     whole = [block for layer in layers for block in _whole_blocks(layer, anatomy.name, plan)]
+    parts = [pair for layer in layers for pair in layer.named_modules(prefix=f"{anatomy.name}.0")]
+    wide = [
+        each for name, each in parts if isinstance(each, nn.Linear) and not plan.style_of(name).startswith("colwise")
+    ]
     module.set_submodule(anatomy.name, nn.ModuleList(layers))
     try:
-        return kept_by(module, layers, lambda units: prepare(module, units), whole)
+        return kept_by(module, layers, lambda units: prepare(module, units), whole, wide)
     except NO_NUMBERS as error:
         config = module.config.get_text_config()
         names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")

@@ -25,6 +25,9 @@ class Kept:
         routed: Inside experts: `tp` splits them where `ep` spreads the experts.
         entry: Of `stream`, what the part itself takes, which is kept where all of it is recomputed.
         products: Of `inner`, `heads` and `routed`, results of matrix products and attention (`selective` recompute).
+        whole_products: Of these, those that each process of `tp` has in full width: of layers that it splits by their
+            columns, or not at all.
+        routed_products: Of `products`, those inside experts.
     """
 
     stream: float
@@ -34,6 +37,8 @@ class Kept:
     entry: float
     products: float
     heads: float = 0.0
+    whole_products: float = 0.0
+    routed_products: float = 0.0
 
 
 @attrs.frozen(kw_only=True)

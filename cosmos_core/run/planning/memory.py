@@ -324,18 +324,28 @@ class _Rank:
         recompute = self.policy.parallel.recompute if part.is_layer else "none"
         if recompute == "none":
             return self._all(part)
-        products = kept.products / self.policy.mesh.tp if recompute == "selective" else 0.0
-        return kept.entry / self._sequence_parts + products
+        entry = kept.entry / self._sequence_parts(part)
+        if recompute == "full":
+            return entry
+        whole = kept.whole_products + (kept.routed_products if self.policy.mesh.ep == 1 else 0.0)
+        products = (kept.products - whole) / self.policy.mesh.tp + whole
+        # What is compiled ends round attention, so that what it takes, and the layer after it, is kept, too.
+        choice, is_on_gpu = self.policy.parallel.compile, self.policy.device != "cpu"
+        is_compiled = {"on": True, "off": False, "auto": is_on_gpu}[choice]
+        return entry + products + (entry + self._heads(part) if is_compiled else 0.0)
 
     def _all(self, part: ModelPart) -> float:
         mesh, kept = self.policy.mesh, part.kept[self.compute]
         routed = kept.routed / (mesh.tp if mesh.ep > 1 else 1)
-        heads = kept.heads / min([mesh.tp, *part.head_parameters])
-        return kept.stream / self._sequence_parts + kept.inputs + kept.inner / mesh.tp + heads + routed
+        stream = kept.stream / self._sequence_parts(part)
+        return stream + kept.inputs + kept.inner / mesh.tp + self._heads(part) + routed
 
-    @property
-    def _sequence_parts(self) -> int:
-        return self.policy.mesh.tp if self.policy.parallel.sequence_parallel else 1
+    def _heads(self, part: ModelPart) -> float:
+        return part.kept[self.compute].heads / min([self.policy.mesh.tp, *part.head_parameters])
+
+    def _sequence_parts(self, part: ModelPart) -> int:
+        """Parts that the sequence is in; before the first layer and after the last one it is whole."""
+        return self.policy.mesh.tp if self.policy.parallel.sequence_parallel and part.is_layer else 1
 
     def _in_flight(self) -> int:
         """Forwards of one stage whose backward passes are still to come, at most."""

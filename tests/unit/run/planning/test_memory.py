@@ -163,8 +163,9 @@ def test_a_pipeline_keeps_more_at_its_start():
 
 def test_choices_that_save_memory_do():
     # Recompute keeps less and computes one layer again.
-    for recompute, kept in [("full", 40), ("selective", 40 + 80)]:
-        (rank,) = memory(parallel={"recompute": recompute})
+    plain, compiled = ({"compile": each} for each in ("off", "on"))
+    for parallel, kept in [({"recompute": "full"}, 40), (plain, 40 + 80), (compiled, 40 + 80 + 40)]:
+        (rank,) = memory(parallel={"recompute": "selective", **parallel})
         assert rank.device["activations"] == 16 * (8 * kept + 350)
 
     # Offloaded weights are the hosts.

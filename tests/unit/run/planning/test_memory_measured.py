@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, huggingface
+from cosmos_core.models.parallel import forwards
 from cosmos_core.models.tokens import tokens_payload
+from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.protocols import ModelContext
 from cosmos_core.run.planning.memory import policy_memory
+from tests.places import fake_mesh
 
 torch.set_num_threads(1)
 
@@ -150,6 +153,24 @@ def check_estimate(model):
         assert rank.device["logits"] / 3 == pytest.approx(output, rel=0.15)
         whole = parameters + gradients + sum(storages(moments).values()) + kept + 2 * output
         assert sum(rank.device.values()) == pytest.approx(whole, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_a_process_of_tp_keeps_results_of_full_width(monkeypatch, tmp_path, name):
+    monkeypatch.setattr(huggingface, "check_tiny_model", lambda *_: None)
+    units, model, results = [90, 70, 34, 20, 10], model_of(name, tmp_path), []
+    made = [
+        recipe(sum(units), mesh={"tp": 2}, parallel={"recompute": each}, device="cpu") for each in ("selective", "full")
+    ]
+    selective, full = (policy_memory(each, model.facts())[0].device["activations"] for each in made)
+    of = forwards._Result.of
+    monkeypatch.setattr(forwards._Result, "of", lambda result: results.append(of(result)) or results[-1])
+    with fake_mesh(made[0].policy.mesh) as mesh:
+        layout = layout_of(made[0].policy, mesh, "cpu")
+        module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
+        model.decide(module, batch_of(model, units), temperature=1.0)
+    kept = storages(value for result in results for value in result.values if isinstance(value, torch.Tensor))
+    assert selective - full == pytest.approx(sum(kept.values()), rel=0.05)
 
 
 def test_numbers_that_make_no_model_are_refused(tmp_path):
