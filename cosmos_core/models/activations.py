@@ -11,8 +11,9 @@ import contextlib
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, get_args
 
 import attrs
 import torch
@@ -48,22 +49,20 @@ BEFORE_LAYERS: Final = -1
 AFTER_LAYERS: Final = -2
 
 Forward = Callable[[], object]
+Wide: TypeAlias = Mapping[nn.Module, bool]
+"""Modules of which each process of `tp` computes results of full width; true if it splits nothing of one: then all that
+it keeps counts as its input."""
 
 
 def kept_by(
-    module: nn.Module,
-    layers: Sequence[nn.Module],
-    prepare: Callable[[int], Forward],
-    whole: Collection[nn.Module] = (),
-    wide: Collection[nn.Module] = (),
+    module: nn.Module, layers: Sequence[nn.Module], prepare: Callable[[int], Forward], wide: Wide = MappingProxyType({})
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     """Count what each layer keeps per unit, by its number; `BEFORE_LAYERS` and `AFTER_LAYERS` for what is round them.
 
     The module is on the meta device and of no use afterwards; of its layers only representatives are left, in the order
-    in which they run. `prepare` makes a forward of the module over so many units. Of the blocks in `whole`, which `tp`
-    does not split, all they keep counts as their input; of the layers in `wide` each process computes results of full
-    width. Nothing is counted of what cannot run without storage, nor in a dtype in which it does not run. What is kept
-    in float32 is counted at once, in another dtype when it is asked for.
+    in which they run. `prepare` makes a forward of the module over so many units. Nothing is counted of what
+    cannot run without storage, nor in a dtype in which it does not run. What is kept in float32 is counted at once, in
+    another dtype when it is asked for.
     """
     places = (BEFORE_LAYERS, AFTER_LAYERS, *range(len(layers)))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -77,7 +76,7 @@ def kept_by(
                 # Norms that keep float32 weights under autocast: nothing is computed here.
                 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
                 _fill(module, torch.bfloat16 if compute == "bfloat16" else torch.float32)
-                short, long = (_Count.of(module, layers, forward, whole, wide) for forward in forwards)
+                short, long = (_Count.of(module, layers, forward, wide) for forward in forwards)
         except _UNTRACEABLE:
             return {}
         except NO_NUMBERS:
@@ -124,7 +123,7 @@ def _slope(short: _Count, long: _Count, place: int) -> Kept:
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what one forward keeps, by layer and by class, and watches the operators that it calls."""
 
-    def __init__(self, common: set[int], whole: Collection[nn.Module], wide: Collection[nn.Module]) -> None:
+    def __init__(self, common: set[int], wide: Wide) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: Counter[tuple[int, str]] = Counter()
         self._seen = set(common)
@@ -134,8 +133,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._heads: set[int] = set()
         self._common = common
         self._place = BEFORE_LAYERS
-        self._whole = frozenset(whole)
-        self._wide = frozenset(wide)
+        self._wide = wide
         self._apart: set[int] = set()
         self._is_inside = False
         self._is_whole = False
@@ -144,15 +142,9 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.UntypedStorage] = []
 
     @staticmethod
-    def of(
-        module: nn.Module,
-        layers: Sequence[nn.Module],
-        forward: Forward,
-        whole: Collection[nn.Module],
-        wide: Collection[nn.Module],
-    ) -> _Count:
+    def of(module: nn.Module, layers: Sequence[nn.Module], forward: Forward, wide: Wide) -> _Count:
         """Count one forward."""
-        count = _Count({_key(parameter) for parameter in module.parameters()}, whole, wide)
+        count = _Count({_key(parameter) for parameter in module.parameters()}, wide)
         with contextlib.ExitStack() as stack:
             for number, layer in enumerate(layers):
                 for handle in count._watch(layer, number):
@@ -211,7 +203,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield child.register_forward_hook(self._set(_is_inside=False, _is_whole=False))
 
     def _enter_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
-        self._is_inside, self._is_whole = True, block in self._whole
+        self._is_inside, self._is_whole = True, self._wide.get(block, False)
         self._inputs |= self._keys([*_tensors(args), *_tensors(kwargs)])
 
     def _set(self, **flags: Any) -> Callable[..., None]:

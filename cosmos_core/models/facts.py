@@ -161,14 +161,13 @@ def _kept(
     module: PreTrainedModel, anatomy: Anatomy, prepare: Prepare, plan: ParallelPlan
 ) -> Mapping[int, Mapping[Compute, Kept]]:
     layers = [layer for layer, _ in anatomy.kinds()]
-    whole = [block for layer in layers for block in _whole_blocks(layer, anatomy.name, plan)]
     parts = [pair for layer in layers for pair in layer.named_modules(prefix=f"{anatomy.name}.0")]
-    wide = [
-        each for name, each in parts if isinstance(each, nn.Linear) and not plan.style_of(name).startswith("colwise")
-    ]
+    linear = [each for name, each in parts if isinstance(each, nn.Linear) and "colwise" not in plan.style_of(name)]
+    whole = [block for layer in layers for block in _whole_blocks(layer, anatomy.name, plan)]
+    wide = dict.fromkeys(linear, False) | dict.fromkeys(whole, True)
     module.set_submodule(anatomy.name, nn.ModuleList(layers))
     try:
-        return kept_by(module, layers, lambda units: prepare(module, units), whole, wide)
+        return kept_by(module, layers, lambda units: prepare(module, units), wide)
     except NO_NUMBERS as error:
         config = module.config.get_text_config()
         names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts_per_tok")
