@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_core.models.attention.documents import Documents
-from cosmos_core.models.attention.kernels import KERNELS
+from cosmos_core.models.attention.kernels import KERNELS, attend
 from cosmos_core.models.attention.softmax import Block, Merged, Scoring, block_backward, block_forward, sinks_backward
 
 pytestmark = [
@@ -152,6 +152,18 @@ def block(rows, start, num_keys, num_behind, scoring):
     documents = Documents(lengths=(len(query),), num_behind=num_behind, num_keys=num_keys, device=query.device)
     key, value = (row[start : start + num_keys] for row in others)
     return Block(rows=(query, key, value), documents=documents, scoring=scoring)
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 128), (torch.bfloat16, 320)])
+def test_no_document_has_all_its_scores_at_once(cuda, dtype, dim):
+    """Of shared heads in 32 bits, or wider than 256, which the flash kernel refuses."""
+    units, heads = 8192, 8
+    rows = [torch.randn(units, own, dim, device=cuda, dtype=dtype, requires_grad=True) for own in (heads, 2, 2)]
+    torch.cuda.reset_peak_memory_stats(cuda)
+    before = torch.cuda.memory_allocated(cuda)
+    attend(tuple(rows), Documents(lengths=(units,), device=cuda), Scoring(scale=None)).sum().backward()
+    taken = torch.cuda.max_memory_allocated(cuda) - before
+    assert taken < heads * units**2 * dtype.itemsize / 2, f"{taken / 2**30:.2f} GiB"
 
 
 def test_rows_of_many_sizes_need_few_graphs(cuda):

@@ -41,7 +41,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from cosmos_core.errors import PluginIncompatibleError, UnevenError
-from cosmos_core.models.attention.documents import ContextSlice, Packing, Seen, Span, documents_behind
+from cosmos_core.models.attention.documents import ContextSlice, Packing, Seen, Span
 from cosmos_core.models.attention.kernels import attend
 from cosmos_core.models.attention.softmax import (
     Block,
@@ -61,12 +61,14 @@ class Reach:
     """The slices that each slice's head reaches back to, and with how many units.
 
     Attributes:
+        packing: The documents of the row.
         context: This process's slice.
         num_units: U.
         num_head: Q, 0 where a document begins with this process's slice.
         firsts: For each slice, the first unit of the row that its head looks at.
     """
 
+    packing: Packing
     context: ContextSlice
     num_units: int
     num_head: int
@@ -78,7 +80,8 @@ class Reach:
         start, stop = packing.bounds
         units = stop - start
         firsts = tuple(packing.first_seen(place * units, window) for place in range(context.size))
-        return Reach(context=context, num_units=units, num_head=packing.own.num_head, firsts=firsts)
+        num_head = packing.own.num_head
+        return Reach(packing=packing, context=context, num_units=units, num_head=num_head, firsts=firsts)
 
     @property
     def num_hops(self) -> int:
@@ -93,7 +96,7 @@ class Reach:
         return max(self.firsts[place] - owner * self.num_units, 0)
 
     def behind(self, hop: int) -> int:
-        """Units from the first key fetched at a hop to this process's first query."""
+        """Units from the first key fetched at a hop to this process's first query; at hop 0, its own slice, none."""
         skipped = self.skipped(self.context.place, hop)
         assert skipped is not None, "nothing is fetched at this hop"
         return hop * self.num_units - skipped
@@ -125,10 +128,10 @@ class _Ring(torch.autograd.Function):
         reach: Reach,
         scoring: Scoring,
     ) -> torch.Tensor:
-        merged = Merged.of(block_forward(_block(query_QHD, both_UKE[: reach.num_head], 0, scoring)))
+        merged = Merged.of(block_forward(_block(query_QHD, both_UKE[: reach.num_head], reach, 0, scoring)))
         for hop, fetched_FKE in _fetch(both_UKE, reach):
             if fetched_FKE is not None:
-                block = _block(query_QHD, fetched_FKE, reach.behind(hop), scoring)
+                block = _block(query_QHD, fetched_FKE, reach, hop, scoring)
                 merged = merged.with_block(block_forward(block))
         merged = merged.with_sinks(sinks_H)
         output_QHE = merged.output_QHE.to(query_QHD.dtype)
@@ -142,7 +145,7 @@ class _Ring(torch.autograd.Function):
         query_QHD, both_UKE, sinks_H, *softmax = ctx.saved_tensors
         reach: Reach = ctx.reach
         result = (grad_QHD, *softmax)
-        own = _block(query_QHD, both_UKE[: reach.num_head], 0, ctx.scoring)
+        own = _block(query_QHD, both_UKE[: reach.num_head], reach, 0, ctx.scoring)
         grad_query_QHD, grad_own_FKE = _gradients(own, *result)
         grad_both_UKE = torch.zeros_like(both_UKE, dtype=own.accumulated)
         grad_both_UKE[: reach.num_head] += grad_own_FKE
@@ -150,7 +153,7 @@ class _Ring(torch.autograd.Function):
         for hop, fetched_FKE in _fetch(both_UKE, reach):
             grad_fetched = None
             if fetched_FKE is not None:
-                block = _block(query_QHD, fetched_FKE, reach.behind(hop), ctx.scoring)
+                block = _block(query_QHD, fetched_FKE, reach, hop, ctx.scoring)
                 grad_block, grad_fetched = _gradients(block, *result)
                 grad_query_QHD = grad_query_QHD + grad_block
             returns.append(_start_return(grad_fetched, grad_both_UKE, reach, hop))
@@ -161,9 +164,9 @@ class _Ring(torch.autograd.Function):
         return grad_query_QHD.to(query_QHD.dtype), grad_both_UKE.to(both_UKE.dtype), grad_sinks, None, None
 
 
-def _block(query_QHD: torch.Tensor, both_FKE: torch.Tensor, num_behind: int, scoring: Scoring) -> Block:
+def _block(query_QHD: torch.Tensor, both_FKE: torch.Tensor, reach: Reach, hop: int, scoring: Scoring) -> Block:
     D = query_QHD.shape[-1]
-    documents = documents_behind((len(query_QHD),), num_behind, len(both_FKE), query_QHD.device)
+    documents = reach.packing.behind((len(query_QHD),), reach.behind(hop), len(both_FKE))
     return Block(rows=(query_QHD, both_FKE[..., :D], both_FKE[..., D:]), documents=documents, scoring=scoring)
 
 

@@ -50,21 +50,14 @@ class Documents:
         return made
 
 
-@functools.lru_cache(maxsize=32)
-def documents_behind(lengths: tuple[int, ...], num_behind: int, num_keys: int, device: torch.device) -> Documents:
-    """Documents with keys before them, the same for all layers."""
-    return Documents(lengths=lengths, num_behind=num_behind, num_keys=num_keys, device=device)
-
-
 class Seen(NamedTuple):
-    """First and last key that each query sees, int64 [U]: as arrays, and on the device; neither ever falls.
+    """First and last key that each query sees, int64 [U]; neither ever falls.
 
     A query that sees none has its first after its last.
     """
 
     first_U: np.ndarray
     last_U: np.ndarray
-    there: tuple[torch.Tensor, torch.Tensor]
 
     @staticmethod
     def of(documents: Documents, window: int | None) -> Seen:
@@ -73,9 +66,13 @@ class Seen(NamedTuple):
         first_U = np.repeat([0, *ends_B[:-1]], documents.lengths)
         own_U = np.arange(documents.num_behind, ends_B[-1])
         first_U = first_U if window is None else np.maximum(first_U, own_U - window + 1)
-        last_U = np.minimum(own_U, documents.num_keys - 1)
-        first, last = (torch.from_numpy(each).to(documents.device, non_blocking=True) for each in (first_U, last_U))
-        return Seen(first_U, last_U, (first, last))
+        return Seen(first_U, np.minimum(own_U, documents.num_keys - 1))
+
+    @staticmethod
+    def there(documents: Documents, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both on the device, for kernels that compare keys with them."""
+        first, last = (torch.from_numpy(each).to(documents.device) for each in documents.once(Seen.of, window))
+        return first, last
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -127,10 +124,11 @@ class Packing:
     device: torch.device
     context: ContextSlice | None = None
     _spans: dict[tuple[int, int], Span] = attrs.field(factory=dict, init=False)
+    _behind: dict[tuple[Any, ...], Documents] = attrs.field(factory=dict, init=False)
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, context: ContextSlice | None = None) -> Packing:
-        """A row of documents of these lengths, which share calls best in descending order."""
+        """A row of documents of these lengths; where attention is `sdpa`, neighbours of one length share a call."""
         if context is not None:
             assert sum(lengths) % context.size == 0, f"a row of {sum(lengths)} units is cut into {context.size} slices"
         return Packing(lengths=tuple(lengths), device=device, context=context)
@@ -161,7 +159,14 @@ class Packing:
             return span.begun
         behind = span.start - self.first_seen(span.start, window)
         lengths = (span.num_head, *span.begun.lengths)
-        return documents_behind(lengths, behind, behind + sum(lengths), self.device)
+        return self.behind(lengths, behind, behind + sum(lengths))
+
+    def behind(self, lengths: tuple[int, ...], num_behind: int, num_keys: int) -> Documents:
+        """Documents with keys before them, the same for all layers."""
+        if (sizes := (lengths, num_behind, num_keys)) not in self._behind:
+            made = Documents(lengths=lengths, num_behind=num_behind, num_keys=num_keys, device=self.device)
+            self._behind[sizes] = made
+        return self._behind[sizes]
 
     @property
     def num_units(self) -> int:

@@ -4,7 +4,7 @@
 |---|---|---|
 | `varlen` | no soft cap; CUDA, 16 bits, head dims to 256 | all documents at once, sinks and windows too |
 | `flex` | soft caps without sinks; CUDA, 16 bits | all documents at once, compiled |
-| `sdpa` | no cap, no sinks, no window that cuts, no keys behind | documents of one length at once |
+| `sdpa` | no cap, sinks, window that cuts, or keys behind; on CUDA 16 or 32 bits | documents of one length at once |
 | `explicit` | everything | the reference: scores that are seen, for some queries at once |
 
 Shape legend: U queries, S keys, H heads, K key-value heads, D head dim, E value dim; B documents of T units that lie
@@ -68,7 +68,7 @@ def _takes_varlen(rows: Rows, _: Documents, scoring: Scoring) -> bool:
 
 
 def _softmax(rows: Rows, documents: Documents, scoring: Scoring) -> torch.Tensor:
-    """One block, of `varlen` or in full, and sinks."""
+    """One block, by `varlen` or explicitly, and sinks."""
     output: torch.Tensor = _Softmax.apply(*rows, scoring.sinks_H, documents, scoring)  # type: ignore[no-untyped-call]
     return output
 
@@ -103,9 +103,9 @@ def _capped(cap: float) -> Callable[..., torch.Tensor]:
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
     """The blocks of keys that each block of queries looks at: neighbours, since documents and windows are."""
     seen = documents.once(Seen.of, window)
-    (first_U, last_U), (first, last) = (seen.first_U, seen.last_U), seen.there
-    begin_Q = first_U[::BLOCK] // BLOCK
-    end_Q = np.append(last_U[BLOCK - 1 :: BLOCK], last_U[-1])[: len(begin_Q)] // BLOCK + 1
+    first, last = documents.once(Seen.there, window)
+    begin_Q = seen.first_U[::BLOCK] // BLOCK
+    end_Q = np.append(seen.last_U[BLOCK - 1 :: BLOCK], seen.last_U[-1])[: len(begin_Q)] // BLOCK + 1
     num_blocks = -(-documents.num_keys // BLOCK)
     blocks = (end_Q - begin_Q, (begin_Q[:, None] + np.arange(num_blocks)) % num_blocks)
     counts, indices = (torch.from_numpy(each)[None, None].to(documents.device, torch.int32) for each in blocks)
@@ -113,16 +113,21 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
     def is_seen(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (first[query] <= key) & (key <= last[query])
 
-    lengths = (len(first_U), documents.num_keys)
+    lengths = (len(seen.first_U), documents.num_keys)
     return BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=BLOCK, mask_mod=is_seen, seq_lengths=lengths)
 
 
-def _takes_sdpa(_: Rows, documents: Documents, scoring: Scoring) -> bool:
+def _takes_sdpa(rows: Rows, documents: Documents, scoring: Scoring) -> bool:
     is_cut = scoring.window is not None and scoring.window < max(documents.lengths)
-    return scoring.cap is None and scoring.sinks_H is None and not is_cut and not documents.num_behind
+    is_plain = scoring.cap is None and scoring.sinks_H is None and not is_cut and not documents.num_behind
+    # CUDA's memory-efficient kernel takes these; of any others torch would hold all scores of a document.
+    is_fused = rows[0].dtype in {torch.float32, *varlen.DTYPES} and not any(row.shape[-1] % 8 for row in rows)
+    return is_plain and (is_fused or not rows[0].is_cuda)
 
 
 def _sdpa(rows: Rows, documents: Documents, scoring: Scoring) -> torch.Tensor:
+    if rows[0].is_cuda:
+        rows = repeated(rows)
     is_shared = rows[0].shape[1] != rows[1].shape[1]
     alike = [(length, len([*each])) for length, each in itertools.groupby(documents.lengths)]
     # Slicing a row would cost a zero fill of its size for each document in the backward pass.
@@ -135,6 +140,13 @@ def _sdpa(rows: Rows, documents: Documents, scoring: Scoring) -> torch.Tensor:
         )
         outputs.append(output_BHTE.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
+
+
+def repeated(rows: Rows) -> Rows:
+    """The rows with keys and values of each head by itself: in CUDA's memory-efficient kernel heads share none."""
+    query, *shared = rows
+    key, value = (row.repeat_interleave(query.shape[1] // row.shape[1], dim=1) for row in shared)
+    return query, key, value
 
 
 class _Softmax(torch.autograd.Function):

@@ -1,12 +1,12 @@
 """The softmax of causal attention over blocks of keys, which are merged one by one.
 
 The backward pass of a block is given the output and the log-sum-exp of the *whole* softmax, of which the block is one
-part: that makes its gradients terms of a sum. Sinks are one more key, which has no value. Blocks are computed by CUDA's
-flash kernel (`varlen`), or in *full*, the reference: scores of some queries at once, and only of keys that these see.
-Measured on a CPU, soft-capped attention over 4,096 units is four times faster in pieces of a million scores than in
-pieces of 16 million.
+part: that makes its gradients terms of a sum. Sinks are one more key, which has no value. CUDA's flash kernel computes
+the blocks that it takes (`varlen`). The reference computes any other explicitly: it holds the scores of some queries at
+once, and only of keys that these see. Measured on a CPU, soft-capped attention over 4,096 units is four times faster in
+pieces of a million scores than in pieces of 16 million.
 
-Log-sum-exps and sums of gradients are *accumulated*: float32, or the inputs' dtype where that is wider.
+Log-sum-exps and sums of gradients are in float32, or in the inputs' dtype where that is wider (`Block.accumulated`).
 
 Source: FlashAttention-2 (arXiv:2307.08691), equation 3.1, for merging; StreamingLLM (arXiv:2309.17453), section 3.1,
 with the learned score of gpt-oss, for sinks; Gemma 2 (arXiv:2408.00118), section 2, for the cap.
@@ -86,14 +86,14 @@ class Block:
 
     @property
     def call(self) -> varlen.Call | None:
-        """The arguments for `varlen`; None: the block is computed in full."""
+        """The arguments for `varlen`; None: the block is computed explicitly."""
         if self.scoring.cap is not None or not varlen.takes(self.rows[0], self.rows[2]):
             return None
         return self.documents.once(varlen.Call.of, self.scoring.window)
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
         """Queries that are taken at once, and the keys that any of them sees."""
-        (num_queries, H, _), (first_U, last_U, _) = self.rows[0].shape, self.seen
+        (num_queries, H, _), (first_U, last_U) = self.rows[0].shape, self.seen
         most_seen = int((last_U - first_U).max()) + 1
         scores = PIECE_SCORES.get(self.rows[0].device.type, ACCELERATOR_PIECE_SCORES)
         fitting = scores // (H * max(1, min(self.documents.num_keys, 2 * most_seen)))
@@ -105,7 +105,7 @@ class Block:
 
 
 def block_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [Q, H, E], and accumulated log-sum-exp [Q, H], of the softmax over the block's keys.
+    """Output [Q, H, E], and log-sum-exp [Q, H] in the dtype `accumulated`, of the softmax over the block's keys.
 
     Where a query sees no key of the block, its output is zero and its log-sum-exp minus infinity.
     """
@@ -113,10 +113,9 @@ def block_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     if not query.numel():
         return query[..., :1].expand(-1, -1, value.shape[-1]), query[..., 0].to(block.accumulated)
     if (call := block.call) is None:
-        return _full_forward(block)
+        return _explicit_forward(block)
     output, lse = varlen.forward((query[: call.num_seeing], key, value), call, block.scale)
-    blind = len(query) - call.num_seeing
-    return F.pad(output, (0, 0, 0, 0, 0, blind)), F.pad(lse, (0, 0, 0, blind), value=-torch.inf)
+    return _with_blind(output, len(query)), _with_blind(lse, len(query), -torch.inf)
 
 
 def block_backward(
@@ -130,13 +129,19 @@ def block_backward(
     if not query.numel():
         return [torch.zeros_like(row) for row in block.rows]
     if (call := block.call) is None:
-        return _full_backward(block, grad_QHE, output_QHE, lse_QH)
+        return _explicit_backward(block, grad_QHE, output_QHE, lse_QH)
     seeing, grad, output, lse = (row[: call.num_seeing] for row in (query, grad_QHE, output_QHE, lse_QH))
     grad_query, *grads = varlen.backward((seeing, key, value), (grad, output, lse), call, block.scale)
-    return [F.pad(grad_query, (0, 0, 0, 0, 0, len(query) - call.num_seeing)), *grads]
+    return [_with_blind(grad_query, len(query)), *grads]
 
 
-def _full_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_blind(row: torch.Tensor, num_queries: int, value: float = 0.0) -> torch.Tensor:
+    """The row, and a value for the queries behind it that see no key; without such queries it is not copied."""
+    blind = num_queries - len(row)
+    return F.pad(row, (0, 0) * (row.dim() - 1) + (0, blind), value=value) if blind else row
+
+
+def _explicit_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, lses = [], []
     for piece in block.pieces():
         query, key, value = _piece(block, *piece)
@@ -149,7 +154,7 @@ def _full_forward(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(outputs), torch.cat(lses)
 
 
-def _full_backward(
+def _explicit_backward(
     block: Block, grad_QHE: torch.Tensor, output_QHE: torch.Tensor, lse_QH: torch.Tensor
 ) -> list[torch.Tensor]:
     accumulated = block.accumulated
@@ -187,14 +192,15 @@ def _queries_first(block: Block, rows_KRD: torch.Tensor) -> torch.Tensor:
 def _scores(
     block: Block, piece: tuple[slice, slice], query: torch.Tensor, key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Accumulated scores [K, G·Q, F], minus infinity where a key is not seen; under a cap also their tanh."""
+    """Scores [K, G·Q, F], minus infinity where a key is not seen, and under a cap their tanh, both `accumulated`."""
     # Never in place: a product may be kept for when the layer is computed again.
     scores = (query @ key.mT).to(block.accumulated) * block.scale
     bent = None
     if block.scoring.cap is not None:
         bent = scores.div_(block.scoring.cap).tanh_()
         scores = bent * block.scoring.cap
-    first_Q, last_Q = (each[piece[0], None] for each in block.seen.there)
+    there = block.documents.once(Seen.there, block.scoring.window)
+    first_Q, last_Q = (each[piece[0], None] for each in there)
     key_F = torch.arange(piece[1].start, piece[1].stop, device=query.device)
     unseen_QF = (key_F < first_Q) | (key_F > last_Q)
     torch.unflatten(scores, 1, (block.shared, -1)).masked_fill_(unseen_QF, -torch.inf)
@@ -203,7 +209,7 @@ def _scores(
 
 @attrs.frozen(kw_only=True, eq=False)
 class Merged:
-    """The softmax over the keys seen so far: its output [Q, H, E] and log-sum-exp [Q, H], both accumulated."""
+    """The softmax over the keys seen so far: its output [Q, H, E] and log-sum-exp [Q, H], both `accumulated`."""
 
     output_QHE: torch.Tensor
     lse_QH: torch.Tensor

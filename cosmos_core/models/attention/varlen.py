@@ -76,7 +76,8 @@ def forward(rows: Rows, call: Call, scale: float) -> tuple[torch.Tensor, torch.T
     width = _width(rows)
     laid_out = (_laid_out(row, width) for row in rows)
     output, lse_HU, *_ = aten._flash_attention_forward(*laid_out, *call.lengths, False, scale=scale, **call.window)  # noqa: SLF001
-    return output[..., : rows[2].shape[-1]], lse_HU.T
+    # Kept until the backward pass: without the zeros behind narrower values, if there are any.
+    return output[..., : rows[2].shape[-1]].contiguous(), lse_HU.T
 
 
 def backward(rows: Rows, softmax: Rows, call: Call, scale: float) -> list[torch.Tensor]:

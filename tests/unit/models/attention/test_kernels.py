@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cosmos_core.models.attention import kernels, varlen
-from cosmos_core.models.attention.documents import Documents
+from cosmos_core.models.attention.documents import Documents, Seen
 from cosmos_core.models.attention.kernels import KERNELS, attend, block_mask, kernel_for
 from cosmos_core.models.attention.softmax import Block, Scoring, block_backward, block_forward
 from tests.unit.models.attention.flash import on_cpus
@@ -86,6 +86,8 @@ def test_the_kernel_is_chosen_by_what_it_takes(monkeypatch):
         ("cuda", torch.float16, 192, {"window": 3, "sinks_H": sinks}, "varlen"),
         ("cuda", torch.bfloat16, 256, {}, "sdpa"),
         ("cuda", torch.float32, 128, {}, "sdpa"),
+        ("cuda", torch.float32, 12, {}, "explicit"),
+        ("cuda", torch.float64, 128, {}, "explicit"),
         ("cuda", torch.bfloat16, 256, {"cap": 1.0}, "flex"),
         ("cuda", torch.bfloat16, 8, {"cap": 1.0}, "explicit"),
         ("cuda", torch.bfloat16, 128, {"cap": 1.0, "sinks_H": sinks}, "explicit"),
@@ -98,6 +100,12 @@ def test_the_kernel_is_chosen_by_what_it_takes(monkeypatch):
         with FakeTensorMode():
             rows = [torch.empty(5, 2, dim, dtype=dtype, device=device) for _ in range(3)]
             assert kernel_for(rows, documents, Scoring(scale=None, **scoring)).name == name
+
+
+def test_repeated_heads_attend_as_shared_ones_do():
+    rows, documents = drawn((9, 9, 5), 0, (6, 2, 6, 5))
+    shared, repeated = (attend(each, documents, Scoring(scale=None)) for each in (rows, kernels.repeated(rows)))
+    torch.testing.assert_close(repeated, shared)
 
 
 def test_operators_of_cuda_know_the_call(monkeypatch):
@@ -118,13 +126,16 @@ def test_operators_of_cuda_know_the_call(monkeypatch):
 
 
 def test_all_that_is_asked_of_a_row_is_made_once(monkeypatch):
-    """What a layer hands the kernel, but for its rows, is of the packing: the same tensors for each layer."""
+    """The packing has what a layer hands the kernel beside its rows: the same tensors for each layer, and no others."""
     calls = []
     monkeypatch.setattr(varlen, "forward", lambda rows, call, _: calls.append(call) or (rows[0], rows[0][..., 0]))
     rows, documents = drawn((5, 3), 0, (2, 2, 8, 8))
     with on_cpus():
         for _ in range(2):
             kernels.attend(tuple(rows), documents, Scoring(scale=None))
+        output, _ = block_forward(Block(rows=tuple(rows), documents=documents, scoring=Scoring(scale=None)))
+    assert output.data_ptr() == rows[0].data_ptr(), "a row was copied in which every query sees a key"
     assert calls[0] is calls[1]
+    assert {make for make, _ in documents._made} == {Seen.of, varlen.Call.of}
     assert [each.tolist() for each in calls[0].lengths[:2]] == [[0, 5, 8]] * 2
     assert calls[0].lengths[2:4] == (5, 5)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import weakref
 
 import attrs
 import torch
@@ -61,6 +62,14 @@ def test_only_keys_that_a_document_reaches_back_to_are_fetched():
                     assert seen == 0 or reach.behind(hop) == place * 16 - int(seen_U.nonzero()[0]) - max(
                         owner * 16 - int(seen_U.nonzero()[0]), 0
                     )
+
+
+def test_documents_with_keys_behind_go_with_their_row():
+    packing = Packing.of([10], CPU)
+    made = weakref.ref(packing.behind((3,), 5, 8))
+    assert packing.behind((3,), 5, 8) is made()
+    del packing
+    assert made() is None
 
 
 def row():
