@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, overload
 
 import attrs
+import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.models.activations import AFTER_LAYERS, BEFORE_LAYERS, NO_NUMBERS, kept_by
-from cosmos_core.models.head import CHUNK_ELEMENTS
+from cosmos_core.models.head import most_logits
 from cosmos_core.models.parallel.expert import is_experts
 from cosmos_core.models.parallel.float8 import candidates
 from cosmos_core.models.parallel.forwards import own_parameters
@@ -72,7 +73,7 @@ def describe(
         impossible=impossible_axes(shell, alone_because),
         attends_pluggably=not alone_because,
         notices=(_ALONE + alone_because,) if alone_because else (),
-        most_outputs=CHUNK_ELEMENTS["cuda"],
+        most_outputs=most_logits(torch.device("cuda")),
         absent_weights=absent,
         linear_layers=frozenset(candidates(shell)),
         matrices=matrices_of(shell),

@@ -137,6 +137,17 @@ def _entropy(logprobs_NV: torch.Tensor) -> torch.Tensor:
 CHUNK_ELEMENTS: Final = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Largest number of logits held at once, by device: 128 MiB and 1 GiB in float32."""
 
+
+def most_logits(device: torch.device) -> int:
+    """Largest number of logits held at once: in float32 no more than a 128th of a GPU's memory, if there is one."""
+    most = CHUNK_ELEMENTS["cpu" if device.type == "cpu" else "cuda"]
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return most
+    fitting = torch.cuda.get_device_properties(device).total_memory // (4 * 128)
+    # A power of two: GPUs of one kind differ by some pages, and processes of one vocabulary take as many rows at once.
+    return min(most, 1 << fitting.bit_length() - 1)
+
+
 _PART: Final = "_cosmos_vocabulary"
 
 
@@ -207,8 +218,7 @@ def evaluate(
         return tuple(given)
 
     each = (hidden_ND, targets_N, *(theirs[name] for name in ("logprobs", "ids") if name in theirs))
-    most = CHUNK_ELEMENTS["cpu" if hidden_ND.device.type == "cpu" else "cuda"]
-    num_rows = max(1, most // vocabulary.most)
+    num_rows = max(1, most_logits(hidden_ND.device) // vocabulary.most)
     if len(targets_N) <= num_rows:
         given = list(one(*each))
     else:

@@ -17,7 +17,7 @@ HIDDEN, DECISIONS = 256, 4096
 def sized(device, monkeypatch):
     """The vocabulary, and the chunk: on a CPU both small, which takes as many chunks."""
     if device.type == "cuda":
-        return 151_936, head.CHUNK_ELEMENTS["cuda"]
+        return 151_936, head.most_logits(device)
     monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", DECISIONS * 2000 // 3)
     return 2000, head.CHUNK_ELEMENTS["cpu"]
 
@@ -67,7 +67,7 @@ def test_chunks_give_the_exact_values_and_gradients(device, precision, temperatu
 
 
 def test_a_chunk_takes_the_memory_that_is_planned(cuda):
-    size, most = 151_936, head.CHUNK_ELEMENTS["cuda"]
+    size, most = 151_936, head.most_logits(cuda)
     layer = torch.nn.Linear(HIDDEN, size, bias=False, device=cuda, dtype=torch.bfloat16)
     hidden = torch.randn(4 * most // size, HIDDEN, device=cuda, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.zeros(len(hidden), dtype=torch.int64, device=cuda)

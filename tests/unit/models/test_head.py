@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -58,6 +60,18 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         torch.autograd.grad(chunked.logprobs_N.square().sum(), (hidden, weight)), expected, strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_logits_that_are_held_at_once_are_a_share_of_a_gpus_memory(monkeypatch):
+    cuda, most = torch.device("cuda"), head.CHUNK_ELEMENTS["cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (head.most_logits(cuda), head.most_logits(torch.device("cpu"))) == (most, head.CHUNK_ELEMENTS["cpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for memory, expected in [(139 << 30, most), (80 << 30, most // 2), (79 << 30, most // 2), (24 << 30, most // 8)]:
+        properties = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=properties: found)
+        assert head.most_logits(cuda) == expected
+        assert 4 * expected <= memory / 128
 
 
 def test_a_split_vocabulary_gives_the_same_on_each_process(subtests):
