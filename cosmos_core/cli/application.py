@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NoReturn
 
 import typer
 
-from cosmos_core.cli import launch, plugins, runs
+from cosmos_core.cli import plugins, runs
 from cosmos_core.cli.commands import CommandGroup, Overrides, RecipeFile, RunName, is_debugging, refuse
 from cosmos_core.errors import CheckpointError, ConfigError, CosmosError, DataError, PluginError, StorageError
 from cosmos_core.observe.output import console
@@ -150,10 +150,7 @@ class _Commands(CommandGroup):
         "run": run,
         "plan": plan,
         "status": runs.status,
-        "set": runs.change,
-        "drain": runs.drain,
         "export": runs.export,
-        "launch": launch.app,
         "replica": runs.replica,
         "plugins": plugins.app,
         "version": version,

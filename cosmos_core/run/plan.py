@@ -7,6 +7,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import zmq
@@ -17,12 +18,17 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError, TransportError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
+from cosmos_core.protocols import Pool
+from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
-from cosmos_core.run.planning.preflight import check_gpus, check_keys, check_present
+from cosmos_core.run.planning.preflight import check_gpus, check_keys, check_present, unset_variables
 from cosmos_core.scratch import scratch
 from cosmos_core.transport import sockets
+
+if TYPE_CHECKING:
+    from cosmos_core.run.planning.plan import Plan
 
 
 @contextlib.contextmanager
@@ -44,19 +50,43 @@ def show_plan(recipe: Recipe, recipe_path: Path | None, console: Console) -> Non
     """Validate everything and print the plan; nothing is left behind; raises CosmosError if the recipe cannot run."""
     with importing():
         from cosmos_core.run.planning.plan import make_plan  # noqa: PLC0415 - imports torch
+    from cosmos_core.run.planning.footprint import planned_pools  # noqa: PLC0415
     from cosmos_core.run.planning.tables import print_plan  # noqa: PLC0415
-    from cosmos_core.run.submit import submission_notes  # noqa: PLC0415
 
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
         notes: Sequence[str] = ()
         if capabilities_of(recipe, plan.plugins).submits:
-            notes = submission_notes(plan)
+            _, submission = rendered(plan.job, plan.plugins, planned_pools(plan))
+            notes = (*submission.notes, *unset_there(plan, submission))
         else:
             check_port(recipe)
         print_plan(plan, console)
         for note in notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def rendered(job: Job, plugins: PluginSet, found: Sequence[Pool]) -> tuple[ClusterLauncher, Submission]:
+    """A launcher that submits, and what it submits; raises a ConfigError if the run does not fit its machines."""
+    launcher = make_launcher(job.recipe, job.directory, plugins, found)
+    if not isinstance(launcher, ClusterLauncher):
+        raise ConfigError(
+            f"launch.launcher: {job.recipe.launch.launcher!r} declares that it submits runs, and has no render, ready "
+            "and submit"
+        )
+    return launcher, launcher.render()
+
+
+def unset_there(plan: Plan, submission: Submission) -> tuple[str, ...]:
+    """Variables that the run needs and a submission does not bring, in words; the machines may have them besides."""
+    if submission.variables is None:
+        return ()
+    launcher = plan.job.recipe.launch.launcher
+    return tuple(
+        f"{who}: {' and '.join(names)}: not among the variables that launcher {launcher!r} gives the run's processes; "
+        "set them in launch.options, unless they are there already"
+        for who, names in unset_variables(plan.job, plan.plugins, submission.variables).items()
+    )
 
 
 def make_folder(recipe: Recipe, recipe_path: Path | None, *, run_id: str, overwrite: bool) -> None:

@@ -22,10 +22,7 @@ COMMANDS = (
     "plan",
     "export",
     "status",
-    "launch",
     "replica",
-    "set",
-    "drain",
     "plugins",
     "version",
 )

@@ -16,7 +16,6 @@ from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import NoOptions
-from cosmos_core.run import settings as setting
 from cosmos_core.run.follower import Follower, step_metrics
 from cosmos_core.run.planning.plan import dynamic_options
 from cosmos_core.run.report.page import write_report
@@ -26,6 +25,7 @@ from cosmos_core.run.supervisor import Ending
 from cosmos_core.transport.messages import REQUEST, Set, Settable
 from cosmos_core.transport.sockets import Closing
 from cosmos_core.types import Prompt
+from cosmos_service_tools import settings as setting
 from tests.world_model import World
 
 WORLD = World(NoOptions(), SimpleNamespace(path=None))

@@ -11,13 +11,14 @@ from cosmos_core.config.loading import dump_recipe, load_job, load_recipe
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.sources import split
 from cosmos_core.errors import ConfigError, PluginNotFoundError, ReplicaError, UnknownSubmissionError
-from cosmos_core.run import folder, provenance, submit
+from cosmos_core.run import folder, provenance
 from cosmos_core.run.command import run_recipe
 from cosmos_core.run.plan import show_plan
 from cosmos_core.run.planning import plan as planning
 from cosmos_core.run.planning.plan import make_plan
-from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides, reachable
 from cosmos_core.transport.addresses import host_id
+from cosmos_service_tools import submission
+from cosmos_service_tools.submission import launch_again, launch_recipe, option_overrides, reachable
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "arithmetic.toml"
 SBATCH = '#!/bin/sh\necho "argument $2" >> {log}\necho "17;cluster"\n{end}\n'
@@ -40,7 +41,7 @@ def plans(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _planned_once(plans, monkeypatch):
-    for module in (submit, planning):
+    for module in (submission, planning):
         monkeypatch.setattr(module, "make_plan", plans)
 
 

@@ -1,4 +1,4 @@
-"""`cosmos launch`: hand a run over to a cluster."""
+"""The command `cosmos launch`: hands a run over to a cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def launch(
         raise ConfigError("give a recipe, or --resume RUN; see cosmos launch --help")
     from rich.console import Console  # noqa: PLC0415
 
-    from cosmos_core.run.submit import launch_again, launch_recipe, option_overrides  # noqa: PLC0415
+    from cosmos_service_tools.submission import launch_again, launch_recipe, option_overrides  # noqa: PLC0415
 
     chosen = [*(overrides or ()), *option_overrides(launcher, context.args)]
     console = Console()

@@ -1,10 +1,9 @@
-"""`cosmos launch`: plans a run here, and hands it over to a cluster."""
+"""Plans a run here, and hands it over to a cluster."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +11,6 @@ import attrs
 from rich.console import Console
 
 from cosmos_core.config.checks import is_loopback
-from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.overrides import apply_override
 from cosmos_core.config.schema import Recipe
@@ -21,14 +19,15 @@ from cosmos_core.plugins.choice import choose_all
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import files, selections
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Kind, LauncherCapabilities, Pool
+from cosmos_core.protocols import Kind, LauncherCapabilities
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
 from cosmos_core.run.folder import aside
-from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
+from cosmos_core.run.launch.launcher import capabilities_of, pools
+from cosmos_core.run.plan import rendered, unset_there
 from cosmos_core.run.planning.footprint import planned_pools
-from cosmos_core.run.planning.plan import Plan, check_changed, make_plan
-from cosmos_core.run.planning.preflight import check_present, exposure, unset_variables
+from cosmos_core.run.planning.plan import check_changed, make_plan
+from cosmos_core.run.planning.preflight import check_present, exposure
 from cosmos_core.scratch import scratch
 
 _ONLY: Final[tuple[Kind, ...]] = ("launcher",)
@@ -58,8 +57,8 @@ def launch_recipe(
         _check_elsewhere(recipe, overwrite=overwrite)
     with scratch("plan") as staging:
         plan = make_plan(recipe, recipe_path, staging)
-        launcher, submission = _rendered(plan.job, plugins, planned_pools(plan))
-        unset = _unset_there(plan, submission)
+        launcher, submission = rendered(plan.job, plugins, planned_pools(plan))
+        unset = unset_there(plan, submission)
         if render_only:
             console.file.write(submission.text)
             for each in unset:
@@ -100,7 +99,7 @@ def launch_again(
     plugins = PluginSet.load(selections(job.recipe, _ONLY))
     if not _capable(job.recipe, plugins).shares_folder:
         raise ConfigError(f"--resume: launcher {launcher!r} makes the run's folder itself; give it the recipe instead")
-    found, submission = _rendered(job, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
+    found, submission = rendered(job, plugins, pools(job.recipe, uses_rollouts=job.uses_rollouts))
     if render_only:
         console.file.write(submission.text)
         return
@@ -115,24 +114,6 @@ def launch_again(
                 _say(console, words)
         folder.save(job)
     _submit(found, submission, directory, console)
-
-
-def submission_notes(plan: Plan) -> tuple[str, ...]:
-    """The words of a plan's launcher, one that submits; raises a ConfigError if the run does not fit its machines."""
-    _, submission = _rendered(plan.job, plan.plugins, planned_pools(plan))
-    return (*submission.notes, *_unset_there(plan, submission))
-
-
-def _unset_there(plan: Plan, submission: Submission) -> tuple[str, ...]:
-    """Variables that the run needs and a submission does not bring, in words; the machines may have them besides."""
-    if submission.variables is None:
-        return ()
-    launcher = plan.job.recipe.launch.launcher
-    return tuple(
-        f"{who}: {' and '.join(names)}: not among the variables that launcher {launcher!r} gives the run's processes; "
-        "set them in launch.options, unless they are there already"
-        for who, names in unset_variables(plan.job, plan.plugins, submission.variables).items()
-    )
 
 
 def reachable(recipe: Recipe) -> Recipe:
@@ -189,16 +170,6 @@ def _capable(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:
             "use cosmos run"
         )
     return capable
-
-
-def _rendered(job: Job, plugins: PluginSet, found: Sequence[Pool]) -> tuple[ClusterLauncher, Submission]:
-    launcher = make_launcher(job.recipe, job.directory, plugins, found)
-    if not isinstance(launcher, ClusterLauncher):
-        raise ConfigError(
-            f"launch.launcher: {job.recipe.launch.launcher!r} declares that it submits runs, and has no render, ready "
-            "and submit"
-        )
-    return launcher, launcher.render()
 
 
 def _submit(launcher: ClusterLauncher, submission: Submission, place: Path, console: Console) -> None:
