@@ -151,7 +151,6 @@ class _Commands(CommandGroup):
         "plan": plan,
         "status": runs.status,
         "export": runs.export,
-        "replica": runs.replica,
         "plugins": plugins.app,
         "version": version,
     }

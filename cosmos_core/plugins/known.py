@@ -51,7 +51,7 @@ KNOWN: Final[Mapping[tuple[Kind, str], str]] = {
     (kind, name): distribution for (kind, distribution), names in _PROVIDED.items() for name in names.split()
 }
 _TOOLS: Final = """audit chat compare doctor drain eval generate init keys launch plugins.show profile recipes recover
-    samples serve set"""
+    replica samples serve set"""
 COMMANDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(_TOOLS.split(), "cosmos-service-tools"),
     **dict.fromkeys(("check", "plugins.new"), "cosmos-service-check"),

@@ -22,7 +22,6 @@ COMMANDS = (
     "plan",
     "export",
     "status",
-    "replica",
     "plugins",
     "version",
 )

@@ -9,14 +9,14 @@ import signal
 import pytest
 
 from cosmos_core.replica.lifetime import REFUSED
-from cosmos_core.run import replica as new
 from cosmos_core.run.address import address_file
 from cosmos_core.run.launch import Exit
-from cosmos_core.run.replica import NewReplica, join
 from cosmos_core.transport import key_folder
 from cosmos_core.transport.addresses import host_id
 from cosmos_core.transport.sockets import Closing
 from cosmos_service_tools import allow_list
+from cosmos_service_tools import joining as new
+from cosmos_service_tools.joining import NewReplica, join
 
 ADDRESS = "tcp://127.0.0.1:1"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.errors import ConfigError
-from cosmos_core.run import replica as finding
-from cosmos_core.run.replica import find_run
+from cosmos_service_tools import joining as finding
+from cosmos_service_tools.joining import find_run
 
 ADDRESS = "tcp://127.0.0.1:1"
 
