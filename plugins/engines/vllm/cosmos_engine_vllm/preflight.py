@@ -24,13 +24,8 @@ def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
     device = "cuda" if planned.device == "cuda" or (planned.device == "auto" and planned.has_gpu) else "cpu"
     problems: list[str] = [*_sampling(planned), *_media(planned)]
     absent: list[str] = []
-    if planned.sleeps and device == "cpu":
-        problems.append(
-            "rollout.placement: 'colocated', and vLLM can give up the memory of GPUs only, not that of a CPU; use the "
-            "engine 'embedded', or rollout.placement = 'separate'"
-        )
     # Where the device is left open, the run may be for another machine than this.
-    (problems if planned.device == "cpu" else absent).extend(_heads(planned, device))
+    (problems if planned.device == "cpu" else absent).extend(_on_cpu(planned) if device == "cpu" else ())
     try:
         check_installed(device)
     except EngineError as error:
@@ -67,11 +62,16 @@ def _media(planned: PlannedRun) -> Iterator[str]:
         )
 
 
-def _heads(planned: PlannedRun, device: str) -> Iterator[str]:
+def _on_cpu(planned: PlannedRun) -> Iterator[str]:
     size = planned.facts.head_size
-    if device == "cpu" and size and size not in CPU_HEAD_SIZES:
+    if size and size not in CPU_HEAD_SIZES:
         known = ", ".join(map(str, CPU_HEAD_SIZES))
         yield (
             f"rollout.engine.plugin: 'vllm' on a CPU has attention for heads of {known} values, and those of "
             f"{planned.facts.architecture} have {size}; change head_dim in [model.config], or use the engine 'embedded'"
+        )
+    if planned.sleeps:
+        yield (
+            "rollout.placement: 'colocated', and vLLM can give up the memory of GPUs only, not that of a CPU; use the "
+            "engine 'embedded', or rollout.placement = 'separate'"
         )

@@ -58,6 +58,8 @@ def test_a_cpu_has_no_memory_that_vllm_could_give_up(asked):
     (problem,) = asked(sleeps=True)[0].problems
     assert "rollout.placement: 'colocated'" in problem
     assert not asked(sleeps=True, device="cuda")[0].problems
+    undecided = asked(sleeps=True, device="auto")[0]
+    assert (undecided.problems, undecided.absent) == ((), problem), "the run may be for a machine with GPUs"
 
 
 def test_nothing_is_said_against_what_it_can_do(asked):
