@@ -51,5 +51,6 @@ def check_places(plan: Plan) -> None:
                 parameters = [*module.parameters(), *(copy for _, copy in getattr(module, "copies", ()))]
                 held = sum(each.to_local().nbytes if isinstance(each, DTensor) else each.nbytes for each in parameters)
             # Of what the processes do not divide, the plan counts the mean.
-            expected = pytest.approx(planned[rank].device["parameters"], rel=1e-3)
+            where = planned[rank].host if recipe.policy.parallel.cpu_offload else planned[rank].device
+            expected = pytest.approx(where["parameters"], rel=1e-3)
             assert held == expected, f"{recipe.run.name}, process {rank}"

@@ -7,7 +7,10 @@ from cosmos_core.run.planning.plan import make_plan
 from tests.places import check_places
 from tests.unit.run.planning.test_places import RECIPES
 
-REAL = sorted(path for path in RECIPES.rglob("*.toml") if "configs/" in path.read_text())
+# One process has all of the model.
+REAL = sorted(
+    path for path in RECIPES.rglob("*.toml") if all(each in path.read_text() for each in ("configs/", "[policy.mesh]"))
+)
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ import pytest
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.run.planning.plan import make_plan
+from tests import machines
 from tests.unit.run.planning import test_recipes as language
 from tests.unit.run.planning import test_world_recipes as world
 
@@ -21,6 +22,11 @@ def _no_network(monkeypatch):
 def test_recipes_of_a_language_model_can_be_planned(tmp_path, name):
     for kind in ("grpo", "sft"):
         language.check(kind, name, tmp_path)
+
+
+def test_each_machine_holds_the_recipes_that_the_guide_has_for_it(tmp_path):
+    (shown,) = machines.PLACE.findall(machines.PAGE.read_text())
+    assert shown.splitlines() == list(machines.table(tmp_path)), "if it shall be so: python -m tests.machines"
 
 
 @pytest.mark.parametrize("name", world.REAL)

@@ -12,9 +12,10 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ConfigError
 from cosmos_core.run import fork_server
 from cosmos_core.run.command import run_recipe
-from cosmos_core.run.planning.memory import policy_memory, rollout_memory
+from cosmos_core.run.planning.memory import policy_memory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
+from tests import machines
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 # Parameters of each model, as its authors publish them.
@@ -28,7 +29,6 @@ SIZES = {
     "moonlight-16b-a3b": 15_960_108_544,
     "deepseek-v3": 671_026_404_352,
 }
-GPU_GIB = 80
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +69,13 @@ def planned(path, kind, name, tmp_path):
     held = sum(rank.count * rank.device["parameters"] for rank in ranks)
     assert held == pytest.approx(4 * facts.num_parameters, rel=0.01)
     assert all(rank.is_whole and rank.device["activations"] for rank in ranks)
-    assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
-    if kind == "grpo" and name != "deepseek-v3":
-        rollout = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
-        assert sum(rollout.values()) < GPU_GIB << 30
+    told = machines.verdicts(plan)
+    if name == "deepseek-v3":
+        assert "a GPU of 141 GB (H200) holds it" in told.pop("policy")
+        assert all("no GPU of 80 GB (H100) or 141 GB (H200) holds it" in each for each in told.values())
+    else:
+        assert all(machines.H100 in each for each in told.values()), told
+    machines.check_header(path, plan)
     console = Console(file=io.StringIO(), width=160)
     print_plan(plan, console)
     text = console.file.getvalue()

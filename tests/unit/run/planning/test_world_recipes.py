@@ -13,10 +13,11 @@ from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
-from cosmos_core.run.planning.footprint import latent_bytes, memory_by_pool
+from cosmos_core.run.planning.footprint import GPU_MEMORY, USABLE, latent_bytes, memory_by_pool
 from cosmos_core.run.planning.memory import LATENT_COPIES
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
+from tests import machines
 
 FOLDER = Path(__file__).parents[4] / "recipes" / "wfm"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "rewards")
@@ -29,7 +30,6 @@ SIZES = {
     "cosmos-predict2.5-2b": 2_059_174_912,
     "cosmos-predict2.5-14b": 14_368_047_104,
 }
-GPU_GIB = 80
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,9 @@ def check(name, tmp_path):
     assert plan.job.uses_rollouts == bool(recipe.reward)
     ranks = memory_by_pool(plan)["policy"]
     assert sum(rank.count for rank in ranks) == world_size(recipe.policy.mesh)
-    assert max(sum(rank.device.values()) for rank in ranks) < GPU_GIB << 30
+    limit = USABLE * next(iter(GPU_MEMORY.values()))
+    assert all(sum(rank.device.values()) < limit for ranks in memory_by_pool(plan).values() for rank in ranks)
+    machines.check_header(FOLDER / f"{name}.toml", plan)
     console = Console(file=io.StringIO(), width=160)
     print_plan(plan, console)
     text = console.file.getvalue()
