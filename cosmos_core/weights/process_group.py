@@ -24,7 +24,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from datetime import timedelta
 from functools import partial
@@ -178,12 +178,13 @@ class Pair:
 
     def _poll(self, work: dist.Work, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not work.is_completed():
+
+        def pause() -> None:
             if time.monotonic() > deadline:
                 raise TransportError(f"a transfer over {self.kind} was not complete after {timeout_s:g} s")
             time.sleep(_PAUSE_S)
-        work.wait()
-        check_nccl(self._group)
+
+        finish(work, self._group, self.device, pause)
 
 
 def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
@@ -195,9 +196,11 @@ def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
 
 LIMIT_S: Final = 1800.0
 """A last resort, after which gloo, or NCCL's watchdog, gives a collective up. Whoever waits does so much earlier."""
-_SPARING: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_SPARING: Final = "2"
 """The watchdog ends the communicator of a collective that failed; by torch's default it ends the process. The groups of
-a policy replica's own processes were made before and keep the default: they live and die together."""
+a policy replica's own processes keep what is set, or the default: they live and die together."""
+_making: Final = threading.Lock()
 
 
 def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:
@@ -205,16 +208,38 @@ def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:
     # Who builds a communicator waits for the others without a limit: nobody shall begin before all are there.
     store.set(f"here-{rank}", "")
     store.wait([f"here-{each}" for each in range(size)], timedelta(seconds=timeout_s))
-    os.environ.setdefault(*_SPARING)
     options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=LIMIT_S)  # noqa: SLF001 - the options have no public setter
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    # A group reads it once, as it is made; other groups of this process and those of its children are not ours.
+    with _making:
+        if (given := os.environ.get(_HANDLING)) not in (None, _SPARING):
+            message = "%s=%s would end this process with another one: between replicas it is %s all the same"
+            _LOGGER.warning(message, _HANDLING, given, _SPARING)
+        os.environ[_HANDLING] = _SPARING
+        try:
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        finally:
+            del os.environ[_HANDLING]
+            if given is not None:
+                os.environ[_HANDLING] = given
 
 
-def check_nccl(group: Any) -> None:
-    """Raise RuntimeError if the watchdog has ended a group: what was under way then looks complete, and is not."""
-    if (error := group.get_error()).name != "SUCCESS":
-        raise RuntimeError(f"NCCL has given the group up: {error.name}")
+def finish(work: dist.Work, group: Any, device: torch.device, pause: Callable[[], None]) -> None:
+    """Wait for a work by polling: nothing else can be interrupted when the other side dies (measured).
+
+    NCCL calls a work complete as soon as this thread's look finds an error, and the group tells of the error only once
+    its watchdog has found it, too. The kernel does not end before that, so it is waited for, and then the group asked.
+    `pause` is called between two looks, and may raise. Raises RuntimeError if the work failed.
+    """
+    while not work.is_completed():
+        pause()
+    work.wait()
+    if device.type == "cuda":
+        done = torch.cuda.current_stream(device).record_event()
+        while not done.query():
+            pause()
+        if (error := group.get_error()).name != "SUCCESS":
+            raise RuntimeError(f"NCCL has given the group up: {error.name}")
 
 
 def _gpu() -> torch.device:

@@ -21,7 +21,7 @@ from cosmos_core.models.parallel.channel import all_gathered
 from cosmos_core.policy.processes.backend import Collectives, give_up
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.activity import Activity
-from cosmos_core.weights.process_group import check_nccl
+from cosmos_core.weights.process_group import finish
 
 
 class GradientGroupError(TrainingError):
@@ -137,21 +137,21 @@ class GradientGroup:
         return [output.cpu().numpy().tobytes() for output in outputs]
 
     def _run(self, start: Callable[[Collectives], dist.Work]) -> None:
-        """Wait for a collective by polling: nothing else can be interrupted when a member dies (measured)."""
+        """Do a collective, and wait for it."""
         if self._backend is None:
             raise GradientGroupError(f"generation {self.generation}: the group is closed")
+        pause_s = 0.0
+
+        def pause() -> None:
+            nonlocal pause_s
+            if pause_s > 0.01 and self._interrupted():
+                self._give_up()
+                raise GradientGroupError(f"generation {self.generation}: interrupted in a collective")
+            time.sleep(pause_s)
+            pause_s = min(0.02, pause_s + 0.0001)
+
         try:
-            work = start(self._backend)
-            pause_s = 0.0
-            while not work.is_completed():
-                if pause_s > 0.01 and self._interrupted():
-                    self._give_up()
-                    raise GradientGroupError(f"generation {self.generation}: interrupted in a collective")
-                time.sleep(pause_s)
-                pause_s = min(0.02, pause_s + 0.0001)
-            work.wait()
-            if self._device.type == "cuda":
-                check_nccl(self._backend)
+            finish(start(self._backend), self._backend, self._device, pause)
         except RuntimeError as error:
             self._give_up()
             reason = str(error).strip().split("\n", 1)[0]

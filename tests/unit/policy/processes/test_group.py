@@ -136,14 +136,21 @@ def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
     assert aborted == [True]
 
 
-def test_what_the_watchdog_ended_is_never_taken_for_a_sum():
-    """Once NCCL's watchdog has ended a communicator, what was under way looks complete, without an error."""
-    aborted = []
+def test_what_the_watchdog_ended_is_not_taken_for_a_sum(monkeypatch):
+    """A work of NCCL looks complete once an error is seen; the group tells of it later, before the kernel ends."""
+    aborted, looks = [], []
+
+    def has_ended():
+        looks.append(True)
+        return len(looks) > 3
+
     backend = SimpleNamespace(
         allreduce=lambda _: SimpleNamespace(is_completed=lambda: True, wait=lambda: True),
-        get_error=lambda: SimpleNamespace(name="COMM_ERROR"),
+        get_error=lambda: SimpleNamespace(name="COMM_ERROR" if len(looks) > 2 else "SUCCESS"),
         abort=lambda: aborted.append(True),
     )
+    event = SimpleNamespace(query=has_ended)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(record_event=lambda: event))
     group = GradientGroup(
         generation=4, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: False
     )
@@ -152,9 +159,11 @@ def test_what_the_watchdog_ended_is_never_taken_for_a_sum():
     assert aborted == [True]
 
 
-def test_groups_of_nccl_are_built_once_all_are_there_and_spare_their_members(monkeypatch):
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "")
-    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+@pytest.mark.parametrize("own", [None, "2", "1"])
+def test_groups_of_nccl_are_built_once_all_are_there_and_spare_their_members(monkeypatch, caplog, own):
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", own or "")
+    if own is None:
+        monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     class Made:
@@ -176,3 +185,5 @@ def test_groups_of_nccl_are_built_once_all_are_there_and_spare_their_members(mon
         ]
         # CleanUpOnly: the watchdog ends no process.
         assert [each.result().made for each in both] == [(rank, 2, 1800.0, "2") for rank in range(2)]
+    assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == own, "other groups and children have the user's"
+    assert ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1 would end this process" in caplog.text) == (own == "1")
