@@ -37,8 +37,9 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [] if chosen.strip() in _HIDDEN else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
-    numbers = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia*")]
-    return sorted((number for number in numbers if number.isdecimal()), key=int)
+    # A container that has one GPU of eight may see /dev/nvidia5 alone; CUDA and nvidia-smi count from 0 all the same.
+    there = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    return [str(number) for number in range(len(there))]
 
 
 def hidden() -> bool:
@@ -87,7 +88,7 @@ def uses_gpu(key: str, name: str) -> bool:
     """Tell whether a device is a GPU: `auto` is one if this machine has any that is not hidden.
 
     Args:
-        key: Of the recipe, for the message.
+        key: Of the recipe, for the message; empty where there is none to change.
         name: Its value: `auto`, `cpu` or `cuda`.
 
     Raises:
@@ -104,12 +105,12 @@ def uses_gpu(key: str, name: str) -> bool:
     seen = _signs()
     if name == "auto" and not seen:
         return False
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown, without = os.environ.get("CUDA_VISIBLE_DEVICES"), f"{key} = 'cpu', or an" if key else "an"
     raise ConfigError(
-        f"{key}: {name!r}, but torch sees no GPU{seen and f', and there are signs of one: {seen}'}. torch "
+        f"{key or 'device'}: {name!r}, but torch sees no GPU{seen and f', and there are signs of one: {seen}'}. torch "
         f"{torch.__version__} is built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs'} and says: "
         f"{_torchs_words()}. CUDA_VISIBLE_DEVICES is {'not set' if shown is None else repr(shown)}. What to do is in "
-        f"docs/installation.md; {key} = 'cpu', or an empty CUDA_VISIBLE_DEVICES, does without a GPU"
+        f"docs/installation.md; {without} empty CUDA_VISIBLE_DEVICES does without a GPU"
     )
 
 

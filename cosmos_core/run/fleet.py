@@ -75,6 +75,8 @@ def replica_specs(
     # A policy's memory fragments, by documents of every length. An engine's is laid out once, and vLLM refuses it.
     allocator = {} if _ALLOCATOR & os.environ.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     num_gpus = {"policy": 1, "rollout": world_size(recipe.rollout.mesh)}
+    # The numbers of `nvidia-smi`, by which plans count memory; a user's own choice stays in the order that it was made.
+    order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return [
         ProcessSpec(
             name=name,
@@ -83,6 +85,7 @@ def replica_specs(
             environment={
                 **thread_environment(recipe.launch.threads),
                 **_GPU_SETTINGS,
+                **order,
                 **(allocator if role == "policy" else {}),
                 "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus[role], num_gpus[role])),
             },

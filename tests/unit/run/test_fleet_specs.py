@@ -65,6 +65,12 @@ def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, mon
         "rollout-1": "3,4",
     }
 
+    assert not any("CUDA_DEVICE_ORDER" in spec.environment for spec in found), "the user's numbers are in their order"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (first, *_) = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
+    assert first.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+
     # Pools that take turns have the same ones.
     recipe = attrs.evolve(recipe, rollout=attrs.evolve(rollout, placement="colocated"))
     found = replica_specs(attrs.evolve(job, recipe=recipe, uses_rollouts=True), "tcp://a:1", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import EngineConfig, ModelConfig
+from cosmos_core.devices import choose_device
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
@@ -92,10 +94,11 @@ def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads
     serving = EngineContext(
         model=model,
         dtype=torch.float32,
-        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        device=choose_device("", "auto"),
         max_in_flight=_MAX_IN_FLIGHT,
         context_length=context_length,
         seed=0,
+        replica=secrets.token_hex(6),
     )
     made = plugins.create("engine", engine.plugin, engine.options, serving, "rollout.engine.options")
     running = cast("RolloutEngine", made)

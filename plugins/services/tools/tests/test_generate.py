@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos_core import devices
 from cosmos_core.config.loading import load_job, save_job
 from cosmos_core.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from cosmos_core.errors import ConfigError, DataError
@@ -175,7 +176,16 @@ def test_what_a_run_learned_otherwise_is_said(cosmos, plain_export, caplog):
     assert "--max-units" in cosmos("generate", plain_export, "3 + 4", "--max-units", 0, code=2)
 
 
-def test_an_export_of_a_config_alone_is_served(export):
+def test_an_export_of_a_config_alone_is_served(export, monkeypatch):
     folder, job = export("wan", wan.CONFIG, wan.OPTIONS)
     with served.serve(folder, job.recipe.model, EngineConfig(plugin="diffusion")) as made:
         assert made.model.context.path == str(folder)
+    # A GPU that torch does not see is told, never passed over.
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "_signs", lambda: "/dev/nvidia0")
+    with (
+        pytest.raises(ConfigError, match=r"device: 'auto', but torch sees no GPU, .* /dev/nvidia0.* an empty CUDA"),
+        served.serve(folder, job.recipe.model, EngineConfig(plugin="diffusion")),
+    ):
+        pass
