@@ -117,7 +117,7 @@ class EngineCapabilities:
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
         sleeps: Whether it is a `SleepingEngine`, which `rollout.placement = "colocated"` needs.
-        seeded: Whether a request's draws depend on its seed alone.
+        seeded: Whether a request's draws depend on its seed alone, with any options and on any device.
         logprob_semantics: `processed`: log-probs of what was sampled from; `raw`: before temperature, top-k and top-p.
     """
 
@@ -146,6 +146,7 @@ class EngineContext:
         max_in_flight: Most sequences decoding at once.
         context_length: Units of the longest prompt and completion together.
         seed: `run.seed`, for `Model.build`.
+        replica: Name and incarnation of the replica: draws of an engine's own depend on it, too.
         quantization: Format of the matrices of `ModelFacts.matrices`; products are computed in `dtype` or better.
         tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer.
         sleeps: Whether it will be told to sleep.
@@ -157,6 +158,7 @@ class EngineContext:
     max_in_flight: int
     context_length: int
     seed: int
+    replica: str = ""
     quantization: Quantization = "none"
     tensor_parallel: int = 1
     sleeps: bool = False

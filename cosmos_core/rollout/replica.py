@@ -70,8 +70,8 @@ def main(args: RoleArgs) -> None:
         replica.serve()
 
 
-def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
-    """The recipe's engine, not started."""
+def make_engine(job: Job, plugins: PluginSet, model: Model, replica: str) -> RolloutEngine:
+    """The recipe's engine, not started, of a replica of this name and incarnation."""
     config = job.recipe.rollout
     device = choose_device("rollout.device", config.device)
     if config.mesh.tp == 1:
@@ -83,6 +83,7 @@ def make_engine(job: Job, plugins: PluginSet, model: Model) -> RolloutEngine:
         max_in_flight=config.max_in_flight,
         context_length=model.facts().context_length,
         seed=job.recipe.run.seed,
+        replica=replica,
         quantization=config.quantization,
         tensor_parallel=config.mesh.tp,
         sleeps=config.placement == "colocated",
@@ -118,7 +119,7 @@ class Replica:
         pool, environments = _started_pools(recipe, stack, self._troubles.append)
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
-        self._engine = make_engine(job, plugins, model)
+        self._engine = make_engine(job, plugins, model, f"{args.name} {args.incarnation}")
         self._profiler = Profiler(job.directory, args.name, self._report)
         if isinstance(self._engine, ServedEngine):
             self._engine.profiler = self._profiler
@@ -298,7 +299,8 @@ class ReplicaMetrics:
             "weight_version": self._parts.version_lock.loaded,
             "transfer_s": self._sync.transfer_s,
             "held": len(self._parts.payloads.held),
-            **memory(),
+            # Of what an engine's own processes take, this one is not told.
+            **(memory() if self._parts.recipe.rollout.mesh.tp == 1 else {}),
             **({} if self._turns is None else self._turns.gauges()),
         }
 

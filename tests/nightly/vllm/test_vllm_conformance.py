@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from cosmos_core.run.planning.checks import supported
 from cosmos_core.testing import EngineConformance
 
 # vLLM and what it imports warn about their own future.
@@ -25,8 +26,13 @@ class TestVllm(EngineConformance):
     @pytest.fixture
     @classmethod
     def options(cls):
-        """On a GPU, too, each request draws by its own seed, as the plugin declares."""
+        """On a GPU, too, each request draws by its own seed."""
         return {"seeds": "request"}
+
+    @pytest.fixture
+    def capabilities(self, provider):
+        """The plugin declares no seeds, because of its other draws."""
+        return attrs.evolve(supported(provider.capabilities, self.tensor_parallel), seeded=True)
 
 
 class TestVllmThatDrawsForABatch(TestVllm):
@@ -39,7 +45,7 @@ class TestVllmThatDrawsForABatch(TestVllm):
 
     @pytest.fixture
     def capabilities(self, provider):
-        return attrs.evolve(provider.capabilities, seeded=False)
+        return provider.capabilities
 
 
 class TestVllmOnTwoRanks(TestVllm):

@@ -65,7 +65,7 @@ def test_errors_results_and_defaults_are_told():
     text = kinds.reference("engine")
     assert "- raises `WeightSyncError`: The slices written do not cover the layout; nothing was copied." in text
     assert "- returns The digest of what is now loaded" in text
-    assert "| `seeded` | `bool` | `True` | Whether a request's draws depend on its seed alone. |" in text
+    assert "| `seeded` | `bool` | `True` | Whether a request's draws depend on its seed alone, with any " in text
     assert "`PauseMode` is `Literal['keep', 'abort', 'wait']`." in text
     assert "| `payload_kinds` | `frozenset[str]` | `{'tokens'}` |" in text
     assert "| `token-mean` | Sum over decisions / number of decisions. |" in kinds.reference("algorithm")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import itertools
+import logging
 import math
-import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from cosmos_engine_vllm.options import VllmOptions
 from cosmos_engine_vllm.preflight import CPU_HEAD_SIZES, LEAST_TEMPERATURE
 from cosmos_engine_vllm.workers import Workers, started_apart
 
+_LOGGER: Final = logging.getLogger(__name__)
 _GIB: Final = 1 << 30
 _REFUSALS: Final = (ValueError, RuntimeError, NotImplementedError, AssertionError, LookupError, TypeError, ImportError)
 _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -65,6 +67,13 @@ def check_sampling(sampling: Sampling, where: str) -> None:
             f"{where}: vLLM draws at temperatures from {LEAST_TEMPERATURE} on, or greedily at 0; "
             f"{sampling.temperature} was asked for"
         )
+
+
+def own_seed(context: EngineContext) -> int:
+    """The seed of draws for whole batches: another one for each start of each replica, or all would draw the same."""
+    seed = int.from_bytes(hashlib.blake2b(f"{context.seed} {context.replica}".encode(), digest_size=4).digest())
+    _LOGGER.info("draws are vLLM's own, for whole batches, from seed %d (run.seed %d)", seed, context.seed)
+    return seed
 
 
 class Backend:
@@ -128,8 +137,7 @@ class Backend:
         arguments: dict[str, Any] = {
             "model": folder,
             "dtype": dtype_name(context.dtype),
-            # One of its own for each start, or all replicas would draw the same numbers.
-            "seed": context.seed % (1 << 32) if self._has_seeds else secrets.randbits(32),
+            "seed": context.seed % (1 << 32) if self._has_seeds else own_seed(context),
             # Weights are written later, in place; a tokenizer is not needed, prompts are token ids.
             "load_format": LOAD_FORMAT,
             "worker_extension_cls": EXTENSION,

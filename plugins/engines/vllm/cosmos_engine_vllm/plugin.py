@@ -19,7 +19,8 @@ def _create(options: VllmOptions, context: EngineContext) -> RolloutEngine:
 def cosmos_engine() -> Provider[RolloutEngine]:
     """Provide the vLLM engine.
 
-    Samples share whole blocks of a prompt, not all of it, so `prefix_sharing` is not declared.
+    Samples share whole blocks of a prompt, not all of it, so `prefix_sharing` is not declared. On a GPU it draws for
+    whole batches unless its option `seeds` says otherwise, so `seeded` is not either.
     """
     return Provider(
         create=_create,
@@ -30,6 +31,7 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             mesh_axes=frozenset({"tp"}),
             only_alone=frozenset({"media"}),
             sleeps=True,
+            seeded=False,
         ),
         preflight=preflight,
     )
