@@ -9,12 +9,8 @@ process of its own. Weights, gradients and moments in float32 take 16 bytes a pa
 `--device cpu --shapes tiny --tokens 512 --document 64` goes through all of it without a GPU, in float32. `--ragged`:
 as many documents of lengths that are drawn, one to `2 · document` units, anew for each step; none is met twice.
 
-Utilisation is (6 · N · tokens + 6 · V · D · decisions + attention) / seconds / peak. N: parameters of the layers'
-matrices; V · D: those of the output layer, which only decisions pass through; attention: 6 · L · H · d · T² for a
-document of T units under a causal mask (L layers of H heads of d), half of what the full square would take. What is
-computed again is not counted. The peak is that of dense bf16 products, for float8 too. Planned is what `cosmos plan`
-counts for such a process.
-Source: arXiv:2204.02311, appendix B.
+Utilisation is a run's `mfu`: `ModelFacts.training_flops` / seconds / peak, that of dense bf16 products for float8 too.
+Planned is what `cosmos plan` counts for such a process.
 """
 
 from __future__ import annotations
@@ -40,8 +36,10 @@ from rich.table import Table
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import Float8Config, ParallelConfig, PolicyConfig
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions, tokens_payload
+from cosmos_core.policy.batches.batch import units_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.protocols import ModelContext
+from cosmos_core.replica.utilisation import peak_of
 from cosmos_core.run.planning.memory import RankMemory, policy_memory
 from cosmos_core.testing.layouts import make_trainer, train_step
 from cosmos_core.types import Payload
@@ -89,8 +87,6 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "tie_word_embeddings": False,
     },
 }
-PEAKS: Final[Mapping[str, float]] = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bf16 products a second, by a part of the device's name."""
 COMPILE: Final = ("off", "on")
 FLOAT8: Final = ("none", "tensorwise", "rowwise")
 
@@ -157,16 +153,6 @@ def documents(lengths: Sequence[int], vocabulary: int) -> list[Payload]:
     return [tokens_payload(row[: len(row) // 4 or 1], row[len(row) // 4 or 1 :]) for row in rows]
 
 
-def flops(module: torch.nn.Module, config: Any, lengths: Sequence[int]) -> float:
-    """Of one step (see the module)."""
-    layers = [child for name, child in module.named_modules() if ".layers." in name]
-    matrices = sum(layer.weight.numel() for layer in layers if isinstance(layer, torch.nn.Linear))
-    decisions = sum(length + 1 - ((length + 1) // 4 or 1) for length in lengths)
-    width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    output = config.vocab_size * config.hidden_size * decisions
-    return 6.0 * (matrices * sum(lengths) + output + width * sum(length**2 for length in lengths))
-
-
 def planned(policy: PolicyConfig, model: HuggingFaceModel) -> RankMemory:
     """What `cosmos plan` counts of the first process of a policy replica that publishes nothing."""
     recipe = recipe_from(
@@ -196,7 +182,8 @@ def measure(way: Way) -> dict[str, float]:
         # A step ends by waiting for the device: for the norm, and for the optimizer, whose time it takes.
         start = time.perf_counter()
         train_step(trainer, payloads)
-        took.append((time.perf_counter() - start, flops(trainer.module, model.config, lengths)))
+        seconds, units = time.perf_counter() - start, [units_of(payload) for payload in payloads]
+        took.append((seconds, trainer.flops([each.total for each in units], sum(each.decisions for each in units))))
     # The first two compile and set memory aside.
     seconds, work = sorted(took[2:])[way.steps // 2]
     return {
@@ -221,11 +208,6 @@ def in_a_process(way: Way, timeout_s: float | None = None) -> dict[str, float] |
     return result
 
 
-def peak_of(device: str) -> float | None:
-    """Dense bf16 products a second of a device; None if it is not listed."""
-    return next((value for name, value in PEAKS.items() if name in device), None)
-
-
 def main() -> None:
     """Run every way and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -245,7 +227,7 @@ def main() -> None:
         print("needs a CUDA device, and torch sees none: nothing measured")
         return
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    peak = peak_of(device)
+    peak = peak_of(torch.device(options.device))
     table = Table(title=f"{device}: a step of {options.tokens} tokens, documents of {options.document}")
     for column in ("shape", "compile", "float8"):
         table.add_column(column)
@@ -261,7 +243,7 @@ def main() -> None:
                 table.add_row(shape, compiled, float8, found)
                 continue
             first = first or found["seconds"]
-            used = "" if peak is None else f"{found['flops'] / found['seconds'] / peak:.1%}"
+            used = "" if not peak else f"{found['flops'] / found['seconds'] / peak:.1%}"
             memory = [f"{found[name] / 1e9:.1f}" for name in ("peak_bytes", "planned_bytes")]
             speed = f"{found['tokens'] / found['seconds']:,.0f}"
             table.add_row(shape, compiled, float8, speed, used, *memory, f"{first / found['seconds']:.2f}")

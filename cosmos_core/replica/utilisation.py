@@ -11,10 +11,11 @@ import torch
 PEAKS: Final[Mapping[str, float]] = {
     "GB200": 2500e12,
     "B200": 2250e12,
+    "H200 NVL": 835.5e12,
     "H200": 989e12,
     "H20": 148e12,
     "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
+    "H100 NVL": 835.5e12,
     "H100": 989e12,
     "H800": 989e12,
     "A100": 312e12,

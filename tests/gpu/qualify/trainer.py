@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import attrs
 import torch
-from step import QWEN3, SHAPES, Way, in_a_process, model_of, peak_of, planned
+from step import QWEN3, SHAPES, Way, in_a_process, model_of, planned
 
+from cosmos_core.replica.utilisation import peak_of
 from cosmos_core.run.planning.footprint import USABLE, size, verdict
 from cosmos_core.run.planning.memory import RankMemory
 from tests.gpu.qualify.checks import CHECKS
@@ -57,11 +58,10 @@ def step(
 
 
 def _utilisation(where: Where, name: str, found: Mapping[str, Any], least: float | None) -> None:
-    peak = peak_of(torch.cuda.get_device_name()) if where.device == "cuda" else None
-    if peak is not None:
+    if peak := peak_of(torch.device(where.device)):
         where.speed(f"{name}: of the peak (MFU)", 100 * found["flops"] / found["seconds"] / peak, "%", least=least)
     elif not where.is_tiny:
-        where.skipped(f"{name}: of the peak (MFU)", "benchmarks/step.py lists no peak of this device")
+        where.skipped(f"{name}: of the peak (MFU)", "cosmos_core.replica.utilisation lists no peak of this device")
 
 
 def _memory(where: Where, name: str, found: Mapping[str, Any]) -> None:
