@@ -1,70 +1,119 @@
-"""A stand-in for CUDA's streams: what is asked for beside other work is done as late as may be."""
+"""A stand-in for CUDA's streams: each does what it was asked for in turn, as late as may be."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
 
 from cosmos_core.weights import snapshot, staging
 
+_one_at_a_time = threading.RLock()
+
+
+class Event:
+    """A place in what a stream was asked for."""
+
+    def __init__(self, *, blocking=False):
+        self.place = None
+
+    def synchronize(self):
+        if self.place is not None:
+            stream, number = self.place
+            stream.do(number)
+
+
+class Stream:
+    """Does nothing before somebody waits for it."""
+
+    def __init__(self, device=None):
+        self.asked, self.done = [], 0
+
+    def ask(self, work):
+        self.asked.append(work)
+
+    def do(self, number):
+        with _one_at_a_time:
+            while self.done < number:
+                work, self.asked[self.done] = self.asked[self.done], None
+                self.done += 1
+                work()
+
+    def synchronize(self):
+        self.do(len(self.asked))
+
+    def record_event(self, event):
+        event.place = self, len(self.asked)
+        return event
+
+    def wait_event(self, event):
+        self.ask(event.synchronize)
+
+    def wait_stream(self, other):
+        self.wait_event(other.record_event(Event()))
+
+
+class Now(Stream):
+    """The stream of all other work, which tests do themselves: what it waits for is done at once."""
+
+    def wait_event(self, event):
+        super().wait_event(event)
+        self.synchronize()
+
 
 class Streams:
     """Takes the place of `torch.cuda` in `staging`, where the CPU then counts as a device that makes copies itself.
 
-    Work waits until somebody waits for it, or until the stream of all other work is to.
+    What `Beside` is given is asked of the stream that it makes current.
 
     Attributes:
-        locked: Sizes of page-locked memory by address.
+        now: The stream of all other work.
+        do: `Beside.do` as it is: what it is given is done at once.
+        locked: Sizes of page-locked memory by address; `peak` is the most bytes there were.
         error: What `cudaHostRegister` answers.
     """
 
     def __init__(self, monkeypatch):
-        self.locked = {}
-        self.error = 0
-        self._begun = []
+        self.now = self._current = Now()
+        self.locked, self.peak, self.error = {}, 0, 0
+        self.do = do = staging.Beside.do
         monkeypatch.setattr(staging, "cuda", self)
         monkeypatch.setattr(staging, "_reading", {})
-        monkeypatch.setattr(staging.Beside, "do", self._do())
+        monkeypatch.setattr(staging, "_streams", {})
+        monkeypatch.setattr(
+            staging.Beside, "do", lambda beside, device, work: do(beside, device, lambda: self._current.ask(work))
+        )
         monkeypatch.setattr(staging, "_page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
         for module in (staging, snapshot):
             monkeypatch.setattr(module, "copies_itself", lambda device: True)
 
-    def _do(self):
-        def do(beside, device, work):
-            self._begun.append(work)
-            beside._work, beside._done = work, self
-            staging._reading[device] = self
+    Stream = Stream
 
-        return do
-
-    def synchronize(self):
-        while self._begun:
-            self._begun.pop(0)()
-
-    def wait_event(self, event):
-        event.synchronize()
+    def Event(self, **options):  # noqa: N802 - CUDA's name
+        made = Event(**options)
+        made.record = lambda: self._current.record_event(made)
+        return made
 
     def current_stream(self, device):
-        return self
+        return self._current
 
+    @contextlib.contextmanager
     def stream(self, stream):
-        return contextlib.nullcontext()
-
-    class Event:
-        def synchronize(self):
-            pass
-
-        def record(self):
-            pass
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
 
     def cudart(self):
         return self
 
-    def cudaHostRegister(self, address, size, flags):  # noqa: N802 - CUDA's name
+    def cudaHostRegister(self, address, size, flags):  # noqa: N802
         assert flags == 1
         if not self.error:
             self.locked[address] = size
+            self.peak = max(self.peak, sum(self.locked.values()))
         return self.error
 
     def cudaHostUnregister(self, address):  # noqa: N802

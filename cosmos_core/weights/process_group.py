@@ -38,6 +38,7 @@ from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[
 from cosmos_core.errors import TransportError
 from cosmos_core.threads import begin
 from cosmos_core.transport.addresses import address_towards
+from cosmos_core.weights.staging import cuda
 from cosmos_core.weights.wire import REQUEST_SLICES, Backend
 
 FORM_S: Final = 30.0
@@ -106,6 +107,8 @@ class Pair:
     def __init__(self, kind: Backend, store: TCPStore, rank: int, *, host: str, timeout_s: float) -> None:
         self.kind: Final = kind
         self.device: Final = torch.device("cpu") if kind == "gloo" else _gpu()
+        # Beside the process's other work, for which nothing waits: what is sent lies complete in the machine's memory.
+        self._stream: Final = cuda.Stream(self.device) if kind == "nccl" else None
         self._peer: Final = 1 - rank
         self._group: Any = None
         with _told(f"no {kind} connection"):
@@ -117,34 +120,34 @@ class Pair:
 
     def placed(self, data: torch.Tensor) -> torch.Tensor:
         """Put bytes of this process on the device that sends them."""
-        with _told(f"{data.numel():,} bytes cannot be put on {self.device}"):
+        with self._doing(f"{data.numel():,} bytes cannot be put on {self.device}"):
             return data.to(self.device)
 
     def room(self, size: int) -> torch.Tensor:
         """Allocate memory for bytes to be received."""
-        with _told(f"no room for {size:,} bytes on {self.device}"):
+        with self._doing(f"no room for {size:,} bytes on {self.device}"):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def taken(self, data: torch.Tensor) -> torch.Tensor:
         """Take what was received into the memory of this machine."""
-        with _told(f"{data.numel():,} bytes cannot be taken from {self.device}"):
+        with self._doing(f"{data.numel():,} bytes cannot be taken from {self.device}"):
             return data.to("cpu", copy=self.kind == "nccl")
 
     def send(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to send bytes, which must stay as they are until it is finished."""
-        with _told(f"a transfer over {self.kind} failed"):
+        with self._doing(f"a transfer over {self.kind} failed"):
             work: dist.Work = self._group.send([data], self._peer, tag)
         return work
 
     def receive(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to write what comes under a tag into `data`."""
-        with _told(f"a transfer over {self.kind} failed"):
+        with self._doing(f"a transfer over {self.kind} failed"):
             work: dist.Work = self._group.recv([data], self._peer, tag)
         return work
 
     def finish(self, work: dist.Work, timeout_s: float) -> None:
         """Wait for one transfer. If it fails the pair is of no use any more, and the other one hears of it."""
-        with _told(f"a transfer over {self.kind} failed"):
+        with self._doing(f"a transfer over {self.kind} failed"):
             if self.kind == "gloo":
                 # Transfers of two cannot be polled; one that is waited for in vain closes the connection (measured).
                 work.wait(timedelta(seconds=timeout_s))
@@ -165,6 +168,11 @@ class Pair:
             # The first one closes the connection, which ends the others.
             with contextlib.suppress(RuntimeError):
                 work.wait(_GIVE_UP)
+
+    @contextlib.contextmanager
+    def _doing(self, failure: str) -> Iterator[None]:
+        with _told(failure), contextlib.nullcontext() if self._stream is None else cuda.stream(self._stream):
+            yield
 
     def _greet(self, rank: int, timeout_s: float) -> None:
         """Have the communicator built, from both sides at the same time."""

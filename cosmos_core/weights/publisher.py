@@ -91,7 +91,7 @@ class WeightPublisher(Closing):
         with self._lock:
             found = self._staged.pop(snapshot.token, None)
         if found is not None:
-            found.file.close()
+            found.close()
 
     def seal(self, snapshot: Snapshot, *, digests: Mapping[str, int] | None = None) -> WeightsPublished:
         """Attest a staged snapshot and serve it; a snapshot of the same version is replaced.
@@ -117,7 +117,7 @@ class WeightPublisher(Closing):
             self._staged.pop(snapshot.token, None)
         replaced = self._server.add(Published(snapshot=snapshot, manifest=manifest))
         if replaced is not None:
-            replaced.snapshot.file.close()
+            replaced.snapshot.close()
         return WeightsPublished(version=snapshot.version, digest=manifest.digest, nbytes=snapshot.nbytes)
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> WeightsPublished:
@@ -127,11 +127,11 @@ class WeightPublisher(Closing):
     def retain(self, oldest: int) -> None:
         """Drop versions before `oldest`; receivers that mapped one keep it until they are done.
 
-        The file of one of them is kept for the next version, which takes it if nobody reads it any more.
+        The file of one of them is kept for the next version, which takes it if nobody reads or sends it any more.
         """
         for published in self._server.remove(lambda version: version < oldest):
             with self._lock:
-                is_kept = self._spare is None and not published.is_sent
+                is_kept = self._spare is None
                 if is_kept:
                     self._spare = published.snapshot.file
             if not is_kept:
@@ -153,7 +153,7 @@ class WeightPublisher(Closing):
             published.snapshot.file.close()
         with self._lock:
             for snapshot in self._staged.values():
-                snapshot.file.close()
+                snapshot.close()
             self._staged.clear()
             if self._spare is not None:
                 self._spare.close()

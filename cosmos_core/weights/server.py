@@ -37,18 +37,12 @@ _JOIN_S: Final = 1.0
 Answer: TypeAlias = "wire.Described | wire.Opened | wire.Slices | wire.Gone | wire.Denied"
 
 
-@attrs.define(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class Published:
-    """A snapshot with its manifest.
-
-    Attributes:
-        is_sent: Whether slices of it may have been sent, straight from its memory, or are compared with others:
-            sockets or the server may then still need it.
-    """
+    """A snapshot with its manifest."""
 
     snapshot: Snapshot
     manifest: wire.Manifest
-    is_sent: bool = False
 
 
 class SliceServer:
@@ -181,9 +175,8 @@ class SliceServer:
         with self._lock:
             published = next((p for p in self._published.values() if p.snapshot.token == request.token), None)
             base = self._of_origin(request.base)
-            for used in (published, base):
-                if used is not None:
-                    used.is_sent = True
+            # From here on no other version is written over these.
+            _lent = [used.snapshot.file.lend() for used in (published, base) if used is not None]
         if published is None:
             return wire.Gone(request=request.request, held=self.held), ()
         reason = _excess(published.snapshot, request.pieces)

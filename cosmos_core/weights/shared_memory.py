@@ -21,6 +21,8 @@ import weakref
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 from cosmos_core.errors import WeightSyncError
@@ -59,15 +61,25 @@ class SharedFile:
         self.buffer[:HEADER_BYTES] = _header(token)
         self.size: Final = size
         self._fd: Final = fd
+        self._lent: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self._finalizer = weakref.finalize(self, _discard, path, fd, os.getpid())
+
+    def lend(self) -> memoryview:
+        """The content, which stays as it is for as long as this or any part of it is held; for one thread."""
+        held = None if self._lent is None else self._lent()
+        if held is None:
+            held = np.frombuffer(self.buffer, dtype=np.uint8)
+            self._lent = weakref.ref(held)
+        return held.data
 
     def renew(self, *, label: str, token: str, size: int) -> bool:
         """Make this the file of another snapshot, to be written over; returns whether that was possible.
 
-        It is not if the file has another size, if somebody maps it or unlinked it, or if it cannot be known whether
-        somebody maps it.
+        It is not if the file has another size, if parts of it are lent, if somebody maps it or unlinked it, or if it
+        cannot be known whether somebody maps it.
         """
-        if size != self.size or not self._finalizer.alive or _lock(self._fd, _WRITER) != "held":
+        is_lent = self._lent is not None and self._lent() is not None
+        if size != self.size or is_lent or not self._finalizer.alive or _lock(self._fd, _WRITER) != "held":
             return False
         # Whoever has opened it under its old name, and not mapped it yet, will find another token in it.
         path = self.path.with_name(f"{_PREFIX}{os.getpid()}-{label}-{token}")

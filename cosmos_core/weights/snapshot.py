@@ -86,6 +86,12 @@ class Snapshot:
             found = self._sums.found()
         return found
 
+    def close(self) -> None:
+        """Drop it, once nothing writes to it any more."""
+        with contextlib.suppress(RuntimeError):  # a device that has failed does not
+            self.copying.wait()
+        self.file.close()
+
     def fill(self, entry: TensorShard, data: torch.Tensor) -> None:
         """Have the device of `data` add up its digest and copy it to its place."""
         target = view(self.file.buffer, entry)
@@ -119,7 +125,7 @@ class Snapshot:
             return memoryview(b"")
         if part.is_contiguous():
             first = entry.offset + part.storage_offset() * part.element_size()
-            return memoryview(self.file.buffer)[first : first + nbytes]
+            return self.file.lend()[first : first + nbytes]
         gathered = bytearray(nbytes)
         torch.frombuffer(gathered, dtype=part.dtype).view(part.shape).copy_(part)
         return memoryview(gathered)

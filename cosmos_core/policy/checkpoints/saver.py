@@ -66,7 +66,7 @@ class Copied:
         place: Where in the run it is.
         shares: What the process holds, by name; there once the copying is done.
         copying: The work of copying, where a device does it by itself.
-        memory: That of the shares, into which the next state may be copied when these are written.
+        memory: That of the shares.
     """
 
     place: Place
@@ -75,17 +75,17 @@ class Copied:
     copying: Beside = attrs.field(factory=Beside)
 
 
-def copy_state(state: Mapping[str, torch.Tensor], place: Place, memory: HostMemory | None = None) -> Copied:
+def copy_state(
+    state: Mapping[str, torch.Tensor], place: Place, room: Callable[[int], HostMemory] = HostMemory
+) -> Copied:
     """Copy what this process holds of a trainer's tensors, and its random state, to the CPU.
 
-    The tensors may change after `staging.settle`. They go into `memory` if they fit. Every process has the same random
-    state, so one is saved; which one does not matter.
+    The tensors may change after `staging.settle`. `room` gives memory of the size that they need. Every process has the
+    same random state, so one is saved; which one does not matter.
     """
     held = {**local_shards(state), RNG: local_shard(torch.get_rng_state())}
     entries, size = lay_out(shard_of(name, share) for name, share in held.items())
-    if memory is None or len(memory.buffer) != size:
-        memory = HostMemory(size)
-    device = device_of(share.tensor for share in held.values())
+    memory, device = room(size), device_of(share.tensor for share in held.values())
     page_lock(memory, device)
     shares = {each.name: attrs.evolve(held[each.name], tensor=view(memory.buffer, each)) for each in entries}
 
@@ -216,9 +216,7 @@ class CheckpointSaver:
         All processes of the replica call it.
         """
         self.wait()
-        copied = copy_state(state, place, self._memory)
-        self._memory = copied.memory
-        self._writing = self._thread.submit(self._save, copied)
+        self._writing = self._thread.submit(self._save, copy_state(state, place, self._room))
 
     def drop_undone(self, step: int, generation: int) -> None:
         """Remove what was saved of steps after the one that a generation goes on from; the leader does.
@@ -248,6 +246,12 @@ class CheckpointSaver:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def _room(self, size: int) -> HostMemory:
+        """The memory of the checkpoint before; if it has another size, it is given back before pages are taken."""
+        if self._memory is None or len(self._memory.buffer) != size:
+            self._memory = HostMemory(size)
+        return self._memory
 
     def _save(self, copied: Copied) -> None:
         step, generation = copied.place.step, copied.place.generation

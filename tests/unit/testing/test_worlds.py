@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cosmos_core.testing.worlds import WorldFailedError, run_world
+from cosmos_core.testing.worlds import PRELOADED, WorldFailedError, preloaded, run_world
 
 
 def add(number):
@@ -27,6 +27,12 @@ def die_on(rank):
 
 def test_results_are_in_the_order_of_ranks():
     assert run_world(2, add, 10) == [(0, 21), (1, 21)]
+
+
+def test_nothing_is_imported_before_a_fork_where_a_gpu_is_seen(monkeypatch):
+    for is_seen in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_seen=is_seen: is_seen)
+        assert set(preloaded()) >= set(PRELOADED) if not is_seen else not preloaded()
 
 
 def test_processes_have_other_hashes_than_this_one():

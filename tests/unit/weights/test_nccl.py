@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -48,6 +49,17 @@ class Polled:
             raise self.failure
 
 
+STREAMS = threading.local()
+STREAMS.current = None
+
+
+@contextlib.contextmanager
+def on_stream(stream):
+    STREAMS.current = stream
+    yield
+    STREAMS.current = None
+
+
 class Lazy:
     """gloo behind NCCL's rules: the lower rank of two names their communicator in its first transfer, the other waits
     for the name in its own; and transfers have no tags, so that they meet in the order in which they are begun."""
@@ -61,6 +73,7 @@ class Lazy:
         return SimpleNamespace(name="SUCCESS")
 
     def begin(self, transfer, data, peer):
+        assert STREAMS.current, "it would wait for what the process computes"
         if self.number == 0 and self.rank == 0:
             self.store.set("0:1", "name")
         elif self.number == 0:
@@ -83,6 +96,8 @@ class Lazy:
 def no_gpu(monkeypatch):
     monkeypatch.setattr(process_group.dist, "ProcessGroupNCCL", Lazy, raising=False)
     monkeypatch.setattr(process_group, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "the pair's")
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
 
 
 class Device:

@@ -1,4 +1,5 @@
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import zmq
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport import sockets
-from cosmos_core.weights import wire
+from cosmos_core.weights import slices, wire
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.shared_memory import map_shared
@@ -111,12 +112,23 @@ def test_a_file_that_is_read_is_not_written_over(publisher, ask, tmp_path):
     assert digest_of({entry.name: view(mapped, entry) for entry in answer.manifest.entries}) == digest_of(TENSORS)
 
 
-def test_a_file_that_sockets_may_still_send_is_not_written_over(publisher, ask, tmp_path):
-    publisher.publish(1, TENSORS, None)
-    answer, _ = ask(wire.Describe(request=1, run_id="run", version=1))
-    ask(wire.Read(request=2, token=answer.manifest.token, pieces=(TensorSlice(name="b", start=(0,), shape=(2,)),)))
+def test_a_file_is_not_written_over_before_all_of_it_is_sent(publisher, ask, tmp_path):
+    tensors, piece = {"w": torch.ones(1 << 18)}, slices.whole("w", (1 << 18,))  # too much for sockets to copy
+    publisher.publish(1, tensors, None)
+    (node,) = nodes(tmp_path)
+    snapshot = publisher._server._published[1].snapshot
+    assert ask(wire.Read(request=2, token=snapshot.token, pieces=(piece,)))[1]
+    until = time.monotonic() + 5
+    while snapshot.file._lent() is not None and time.monotonic() < until:
+        time.sleep(0.01)
     publisher.retain(2)
-    assert list(tmp_path.iterdir()) == []
+    publisher.publish(2, tensors, None)
+    assert nodes(tmp_path) == {node}
+    waits_for_a_socket = publisher._server._published[2].snapshot.read(piece)
+    publisher.retain(3)
+    publisher.publish(3, {"w": torch.zeros(1 << 18)}, None)
+    assert node not in nodes(tmp_path)
+    assert digest_of({"w": torch.frombuffer(waits_for_a_socket, dtype=torch.float32)}) == digest_of(tensors)
 
 
 def test_another_size_takes_another_file(publisher, tmp_path):

@@ -426,4 +426,5 @@ def test_publishers_of_the_same_rack_send_alone(publishers, receiver, subtests):
             with receiver("zmq", rack=rack).fetch(target, layout_of(TENSORS), 5.0) as pieces:
                 loaded = load(pieces)
             assert digest_of(loaded) == published[0].digest
-            assert [publisher._server._published[1].is_sent for publisher in publishers] == senders
+            lent = [publisher._server._published[1].snapshot.file._lent for publisher in publishers]
+            assert [each is not None for each in lent] == senders

@@ -10,6 +10,7 @@ from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.weights import slices, staging
 from cosmos_core.weights.digest import Digests, digest_of, tensor_digests
+from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.quantization import MatrixShare, quantise_tensors
 from cosmos_core.weights.snapshot import take_snapshot, view
 from tests.streams import Streams
@@ -57,6 +58,38 @@ def test_a_device_copies_and_digests_piece_by_piece_what_was_there_when_it_was_a
     assert max(pieces) <= 512
     assert snapshot.digests() == tensor_digests(expected)
     assert all(torch.equal(view(snapshot.file.buffer, each), expected[each.name]) for each in snapshot.entries)
+
+
+def test_work_beside_other_work_comes_after_what_was_asked_for_before(streams):
+    done, beside = [], staging.Beside()
+    streams.now.ask(lambda: done.append("written"))
+    beside.do(torch.device("cpu"), lambda: done.append("copied"))
+    assert not done
+    beside.wait()
+    assert done == ["written", "copied"]
+
+
+def test_work_that_fails_ends_before_what_it_uses_is_given_back(streams):
+    done = []
+
+    def fail():
+        staging.cuda.current_stream(None).ask(lambda: done.append("copied"))
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        streams.do(staging.Beside(), torch.device("cpu"), fail)
+    assert done == ["copied"]
+    assert not staging._reading
+
+
+def test_a_snapshot_is_dropped_once_nothing_writes_to_it(streams, tmp_path):
+    held = {"w": torch.ones(1000)}
+    with WeightPublisher("run", directory=tmp_path) as publisher:
+        dropped, left = publisher.stage(1, held, None), publisher.stage(2, held, None)
+        publisher.discard(dropped)
+        assert torch.equal(view(dropped.file.buffer, dropped.entries[0]), held["w"])
+    assert torch.equal(view(left.file.buffer, left.entries[0]), held["w"])
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_codes_and_scales_are_made_and_digested_on_the_device(streams, tmp_path):

@@ -3,6 +3,7 @@ import math
 import torch
 
 from cosmos_core.policy.training.metrics import Meter, Stopwatch
+from cosmos_core.weights.staging import Beside, settle
 
 
 def test_means_sums_and_maxima_over_replicas():
@@ -25,6 +26,17 @@ def test_values_that_are_not_finite_survive():
     report = Meter.merged([meter.encode()]).report()
     assert math.isnan(report["loss"])
     assert report["norm"] == math.inf
+
+
+def test_a_stopwatch_waits_for_the_step_and_not_for_copies_beside_it(streams, monkeypatch):
+    did, device = [], torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.current_stream)
+    with Stopwatch(device)("step_s"):
+        streams.now.ask(lambda: did.append("step"))
+        Beside().do(device, lambda: did.append("copy"))
+    assert did == ["step"]
+    settle()
+    assert did == ["step", "copy"]
 
 
 def test_a_stopwatch_adds_up():
