@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cosmos_core.config.job import Stage
-from cosmos_core.config.schema import MeshConfig, OptimizerConfig, PolicyConfig
+from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.errors import CosmosError, UnevenError, UntriedError
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence, balanced, units_of
 from cosmos_core.policy.batches.share import data_place, data_size
@@ -296,7 +296,7 @@ def make_trainer(
     trainer = Trainer(model=model, module=module, policy=policy, device=device, world=world)
     stage = Stage(
         index=0, key="algorithm", plugin="imitation", options={}, steps=1000, prompts_per_step=1,
-        optimizer=OptimizerConfig(lr=1e-3, clip_norm=0.0), first_step=0,
+        optimizer=attrs.evolve(policy.optimizer, lr=1e-3, clip_norm=0.0), first_step=0,
     )  # fmt: skip
     trainer.begin_stage(stage, Imitation(), 1.0)
     return trainer

@@ -53,13 +53,19 @@ def option(
 
 @attrs.frozen(kw_only=True)
 class OptimizerConfig:
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
 
     lr: float = option(1e-6, help=f"Peak learning rate; {USUAL_LR}.", validator=ABOVE_ZERO, dynamic=True, required=True)
+    kind: Literal["adamw", "muon"] = option(
+        "adamw",
+        help="`muon` (arXiv:2502.16982) orthogonalises the updates of layers' matrices; all else learns by AdamW, at "
+        "the same learning rate.",
+    )
     betas: tuple[float, float] = option(
         (0.9, 0.95), help="AdamW's decay rates.", validator=check.deep_iterable(check.and_(NOT_NEGATIVE, check.lt(1.0)))
     )
     eps: float = option(1e-8, help="AdamW's epsilon.", validator=ABOVE_ZERO)
+    momentum: float = option(0.95, help="Muon's momentum.", validator=check.and_(NOT_NEGATIVE, check.lt(1.0)))
     weight_decay: float = option(0.0, help="Decoupled weight decay.", validator=NOT_NEGATIVE, dynamic=True)
     clip_norm: float = option(
         1.0, help="Largest global gradient norm; 0 does not clip.", validator=NOT_NEGATIVE, dynamic=True

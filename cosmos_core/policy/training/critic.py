@@ -16,7 +16,8 @@ import torch
 from cosmos_core.config.schema import CriticConfig, OptimizerConfig
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
-from cosmos_core.policy.training.gradients import AdamW, GradientBuffer
+from cosmos_core.policy.training.gradients import GradientBuffer
+from cosmos_core.policy.training.optimizers import Optimizer
 from cosmos_core.protocols import Decided
 
 
@@ -33,14 +34,14 @@ class Critic:
         self._config: Final = config
         self._head = torch.nn.Linear(num_features, 1, device=device)
         self._gradients: Final = GradientBuffer(dict(self._head.named_parameters()))
-        self._optimizer: AdamW
+        self._optimizer: Optimizer
 
     def begin_stage(self, optimizer: OptimizerConfig) -> None:
         """Know nothing, with a fresh optimizer of the policy's kind."""
         # Before it has learnt anything, no return is expected.
         for parameter in self._head.parameters():
             torch.nn.init.zeros_(parameter)
-        self._optimizer = AdamW(self._head, attrs.evolve(optimizer, lr=self._config.lr))
+        self._optimizer = Optimizer(self._head, attrs.evolve(optimizer, lr=self._config.lr))
 
     def judge(self, decided: Decided) -> Decided:
         """The same with values instead of features."""

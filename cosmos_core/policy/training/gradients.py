@@ -1,4 +1,4 @@
-"""Gradients and the optimizer: one buffer for all gradients of a process, tied parameters, AdamW, the learning rate."""
+"""Gradients: one buffer for all of a process, and those of parameters that a pipeline holds twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.processes.world import World
 
@@ -172,69 +171,3 @@ class TiedParameters:
             for request in dist.batch_isend_irecv(both):
                 request.wait()
             own += other
-
-
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-COUNT: Final = "step"
-
-
-class AdamW:
-    """Fused AdamW (1711.05101) over the trainable parameters of a module, moments in float32.
-
-    Its state exists from the start, and is kept by parameter name.
-
-    Args:
-        module: Its parameters are updated in place.
-        config: Betas and epsilon; learning rate and weight decay are given at each step.
-    """
-
-    def __init__(self, module: torch.nn.Module, config: OptimizerConfig) -> None:
-        self._named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._optimizer = torch.optim.AdamW(
-            list(self._named.values()),
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        # Torch fills the state at the first step; filled here, a checkpoint or a joining replica finds it before that.
-        for parameter in self._named.values():
-            self._optimizer.state[parameter] = {
-                COUNT: torch.zeros((), dtype=torch.float32, device=parameter.device),
-                **{key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in MOMENTS},
-            }
-
-    def step(self, lr: float, weight_decay: float) -> None:
-        """Apply the gradients that the parameters hold."""
-        for group in self._optimizer.param_groups:
-            group["lr"], group["weight_decay"] = lr, weight_decay
-        self._optimizer.step()
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The state as `<parameter>.<key>` -> tensor, in a fixed order; no copies, so writing into it changes it."""
-        return {
-            f"{name}.{key}": self._optimizer.state[parameter][key]
-            for name, parameter in self._named.items()
-            for key in (COUNT, *MOMENTS)
-        }
-
-
-def learning_rate(config: OptimizerConfig, *, step: int, steps: int) -> float:
-    """The learning rate of one optimizer step.
-
-    Warm-up step k of W has k / W of the peak. After it, `constant` stays at the peak; `linear` and `cosine` reach
-    `final_lr_ratio` of it at the last step.
-
-    Args:
-        config: The stage's optimizer.
-        step: Step of the stage, from 1.
-        steps: Steps of the stage.
-    """
-    if step <= config.warmup_steps:
-        return config.lr * step / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    progress = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
-    shape = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * shape)

@@ -25,9 +25,10 @@ from cosmos_core.policy.training.average import AVERAGE, Average
 from cosmos_core.policy.training.critic import Critic
 from cosmos_core.policy.training.executor import Executor, make_executor, watch_layers
 from cosmos_core.policy.training.frozen import FrozenModel
-from cosmos_core.policy.training.gradients import AdamW, GradientBuffer, TiedParameters, learning_rate
+from cosmos_core.policy.training.gradients import GradientBuffer, TiedParameters
 from cosmos_core.policy.training.metrics import IMITATION, Counters, Measures, Meter, Stopwatch
 from cosmos_core.policy.training.microbatch import Packer
+from cosmos_core.policy.training.optimizers import Optimizer, learning_rate
 from cosmos_core.policy.training.passes import Passes, is_measured
 from cosmos_core.policy.training.ratios import Ratios
 from cosmos_core.protocols import Algorithm, Model
@@ -99,7 +100,7 @@ class Trainer:
             each.watch(self.activity)
         self.stage: Stage
         self.algorithm: Algorithm
-        self.optimizer: AdamW
+        self.optimizer: Optimizer
         self._temperature = 1.0
         self._packer = Packer(model=self.model, policy=policy, world=world, device=self.device)
         self._average = None if policy.average is None else Average(policy.average, module)
@@ -129,7 +130,7 @@ class Trainer:
         self.stage = stage
         self._temperature = temperature
         self.algorithm = algorithm
-        self.optimizer = AdamW(self.module, stage.optimizer)
+        self.optimizer = Optimizer(self.module, stage.optimizer)
         for frozen in self._frozen.values():
             if not frozen.follows:
                 continue

@@ -179,7 +179,7 @@ class _Rank:
         weights = {
             "parameters": 4 * (frozen + trained),
             "gradients": 4 * trained,
-            "optimizer": 8 * trained,
+            "optimizer": self._moments(parts, trained),
             "average": 4 * trained if self.policy.average is not None else 0,
         }
         work = {
@@ -208,6 +208,25 @@ class _Rank:
             },
             is_whole=all(self.compute in part.kept for part in parts),
         )
+
+    def _moments(self, parts: Sequence[ModelPart], trained: int) -> int:
+        """Bytes of what the optimizer keeps, of the stage in which it is more; Muon has one moment of a matrix."""
+        stages = [self.policy.optimizer, *([] if self.recipe.warmup is None else [self.recipe.warmup.optimizer])]
+        if any(each.kind == "adamw" for each in stages):
+            return 8 * trained
+        if self.policy.lora is not None:
+            return 4 * trained
+        layers = [
+            attrs.evolve(
+                part,
+                num_parameters=part.num_parameters - part.num_expert_parameters - part.num_whole_parameters,
+                num_expert_parameters=0,
+                num_whole_parameters=0,
+            )
+            for part in parts
+            if part.is_layer
+        ]
+        return 8 * trained - 4 * sum(part.count * self._shard(part) for part in layers)
 
     def _frozen(self, *, waits: bool) -> dict[str, int]:
         """Weights of frozen models: where they wait between uses, or in the memory of the device."""

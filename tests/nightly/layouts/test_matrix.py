@@ -9,19 +9,20 @@ import functools
 
 import pytest
 
-from cosmos_core.config.schema import MeshConfig, ParallelConfig, PolicyConfig
+from cosmos_core.config.schema import MeshConfig, OptimizerConfig, ParallelConfig, PolicyConfig
 from cosmos_core.testing.layouts import step_alone, steps_in_layouts, worst_error
 from tests.families import CONFIGS, family, text_payloads
 
 BUDGET = 64
 
 
-def policy(parallel=None, **mesh):
+def policy(parallel=None, optimizer="adamw", **mesh):
     return PolicyConfig(
         precision="fp32",
         micro_batch_units=BUDGET,
         mesh=MeshConfig(**mesh),
         parallel=ParallelConfig(**(parallel or {})),
+        optimizer=OptimizerConfig(kind=optimizer),
     )
 
 

@@ -49,28 +49,29 @@ def resume(name, settings, path, world=None):
 
 
 @functools.cache
-def uninterrupted(name):
-    trainer = make_trainer(family("hf", CONFIGS[name])(), policy(), single_world())
+def uninterrupted(name, optimizer):
+    trainer = make_trainer(family("hf", CONFIGS[name])(), policy(optimizer=optimizer), single_world())
     steps(trainer, range(BEFORE + AFTER))
     return parameters(trainer)
 
 
-@pytest.fixture(scope="module", params=["qwen3-uneven-tied", "qwen3-moe"])
+@pytest.fixture(scope="module", params=[("qwen3-uneven-tied", "muon"), ("qwen3-moe", "adamw")])
 def saved(request, tmp_path_factory):
-    axes = {"pp": 2, "dp_shard": 2, "tp": 2, **({"ep": 4} if request.param == "qwen3-moe" else {})}
+    name, optimizer = request.param
+    axes = {"pp": 2, "dp_shard": 2, "tp": 2, **({"ep": 4} if name == "qwen3-moe" else {})}
     folder = tmp_path_factory.mktemp("checkpoints")
-    return request.param, run_world(8, save, request.param, policy(**axes), str(folder))[0]
+    return *request.param, run_world(8, save, name, policy(optimizer=optimizer, **axes), str(folder))[0]
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp_shard": 2, "cp": 2}, {"pp": 4}], ids=["one process", "fsdp cp", "pp"])
 def test_resumes_elsewhere(saved, axes):
-    name, path = saved
-    settings = policy(**axes)
+    name, optimizer, path = saved
+    settings = policy(optimizer=optimizer, **axes)
     if axes:
         (found, *_) = run_world(4, resume, name, settings, path)
     else:
         found = resume(name, settings, path, single_world())
-    worst, error = worst_error(found, uninterrupted(name))
+    worst, error = worst_error(found, uninterrupted(name, optimizer))
     assert error <= 1e-4, (worst, error)
 
 
@@ -81,4 +82,4 @@ def test_resuming_is_exact_in_the_same_process(tmp_path):
     place = Place(run_id="test", step=trainer.step, stage=0, nonfinite_steps=0)
     path = write_checkpoint(str(tmp_path), copy_state(trainer.state(), place))
     found = resume("qwen3", policy(), path, single_world())
-    assert all(torch.equal(tensor, uninterrupted("qwen3")[key]) for key, tensor in found.items())
+    assert all(torch.equal(tensor, uninterrupted("qwen3", "adamw")[key]) for key, tensor in found.items())

@@ -17,7 +17,7 @@ from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import CheckpointReader, load_shares, restore
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver, copy_state, write_checkpoint
-from cosmos_core.policy.training.gradients import AdamW
+from cosmos_core.policy.training.optimizers import Optimizer
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
 from cosmos_core.weights.shards import canonical_tensors, local_shards
@@ -28,7 +28,7 @@ PLACE = Place(run_id="r", step=3, stage=0, nonfinite_steps=0)
 
 
 def make(layout, seed, num_outputs=1):
-    """A module of two layers with a trained optimizer, in one process or spread."""
+    """A module of two layers with a trained optimizer (matrices by Muon, biases by AdamW), in one process or spread."""
     torch.manual_seed(seed)
     module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, num_outputs))
     if layout == "tp x fsdp":
@@ -44,10 +44,10 @@ def make(layout, seed, num_outputs=1):
     elif layout == "pp":
         # Each process has one stage; the names are those of the whole.
         module[1 - dist.get_rank()] = torch.nn.Identity()
-    optimizer = AdamW(module, OptimizerConfig())
+    optimizer = Optimizer(module, OptimizerConfig(kind="muon"))
     torch.manual_seed(seed)
     for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = parameter.detach().clone()
     optimizer.step(0.1, 0.0)
     model = {f"model.{name}": tensor for name, tensor in canonical_tensors(module).items()}
     return model | {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}

@@ -78,6 +78,9 @@ def test_one_process_by_hand():
         "logits": 3 * 4 * 16 * 30,
     }
     assert rank.host == {"published weights": 2 * 2 * 10_400}
+    # Muon keeps one moment of the matrices of layers.
+    (rank,) = memory(optimizer={"lr": 1e-6, "kind": "muon"})
+    assert rank.device["optimizer"] == 8 * 10_400 - 4 * 8 * 800
 
     # Replicas divide nothing.
     (rank,) = memory({"dp_replicate": 4})
