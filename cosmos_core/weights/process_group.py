@@ -241,13 +241,17 @@ def finish(work: dist.Work, group: Any, device: torch.device, pause: Callable[[]
     """
     while not work.is_completed():
         pause()
-    work.wait()
-    if device.type == "cuda":
-        done = torch.cuda.current_stream(device).record_event()
-        while not done.query():
-            pause()
-        if (error := group.get_error()).name != "SUCCESS":
-            raise RuntimeError(f"NCCL has given the group up: {error.name}")
+    if device.type == "cpu":
+        work.wait()
+        return
+    # Not this thread's stream: what is computed on it meanwhile would be waited for, and it would wait for what hangs.
+    with torch.cuda.stream(aside := torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        work.wait()
+    done = aside.record_event()
+    while not done.query():
+        pause()
+    if (error := group.get_error()).name != "SUCCESS":
+        raise RuntimeError(f"NCCL has given the group up: {error.name}")
 
 
 def _gpu() -> torch.device:

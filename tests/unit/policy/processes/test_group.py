@@ -1,3 +1,4 @@
+import contextlib
 import os
 import threading
 import time
@@ -150,7 +151,8 @@ def test_what_the_watchdog_ended_is_not_taken_for_a_sum(monkeypatch):
         abort=lambda: aborted.append(True),
     )
     event = SimpleNamespace(query=has_ended)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(record_event=lambda: event))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(record_event=lambda: event))
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     group = GradientGroup(
         generation=4, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: False
     )
