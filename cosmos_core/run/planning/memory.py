@@ -181,6 +181,7 @@ class _Rank:
             "gradients": 4 * trained,
             "optimizer": self._moments(parts, trained),
             "average": 4 * trained if self.policy.average is not None else 0,
+            "merged weights": self._merged(parts) if self.publishes else 0,
         }
         work = {
             "gathered weights": self._gathered(parts),
@@ -276,11 +277,19 @@ class _Rank:
         is_copy = bool(whole) and whole[-1].name in names and whole[0].name not in names
         return math.ceil(self.facts.num_tied_parameters / self.policy.mesh.tp / self.shards) if is_copy else 0
 
+    def _adapted(self, part: ModelPart) -> int:
+        """Inputs and outputs of the linear layers that have adapters."""
+        modules = set() if self.policy.lora is None else set(self.policy.lora.modules)
+        return sum(width for name, width in part.widths.items() if {name, "all-linear"} & modules)
+
     def _adapters(self, part: ModelPart) -> int:
-        lora = self.policy.lora
-        assert lora is not None
-        chosen = [width for name, width in part.widths.items() if {name, "all-linear"} & set(lora.modules)]
-        return math.ceil(lora.rank * sum(chosen) / self.shards)
+        assert self.policy.lora is not None
+        return math.ceil(self.policy.lora.rank * self._adapted(part) / self.shards)
+
+    def _merged(self, parts: Sequence[ModelPart]) -> int:
+        """Weights with their adapters added, until they are copied: by the layers' widths, as sizes are not told."""
+        shares = [(self._adapted(part) / max(1, sum(part.widths.values())), part) for part in parts]
+        return math.ceil(sum(4 * share * part.count * self._shard(part) for share, part in shares))
 
     def _gathered(self, parts: Sequence[ModelPart]) -> int:
         """Bytes gathered: two layers (the next comes while one computes) and what is round them; or a cast copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -71,7 +72,8 @@ def shown(value: float | str) -> str:
     """A value for people."""
     if isinstance(value, str):
         return value
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+    is_long = math.isfinite(value) and (abs(value) >= 1000 or value == int(value))
+    return f"{value:,.0f}" if is_long else f"{value:.3g}"
 
 
 @attrs.define(kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.qualify.checks import CHECKS, STAGES, Check
-from tests.gpu.qualify.report import judged
+from tests.gpu.qualify.report import Report, judged
 from tests.gpu.qualify.stage import Budget
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +91,11 @@ def test_where_time_is_short_the_most_valuable_comes_first():
     assert first <= 2 * 8 * 60
 
 
-def test_what_is_no_number_keeps_to_no_bound():
-    assert judged("loss", float("nan"), most=1).verdict == "failed"
+def test_what_is_no_number_keeps_to_no_bound(tmp_path):
+    report = Report(folder=tmp_path, name="x", machine={"device": "x"}, titles={"A": "kernels"})
+    for value in (float("nan"), float("inf")):
+        report.add("A", judged("loss", value, most=1))
+        assert f"| loss | {value} | ≤ 1 | failed |" in report.markdown()
+        assert json.loads((tmp_path / "x.json").read_text())["stages"]["A"]["figures"][-1]["verdict"] == "failed"
     assert judged("loss", 0.5, most=1, least=0.1).verdict == "passed"
     assert judged("loss", 2.0, most=1, is_judged=False).verdict == "measured"

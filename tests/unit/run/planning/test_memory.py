@@ -190,6 +190,9 @@ def test_adapters_and_experts_count_for_themselves():
     assert rank.device["gradients"] == 4 * 8 * 2 * 30
     assert rank.device["optimizer"] == 2 * rank.device["gradients"]
     assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
+    # Published are the sums of both, which lie beside them until they are copied.
+    layers = 8 * 1000
+    assert rank.device["merged weights"] == 4 * layers * 30 // 100
     (every,) = memory(lora={"rank": 2})
     assert every.device["gradients"] == 4 * 8 * 2 * 100
 
