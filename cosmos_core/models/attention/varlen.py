@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
+from torch._subclasses.fake_tensor import FakeTensor
 
 from cosmos_core.models.attention.documents import Documents, Seen
 
@@ -31,9 +32,13 @@ aten = torch.ops.aten
 
 
 def takes(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Tell whether the kernel runs on these tensors' device, in their dtype and width."""
+    """Tell whether the kernel runs on these tensors' device, in their dtype and width.
+
+    Tensors without storage count as those of a GPU, for which plans are made.
+    """
     width = max(query.shape[-1], value.shape[-1])
-    return query.is_cuda and query.dtype in DTYPES and width <= widest(query.device)
+    is_there = query.is_cuda or isinstance(query, FakeTensor)
+    return is_there and query.dtype in DTYPES and width <= (widest(query.device) if query.is_cuda else 256)
 
 
 @functools.cache

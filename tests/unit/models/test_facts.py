@@ -19,12 +19,12 @@ torch.set_num_threads(1)
 WHOLE = {f"self_attn.{name}_proj": "replicate" for name in "qkvo"}
 
 
-def layer_of(tmp_path, overrides=None):
-    config = layouts.config_of("llama", num_attention_heads=4, num_key_value_heads=2).to_dict()
+def layer_of(tmp_path, overrides=None, config=None):
+    config = (config or layouts.config_of("llama", num_attention_heads=4, num_key_value_heads=2)).to_dict()
     model = HuggingFaceModel(HuggingFaceOptions(), ModelContext(path=None, config=config, assets=tmp_path))
     model.prepare(["some 1 text"], {"build": "byte-bpe", "vocab_size": 300, "split_digits": True})
     model.tensor_plan = overrides or {}
-    (layer,) = (part for part in model.facts().parts if part.is_layer)
+    layer, *_ = (part for part in model.facts().parts if part.is_layer)
     return layer
 
 
@@ -45,6 +45,14 @@ def test_of_a_block_that_is_whole_all_that_it_keeps_is(tmp_path):
     assert after.whole_products > before.whole_products > 0
     before, after = (attrs.astuple(attrs.evolve(each, whole_products=0)) for each in (before, after))
     assert sum(after) == pytest.approx(sum(before))
+
+
+def test_in_16_bits_a_layer_keeps_no_scores_of_sinks(tmp_path):
+    """Those of 4 heads, of 64 units and of 128, count in 32 bits, which `varlen` does not take."""
+    sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "sliding_window": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    kept = layer_of(tmp_path, config=GptOssConfig(**sizes, **heads, num_hidden_layers=2)).kept
+    assert 2 * kept["bfloat16"].products < kept["float32"].products - 4 * 4 * (64 + 128) * 0.9
 
 
 class OfFloat32(torch.nn.Linear):
