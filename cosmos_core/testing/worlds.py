@@ -58,7 +58,10 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
         WorldFailedError: A process failed; the message holds the traceback of the first one that said so.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(preloaded())
+    # A family of diffusers that this process has loaded, each of its worlds' processes would load for itself.
+    families = [name for name in sys.modules if name.startswith("diffusers.models.transformers.")]
+    # No process can use CUDA whose parent initialised it, for which it may be enough to import a library.
+    context.set_forkserver_preload([] if torch.cuda.is_available() else [*PRELOADED, *families])
     # The server is a new interpreter, whose hashes its forks have: they are to be others than here.
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with mock.patch.dict(os.environ, {"PYTHONHASHSEED": hash_seed}):
@@ -83,17 +86,6 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
                 each.join()
             for end in ends:
                 end.close()
-
-
-def preloaded() -> list[str]:
-    """The modules that a world's processes need not import; none where a GPU is seen.
-
-    A process whose parent has initialised CUDA cannot use it, and to import a library may be enough for that.
-    """
-    if torch.cuda.is_available():
-        return []
-    # A family of diffusers that this process has loaded, each of its worlds' processes would load for itself.
-    return [*PRELOADED, *(name for name in sys.modules if name.startswith("diffusers.models.transformers."))]
 
 
 def _collect(ends: Sequence[Connection], processes: Sequence[BaseProcess], deadline: float) -> list[Any]:

@@ -131,11 +131,10 @@ class WeightPublisher(Closing):
         """
         for published in self._server.remove(lambda version: version < oldest):
             with self._lock:
-                is_kept = self._spare is None
-                if is_kept:
+                if self._spare is None:
                     self._spare = published.snapshot.file
-            if not is_kept:
-                published.snapshot.file.close()
+                else:
+                    published.snapshot.file.close()
         if self._writer is not None:
             self._writer.remove_before(oldest)
 

@@ -18,6 +18,7 @@ import re
 import struct
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -61,13 +62,12 @@ class SharedFile:
         self.buffer[:HEADER_BYTES] = _header(token)
         self.size: Final = size
         self._fd: Final = fd
-        self._lent: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self._lent: Callable[[], npt.NDArray[np.uint8] | None] = lambda: None
         self._finalizer = weakref.finalize(self, _discard, path, fd, os.getpid())
 
     def lend(self) -> memoryview:
         """The content, which stays as it is for as long as this or any part of it is held; for one thread."""
-        held = None if self._lent is None else self._lent()
-        if held is None:
+        if (held := self._lent()) is None:
             held = np.frombuffer(self.buffer, dtype=np.uint8)
             self._lent = weakref.ref(held)
         return held.data
@@ -78,8 +78,8 @@ class SharedFile:
         It is not if the file has another size, if parts of it are lent, if somebody maps it or unlinked it, or if it
         cannot be known whether somebody maps it.
         """
-        is_lent = self._lent is not None and self._lent() is not None
-        if size != self.size or is_lent or not self._finalizer.alive or _lock(self._fd, _WRITER) != "held":
+        is_free = self._lent() is None and self._finalizer.alive
+        if size != self.size or not is_free or _lock(self._fd, _WRITER) != "held":
             return False
         # Whoever has opened it under its old name, and not mapped it yet, will find another token in it.
         path = self.path.with_name(f"{_PREFIX}{os.getpid()}-{label}-{token}")

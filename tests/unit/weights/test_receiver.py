@@ -2,6 +2,7 @@ import contextlib
 import itertools
 import threading
 import time
+import weakref
 
 import attrs
 import pytest
@@ -427,4 +428,4 @@ def test_publishers_of_the_same_rack_send_alone(publishers, receiver, subtests):
                 loaded = load(pieces)
             assert digest_of(loaded) == published[0].digest
             lent = [publisher._server._published[1].snapshot.file._lent for publisher in publishers]
-            assert [each is not None for each in lent] == senders
+            assert [isinstance(each, weakref.ref) for each in lent] == senders
