@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from cosmos_core.errors import DataError, TransportError
+from cosmos_core.models.tokens import decided
 from cosmos_core.protocols import Algorithm
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.types import Group, Payload, Sample
@@ -47,8 +48,8 @@ def units_of(payload: Payload) -> Units:
     match payload.kind:
         case "tokens":
             prompt, completion = _length(payload, "prompt"), _length(payload, "completion")
-            decided = _num_decided(payload, completion)
-            return Units(decisions=decided, conditioning=prompt, others=completion - decided)
+            number = int(decided(payload).sum())
+            return Units(decisions=number, conditioning=prompt, others=completion - number)
         case "latents":
             return Units(decisions=_length(payload, "times"), conditioning=0)
     raise DataError(f"a payload of kind {payload.kind!r} has no decisions; the policy trains on tokens or latents")
@@ -60,17 +61,6 @@ def _length(payload: Payload, name: str) -> int:
         found = "none" if array is None else f"one of shape {array.shape}"
         raise DataError(f"a payload of kind {payload.kind!r} needs a flat array {name!r}, and has {found}")
     return array.shape[0]
-
-
-def _num_decided(payload: Payload, completion: int) -> int:
-    decided = payload.arrays.get("decided")
-    if decided is None:
-        return completion
-    if (decided.dtype, decided.shape) != ("bool", (completion,)):
-        raise DataError(
-            f"'decided' is {decided.dtype} of shape {decided.shape}; it needs a bool for each of {completion} tokens"
-        )
-    return bytes(decided.data).count(1)
 
 
 class MissingPayloadsError(TransportError):

@@ -208,7 +208,7 @@ def test_what_cannot_be_counted_is_named():
         (payload("latents"), "needs a flat array 'times', and has none"),
         (payload("tokens", prompt=(3,)), "needs a flat array 'completion', and has none"),
         (payload("tokens", prompt=(3,), completion=(1, 1)), r"'completion', and has one of shape \(1, 1\)"),
-        (payload("tokens", prompt=(3,), completion=(2,), decided=(2,)), "'decided' is int32"),
+        (payload("tokens", prompt=(3,), completion=(2,), decided=(2,)), "`decided` is int32"),
         (payload("media"), "of kind 'media' has no decisions"),
     ]:
         with pytest.raises(DataError, match=said):
