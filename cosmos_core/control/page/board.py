@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from cosmos_core.control.live.snapshot import Snapshot
+from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import TransportError
 from cosmos_core.transport.messages import REQUEST, Request
 
@@ -55,14 +56,6 @@ _MOST_ASKED: Final = 16
 _ANSWER_S: Final = 10.0
 
 
-@attrs.frozen(kw_only=True)
-class Asked:
-    """Something that a person asked for at the page; `request` is encoded (`transport.messages.REQUEST`)."""
-
-    ident: str
-    request: bytes
-
-
 class Board:
     """Methods of the controller's thread: `offer`, `take_asked`, `answer`, `end`; all others are of the page's loop."""
 
@@ -75,7 +68,7 @@ class Board:
         self._offered: Snapshot | None = None
         self._is_told = False
         self._is_over = False
-        self._asked: Final[queue.SimpleQueue[Asked]] = queue.SimpleQueue()
+        self._asked: Final[queue.SimpleQueue[Commanded]] = queue.SimpleQueue()
         self._answers: Final[dict[str, asyncio.Future[str]]] = {}
 
     # -- the controller's thread ---------------------------------------------------------------------------------------
@@ -87,9 +80,9 @@ class Board:
             self._is_told = True
             self._call(self._take_offered)
 
-    def take_asked(self) -> list[Asked]:
+    def take_asked(self) -> list[Commanded]:
         """The requests since this was called last that are still waited for."""
-        found: list[Asked] = []
+        found: list[Commanded] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._asked.get_nowait())
@@ -126,7 +119,7 @@ class Board:
         ident = secrets.token_hex(8)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._answers[ident] = answer
-        self._asked.put(Asked(ident=ident, request=REQUEST.encode(request)))
+        self._asked.put(Commanded(ident=ident, request=REQUEST.encode(request)))
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer

@@ -9,7 +9,6 @@ from cosmos_core.config.job import Stage
 from cosmos_core.config.schema import ControlConfig, OptimizerConfig
 from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded, RunOpened
-from cosmos_core.control.page.board import Asked
 from cosmos_core.control.page.window import PAGE, Window
 from cosmos_core.control.server_loop import ServerLoop
 from cosmos_core.control.write_ahead_log import Noted
@@ -68,7 +67,7 @@ def state(settings):
 
 
 def ask(board, request, ident="a"):
-    board.asked.append(Asked(ident=ident, request=REQUEST.encode(request)))
+    board.asked.append(Commanded(ident=ident, request=REQUEST.encode(request)))
 
 
 def noted(journal, window, state):
