@@ -27,8 +27,10 @@ _SNAPSHOT = Snapshot(
     statuses={"policy": {"training": 1}, "rollout": {"generating": 1, "loading": 1}},
     replicas=(
         ReplicaView(name="policy-0", role="policy", status="training", step=3, place="pid 1 on host"),
-        ReplicaView(name="rollout-0", role="rollout", status="generating", step=3, in_flight=5, units_per_s=120.5),
-        ReplicaView(name="rollout-1", role="rollout", status="loading", step=2, units_per_s=80.0),
+        ReplicaView(
+            name="rollout-0", role="rollout", status="generating", step=3, in_flight=5, gauges={"units_per_s": 120.5}
+        ),
+        ReplicaView(name="rollout-1", role="rollout", status="loading", step=2, gauges={"units_per_s": 80.0}),
         ReplicaView(name="rollout-2", role="", status="lost", detail="silent for 15 s"),
     ),
     queue=Queue(

@@ -112,7 +112,7 @@ def _replicas(snapshot: Snapshot, most: int) -> Table:
             Text(replica.status, style=_COLOURS.get(replica.status, "")),
             str(replica.step) if replica.step >= 0 else "",
             str(replica.in_flight) if replica.role == "rollout" else "",
-            f"{replica.units_per_s:,.0f}" if replica.units_per_s is not None else "",
+            f"{replica.gauges['units_per_s']:,.0f}" if "units_per_s" in replica.gauges else "",
             Text(replica.detail or replica.place, overflow="ellipsis", no_wrap=True),
         )
     if len(snapshot.replicas) > most:

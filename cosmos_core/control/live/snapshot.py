@@ -39,9 +39,8 @@ class ReplicaView:
     Attributes:
         role: `policy` or `rollout`; empty of one that was lost.
         step: The step whose weights it holds; -1 before it has any.
-        units_per_s: Units that it generates per second; None of a policy replica.
         detail: Why it was lost.
-        gauges: All that it tells of itself.
+        gauges: All that it tells of itself; a rollout replica, `units_per_s`, units that it generates per second.
     """
 
     name: str
@@ -49,7 +48,6 @@ class ReplicaView:
     status: ReplicaStatus
     step: int = -1
     in_flight: int = 0
-    units_per_s: float | None = None
     place: str = ""
     detail: str = ""
     gauges: Mapping[str, float] = attrs.field(factory=dict)
@@ -203,7 +201,6 @@ def _shown(state: State, statuses: Mapping[str, ReplicaStatus], gauges: Gauges) 
             status=statuses[replica.name],
             step=replica.step if replica.role == "policy" else replica.version,
             in_flight=len(replica.leases),
-            units_per_s=gauges.get(replica.name, {}).get("units_per_s"),
             place=f"pid {replica.pid} on {replica.host}",
             gauges=gauges.get(replica.name, {}),
         )

@@ -95,7 +95,7 @@ def _replicas(snapshot: Snapshot) -> Iterable[_Family]:
         "cosmos_replica_units_per_second",
         "gauge",
         "Units (tokens, or denoising steps) that a replica generates.",
-        [({"replica": replica.name}, replica.units_per_s) for replica in present],
+        [({"replica": replica.name}, replica.gauges.get("units_per_s")) for replica in present],
     )
     told = [({"replica": each.name, "name": name}, value) for each in present for name, value in each.gauges.items()]
     yield "cosmos_replica_gauge", "gauge", "All that a replica tells of itself, such as mfu and memory_bytes.", told

@@ -74,7 +74,7 @@ function replicas(run) {
       tag("td", replica.status, replica.status),
       tag("td", replica.step < 0 ? "" : String(replica.step), "number"),
       tag("td", replica.role === "rollout" ? String(replica.in_flight) : "", "number"),
-      tag("td", replica.units_per_s === null ? "" : short(Math.round(replica.units_per_s)), "number"),
+      tag("td", "units_per_s" in replica.gauges ? short(Math.round(replica.gauges.units_per_s)) : "", "number"),
       tag("td", replica.detail || replica.place),
     );
     return row;
