@@ -23,7 +23,7 @@ from cosmos_core.policy.orders import Orders
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError
 from cosmos_core.policy.processes.rendezvous import form_group
 from cosmos_core.policy.publication import Publications
-from cosmos_core.policy.training.gradients import local
+from cosmos_core.policy.training.gradients import stored
 from cosmos_core.policy.training.step import StepRunner
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.replica.profiler import Profiler
@@ -57,7 +57,7 @@ def transfer_state(trainer: Trainer, group: GradientGroup, source: int, begin_st
         trainer.step = UNKNOWN_STEP
     if stage != trainer.stage.index:
         begin_stage(stage)
-    group.copy([local(tensor) for tensor in trainer.state().values()], source)
+    group.copy([piece for tensor in trainer.state().values() for piece in stored(tensor)], source)
     trainer.step = step
     trainer.nonfinite_steps = nonfinite_steps
     trainer.unimitated_steps = unimitated_steps

@@ -56,10 +56,10 @@ class OptimizerConfig:
     """The optimizer and its schedule."""
 
     lr: float = option(1e-6, help=f"Peak learning rate; {USUAL_LR}.", validator=ABOVE_ZERO, dynamic=True, required=True)
-    kind: Literal["adamw", "muon"] = option(
+    kind: Literal["adamw", "adamw-8bit", "muon"] = option(
         "adamw",
-        help="`muon` (arXiv:2502.16982) orthogonalises the updates of layers' matrices; all else learns by AdamW, at "
-        "the same learning rate.",
+        help="`adamw-8bit` keeps moments in 8 bits (torchao); `muon` (arXiv:2502.16982) orthogonalises the updates of "
+        "layers' matrices, and all else learns by AdamW, at the same learning rate.",
     )
     betas: tuple[float, float] = option(
         (0.9, 0.95), help="AdamW's decay rates.", validator=check.deep_iterable(check.and_(NOT_NEGATIVE, check.lt(1.0)))

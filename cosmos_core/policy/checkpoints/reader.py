@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import msgspec
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
@@ -35,6 +36,7 @@ from cosmos_core.errors import CheckpointError, DamagedCheckpointError
 from cosmos_core.policy.checkpoints.checkpoint import METADATA, Contents, read_place, require_whole
 from cosmos_core.policy.checkpoints.frozen_digest import check_below
 from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, checksum, chunk_of, reason_of
+from cosmos_core.policy.training.gradients import stored
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.storage import failures, is_out_of_reach, storage_options
 from cosmos_core.weights.shards import LocalShard, local_shard, local_shards
@@ -359,12 +361,18 @@ def restore(
     if place.stage != trainer.stage.index:
         begin_stage(place.stage)
     random = torch.get_rng_state()
-    targets = {**local_shards(trainer.state()), RNG: local_shard(random)}
+    held = local_shards(trainer.state())
+    # What is stored in 8 bits is read in float32, and quantised.
+    coded = {key: share for key, share in held.items() if len(stored(share.tensor)) > 1}
+    read = {key: attrs.evolve(share, tensor=torch.empty(share.tensor.shape)) for key, share in coded.items()}
+    targets = {**held, **read, RNG: local_shard(random)}
     own = {name: share.shape for name, share in targets.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for said in trainer.world.exchange(msgspec.json.encode(own)):
         shapes |= msgspec.json.decode(said, type=dict[str, tuple[int, ...]])
     load_shares(path, targets, shapes)
+    for key, share in coded.items():
+        share.tensor.copy_(read[key].tensor.to(share.tensor.device))
     if place.below:
         check_below(path, expected=place.below, found=trainer.below, name=name)
     torch.set_rng_state(random)

@@ -87,7 +87,7 @@ class Critic:
 
     def held(self) -> list[torch.Tensor]:
         """Every tensor of it."""
-        return [*self._head.parameters(), self._gradients.flat, *self._optimizer.state().values()]
+        return [*self._head.parameters(), self._gradients.flat, *self._optimizer.held()]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that it goes on from, by name; no copies."""

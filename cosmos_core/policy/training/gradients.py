@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -111,6 +111,13 @@ class GradientBuffer:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this process holds."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def stored(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that this process's part is stored in: itself, or the codes and scales of one in few bits."""
+    part: Any = local(tensor)
+    is_plain = type(part) is torch.Tensor
+    return [part] if is_plain else [getattr(part, name) for name in part.__tensor_flatten__()[0]]
 
 
 def num_copies(parameter: torch.Tensor, processes: int) -> int:

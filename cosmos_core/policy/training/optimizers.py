@@ -3,12 +3,13 @@
 Muon orthogonalises whole matrices. Of sharded ones each process of the longest axis of their mesh gathers all and
 orthogonalises its share; the others get the result from it.
 
-Source: arXiv:1711.05101 (AdamW); arXiv:2502.16982 section 2.2 (Muon, updates as large as AdamW's). Deviation: experts,
-which are stacks of matrices, learn by AdamW.
+Source: arXiv:1711.05101 (AdamW); arXiv:2110.02861 (its moments in 8 bits); arXiv:2502.16982 section 2.2 (Muon, updates
+as large as AdamW's). Deviation: experts, which are stacks of matrices, learn by AdamW.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from torch.optim._muon import (  # torch's Muon, which takes whole matrices
 )
 
 from cosmos_core.config.schema import OptimizerConfig
-from cosmos_core.policy.training.gradients import local
+from cosmos_core.policy.training.gradients import local, stored
 from cosmos_core.weights.shards import local_shard
 
 _COUNT: Final = "step"
@@ -51,24 +52,34 @@ class Optimizer:
         self._named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         parts: dict[Kind, list[torch.Tensor]] = defaultdict(list)
         for name, parameter in self._named.items():
-            parts[_Muon if config.kind == "muon" and is_hidden(name, parameter) else _adamw].append(parameter)
+            is_muon = config.kind == "muon" and is_hidden(name, parameter)
+            parts[_Muon if is_muon else _adamw_8bit if config.kind == "adamw-8bit" else _adamw].append(parameter)
         self._optimizers = [kind(parameters, config) for kind, parameters in parts.items()]
 
     def step(self, lr: float, weight_decay: float) -> None:
         """Apply the gradients that the parameters hold; of Muon, all processes of a replica do."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"], group["weight_decay"] = lr, weight_decay
+                # torchao's is a tensor, as it compiles its step.
+                group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], torch.Tensor) else lr
+                group["weight_decay"] = weight_decay
             optimizer.step()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The state as `<parameter>.<key>` -> tensor, in a fixed order; no copies, so writing into it changes it."""
+        """The state as `<parameter>.<key>` -> tensor, in a fixed order; no copies, so writing into it changes it.
+
+        Of tensors in 8 bits a copy has the values, and writing quantises; see `gradients.stored`.
+        """
         states = {parameter: each for part in self._optimizers for parameter, each in part.state.items()}
         return {
             f"{name}.{key}": tensor
             for name, parameter in self._named.items()
             for key, tensor in states[parameter].items()
         }
+
+    def held(self) -> list[torch.Tensor]:
+        """The tensors that the state is stored in."""
+        return [piece for tensor in self.state().values() for piece in stored(tensor)]
 
 
 def is_hidden(name: str, parameter: torch.Tensor) -> bool:
@@ -84,6 +95,27 @@ def _adamw(parameters: Sequence[torch.Tensor], config: OptimizerConfig) -> torch
         count = torch.zeros((), dtype=torch.float32, device=each.device)
         made.state[each] = {_COUNT: count, **{key: torch.zeros_like(each) for key in _MOMENTS}}
     return made
+
+
+def _adamw_8bit(parameters: Sequence[torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """torchao's AdamW, moments in 8 bits with a scale for each 256; what is small or has no such blocks in float32."""
+    from torchao.optim import AdamW8bit  # noqa: PLC0415 - an extra, which this kind alone needs
+
+    made: Any = AdamW8bit(parameters, lr=config.lr, betas=config.betas, eps=config.eps)
+    for each in parameters:
+        count = torch.zeros((), dtype=torch.float32, device=each.device)
+        first, second = (made._new_buffer(each, signed) for signed in (True, False))  # noqa: SLF001 - as its step does
+        made.state[each] = {_COUNT: count, **dict(zip(_MOMENTS, (first, second), strict=True))}
+    if all(each.device.type != "cuda" for each in parameters):
+        # Compiled on a CPU, it wants a C++ compiler, and half a minute for each shape.
+        made.step = functools.partial(_uncompiled, made.step)
+    optimizer: torch.optim.Optimizer = made
+    return optimizer
+
+
+def _uncompiled(step: Callable[[], object]) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        step()
 
 
 class _Muon(torch.optim.Optimizer):

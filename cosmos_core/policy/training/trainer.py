@@ -170,7 +170,7 @@ class Trainer:
     def sleep(self, sleeper: Sleeper) -> None:
         """Give the memory of the device up; all of it comes back when the sleeper wakes, but for gradients."""
         settle()
-        held = [*self.module.parameters(), *self.module.buffers(), *self.optimizer.state().values()]
+        held = [*self.module.parameters(), *self.module.buffers(), *self.optimizer.held()]
         for frozen in self._frozen.values():
             held += frozen.held()
         held += [] if self._critic is None else self._critic.held()

@@ -6,6 +6,7 @@ What a recipe alone shows is checked when it is loaded (`cosmos_core.config.chec
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import attrs
 
@@ -66,6 +67,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     found = [*_data(recipe, parts), *_lengths(recipe, parts), *misfits(recipe.policy, parts.model, parts.facts)]
     for stage, algorithm in parts.stages:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
+    found += _absent(recipe)
     if parts.engine is not None:
         for look in (_payload_kinds, _media, _quantization, _ranks):
             found += look(recipe, parts, parts.engine)
@@ -74,6 +76,17 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
     found += [*misplaced(recipe, parts, known=found)]
     return [*found, *record_misfits(recipe, parts), *environment_misfits(recipe, parts), *parts.preflight.problems]
+
+
+def _absent(recipe: Recipe) -> Iterator[str]:
+    """Optimizers of a library that is not installed."""
+    stages = {"policy": recipe.policy, "warmup": recipe.warmup}
+    for key, stage in stages.items():
+        if stage is not None and stage.optimizer.kind == "adamw-8bit" and find_spec("torchao") is None:
+            yield (
+                f"{key}.optimizer.kind: 'adamw-8bit' is torchao's, which is not installed; pip install "
+                "'cosmos-core[torchao]', or take 'adamw'"
+            )
 
 
 def _unusable(name: str, measured: Measured) -> Iterator[str]:

@@ -213,8 +213,12 @@ class _Rank:
     def _moments(self, parts: Sequence[ModelPart], trained: int) -> int:
         """Bytes of what the optimizer keeps, of the stage in which it is more; Muon has one moment of a matrix."""
         stages = [self.policy.optimizer, *([] if self.recipe.warmup is None else [self.recipe.warmup.optimizer])]
-        if any(each.kind == "adamw" for each in stages):
+        kinds = {each.kind for each in stages}
+        if "adamw" in kinds:
             return 8 * trained
+        if kinds == {"adamw-8bit"}:
+            # Codes of two moments, and a scale for each 256 of both.
+            return math.ceil((2 + 8 / 256) * trained)
         if self.policy.lora is not None:
             return 4 * trained
         layers = [

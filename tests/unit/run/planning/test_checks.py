@@ -111,7 +111,8 @@ def test_pools_that_cannot_share_gpus_are_refused():
     assert "make 4 processes, each on the GPU of one of the policy's 1;" in found(**many)
 
 
-def test_what_cannot_run_is_named_with_its_key():
+def test_what_cannot_run_is_named_with_its_key(monkeypatch):
+    monkeypatch.setattr("cosmos_core.run.planning.checks.find_spec", lambda name: None)
     for changes, options, expected in [
         ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
         ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
@@ -142,6 +143,11 @@ def test_what_cannot_run_is_named_with_its_key():
             {},
             {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))},
             "makes payloads of kind latents, but model 'hf' takes tokens; they do not go together, so take another of",
+        ),
+        (
+            {"policy": {"optimizer": {"lr": 1e-6, "kind": "adamw-8bit"}}},
+            {},
+            r"policy.optimizer.kind: 'adamw-8bit' is torchao.s, which is not installed; pip install .cosmos-core\[",
         ),
         (
             {},

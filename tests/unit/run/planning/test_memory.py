@@ -81,6 +81,8 @@ def test_one_process_by_hand():
     # Muon keeps one moment of the matrices of layers.
     (rank,) = memory(optimizer={"lr": 1e-6, "kind": "muon"})
     assert rank.device["optimizer"] == 8 * 10_400 - 4 * 8 * 800
+    (rank,) = memory(optimizer={"lr": 1e-6, "kind": "adamw-8bit"})
+    assert rank.device["optimizer"] == 2 * 10_400 + 2 * 4 * 10_400 / 256
 
     # Replicas divide nothing.
     (rank,) = memory({"dp_replicate": 4})
