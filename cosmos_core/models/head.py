@@ -22,6 +22,8 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 from cosmos_core.models.parallel.collectives import sum_over_group
+from cosmos_core.models.parallel.forwards import substituted
+from cosmos_core.models.parallel.tensor import local_parameters
 from cosmos_core.protocols import Decided
 from cosmos_core.protocols.frozen import Blended, Comparison, Divergence, KLTarget
 
@@ -189,11 +191,13 @@ def evaluate(
     with_entropy: bool,
     prediction_for: Divergence | None = None,
     kl_target: KLTarget | None = None,
+    output: torch.nn.Module | None = None,
 ) -> Decided:
     """Log-probability of each target, after the temperature, and what else is asked for.
 
     `logits` gives [n, V] for [n, D], of the tokens in `vocabulary`. The entropy is detached; for a divergence in
-    `prediction_for` the likeliest tokens are given, and for a `kl_target` the divergence from it.
+    `prediction_for` the likeliest tokens are given, and for a `kl_target` the divergence from it. If `logits` calls an
+    `output` layer, the gradients that chunks give its weight are added up in float32.
     """
     theirs = {} if kl_target is None else kl_target.prediction
     num_tokens = total(vocabulary) if prediction_for is not None else 0
@@ -223,7 +227,8 @@ def evaluate(
         given = list(one(*each))
     else:
         chunks = zip(*(torch.split(tensor, num_rows) for tensor in each), strict=True)
-        parts = [checkpoint(one, *chunk, use_reentrant=False) for chunk in chunks]
+        call = one if output is None else _summed(one, output)
+        parts = [checkpoint(call, *chunk, use_reentrant=False) for chunk in chunks]
         given = [torch.cat(part) for part in zip(*parts, strict=True)]
     return Decided(
         logprobs_N=given.pop(0),
@@ -234,6 +239,45 @@ def evaluate(
         else {"logprobs": given.pop(0).detach(), **({} if is_whole else {"ids": given.pop(0)})},
         divergence_N=given.pop(0) if theirs else None,
     )
+
+
+Evaluate = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def _summed(one: Evaluate, output: torch.nn.Module) -> Evaluate:
+    """The evaluation of a chunk, in which the weight of the output layer gives its gradient to a sum of all chunks."""
+    sums: list[torch.Tensor] = []
+    weight: torch.Tensor = _Whole.apply(local_parameters(output)["weight"], sums)  # type: ignore[no-untyped-call]
+
+    def evaluate_chunk(*chunk: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with substituted(output, {"weight": _OfChunk.apply(weight, sums)}):  # type: ignore[no-untyped-call]
+            return one(*chunk)
+
+    return evaluate_chunk
+
+
+class _Whole(torch.autograd.Function):
+    """The weight; its gradient is the sum, which the engine casts to the weight's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, sums: list[torch.Tensor]) -> torch.Tensor:
+        ctx.sums = sums
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, _: None) -> tuple[torch.Tensor | None, None]:
+        return (ctx.sums.pop() if ctx.sums else None), None
+
+
+class _OfChunk(_Whole):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[None, None]:
+        if ctx.sums and grad is not None:
+            ctx.sums[0] += grad
+        elif grad is not None:
+            ctx.sums.append(grad.float())
+        return None, None
 
 
 _LEAST_REST: Final = 1e-7

@@ -326,6 +326,7 @@ class HuggingFaceModel:
                 with_entropy=with_entropy,
                 prediction_for=None if prediction_for is None else head.divergence_of(prediction_for),
                 kl_target=head.sliced(kl_target, row.own),
+                output=stage.get_output_embeddings(),  # type: ignore[operator]
             )
             leaves, spec = tree_flatten(attrs.evolve(decided, features_ND=hidden_ND if with_features else None))
             specs[:] = [spec]

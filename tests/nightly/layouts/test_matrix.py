@@ -10,6 +10,7 @@ import functools
 import pytest
 
 from cosmos_core.config.schema import MeshConfig, OptimizerConfig, ParallelConfig, PolicyConfig
+from cosmos_core.models import head
 from cosmos_core.testing.layouts import step_alone, steps_in_layouts, worst_error
 from tests.families import CONFIGS, family, text_payloads
 
@@ -89,8 +90,15 @@ def alone(name):
     return step_alone(family("hf", CONFIGS[name]), text_payloads(), policy())
 
 
+def in_chunks(make):
+    """The model, whose output layer takes few decisions at once."""
+    head.CHUNK_ELEMENTS["cpu"] = 1 << 11
+    return make()
+
+
 def compare(name, layouts, processes):
-    found = steps_in_layouts(family("hf", CONFIGS[name]), text_payloads(), list(layouts.values()), processes=processes)
+    make = functools.partial(in_chunks, family("hf", CONFIGS[name]))
+    found = steps_in_layouts(make, text_payloads(), list(layouts.values()), processes=processes)
     expected = alone(name)
     for label, stepped in zip(layouts, found, strict=True):
         assert abs(stepped.loss - expected.loss) <= 1e-6 * abs(expected.loss), (label, stepped.loss, expected.loss)

@@ -62,6 +62,22 @@ def test_chunks_change_neither_values_nor_gradients(inputs, monkeypatch):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_chunks_add_up_the_weights_gradient_in_float32(inputs, monkeypatch):
+    """In bfloat16 the sum of 300 chunks would be off by percents."""
+    monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", 11)
+    hidden, weight = (each.detach().bfloat16() for each in inputs[:2])
+    hidden, targets, errors = hidden.repeat(50, 1), inputs[2].repeat(50), []
+    exact = weight.float().requires_grad_()
+    evaluate(hidden.float(), exact, targets).logprobs_N.sum().backward()
+    layer = torch.nn.Linear(5, 11, bias=False, dtype=torch.bfloat16)
+    for output in (layer, None):
+        layer.weight = torch.nn.Parameter(weight.clone())
+        settings = {"vocabulary": Vocabulary(start=0, size=11), "temperature": 1.0, "with_entropy": False}
+        head.evaluate(layer, hidden, targets, output=output, **settings).logprobs_N.sum().backward()
+        errors.append((layer.weight.grad.float() - exact.grad).norm() / exact.grad.norm())
+    assert errors[0] < 0.005 < errors[1]
+
+
 def test_logits_that_are_held_at_once_are_a_share_of_a_gpus_memory(monkeypatch):
     cuda, most = torch.device("cuda"), head.CHUNK_ELEMENTS["cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
