@@ -203,7 +203,7 @@ def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
 
 
 LIMIT_S: Final = 1800.0
-"""A last resort, after which gloo, or NCCL's watchdog, gives a collective up. Whoever waits does so much earlier."""
+"""Gloo, or NCCL's watchdog, gives a collective up after it, as a last resort. Whoever waits gives up much earlier."""
 _HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _SPARING: Final = "2"
 """The watchdog ends the communicator of a collective that failed; by torch's default it ends the process. The groups of
