@@ -76,7 +76,7 @@ CASES: Final = (
     Case(NODE, "sft-qwen3-32b", (*mesh(dp_shard=8, tp=1), *OFFLOADED)),
     Case(4 * NODE, "sft-qwen3-32b", mesh(dp_shard=8)),
     Case(1, "sft-qwen3-30b-a3b", (*mesh(dp_shard=1, ep=1), *ADAPTERS), fits=False),
-    Case(NODE, "grpo-qwen3-30b-a3b", (*mesh(dp_shard=8), "policy.micro_batch_units=8192", *COLOCATED)),
+    Case(NODE, "grpo-qwen3-30b-a3b", (*mesh(dp_shard=8), "policy.micro_batch_units=6144", *COLOCATED)),
     Case(4 * NODE, "grpo-qwen3-30b-a3b"),
     Case(NODE, "sft-qwen3-30b-a3b"),
     Case(4 * NODE, "sft-qwen3-30b-a3b", mesh(dp_shard=32)),

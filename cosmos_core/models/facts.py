@@ -65,6 +65,7 @@ def describe(
         stop_ids=text.stop_ids(),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text.stop_id(),
         cache_size=cache_values(config),
+        compressed_cache_size=compressed_values(config),
         head_size=head_size(config),
         matrix_parameters=matrix_parameters(shell),
         attention_width=attention_width(config),
@@ -291,6 +292,12 @@ def cache_values(config: PretrainedConfig) -> int:
     keys = getattr(config, "qk_head_dim", None) or width
     values = getattr(config, "v_head_dim", None) or width
     return config.num_hidden_layers * heads * (keys + values) if isinstance(heads, int) else 0
+
+
+def compressed_values(config: PretrainedConfig) -> int:
+    """Values of one unit that keys and values of latent attention are made of, in every layer; 0 without it."""
+    rank = getattr(config, "kv_lora_rank", None)
+    return config.num_hidden_layers * (rank + config.qk_rope_head_dim) if rank else 0
 
 
 def head_size(config: PretrainedConfig) -> int:

@@ -116,6 +116,7 @@ class EngineCapabilities:
         quantizations: Formats beside `none` in which it holds the matrices of `ModelFacts.matrices`.
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
+        compresses_cache: Whether it caches latent attention's latents (`ModelFacts.compressed_cache_size`), not heads.
         sleeps: Whether it is a `SleepingEngine`, which `rollout.placement = "colocated"` needs.
         seeded: Whether a request's draws depend on its seed alone, with any options and on any device.
         logprob_semantics: `processed`: log-probs of what was sampled from; `raw`: before temperature, top-k and top-p.
@@ -130,6 +131,7 @@ class EngineCapabilities:
     quantizations: frozenset[Quantization] = frozenset()
     in_flight_update: bool = True
     prefix_sharing: bool = False
+    compresses_cache: bool = False
     sleeps: bool = False
     seeded: bool = True
     logprob_semantics: str = "processed"

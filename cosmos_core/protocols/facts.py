@@ -100,6 +100,7 @@ class ModelFacts:
         stop_ids: Token ids that end a completion.
         pad_id: Token id for padding.
         cache_size: Values of one unit in the cache of generation (0: as if every layer kept two rows of `hidden_size`).
+        compressed_cache_size: The same where latent attention's latents are cached, of which heads are made (0: none).
         head_size: Values of one head of attention, 0 where heads are not all alike or it is not known.
         parts: The model from input to output; empty where only the totals are known.
         num_tied_parameters: Of the first part, those that the last part uses too: in a pipeline both hold them.
@@ -136,6 +137,7 @@ class ModelFacts:
     stop_ids: frozenset[int] = frozenset()
     pad_id: int = 0
     cache_size: int = 0
+    compressed_cache_size: int = 0
     head_size: int = 0
     parts: Sequence[ModelPart] = ()
     num_tied_parameters: int = 0

@@ -12,7 +12,8 @@ import attrs
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
-from cosmos_core.config.schema import LaunchConfig, Recipe
+from cosmos_core.config.schema import LaunchConfig, PolicyConfig, Recipe, RolloutConfig
+from cosmos_core.config.structure import unstructure
 from cosmos_core.devices import gpus, hidden, visible_gpus
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.recipe import group_size
@@ -61,10 +62,6 @@ def _latents_of_stage(recipe: Recipe, parts: Parts, stage: Stage, source: Source
     return {name: number for name, number in found.items() if number}
 
 
-_LOGPROB_BYTES: Final = 4
-_ID_BYTES: Final = 8
-
-
 def reference_bytes(recipe: Recipe, parts: Parts) -> int:
     """Most bytes of references that a process of a policy replica keeps, if completions are as long as they may be.
 
@@ -79,27 +76,29 @@ def _references_of_stage(recipe: Recipe, parts: Parts, index: int) -> int:
     asked = [each for each in parts.consults.get(stage.index, {}).values() if isinstance(each, Divergence)]
     if not asked:
         return 0
-    mesh, vocab_size = recipe.policy.mesh, parts.facts.vocab_size
+    mesh, vocab_size, is_drawn = recipe.policy.mesh, parts.facts.vocab_size, algorithm.source == "rollouts"
     sequences = stage.prompts_per_step * group_size(recipe, algorithm.source)
     each = math.ceil(sequences / (recipe.policy.replicas * data_ranks(mesh)))
-    decisions = math.ceil(each * _longest(recipe, parts, algorithm.source) / mesh.cp)
+    longest = min(recipe.policy.micro_batch_units, parts.facts.context_length)
+    decisions = math.ceil(each * (recipe.rollout.sampling.max_units if is_drawn else longest) / mesh.cp)
     told = min(vocab_size, asked[0].top or vocab_size)
-    return decisions * told * (_LOGPROB_BYTES + (_ID_BYTES if told < vocab_size else 0))
-
-
-def _longest(recipe: Recipe, parts: Parts, source: Source) -> int:
-    """Decisions of a sequence, at most."""
-    if source == "rollouts":
-        return recipe.rollout.sampling.max_units
-    return min(recipe.policy.micro_batch_units, parts.facts.context_length)
+    # Ids have 8 bytes.
+    return decisions * told * _VALUE_BYTES * (3 if told < vocab_size else 1)
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _GIB = 1 << 30
 GPU_MEMORY: Final[Mapping[str, int]] = {"80 GB (H100)": 79 * _GIB, "141 GB (H200)": 139 * _GIB}
 """Bytes that a program can have of GPUs of common sizes."""
-SLEEPER_BYTES: Final = _GIB // 2
-"""Of a GPU's memory, what a process keeps that sleeps: its CUDA context."""
+CONTEXT_BYTES: Final = _GIB // 2
+"""Of a GPU, what a process's CUDA context takes."""
+NCCL_BYTES: Final = 7 * _GIB // 16
+"""What NCCL's buffers take of it, for each communicator, and for each peer of all-to-all in a node of 8.
+
+Source: github.com/NVIDIA/nccl/issues/1685 (8 H100: 1.06 GB with the context, and 3.28 GB more from an all-to-all on).
+"""
+OUTSIDE: Final = "CUDA and NCCL"
+"""Outside of torch's allocator."""
 _ASLEEP: Final = "while it sleeps"
 _KEPT: Final = frozenset({"parameters", "optimizer", "average"})
 USABLE: Final = 0.9
@@ -108,11 +107,8 @@ USABLE: Final = 0.9
 
 def size(num_bytes: float) -> str:
     """Bytes for people."""
-    for unit in _UNITS:
-        if num_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    raise AssertionError
+    power = min((int(num_bytes) | 1).bit_length() - 1, 40) // 10
+    return f"{num_bytes / 1024**power:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
@@ -132,7 +128,8 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         policy = tuple(attrs.evolve(rank, host={**rank.host, **_asleep(rank)}) for rank in policy)
     found = {"policy": policy}
     if plan.job.uses_rollouts:
-        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt)
+        compresses = plan.parts.engine is not None and plan.parts.engine.compresses_cache
+        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, compresses=compresses)
         count = world_size(recipe.rollout.mesh)
         # New weights wait in the machine's memory until they are copied, unless they are read where they are published.
         is_local = recipe.launch.launcher == LaunchConfig().launcher
@@ -143,7 +140,20 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         found["rollout"] = (
             RankMemory(name="each process", count=count, device=parts, host=host, is_whole=not facts.latent_size),
         )
+    outside = {pool: _outside(recipe, pool) for pool in found if getattr(recipe, pool).device != "cpu"}
+    for pool, own in outside.items():
+        # Whoever sleeps keeps it, too.
+        beside = {OUTSIDE: sum(outside.values()) if plan.job.takes_turns else own}
+        found[pool] = tuple(attrs.evolve(rank, device={**rank.device, **beside}) for rank in found[pool])
     return found
+
+
+def _outside(recipe: Recipe, pool: str) -> int:
+    config: PolicyConfig | RolloutConfig = getattr(recipe, pool)
+    axes: int = sum(extent > 1 for extent in unstructure(config.mesh).values())
+    # Communicators of axes, of all processes, of policy replicas and of weights.
+    groups = axes + (axes > 0) + (pool == "policy" and config.replicas > 1) + (recipe.sync.transport == "nccl")
+    return CONTEXT_BYTES + NCCL_BYTES * (groups + min(config.mesh.cp, 8) + min(config.mesh.ep, 8) - 2)
 
 
 def _asleep(rank: RankMemory) -> dict[str, int]:
@@ -178,14 +188,12 @@ def _uncounted(ranks: Sequence[RankMemory], besides: Sequence[str]) -> tuple[str
 
 def total_memory(plan: Plan) -> int:
     """Bytes of all processes of all replicas, if they are all on one machine and its GPUs are its memory."""
-    recipe, counted = plan.job.recipe, memory_by_pool(plan)
-    replicas = {"policy": recipe.policy.replicas, "rollout": recipe.rollout.replicas}
-    awake, always = [], 0
-    for pool, ranks in counted.items():
-        awake.append(sum(replicas[pool] * rank.count * sum(rank.device.values()) for rank in ranks))
-        # The memory of a CPU sleeps in a file.
-        hosts = ((rank.count, {**rank.host, _ASLEEP: 0}) for rank in ranks)
-        always += sum(replicas[pool] * count * sum(host.values()) for count, host in hosts)
+    # The memory of a CPU sleeps in a file.
+    awake, always, nothing = [], 0, {OUTSIDE: 0, _ASLEEP: 0}
+    for pool, ranks in memory_by_pool(plan).items():
+        replicas: int = getattr(plan.job.recipe, pool).replicas
+        awake.append(replicas * sum(rank.count * sum({**rank.device, **nothing}.values()) for rank in ranks))
+        always += replicas * sum(rank.count * sum({**rank.host, **nothing}.values()) for rank in ranks)
     return always + (max(awake) if plan.job.takes_turns else sum(awake))
 
 
@@ -238,16 +246,14 @@ def crowded(plan: Plan) -> str:
     """
     if capabilities_of(plan.job.recipe, plan.plugins).submits or not (shown := visible_gpus()):
         return ""
-    places, loads = itertools.cycle(shown), dict.fromkeys(shown, 0)
+    places, loads, turns = itertools.cycle(shown), dict.fromkeys(shown, 0), plan.job.takes_turns
     for pool in planned_pools(plan):
+        if turns:
+            places = itertools.cycle(shown)
         awake = dict.fromkeys(shown, 0)
         for _ in range(pool.replicas * pool.processes * pool.gpus):
             awake[next(places)] += pool.device_bytes // pool.gpus
-        if plan.job.takes_turns:
-            places = itertools.cycle(shown)
-            loads = {gpu: max(loads[gpu], load + SLEEPER_BYTES) for gpu, load in awake.items()}
-        else:
-            loads = {gpu: loads[gpu] + load for gpu, load in awake.items()}
+        loads = {gpu: max(loads[gpu], load) if turns else loads[gpu] + load for gpu, load in awake.items()}
     for gpu in gpus():
         load = loads.get(gpu.number, loads.get(gpu.uuid, 0))
         if gpu.free_bytes < load and gpu.memory_bytes:

@@ -195,6 +195,7 @@ class _Rank:
         }
         each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)
         published = {"published weights": math.ceil(2 * each * held)} if self.publishes else {}
+        saved = 4 * trained + weights["optimizer"] + weights["average"]
         is_offloaded = self.policy.parallel.cpu_offload and self.policy.device != "cpu"
         device = {**(work if is_offloaded else {**weights, **work}), **self._frozen(waits=False)}
         return RankMemory(
@@ -203,6 +204,7 @@ class _Rank:
             device={name: size for name, size in device.items() if size},
             host={
                 **({name: size for name, size in weights.items() if size} if is_offloaded else {}),
+                "checkpoint copy": saved,
                 **published,
                 **self._frozen(waits=True),
                 **self.latents,
@@ -296,13 +298,16 @@ class _Rank:
         return math.ceil(sum(4 * share * part.count * self._shard(part) for share, part in shares))
 
     def _gathered(self, parts: Sequence[ModelPart]) -> int:
-        """Bytes gathered: two layers (the next comes while one computes) and what is round them; or a cast copy."""
-        if world_size(self.policy.mesh) == 1:
-            # Autocast keeps the casts of matrices from forward to backward.
-            return 2 * self.facts.num_parameters if self.policy.precision == "bf16" else 0
+        """Bytes gathered: two layers (the next comes while one computes) and what is round them; or casts."""
+        is_alone = world_size(self.policy.mesh) == 1
+        if is_alone and self.policy.precision == "fp32":
+            return 0
+        if is_alone and (self.policy.lora is None or self.policy.parallel.recompute == "none"):
+            # Autocast caches what it casts of weights that are trained, and others' casts are kept for gradients.
+            return 2 * self.facts.num_parameters
         layers = [self._whole(part) for part in parts if part.is_layer for _ in range(part.count)]
         rest = [*(self._whole(part) for part in parts if not part.is_layer), self.shards * self._tied(parts)]
-        return self.item * (sum(rest) + (sum(sorted(layers)[-2:]) if self._is_freed else sum(layers)))
+        return self.item * (sum(rest) + (sum(sorted(layers)[-2:]) if is_alone or self._is_freed else sum(layers)))
 
     @property
     def _is_freed(self) -> bool:
@@ -418,21 +423,24 @@ def longest_sample(recipe: Recipe, context_length: int, longest_prompt: int) -> 
     return min(context_length, longest_prompt + recipe.rollout.sampling.max_units)
 
 
-def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> dict[str, int]:
+def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, *, compresses: bool) -> dict[str, int]:
     """Bytes of each process of one rollout replica by part.
 
     The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
     than with what they stand for, needs less for parameters. Of an engine that denoises the latents of samples in
-    flight are counted; its text encoder, its autoencoder and what is inside a forward are not.
+    flight are counted; its text encoder, its autoencoder and what is inside a forward are not. `compresses` is the
+    engine's `compresses_cache`.
     """
     item_size, tp = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp
     if facts.latent_size:
         latents = IN_FLIGHT_COPIES * 4 * facts.latent_size * recipe.rollout.max_in_flight
         return {"parameters": item_size * facts.num_parameters, "latents in flight": latents}
     units = longest_sample(recipe, facts.context_length, longest_prompt)
-    values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
-    # Of the heads, or one that several processes have if heads are too few.
-    share = max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
+    # Each has all of what is compressed; else its heads, or one that several processes have if heads are too few.
+    values, share = facts.compressed_cache_size if compresses else 0, 1.0
+    if not values:
+        values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
+        share = max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
     cache = math.ceil(values * share) * item_size * units * recipe.rollout.max_in_flight
     codes = quantised_bytes(recipe, facts)
     return {
@@ -450,9 +458,7 @@ def between_gpus(recipe: Recipe, answers: int) -> dict[str, int]:
 
 def _split_parameters(facts: ModelFacts, tp: int) -> int:
     """Parameters that other processes of `tp` have instead."""
-    split = sum(
-        part.count * (part.num_parameters - part.num_expert_parameters - num_whole(part, tp)) for part in facts.parts
-    )
+    split = sum(part.count * (part.num_parameters - num_whole(part, tp)) for part in facts.parts)
     return split - math.ceil(split / tp)
 
 
@@ -461,20 +467,16 @@ def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:
 
     Pools that share them need as many as the larger one.
     """
-    counts = {"policy": 0, "rollout": 0}
-    for name, _, device, count in processes(recipe, uses_rollouts=uses_rollouts):
-        if device != "cpu":
-            counts[name.partition("-")[0]] += count
-    return max(counts.values()) if recipe.rollout.placement == "colocated" else sum(counts.values())
+    pools = (recipe.policy, recipe.rollout)[: 1 + uses_rollouts]
+    counts = [pool.replicas * world_size(pool.mesh) for pool in pools if pool.device != "cpu"]
+    return max(counts, default=0) if recipe.rollout.placement == "colocated" else sum(counts)
 
 
 def processes(recipe: Recipe, *, uses_rollouts: bool) -> list[tuple[str, str, str, int]]:
     """The process table: (name, module, device, processes) of the controller and of each replica."""
-    policy, rollout = recipe.policy, recipe.rollout
     rows = [("controller", "cosmos_core.control", "cpu", 1)]
-    size = world_size(policy.mesh)
-    rows += [(f"policy-{index}", "cosmos_core.policy", policy.device, size) for index in range(policy.replicas)]
-    if uses_rollouts:
-        size = world_size(rollout.mesh)
-        rows += [(f"rollout-{index}", "cosmos_core.rollout", rollout.device, size) for index in range(rollout.replicas)]
+    for name in ("policy", "rollout")[: 1 + uses_rollouts]:
+        pool = getattr(recipe, name)
+        count = world_size(pool.mesh)
+        rows += [(f"{name}-{index}", f"cosmos_core.{name}", pool.device, count) for index in range(pool.replicas)]
     return rows

@@ -8,7 +8,14 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Q
 
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
 from cosmos_core.models.activations import kept_by
-from cosmos_core.models.facts import attention_width, extents_of, head_size, matrices_of, matrix_parameters
+from cosmos_core.models.facts import (
+    attention_width,
+    compressed_values,
+    extents_of,
+    head_size,
+    matrices_of,
+    matrix_parameters,
+)
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.protocols import ModelContext, ModelFacts
@@ -167,11 +174,11 @@ def test_operations_are_what_torch_counts(subtests):
 
 
 def test_heads_have_one_size_or_none_is_told(subtests):
-    for config, size in [
-        (Qwen3Config(hidden_size=96, num_attention_heads=4, head_dim=24), 24),
-        (Qwen2Config(hidden_size=128, num_attention_heads=4), 32),
-        # Keys and values of latent attention differ.
-        (DeepseekV3Config(qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16), 0),
+    for config, size, compressed in [
+        (Qwen3Config(hidden_size=96, num_attention_heads=4, head_dim=24), 24, 0),
+        (Qwen2Config(hidden_size=128, num_attention_heads=4), 32, 0),
+        # Keys and values of latent attention differ, and are made of one row for all heads.
+        (DeepseekV3Config(qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16), 0, 61 * (512 + 8)),
     ]:
         with subtests.test(config=config, size=size):
-            assert head_size(config) == size
+            assert (head_size(config), compressed_values(config)) == (size, compressed)

@@ -30,6 +30,7 @@ def cosmos_engine() -> Provider[RolloutEngine]:
             quantizations=frozenset(FORMATS.keys()),
             mesh_axes=frozenset({"tp"}),
             only_alone=frozenset({"media"}),
+            compresses_cache=True,
             sleeps=True,
             seeded=False,
         ),

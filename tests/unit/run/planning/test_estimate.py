@@ -39,20 +39,20 @@ def recipe(**changes):
 
 def test_memory_of_a_rollout_replica_by_hand():
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    parts = rollout_memory(made, FACTS, longest_prompt=20)
+    parts = rollout_memory(made, FACTS, longest_prompt=20, compresses=False)
     assert parts["parameters"] == 2000
     assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * 30 * 3
-    longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20)
+    longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20, compresses=False)
     assert longer["KV cache (at most)"] == 2 * 2 * 8 * 2 * 15 * 3
 
     # A models own cache is taken.
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20)
+    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20, compresses=False)
     assert parts["KV cache (at most)"] == 5 * 2 * 30 * 3
 
     # An engine that denoises has latents in flight in place of a cache.
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), longest_prompt=0)
+    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), longest_prompt=0, compresses=False)
     assert found == {"parameters": 2000, "latents in flight": 4 * 4 * 500 * 3}
 
     # A dialogue may fill what is trained on.
@@ -63,7 +63,10 @@ def test_memory_of_a_rollout_replica_by_hand():
         recipe(**settings, environment={"plugin": "game"}, policy={"optimizer": {"lr": 1e-6}, "micro_batch_units": 50}),
     )
     assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
-    assert rollout_memory(talks, FACTS, longest_prompt=20)["KV cache (at most)"] == 2 * 2 * 8 * 2 * 50 * 3
+    assert (
+        rollout_memory(talks, FACTS, longest_prompt=20, compresses=False)["KV cache (at most)"]
+        == 2 * 2 * 8 * 2 * 50 * 3
+    )
 
 
 def test_bytes_of_a_weight_sync():
@@ -83,7 +86,7 @@ def test_bytes_of_a_weight_sync():
     for quantization, nbytes in expected.items():
         made = recipe(rollout={"precision": "bf16", "quantization": quantization})
         assert version_bytes(made, facts) == nbytes
-        parts = rollout_memory(made, facts, longest_prompt=20)
+        parts = rollout_memory(made, facts, longest_prompt=20, compresses=False)
         assert parts["parameters"] + parts.get("codes and scales", 0) == 2000 + (nbytes - others) * (nbytes != 2000)
         (rank,) = policy_memory(made, facts)
         assert rank.host["published weights"] == 2 * nbytes
@@ -128,10 +131,15 @@ def test_processes_of_a_rollout_replica_share_weights_and_heads():
     sizes = {}
     for tp in (1, 2, 4):
         made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "mesh": {"tp": tp}})
-        sizes[tp] = rollout_memory(made, facts, longest_prompt=20)
-    # Split are 2 · (450 - 100 experts - 10 whole) of 1000; with 4 processes, 2 · 40 of the 2 heads are whole, too.
-    assert [sizes[tp]["parameters"] for tp in (1, 2, 4)] == [2000, 2 * (1000 - 340), 2 * (1000 - 600 * 3 // 4)]
+        sizes[tp] = rollout_memory(made, facts, longest_prompt=20, compresses=False)
+    # Split are 2 · (450 - 10 whole) of 1000, experts too; with 4 processes, 2 · 40 of the 2 heads are whole as well.
+    assert [sizes[tp]["parameters"] for tp in (1, 2, 4)] == [2000, 2 * (1000 - 440), 2 * (1000 - 800 * 3 // 4)]
     whole = sizes[1]["KV cache (at most)"]
     assert [sizes[tp]["KV cache (at most)"] for tp in (2, 4)] == [whole / 2, whole / 2]
+    # What heads are made of is whole on each process of an engine that caches it.
+    facts = attrs.evolve(facts, compressed_cache_size=3)
+    for compresses, values in [(True, 3), (False, 2 * 2 * 8 / 2)]:
+        parts = rollout_memory(made, facts, longest_prompt=20, compresses=compresses)
+        assert parts["KV cache (at most)"] == values * 2 * 64 * 3
     assert gpus(made, uses_rollouts=True) == 5
     assert processes(made, uses_rollouts=True)[-1] == ("rollout-0", "cosmos_core.rollout", "auto", 4)

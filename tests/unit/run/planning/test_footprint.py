@@ -13,6 +13,9 @@ from cosmos_core.devices import Gpu
 from cosmos_core.errors import ConfigError
 from cosmos_core.run.planning import footprint
 from cosmos_core.run.planning.footprint import (
+    CONTEXT_BYTES,
+    NCCL_BYTES,
+    OUTSIDE,
     check_gpu_memory,
     crowded,
     machine_memory,
@@ -176,8 +179,13 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     (rank,) = memory_by_pool(turning)["policy"]
     assert rank.host["while it sleeps"] == rank.device["parameters"] + rank.device["optimizer"]
     assert (gpus(both.job.recipe, uses_rollouts=True), gpus(turns, uses_rollouts=True)) == (5, 4)
+    assert rank.device[OUTSIDE] == 2 * CONTEXT_BYTES + 2 * NCCL_BYTES, "tp's communicator, and that of all"
+    # In the memory of a machine without GPUs is nothing of the kind.
     (rank,) = memory_by_pool(both)["rollout"]
-    assert total_memory(both) - total_memory(turning) == sum(rank.device.values())
+    assert total_memory(both) - total_memory(turning) == sum(rank.device.values()) - CONTEXT_BYTES
+    slow = attrs.evolve(turns, policy=attrs.evolve(turns.policy, device="cpu"))
+    (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=slow)))["policy"]
+    assert OUTSIDE not in rank.device
     assert any("4, one for each process of either pool, in turns; " in line for line in printed(turning, 200))
     lines = [" ".join(line.split()) for line in printed(both, 200)]
     assert any(

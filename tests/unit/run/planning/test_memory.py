@@ -77,7 +77,7 @@ def test_one_process_by_hand():
         "activations": 16 * 8 * 350,
         "logits": 3 * 4 * 16 * 30,
     }
-    assert rank.host == {"published weights": 2 * 2 * 10_400}
+    assert rank.host == {"checkpoint copy": 12 * 10_400, "published weights": 2 * 2 * 10_400}
     # Muon keeps one moment of the matrices of layers.
     (rank,) = memory(optimizer={"lr": 1e-6, "kind": "muon"})
     assert rank.device["optimizer"] == 8 * 10_400 - 4 * 8 * 800
@@ -191,10 +191,15 @@ def test_adapters_and_experts_count_for_themselves():
     (rank,) = memory(lora={"rank": 2, "modules": ["q_proj"]})
     assert rank.device["gradients"] == 4 * 8 * 2 * 30
     assert rank.device["optimizer"] == 2 * rank.device["gradients"]
+    assert rank.host["checkpoint copy"] == 3 * rank.device["gradients"]
     assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
     # Published are the sums of both, which lie beside them until they are copied.
     layers = 8 * 1000
     assert rank.device["merged weights"] == 4 * layers * 30 // 100
+    # Casts of weights that are not trained live as long as what needs them: a layer's backward pass, or its forward.
+    for recompute, casts in [("none", 10_400), ("full", 2400 + 2 * 1000)]:
+        (cast,) = memory(lora={"rank": 2}, precision="bf16", parallel={"recompute": recompute})
+        assert cast.device["gathered weights"] == 2 * casts
     (every,) = memory(lora={"rank": 2})
     assert every.device["gradients"] == 4 * 8 * 2 * 100
 

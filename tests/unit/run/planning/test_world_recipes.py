@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.mesh import world_size
-from cosmos_core.run.planning.footprint import GPU_MEMORY, USABLE, latent_bytes, memory_by_pool
+from cosmos_core.run.planning.footprint import GPU_MEMORY, OUTSIDE, USABLE, latent_bytes, memory_by_pool
 from cosmos_core.run.planning.memory import LATENT_COPIES
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
@@ -86,7 +86,7 @@ def test_latents_of_a_step_and_references_of_them_are_counted(tmp_path):
         assert rank.device["latents"] == LATENT_COPIES * recipe.policy.micro_batch_units * each
         assert "reference predictions" not in rank.device
         (rollout,) = memory_by_pool(plan)["rollout"]
-        assert {*rollout.device} == {"parameters", "latents in flight"}
+        assert {*rollout.device} == {"parameters", "latents in flight", OUTSIDE}
         unasked = attrs.evolve(plan.parts, consults={})
         assert "reference predictions" not in latent_bytes(recipe, unasked)
 
