@@ -33,7 +33,6 @@ from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.policy.training.gradients import local, stored
 from cosmos_core.weights.shards import local_shard
 
-_COUNT: Final = "step"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _MOMENTUM: Final = "momentum_buffer"
 
@@ -52,8 +51,7 @@ class Optimizer:
         self._named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         parts: dict[Kind, list[torch.Tensor]] = defaultdict(list)
         for name, parameter in self._named.items():
-            is_muon = config.kind == "muon" and is_hidden(name, parameter)
-            parts[_Muon if is_muon else _adamw_8bit if config.kind == "adamw-8bit" else _adamw].append(parameter)
+            parts[_Muon if config.kind == "muon" and is_hidden(name, parameter) else _adamw].append(parameter)
         self._optimizers = [kind(parameters, config) for kind, parameters in parts.items()]
 
     def step(self, lr: float, weight_decay: float) -> None:
@@ -88,27 +86,22 @@ def is_hidden(name: str, parameter: torch.Tensor) -> bool:
 
 
 def _adamw(parameters: Sequence[torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Fused AdamW, moments in float32."""
-    made = torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    # Torch fills the state at the first step; filled here, a checkpoint or a joining replica finds it before that.
+    """Fused AdamW, moments in float32; or torchao's, in 8 bits with a scale for each 256, but for what is small."""
+    constants: Any = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    if config.kind == "adamw-8bit":
+        from torchao.optim import AdamW8bit  # noqa: PLC0415 - an extra, which this kind alone needs
+
+        made = AdamW8bit(parameters, **constants)
+        if all(each.device.type != "cuda" for each in parameters):
+            # Compiled on a CPU, it wants a C++ compiler, and half a minute for each shape.
+            made.step = functools.partial(_uncompiled, made.step)
+    else:
+        made = torch.optim.AdamW(parameters, **constants, fused=True)
+    # They fill the state at the first step; filled here, a checkpoint or a joining replica finds it before that.
     for each in parameters:
         count = torch.zeros((), dtype=torch.float32, device=each.device)
-        made.state[each] = {_COUNT: count, **{key: torch.zeros_like(each) for key in _MOMENTS}}
-    return made
-
-
-def _adamw_8bit(parameters: Sequence[torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """torchao's AdamW, moments in 8 bits with a scale for each 256; what is small or has no such blocks in float32."""
-    from torchao.optim import AdamW8bit  # noqa: PLC0415 - an extra, which this kind alone needs
-
-    made: Any = AdamW8bit(parameters, lr=config.lr, betas=config.betas, eps=config.eps)
-    for each in parameters:
-        count = torch.zeros((), dtype=torch.float32, device=each.device)
-        first, second = (made._new_buffer(each, signed) for signed in (True, False))  # noqa: SLF001 - as its step does
-        made.state[each] = {_COUNT: count, **dict(zip(_MOMENTS, (first, second), strict=True))}
-    if all(each.device.type != "cuda" for each in parameters):
-        # Compiled on a CPU, it wants a C++ compiler, and half a minute for each shape.
-        made.step = functools.partial(_uncompiled, made.step)
+        new: Any = getattr(made, "_new_buffer", lambda parameter, _: torch.zeros_like(parameter))
+        made.state[each] = {"step": count, **{key: new(each, key == _MOMENTS[0]) for key in _MOMENTS}}
     optimizer: torch.optim.Optimizer = made
     return optimizer
 
@@ -145,16 +138,17 @@ class _Muon(torch.optim.Optimizer):
     ) -> None:
         """Update as many matrices as there are processes along an axis; each of these orthogonalises one."""
         place = 0 if mesh is None else mesh.get_local_rank(axis)
+        results: list[torch.Tensor] = []
         for owner, parameter in enumerate(parameters):
-            whole = self._gathered(parameter)
+            result = self._gathered(parameter)
             if owner == place:
                 coefficients = DEFAULT_A, DEFAULT_B, DEFAULT_C
-                own = _zeropower_via_newtonschulz(whole, coefficients, DEFAULT_NS_STEPS, EPS).contiguous()
-        for owner, parameter in enumerate(parameters):
-            result = own
+                result = _zeropower_via_newtonschulz(result, coefficients, DEFAULT_NS_STEPS, EPS).contiguous()
+            # Of those of others no memory is kept until they come.
+            results.append(result if owner == place else result.new_empty(0))
+        for owner, (parameter, own) in enumerate(zip(parameters, results, strict=True)):
+            result = own if owner == place else own.new_empty(parameter.shape)
             if mesh is not None:
-                if owner != place:
-                    result = torch.empty(parameter.shape, dtype=torch.bfloat16, device=mesh.device_type)
                 dist.broadcast(result, group=mesh.get_group(axis), group_src=owner)
             lr, share = group["lr"], local_shard(parameter)
             share.tensor.mul_(1 - lr * group["weight_decay"])

@@ -67,7 +67,15 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
     found = [*_data(recipe, parts), *_lengths(recipe, parts), *misfits(recipe.policy, parts.model, parts.facts)]
     for stage, algorithm in parts.stages:
         found += [*_stage(recipe, parts, stage, algorithm), *_idle(recipe, stage, algorithm)]
-    found += _absent(recipe)
+    kinds = {
+        key: stage.optimizer.kind for key, stage in [("policy", recipe.policy), ("warmup", recipe.warmup)] if stage
+    }
+    found += [
+        f"{key}.optimizer.kind: {kind!r} is torchao's, which is not installed; pip install 'cosmos-core[torchao]', or "
+        "take 'adamw'"
+        for key, kind in kinds.items()
+        if kind == "adamw-8bit" and find_spec("torchao") is None
+    ]
     if parts.engine is not None:
         for look in (_payload_kinds, _media, _quantization, _ranks):
             found += look(recipe, parts, parts.engine)
@@ -76,17 +84,6 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         found.append(f"critic: model plugin {recipe.model.plugin!r} gives no features to a critic; take another model")
     found += [*misplaced(recipe, parts, known=found)]
     return [*found, *record_misfits(recipe, parts), *environment_misfits(recipe, parts), *parts.preflight.problems]
-
-
-def _absent(recipe: Recipe) -> Iterator[str]:
-    """Optimizers of a library that is not installed."""
-    stages = {"policy": recipe.policy, "warmup": recipe.warmup}
-    for key, stage in stages.items():
-        if stage is not None and stage.optimizer.kind == "adamw-8bit" and find_spec("torchao") is None:
-            yield (
-                f"{key}.optimizer.kind: 'adamw-8bit' is torchao's, which is not installed; pip install "
-                "'cosmos-core[torchao]', or take 'adamw'"
-            )
 
 
 def _unusable(name: str, measured: Measured) -> Iterator[str]:

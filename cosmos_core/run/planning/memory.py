@@ -214,8 +214,7 @@ class _Rank:
 
     def _moments(self, parts: Sequence[ModelPart], trained: int) -> int:
         """Bytes of what the optimizer keeps, of the stage in which it is more; Muon has one moment of a matrix."""
-        stages = [self.policy.optimizer, *([] if self.recipe.warmup is None else [self.recipe.warmup.optimizer])]
-        kinds = {each.kind for each in stages}
+        kinds = {stage.optimizer.kind for stage in (self.policy, self.recipe.warmup) if stage is not None}
         if "adamw" in kinds:
             return 8 * trained
         if kinds == {"adamw-8bit"}:
@@ -223,17 +222,10 @@ class _Rank:
             return math.ceil((2 + 8 / 256) * trained)
         if self.policy.lora is not None:
             return 4 * trained
-        layers = [
-            attrs.evolve(
-                part,
-                num_parameters=part.num_parameters - part.num_expert_parameters - part.num_whole_parameters,
-                num_expert_parameters=0,
-                num_whole_parameters=0,
-            )
-            for part in parts
-            if part.is_layer
-        ]
-        return 8 * trained - 4 * sum(part.count * self._shard(part) for part in layers)
+        tp, layers = self.policy.mesh.tp, [part for part in parts if part.is_layer]
+        split = [each.num_parameters - each.num_expert_parameters - num_whole(each, tp) for each in layers]
+        matrices = sum(part.count * size for part, size in zip(layers, split, strict=True))
+        return 8 * trained - 4 * matrices // (tp * self.shards)
 
     def _frozen(self, *, waits: bool) -> dict[str, int]:
         """Weights of frozen models: where they wait between uses, or in the memory of the device."""

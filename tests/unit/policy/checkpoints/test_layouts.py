@@ -28,12 +28,12 @@ PLACE = Place(run_id="r", step=3, stage=0, nonfinite_steps=0)
 
 
 def make(layout, seed, num_outputs=1):
-    """A module of two layers with a trained optimizer (matrices by Muon, biases by AdamW), in one process or spread."""
+    """A module of three layers with a trained optimizer (matrices by Muon, biases by AdamW), wherever."""
     torch.manual_seed(seed)
-    module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, num_outputs))
+    module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, 4), torch.nn.Linear(4, num_outputs))
     if layout == "tp x fsdp":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
-        for layer, placement in zip(module, (Shard(0), Shard(1)), strict=True):
+        for layer, placement in zip(module, (Shard(0), Shard(1), Shard(0)), strict=True):
             weight = distribute_tensor(layer.weight.detach(), mesh["tp"], [placement])
             bias = distribute_tensor(layer.bias.detach(), mesh["tp"], [Shard(0) if placement.dim == 0 else Replicate()])
             layer.weight, layer.bias = torch.nn.Parameter(weight), torch.nn.Parameter(bias)
@@ -43,7 +43,8 @@ def make(layout, seed, num_outputs=1):
         fully_shard(module, mesh=mesh)
     elif layout == "pp":
         # Each process has one stage; the names are those of the whole.
-        module[1 - dist.get_rank()] = torch.nn.Identity()
+        for other in ((1, 2), (0,))[dist.get_rank()]:
+            module[other] = torch.nn.Identity()
     optimizer = Optimizer(module, OptimizerConfig(kind="muon"))
     torch.manual_seed(seed)
     for parameter in module.parameters():
@@ -105,7 +106,7 @@ def check_another_model(tmp_path, layout):
     run_world(1, save, "one", str(tmp_path))
     path = str(tmp_path / "step-3")
     (said,) = set(run_world(SIZES[layout], resume_another, layout, path))
-    assert said == f"{path} is of another model: model.1.weight has shape (1, 7) there and (3, 7) here"
+    assert said == f"{path} is of another model: model.2.weight has shape (1, 4) there and (3, 4) here"
 
 
 def test_every_process_says_that_a_checkpoint_is_of_another_model(tmp_path):
@@ -115,7 +116,7 @@ def test_every_process_says_that_a_checkpoint_is_of_another_model(tmp_path):
 def test_what_the_planner_finds_is_of_another_model_too(tmp_path, monkeypatch):
     run_world(1, save, "one", str(tmp_path))
     monkeypatch.setattr("cosmos_core.policy.checkpoints.reader._differences", lambda *_: iter(()))
-    with pytest.raises(CheckpointError, match=r"of another model: model\.1\.weight has shape \(1, 7\) there and \(3"):
+    with pytest.raises(CheckpointError, match=r"of another model: model\.2\.weight has shape \(1, 4\) there and \(3"):
         load_shares(str(tmp_path / "step-3"), local_shards(make("one", 5, num_outputs=3)))
 
 
