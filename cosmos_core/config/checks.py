@@ -141,6 +141,11 @@ def _meshes(recipe: Recipe) -> Iterator[str]:
 
 
 def _offload(policy: PolicyConfig) -> Iterator[str]:
+    if policy.parallel.offload_activations and policy.parallel.recompute == "selective":
+        yield (
+            "policy.parallel.offload_activations: results that 'selective' keeps stay on the device; set "
+            "policy.parallel.recompute to 'none' or 'full'"
+        )
     if not policy.parallel.cpu_offload:
         return
     if policy.device == "cpu":

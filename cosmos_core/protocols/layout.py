@@ -81,6 +81,7 @@ class Layout:
         is_v_shaped: Whether a process that holds two stages has the first and the last, instead of every `pp`-th.
         reshard_after_forward: Whether FSDP frees gathered weights between forward and backward.
         recompute: What the backward pass recomputes.
+        offload_activations: Whether what layers save for their backward pass waits in the machine's memory.
         cpu_offload: Whether weights, gradients and optimizer stay in the CPU's memory.
         compile: Whether each layer is compiled.
         float8: Scaling of 8-bit linear layers, if any.
@@ -96,6 +97,7 @@ class Layout:
     is_v_shaped: bool = False
     reshard_after_forward: bool = True
     recompute: Recompute = "none"
+    offload_activations: bool = False
     cpu_offload: bool = False
     compile: bool = False
     float8: Float8 = "none"

@@ -124,6 +124,9 @@ class ParallelConfig:
         help="Activations to recompute in the backward pass: all of a layer (`full`), or all but its matrix products "
         "and attention (`selective`).",
     )
+    offload_activations: bool = option(
+        False, help="Keep what layers save for the backward pass in the machine's memory, copied beside their work."
+    )
     reshard_after_forward: Literal["auto", "always", "never"] = option(
         "auto",
         help="Whether FSDP frees a layer's gathered weights before its backward pass; `auto` does unless `pp` > 1.",

@@ -23,6 +23,7 @@ from cosmos_core.models.diffusion.family import Family
 from cosmos_core.models.parallel.compiled import economise
 from cosmos_core.models.parallel.forwards import root
 from cosmos_core.models.parallel.lora import add_adapters, check_adapted, surround_adapted, with_adapters
+from cosmos_core.models.parallel.offload import offload
 from cosmos_core.models.parallel.parallelize import shard
 from cosmos_core.models.parallel.stages import layers_name, widths
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
@@ -80,6 +81,8 @@ def lay_out(module: nn.Module, family: Family, layout: Layout) -> None:
     slices = TokenSlices.of(layout)
     for block in blocks:
         economise(block, layout)
+    if layout.offload_activations:
+        offload(blocks)
     if slices is not None:
         family.spread(module, slices)
     root(module, layout)

@@ -42,6 +42,7 @@ from cosmos_core.models.parallel.expert import is_experts, spread_experts
 from cosmos_core.models.parallel.float8 import install_float8
 from cosmos_core.models.parallel.forwards import change_hidden, own_parameters, recompute_layer, root
 from cosmos_core.models.parallel.lora import add_adapters, surround_adapted
+from cosmos_core.models.parallel.offload import offload
 from cosmos_core.models.parallel.plan import KEYS_AND_VALUES, QUERIES, ParallelPlan, head_width
 from cosmos_core.models.parallel.stages import Anatomy
 from cosmos_core.models.parallel.tensor import (
@@ -89,6 +90,8 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
             each.forward = torch.compiler.disable(each.forward)  # type: ignore[no-untyped-call]
     for layer in layers.values():
         economise(layer, layout)
+    if layout.offload_activations:
+        offload([*layers.values()])
     # Layers of towers beside the text decoder may keep more than all of that does.
     text = set(module.get_decoder().modules())
     towers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer) and each not in text]

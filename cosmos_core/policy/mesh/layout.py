@@ -37,6 +37,7 @@ def layout_of(policy: PolicyConfig, mesh: Mesh, device_type: str) -> Layout:
         is_v_shaped=is_pipeline and parallel.schedule == "zero-bubble",
         reshard_after_forward={"always": True, "never": False, "auto": not is_pipeline}[parallel.reshard_after_forward],
         recompute=parallel.recompute,
+        offload_activations=parallel.offload_activations,
         cpu_offload=parallel.cpu_offload and device_type != "cpu",
         compile={"on": True, "off": False, "auto": device_type == "cuda"}[parallel.compile],
         float8=policy.float8.scaling,

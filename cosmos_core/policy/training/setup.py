@@ -53,6 +53,7 @@ def make_frozen(job: Job, role: FrozenRole, world: World, plugins: PluginSet) ->
         # FSDP's; a module of one process is moved as a whole.
         cpu_offload=is_offloaded and device.type != "cpu" and world.size > 1,
         recompute="none",
+        offload_activations=False,
         # What follows the policy has its adapters, too.
         lora=layout.lora if follows else None,
     )

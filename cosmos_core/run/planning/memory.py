@@ -186,7 +186,7 @@ class _Rank:
         work = {
             "gathered weights": self._gathered(parts),
             "whole gradients": self._accumulated(parts),
-            "activations": self._activations(stages),
+            "activations": self._activations(stages, waits=False),
             "logits": self._logits(parts),
             "latents": LATENT_COPIES * 4 * self.policy.micro_batch_units * self.facts.latent_size,
             "reference predictions": self.references if self._has_output(parts) else 0,
@@ -206,6 +206,7 @@ class _Rank:
                 **({name: size for name, size in weights.items() if size} if is_offloaded else {}),
                 "checkpoint copy": saved,
                 **published,
+                **({"activations": self._activations(stages, waits=True)} if self._offloads else {}),
                 **self._frozen(waits=True),
                 **self.latents,
             },
@@ -336,14 +337,24 @@ class _Rank:
     def _has_output(self, parts: Sequence[ModelPart]) -> bool:
         return not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}
 
-    def _activations(self, stages: Sequence[Sequence[ModelPart]]) -> int:
-        """Bytes of activations: of all micro-batches in flight, and of the layer that is computed again."""
-        kept = [sum(part.count * self._kept(part) for part in stage) for stage in stages]
-        again = 0.0
-        if self.policy.parallel.recompute != "none":
-            layers = [part for stage in stages for part in stage if part.is_layer and self.compute in part.kept]
-            again = max((self._all(part) for part in layers), default=0.0)
-        return math.ceil(self.units * (self._in_flight() * sum(kept) / len(kept) + again))
+    @property
+    def _offloads(self) -> bool:
+        return self.policy.parallel.offload_activations and self.policy.device != "cpu"
+
+    def _activations(self, stages: Sequence[Sequence[ModelPart]], *, waits: bool) -> int:
+        """Bytes of activations: of all micro-batches in flight, and of the layer that is computed again.
+
+        Those of layers may wait in the machine's memory; of three layers they are on the device then.
+        """
+        parts = [[part for part in stage if not self._offloads or part.is_layer == waits] for stage in stages]
+        kept = [sum(part.count * self._kept(part) for part in stage) for stage in parts]
+        found = self._in_flight() * sum(kept) / len(kept)
+        layers = [part for stage in stages for part in stage if part.is_layer and self.compute in part.kept]
+        if self._offloads and not waits:
+            found += 3 * max(map(self._kept, layers), default=0.0)
+        if self.policy.parallel.recompute != "none" and not waits:
+            found += max(map(self._all, layers), default=0.0)
+        return math.ceil(self.units * found)
 
     def _kept(self, part: ModelPart) -> float:
         """Bytes per unit that one piece of a part keeps."""

@@ -40,7 +40,8 @@ WAYS = {
     "cp in a ring": policy(cp=2, parallel={"context": "ring"}),
     "pp interleaved": policy(pp=2, parallel={"schedule": "interleaved"}),
     "pp zero-bubble": policy(pp=2, parallel={"schedule": "zero-bubble"}),
-    "fsdp, recomputed": policy(dp_shard=2, parallel={"recompute": "full"}),
+    "fsdp, recomputed, offloaded": policy(dp_shard=2, parallel={"recompute": "full", "offload_activations": True}),
+    "tp, offloaded": policy(tp=2, parallel={"offload_activations": True}),
     "tp, recomputed in part": policy(tp=2, parallel={"recompute": "selective"}),
 }
 FOUR = {
@@ -49,7 +50,7 @@ FOUR = {
     "cp tp": policy(cp=2, tp=2),
     "pp cp": policy(pp=2, cp=2),
     "pp tp, interleaved": policy(pp=2, tp=2, parallel={"schedule": "interleaved"}),
-    "pp fsdp, zero-bubble": policy(pp=2, dp_shard=2, parallel={"schedule": "zero-bubble"}),
+    "pp fsdp, zero-bubble": policy(pp=2, dp_shard=2, parallel={"schedule": "zero-bubble", "offload_activations": True}),
 }
 TENSOR = {
     "fsdp tp": policy(dp_shard=2, tp=2),

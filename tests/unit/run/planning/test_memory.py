@@ -81,6 +81,10 @@ def test_one_process_by_hand():
     # Muon keeps one moment of the matrices of layers.
     (rank,) = memory(optimizer={"lr": 1e-6, "kind": "muon"})
     assert rank.device["optimizer"] == 8 * 10_400 - 4 * 8 * 800
+    # What layers save waits in the machine's memory, but for three.
+    (rank,) = memory(parallel={"offload_activations": True})
+    assert rank.device["activations"] == 16 * 3 * 350
+    assert rank.host["activations"] == 16 * 8 * 350
     (rank,) = memory(optimizer={"lr": 1e-6, "kind": "adamw-8bit"})
     assert rank.device["optimizer"] == 2 * 10_400 + 2 * 4 * 10_400 / 256
 

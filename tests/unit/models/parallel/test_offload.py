@@ -1,0 +1,89 @@
+"""Offloading activations: the same bits, one copy of each storage, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from cosmos_core.models.parallel import offload as module_under_test
+from cosmos_core.models.parallel.forwards import recompute_layer
+from cosmos_core.models.parallel.offload import offload
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """The bytes of each copy, with every storage worth one."""
+    made = []
+    inner = module_under_test._copy
+    monkeypatch.setattr(module_under_test, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(module_under_test, "_copy", lambda *pair: (made.append(len(pair[0])), inner(*pair))[1])
+    return made
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, hidden, angles):
+        return hidden + self.third(torch.sin(self.first(hidden) * angles) * self.second(hidden))
+
+
+def gradients(*, offloads, recompute="none", autocast=False):
+    torch.manual_seed(0)
+    layers = nn.ModuleList([Layer() for _ in range(4)])
+    for layer in layers:
+        recompute_layer(layer, recompute)
+    if offloads:
+        offload(list(layers))
+    hidden, angles = torch.randn(5, 8, requires_grad=True), torch.rand(5, 8)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = hidden
+            for layer in layers:
+                found = layer(found, angles)
+        found.square().sum().backward()
+    return [hidden.grad, *(each.grad for each in layers.parameters())]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_gradients_are_the_same_bits(copies, recompute, autocast):
+    expected = gradients(offloads=False, recompute=recompute, autocast=autocast)
+    assert not copies
+    found = gradients(offloads=True, recompute=recompute, autocast=autocast)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    # Of each layer its entry alone, there and, of the first two of four, back; the last ones are there still.
+    if recompute == "full":
+        assert copies == [160] * 2 * (4 + 2)
+
+
+def test_each_storage_is_copied_once_and_weights_are_not(copies):
+    """Of hidden states that two products take, angles that all layers share, and what is saved inside."""
+    gradients(offloads=True)
+    assert len(copies) == 2 * 5 * (4 + 2), "entry, first · angles, its sine, second, and their product"
+
+
+def test_nothing_is_left(copies):
+    layers = [Layer(), Layer()]
+    offload(layers)
+    seen = []
+    inner = module_under_test._Saved.pack
+
+    def pack(self, tensor):
+        seen.append(weakref.ref(self))
+        return inner(self, tensor)
+
+    module_under_test._Saved.pack = pack
+    try:
+        hidden = torch.randn(5, 8, requires_grad=True)
+        layers[1](layers[0](hidden, torch.rand(5, 8)), torch.rand(5, 8)).sum().backward()
+    finally:
+        module_under_test._Saved.pack = inner
+    gc.collect()
+    assert seen
+    assert not any(each() for each in seen)
