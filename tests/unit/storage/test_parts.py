@@ -26,8 +26,13 @@ def rows(*numbers):
 def read(folder):
     """Numbers of all rows, in the order of their parts, and the sum of all counts."""
     files = sorted(folder.glob("*.parquet"), key=lambda path: int(path.name.split(".")[-2]))
-    counts = sum((counts_of(parquet.read_metadata(path)) for path in files), parts.Counter())
-    return [number for path in files for number in parquet.read_table(path)["number"].to_pylist()], counts
+    numbers, counts = [], parts.Counter()
+    for path in files:
+        # Opened once: a part that is written is replaced by a longer one.
+        with parquet.ParquetFile(path) as file:
+            numbers += file.read()["number"].to_pylist()
+            counts += counts_of(file.metadata)
+    return numbers, counts
 
 
 def until(condition, timeout_s=10.0):

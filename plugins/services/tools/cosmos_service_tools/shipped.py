@@ -15,7 +15,7 @@ from cosmos_core.config.schema import Recipe
 from cosmos_core.errors import ConfigError
 
 _SENTENCE_END: Final = re.compile(r"[.:]?(?:\s*$|(?<=[.])\s)")
-_HARDWARE: Final = re.compile(r"on a (CPU)|(each policy replica )?on (\d+ GPUs)")
+_HARDWARE: Final = re.compile(r"on (a CPU|\d+ GPUs?)\b")
 
 
 def folder() -> Path:
@@ -66,9 +66,7 @@ class ShippedRecipe:
     def hardware(self) -> str:
         """The processors that its comment says it is made for; empty if it says nothing."""
         found = _HARDWARE.search(self.comment)
-        if found is None:
-            return ""
-        return "a CPU" if found[1] else f"{found[3]}{' a policy replica' if found[2] else ''}"
+        return "" if found is None else found[1]
 
     def load(self) -> Recipe:
         """The recipe, structured."""

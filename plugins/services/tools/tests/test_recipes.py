@@ -16,7 +16,8 @@ def test_they_are_listed_with_what_they_train_and_need(cosmos, monkeypatch):
     listed = cosmos("recipes", "list")
     assert "arithmetic  (a CPU)\n    The demo: a tiny language model learns two-step arithmetic" in listed
     assert "gsm8k  (a CPU)\n" in listed
-    assert "grpo-deepseek-v3  (256 GPUs a policy replica)\n" in listed
+    assert "grpo-deepseek-v3  (320 GPUs)\n" in listed
+    assert "grpo-qwen3-8b-one-gpu  (1 GPU)\n" in listed
     assert "wfm/rewards" not in listed, "a file of a reward service is no recipe"
     assert (Path(__file__).parents[4] / "recipes").samefile(folder()), "a checkout's own are found"
     assert len(shipped()) > 30
