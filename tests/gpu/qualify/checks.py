@@ -79,12 +79,11 @@ RUNS: Final[Mapping[str, Mapping[str, Any]]] = {
         "least": 0.85,
         "tiny": _SHORT_WARMUP,
     },
-    "arithmetic, colocated": {
+    "arithmetic-colocated": {
         "recipe": "arithmetic.toml",
         "measure": "heldout_accuracy_after",
         "least": 0.85,
         "options": ["--set", "rollout.placement=colocated"],
-        "needs": "rollout.placement",
         "tiny": _SHORT_WARMUP,
     },
     "sft-arithmetic": {

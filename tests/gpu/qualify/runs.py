@@ -11,13 +11,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
-
-from cosmos_core.config.schema import PolicyConfig, RolloutConfig
 from tests.gpu.qualify.checks import ROOT
 from tests.gpu.qualify.where import Where
 
-ROLES: Final = {"policy": PolicyConfig, "rollout": RolloutConfig}
 CORES: Final = 4
 """Of a run: a controller, a replica of each kind, and workers."""
 
@@ -29,9 +25,8 @@ def all_runs(where: Where, name: str, *, runs: Mapping[str, Mapping[str, Any]]) 
         where: It runs.
         name: Of the check.
         runs: By name: `recipe`, `measure` of the summary and `least` or `most` it may be, `options` of `cosmos run`,
-            the key that it `needs`, and more options that make it `tiny`.
+            and more options that make it `tiny`.
     """
-    runs = {run: settings for run, settings in runs.items() if _is_known(where, f"{name}: {run}", settings)}
     together = max(1, (os.cpu_count() or 1) // CORES)
     with ThreadPoolExecutor(together) as threads:
         started = {threads.submit(_run, where, run, settings): run for run, settings in runs.items()}
@@ -47,15 +42,6 @@ def all_runs(where: Where, name: str, *, runs: Mapping[str, Mapping[str, Any]]) 
             value, bounds = float(summary[told["measure"]]), {key: told.get(key) for key in ("least", "most")}
             where.speed(f"{name}: {run}, {told['measure'].replace('_', ' ')}", value, **bounds)
             where.speed(f"{name}: {run}, whole run", summary["wall_s"], "s")
-
-
-def _is_known(where: Where, name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether this release has the key that a run needs."""
-    role, _, key = settings.get("needs", "").partition(".")
-    is_known = not role or key in {field.name for field in attrs.fields(ROLES[role])}
-    if not is_known:
-        where.skipped(name, f"this release has no {settings['needs']}")
-    return is_known
 
 
 def _run(where: Where, run: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
