@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cosmos_core.config.job import Job, stages
+from cosmos_core.config.schema import Recipe
 from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.devices import choose_device, stay_near
 from cosmos_core.errors import DamagedCheckpointError
@@ -32,6 +33,7 @@ from cosmos_core.policy.replica import PolicyReplica, UnitRate, make_turns
 from cosmos_core.policy.training.setup import StageSettings, make_trainer
 from cosmos_core.policy.training.step import StepRunner, schema
 from cosmos_core.policy.training.trainer import Trainer
+from cosmos_core.protocols import Model
 from cosmos_core.protocols.layout import Axis
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.replica.client import ControlClient
@@ -107,15 +109,7 @@ def _work(args: RoleArgs, bound: Bond, world: World, lock: RoleLock | None) -> N
                 num_heldout=job.num_measured_prompts,
                 samples=samples if world.rank == 0 and recipe.samples.max_bytes else None,
             ),
-            publications=Publications(
-                publisher,
-                torch_dtype(DTYPES[recipe.rollout.precision]),
-                orders.report,
-                open_channel(),
-                form=FORMATS.get(recipe.rollout.quantization),
-                matrices=model.facts().matrices,
-                exchange=world.exchange,
-            ),
+            publications=_publications(publisher, recipe, model, orders, world),
             saver=CheckpointSaver(job.checkpoints, recipe.policy.checkpoint.keep, orders.report, open_channel()),
             begin_stage=settings.begin_stage,
             restore=go_on_from,
@@ -128,6 +122,20 @@ def _work(args: RoleArgs, bound: Bond, world: World, lock: RoleLock | None) -> N
         samples.close()
         if args.client is not None:
             args.client.flush(FLUSH_S)
+
+
+def _publications(
+    publisher: WeightPublisher, recipe: Recipe, model: Model, orders: Orders, world: World
+) -> Publications:
+    return Publications(
+        publisher,
+        torch_dtype(DTYPES[recipe.rollout.precision]),
+        orders.report,
+        open_channel(),
+        form=FORMATS.get(recipe.rollout.quantization),
+        matrices=model.facts().matrices,
+        exchange=world.exchange,
+    )
 
 
 def _tell_unwritten(client: ControlClient, number: int, why: str) -> None:

@@ -136,10 +136,6 @@ class Replica:
         environment = EnvironmentCapabilities()
         if recipe.environment is not None:
             environment = plugins.provider("environment", recipe.environment.plugin).capabilities
-        samples = None
-        if size := recipe.samples.max_bytes:
-            samples = PartWriter(job.directory / FOLDER, "samples", args.name, schema, size)
-            samples.tell = self._not_written
         parts = GenerationParts(
             recipe=recipe,
             stage=stage.index,
@@ -152,7 +148,7 @@ class Replica:
             payloads=payloads,
             version_lock=version_lock,
             report=self._report,
-            samples=samples,
+            samples=self._sample_writer(args),
             media_writer=MediaWriter(job.directory) if engine.renders else None,
             takes_media=engine.media,
             environments=environments,
@@ -173,6 +169,14 @@ class Replica:
         for part in (self._sync, self._generation):
             part.start()
             stack.callback(part.close)
+
+    def _sample_writer(self, args: RoleArgs) -> PartWriter | None:
+        size = args.job.recipe.samples.max_bytes
+        if not size:
+            return None
+        writer = PartWriter(args.job.directory / FOLDER, "samples", args.name, schema, size)
+        writer.tell = self._not_written
+        return writer
 
     def _weight_sync(
         self, args: RoleArgs, engine: EngineCapabilities, version_lock: VersionLock, stack: contextlib.ExitStack

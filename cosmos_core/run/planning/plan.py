@@ -249,10 +249,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         consults=consults,
         imitates=imitates,
         unmet=lacking,
-        absent=(
-            *(absent_of_rewards(recipe, plugins, rewards) if uses_rewards else ()),
-            *absent_gpus(recipe, plugins),
-        ),
+        absent=(*(absent_of_rewards(recipe, plugins, rewards) if uses_rewards else ()), *absent_gpus(recipe, plugins)),
         frozen=frozen_facts(job, plugins, (model, facts), dataset, sizes["train"]),
         omitted={split: dataset.omitted(split) for split in sizes} if hasattr(dataset, "omitted") else {},
     )
