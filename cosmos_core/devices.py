@@ -54,6 +54,12 @@ def gpus() -> list[Gpu]:
     return [Gpu(number, uuid, name, _bytes(total), _bytes(free), of) for number, uuid, name, total, free, of in rows]
 
 
+def num_threads(asked: int | None = None, otherwise: int = 1) -> int:
+    """OpenMP threads as asked for, else by OMP_NUM_THREADS, `otherwise` if that is no number."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return asked or (int(told) if told.isdecimal() else 0) or otherwise
+
+
 def choose_device(key: str, name: str) -> torch.device:
     """The device that a recipe's key names; raises as `uses_gpu` does."""
     import torch  # noqa: PLC0415 - the controller has none

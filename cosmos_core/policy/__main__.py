@@ -14,7 +14,7 @@ from torch import nn
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.schema.training import DTYPES
-from cosmos_core.devices import choose_device, stay_near
+from cosmos_core.devices import choose_device, num_threads, stay_near
 from cosmos_core.errors import DamagedCheckpointError
 from cosmos_core.models.parallel.channel import open_channel
 from cosmos_core.models.parallel.stages import part_of, stages_of
@@ -56,7 +56,8 @@ _LOG: Final = logging.getLogger(__name__)
 def main(args: RoleArgs) -> None:
     """Train until the controller says stop."""
     recipe = args.job.recipe
-    torch.set_num_threads(recipe.launch.threads)
+    # A fork may have read another number as it loaded torch.
+    torch.set_num_threads(num_threads(recipe.launch.threads))
     torch.manual_seed(recipe.run.seed)
     bound = bond(args)
     with bound.line, role_lock(args) as lock:

@@ -80,14 +80,14 @@ class LauncherContext:
         name: `run.name`.
         directory: The run's folder, `<run.output_dir>/<run.name>`; it need not be there yet.
         pools: The replicas to start.
-        threads: OpenMP threads of each process (`launch.threads`).
+        threads: OpenMP threads of each process (`launch.threads`); None leaves them to the launcher.
         recipe: The resolved recipe, as TOML.
     """
 
     name: str
     directory: Path
     pools: tuple[Pool, ...]
-    threads: int = 1
+    threads: int | None = None
     recipe: str = ""
 
     @property

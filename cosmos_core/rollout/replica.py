@@ -15,7 +15,7 @@ import torch
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.schema.training import DTYPES
-from cosmos_core.devices import choose_device, stay_near
+from cosmos_core.devices import choose_device, num_threads, stay_near
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import (
@@ -64,7 +64,7 @@ def main(args: RoleArgs) -> None:
     Raises:
         CosmosError: The replica cannot be set up or cannot go on.
     """
-    torch.set_num_threads(args.job.recipe.launch.threads)
+    torch.set_num_threads(num_threads(args.job.recipe.launch.threads))
     with contextlib.ExitStack() as stack:
         replica = Replica(args, stack)
         replica.serve()

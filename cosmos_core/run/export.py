@@ -21,6 +21,7 @@ from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.control.journal import replay
 from cosmos_core.control.machine.progress import best_checkpoint
 from cosmos_core.control.machine.state import State
+from cosmos_core.devices import num_threads
 from cosmos_core.errors import CheckpointError, ConfigError, JournalError
 from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.plugins.recipe import load_model
@@ -113,7 +114,7 @@ def _made(
     """The model of a checkpoint and its dtypes, in a folder beside `target` that is gone at the end."""
     # transformers reads it when it is imported: one file needs no progress bar.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    torch.set_num_threads(job.recipe.launch.threads)
+    torch.set_num_threads(num_threads(job.recipe.launch.threads))
     model = load_model(job, PluginSet.load([("model", job.recipe.model.plugin)]))
     layout = _adapted(job.recipe.policy)
     module = model.build(seed=job.recipe.run.seed, dtype=torch.float32, device=torch.device("cpu"), layout=layout)

@@ -13,9 +13,10 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.mesh import world_size
 from cosmos_core.control.machine.state import State
-from cosmos_core.devices import visible_gpus
+from cosmos_core.devices import num_threads, visible_gpus
 from cosmos_core.replica.lifetime import LOST, REFUSED
 from cosmos_core.run.launch import Exit, Launcher, ProcessSpec
+from cosmos_core.run.launch.launcher import pools, threads_of
 from cosmos_core.run.launch.local import thread_environment
 from cosmos_core.transport.messages import Role
 
@@ -68,13 +69,21 @@ def replica_specs(
         for role, replica in replicas
         for name, extra in _processes(replica, sizes[role])
     ]
-    gpus = dict.fromkeys(("policy", "rollout"), itertools.cycle(visible_gpus() or [""]))
+    visible = visible_gpus()
+    gpus = dict.fromkeys(("policy", "rollout"), itertools.cycle(visible or [""]))
     if job.takes_turns:
-        gpus["rollout"] = itertools.cycle(visible_gpus() or [""])
+        gpus["rollout"] = itertools.cycle(visible or [""])
     on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
     # A policy's memory fragments, by documents of every length. An engine's is laid out once, and vLLM refuses it.
     allocator = {} if _ALLOCATOR & os.environ.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     num_gpus = {"policy": 1, "rollout": world_size(recipe.rollout.mesh)}
+    cores = len(os.sched_getaffinity(0)) // max(1, len(visible))
+    threads = {
+        pool.role: num_threads(
+            recipe.launch.threads, threads_of(cores * pool.gpus, pool.gpus if visible else 0, pool.workers)
+        )
+        for pool in pools(recipe, uses_rollouts=True)
+    }
     # The numbers of `nvidia-smi`, by which plans count memory; a user's own choice stays in the order that it was made.
     order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return [
@@ -83,7 +92,7 @@ def replica_specs(
             module=f"cosmos_core.{role}",
             arguments=("--run", str(job.directory), "--name", name, "--controller", address, *extra),
             environment={
-                **thread_environment(recipe.launch.threads),
+                **thread_environment(threads[role]),
                 **_GPU_SETTINGS,
                 **order,
                 **(allocator if role == "policy" else {}),

@@ -25,7 +25,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
-from cosmos_core.devices import visible_gpus
+from cosmos_core.devices import num_threads, visible_gpus
 from cosmos_core.errors import ReplicaError, told_as
 from cosmos_core.run.interrupts import WATCHED
 from cosmos_core.scratch import scratch
@@ -52,7 +52,7 @@ _LONGEST: Final = 45
 def begin_early() -> None:
     """Begin one as most recipes want it, before the recipe is read; what hinders it is told where it is needed."""
     with contextlib.suppress(ReplicaError):
-        prepare(1)
+        prepare(num_threads())
 
 
 def prepare(threads: int) -> bool:

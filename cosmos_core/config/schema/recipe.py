@@ -67,7 +67,12 @@ class LaunchConfig:
     launcher: str = option(
         "local", help="Name of a launcher plugin; `local` starts every process on the machine of `cosmos run`."
     )
-    threads: int = option(1, help="OpenMP threads of each process on a CPU.", validator=POSITIVE)
+    threads: int | None = option(
+        None,
+        help="OpenMP threads of each process. If absent, OMP_NUM_THREADS; without that, one that has a GPU its share "
+        "of the machine's cores, but at most 8, and one on a CPU 1.",
+        validator=check.optional(POSITIVE),
+    )
     options: Mapping[str, JSON] = option(factory=dict, help="The launcher's own options.")
     restarts: int = option(
         3,

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
+from cosmos_core.devices import num_threads
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, Pool
 from cosmos_core.run import fork_server
 
+_MOST_THREADS: Final = 8
+
 
 def prepare(recipe: Recipe) -> None:
     """Begin to import what processes of this machine need, while their run is being planned; end it if it has none."""
     if recipe.launch.launcher == LaunchConfig().launcher:
-        fork_server.prepare(recipe.launch.threads)
+        fork_server.prepare(num_threads(recipe.launch.threads))
     else:
         fork_server.end()
 
@@ -63,9 +66,18 @@ def nodes_of(pool: Pool, gpus: int, option: str) -> int:
     return pool.nodes(gpus // pool.gpus) if pool.gpus and gpus else 0
 
 
-def cpus_of(pool: Pool, threads: int, node_cpus: int | None, node_gpus: int) -> int:
+def threads_of(cpus: int, gpus: int, workers: int) -> int:
+    """OpenMP threads where nobody says how many: of `cpus`, as many for each of a process's GPUs and for each worker.
+
+    At most 8: images, digests and optimizers on the host gain by them, and more wait for memory. Without a GPU, 1:
+    small models lose by more, many times over where cores are shared, and results would depend on the machine.
+    """
+    return max(1, min(_MOST_THREADS, cpus // (gpus + workers))) if gpus else 1
+
+
+def cpus_of(pool: Pool, threads: int | None, node_cpus: int | None, node_gpus: int) -> int:
     """CPUs of each process: its share, by GPUs, of a node's, and one at least for each thread and worker."""
-    return max(threads + pool.workers, node_cpus // node_gpus * pool.gpus if node_cpus and node_gpus else 0)
+    return max((threads or 1) + pool.workers, node_cpus // node_gpus * pool.gpus if node_cpus and node_gpus else 0)
 
 
 def capabilities_of(recipe: Recipe, plugins: PluginSet) -> LauncherCapabilities:

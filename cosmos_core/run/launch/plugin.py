@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from cosmos_core.devices import num_threads
 from cosmos_core.protocols import Launcher, LauncherContext, NoOptions, Provider, hookimpl
 from cosmos_core.run import fork_server
 from cosmos_core.run.launch import forks
@@ -11,8 +12,9 @@ from cosmos_core.run.launch.local import LocalLauncher
 
 
 def _create(_options: NoOptions, context: LauncherContext) -> Launcher:
-    begin = functools.partial(forks.start, threads=context.threads)
-    return LocalLauncher(context.logs, begin if fork_server.prepare(context.threads) else None)
+    threads = num_threads(context.threads)
+    begin = functools.partial(forks.start, threads=threads)
+    return LocalLauncher(context.logs, begin if fork_server.prepare(threads) else None)
 
 
 @hookimpl

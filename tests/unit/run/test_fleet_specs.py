@@ -75,3 +75,26 @@ def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, mon
     recipe = attrs.evolve(recipe, rollout=attrs.evolve(rollout, placement="colocated"))
     found = replica_specs(attrs.evolve(job, recipe=recipe, uses_rollouts=True), "tcp://a:1", None)
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found] == ["0", "0,1", "2,3"]
+
+
+def test_threads_follow_a_process_share_of_the_cores(job, monkeypatch, subtests):
+    recipe = attrs.evolve(
+        job.recipe,
+        policy=attrs.evolve(job.recipe.policy, device="auto"),
+        rollout=attrs.evolve(job.recipe.rollout, device="auto", mesh=MeshConfig(tp=2), reward_workers=8),
+    )
+    for cores, gpus, asked, told, expected in [
+        (208, "0,1,2,3,4,5,6,7", None, "", {"policy": "8", "rollout": "5"}),  # 52 cores for 2 GPUs and 8 workers
+        (16, "0,1,2,3,4,5,6,7", None, "", {"policy": "2", "rollout": "1"}),
+        (208, "0,1,2,3,4,5,6,7", 12, "3", {"policy": "12", "rollout": "12"}),
+        (208, "0,1,2,3,4,5,6,7", None, "3", {"policy": "3", "rollout": "3"}),
+        (208, "", None, "", {"policy": "1", "rollout": "1"}),
+    ]:
+        with subtests.test(cores=cores, gpus=gpus, asked=asked, told=told):
+            monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+            monkeypatch.setenv("OMP_NUM_THREADS", told)
+            changed = attrs.evolve(recipe, launch=attrs.evolve(recipe.launch, threads=asked))
+            found = replica_specs(attrs.evolve(job, recipe=changed), "tcp://a:1", None)
+            threads = {spec.name.partition("-")[0]: spec.environment["OMP_NUM_THREADS"] for spec in found}
+            assert threads == expected

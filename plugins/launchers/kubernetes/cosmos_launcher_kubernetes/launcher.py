@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec
 from cosmos_core.protocols.launcher import Submission
-from cosmos_core.run.launch.local import LocalLauncher
+from cosmos_core.run.launch.local import LocalLauncher, thread_environment
 from cosmos_launcher_kubernetes.manifest import CONTROLLER, manifest, pods
 from cosmos_launcher_kubernetes.options import KubernetesOptions
 from cosmos_launcher_kubernetes.orders import SESSION, Order, Orders
@@ -104,7 +106,9 @@ class KubernetesLauncher:
             self._local.start(spec)
             return
         number = self._given.get(spec.name, 0) + 1
-        self._orders.give(spec.name, Order(number=number, spec=spec))
+        (part,) = (part for part in self._pods if spec.name.startswith(part.role))
+        environment = {**spec.environment, **thread_environment(part.threads)}
+        self._orders.give(spec.name, Order(number=number, spec=attrs.evolve(spec, environment=environment)))
         self._given[spec.name] = self._running[spec.name] = number
 
     def running(self) -> Sequence[str]:

@@ -18,7 +18,7 @@ import yaml
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherContext, Pool
-from cosmos_core.run.launch.launcher import cpus_of, nodes_of
+from cosmos_core.run.launch.launcher import cpus_of, nodes_of, threads_of
 from cosmos_launcher_kubernetes.options import ATTEMPT, POD, REPLICA, UID, Entry, KubernetesOptions, Source
 from cosmos_launcher_kubernetes.orders import SESSION
 
@@ -72,6 +72,7 @@ class Pods:
         processes: Processes in each pod.
         gpus: GPUs of each process.
         cpus: Of each pod.
+        threads: OpenMP threads of each process.
         memory: Of each pod.
         uncounted: What the plan does not count, where `memory` is the plan's.
     """
@@ -82,6 +83,7 @@ class Pods:
     processes: int
     gpus: int
     cpus: int
+    threads: int
     memory: str
     uncounted: tuple[str, ...] = ()
 
@@ -110,11 +112,11 @@ def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ..
     return tuple(_pods(pool, options, context.threads) for pool in context.pools)
 
 
-def _pods(pool: Pool, options: KubernetesOptions, threads: int) -> Pods:
+def _pods(pool: Pool, options: KubernetesOptions, threads: int | None) -> Pods:
     count = nodes_of(pool, options.gpus_per_node, "gpus_per_node")
     gpus, count = (pool.gpus, count) if count else (0, 1)
     processes, uncounted = pool.processes // count, pool.uncounted
-    node = options.cpus_per_node, options.gpus_per_node
+    cpus = options.cpus_per_process or cpus_of(pool, threads, options.cpus_per_node, options.gpus_per_node)
     if options.memory_per_process is not None:
         memory, uncounted = _times(options.memory_per_process, processes), ()
     else:
@@ -128,7 +130,8 @@ def _pods(pool: Pool, options: KubernetesOptions, threads: int) -> Pods:
         pods=count,
         processes=processes,
         gpus=gpus,
-        cpus=processes * (options.cpus_per_process or cpus_of(pool, threads, *node)),
+        cpus=processes * cpus,
+        threads=threads or threads_of(cpus, gpus, pool.workers),
         memory=memory,
         uncounted=uncounted,
     )

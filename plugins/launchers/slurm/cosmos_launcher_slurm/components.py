@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.protocols import Pool
-from cosmos_core.run.launch.launcher import cpus_of, nodes_of
+from cosmos_core.run.launch.launcher import cpus_of, nodes_of, threads_of
 from cosmos_launcher_slurm.options import SlurmOptions
 
 CONTROLLER: Final = "controller"
@@ -24,6 +24,7 @@ class Step:
         nodes: Nodes that they are on; None leaves that to Slurm.
         gpus_per_node: GPUs on each of these.
         gpus_per_task: GPUs of each process.
+        threads: OpenMP threads of each process, where nobody says how many.
     """
 
     tasks: int
@@ -31,6 +32,7 @@ class Step:
     nodes: int | None = None
     gpus_per_node: int = 0
     gpus_per_task: int = 0
+    threads: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -61,13 +63,13 @@ class Component:
         return self.cpus_per_task if self.nodes is None else self.tasks * self.cpus_per_task
 
 
-def components(pools: Sequence[Pool], options: SlurmOptions, threads: int) -> tuple[Component, ...]:
+def components(pools: Sequence[Pool], options: SlurmOptions, threads: int | None) -> tuple[Component, ...]:
     """The controller, and a component for each pool.
 
     Args:
         pools: The replicas to start.
         options: What the nodes have.
-        threads: CPU threads of each process.
+        threads: CPU threads of each process, if the recipe says how many.
 
     Raises:
         ConfigError: A pool needs GPUs that nodes do not have.
@@ -91,6 +93,7 @@ def _component(pool: Pool, group: int, options: SlurmOptions, cpus: int) -> Comp
         nodes=nodes,
         gpus_per_node=tasks * pool.gpus,
         gpus_per_task=pool.gpus,
+        threads=threads_of(cpus, pool.gpus, pool.workers),
     )
     beside = min(options.gpus_per_node // step.gpus_per_node, pool.replicas)
     return Component(

@@ -12,10 +12,11 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.devices import num_threads
 from cosmos_core.errors import ConfigError, ReplicaError, UnknownSubmissionError
 from cosmos_core.protocols import Exit, LauncherContext, ProcessSpec
 from cosmos_core.protocols.launcher import Submission
-from cosmos_core.run.launch.local import LocalLauncher, by_command, python_command
+from cosmos_core.run.launch.local import LocalLauncher, by_command, python_command, thread_environment
 from cosmos_launcher_slurm.cluster import Node, largest_node
 from cosmos_launcher_slurm.components import CONTROLLER, Component, Step, components
 from cosmos_launcher_slurm.options import SlurmOptions
@@ -127,7 +128,9 @@ class SlurmLauncher:
             ReplicaError: The system refused.
         """
         if _rank(spec.name) == 0:
-            self._local.start(spec)
+            step = self._components[_role(spec.name)].step
+            threads = {} if step is None else thread_environment(num_threads(self._context.threads, step.threads))
+            self._local.start(attrs.evolve(spec, environment={**spec.environment, **threads}))
 
     def running(self) -> Sequence[str]:
         """Names of the processes that have not ended."""

@@ -61,6 +61,21 @@ def test_processes_share_the_cpus_of_a_node_by_gpus():
     assert "--cpus-per-task=5" in policy
 
 
+def test_threads_that_nobody_asks_for_follow_the_cpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/bash\necho threads $OMP_NUM_THREADS\n")
+    srun.chmod(0o755)
+    for asked, expected in [(None, "8"), (2, "2")]:
+        context = attrs.evolve(CONTEXT, directory=tmp_path, threads=asked)
+        launcher = SlurmLauncher(attrs.evolve(OPTIONS, cpus_per_node=96), context)
+        launcher.start(ProcessSpec(name="policy-0", module="x", arguments=(), environment={"OMP_NUM_THREADS": "1"}))
+        while launcher.running():
+            time.sleep(0.01)
+        assert f"threads {expected}\n" in (tmp_path / "logs" / "policy-0.log").read_text()
+
+
 def test_on_cpus_slurm_places_the_processes():
     _, policy, rollout = directives(rendered(SlurmOptions(cpus_per_process=4, sbatch=("--constraint=fast",))))
     assert policy == ["--ntasks=48", "--cpus-per-task=4", "--constraint=fast"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 
 from cosmos_core.config.loading import run_of
 from cosmos_core.config.schema import EngineConfig, ModelConfig
+from cosmos_core.devices import num_threads
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import FinishReason, Model, Request, Sampling
 from cosmos_core.types import Array, Message, Payload, Prompt
@@ -164,13 +164,14 @@ def speaking(
     Raises:
         ConfigError: There is no model, or none of texts.
     """
-    with model_folder(source, plugin=plugin, trust_remote_code=trust_remote_code) as (directory, config):
-        threads = os.environ.get("OMP_NUM_THREADS", "")
-        with serve(directory, config, EngineConfig(), threads=int(threads) if threads.isdecimal() else 1) as served:
-            why = why_plain(source, plain)
-            if why and plain is None and _has_template(served.model):
-                why += "; --template puts chats in the model's template"
-            yield Speaker(served, why_plain=why)
+    with (
+        model_folder(source, plugin=plugin, trust_remote_code=trust_remote_code) as (directory, config),
+        serve(directory, config, EngineConfig(), threads=num_threads()) as served,
+    ):
+        why = why_plain(source, plain)
+        if why and plain is None and _has_template(served.model):
+            why += "; --template puts chats in the model's template"
+        yield Speaker(served, why_plain=why)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from cosmos_core.config.job import Job, are_right_or_wrong
 from cosmos_core.config.loading import load_recipe, run_of
 from cosmos_core.config.order import evaluation_seed
 from cosmos_core.config.schema import EnvironmentConfig
+from cosmos_core.devices import num_threads
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.plugins.recipe import files, greedy, load_dataset, load_rewards
 from cosmos_core.plugins.selection import PluginSet
@@ -142,7 +143,7 @@ def _evaluate(model: Path, job: Job, num_prompts: int | None, by: str | None) ->
     pool = RewardPool(recipe.reward, num_workers=recipe.rollout.reward_workers, seed=recipe.run.seed)
     pool.start()
     try:
-        with serve(model, recipe.model, recipe.rollout.engine, threads=recipe.launch.threads) as served:
+        with serve(model, recipe.model, recipe.rollout.engine, threads=num_threads(recipe.launch.threads)) as served:
             answered = _complete(served, prompts, job)
             scored = _score(served, answered, job, pool)
     finally:
