@@ -82,6 +82,7 @@ class LauncherContext:
         pools: The replicas to start.
         threads: OpenMP threads of each process (`launch.threads`); None leaves them to the launcher.
         recipe: The resolved recipe, as TOML.
+        takes_turns: Whether rollout replicas are to be on the GPUs of the policy's (`colocates`).
     """
 
     name: str
@@ -89,6 +90,7 @@ class LauncherContext:
     pools: tuple[Pool, ...]
     threads: int | None = None
     recipe: str = ""
+    takes_turns: bool = False
 
     @property
     def logs(self) -> Path:
@@ -104,10 +106,13 @@ class LauncherCapabilities:
         submits: Whether `cosmos launch` hands runs over to it, to run on other machines (`ClusterLauncher`).
         shares_folder: Of one that submits: whether the machines see the files of the one that submits. The run's folder
             is then made before it is handed over; if not, it is made there, from the recipe.
+        colocates: Whether it can start rollout replicas on the GPUs of the policy's, which then take turns
+            (`rollout.placement`). One that submits is told to by its context; for others, specs say which GPUs.
     """
 
     submits: bool = False
     shares_folder: bool = True
+    colocates: bool = False
 
 
 class Launcher(Protocol):

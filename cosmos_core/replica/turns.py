@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import platform
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -28,9 +29,10 @@ class RoleLock(Closing):
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
-        """Open its files, in a folder of the run; nothing is held."""
+        """Open its files, in a folder of the run that all its machines may share; nothing is held."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = {each: (folder / f"{each}.lock").open("ab") for each in ("policy", "rollout")}
+        # NFS grants a shared lock to those that opened a file for reading, the other kind to those that write.
+        files = {each: (folder / f"{each}@{platform.node()}.lock").open("a+b") for each in ("policy", "rollout")}
         self._own: Final = files.pop(role)
         self._other: Final = files.popitem()[1]
 

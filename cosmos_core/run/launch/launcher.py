@@ -66,6 +66,22 @@ def nodes_of(pool: Pool, gpus: int, option: str) -> int:
     return pool.nodes(gpus // pool.gpus) if pool.gpus and gpus else 0
 
 
+def rollouts_beside(rollout: Pool, gpus: int, nodes: int) -> int:
+    """Rollout replicas that each of the policy's nodes, of so many GPUs, has room for in turns with the policy.
+
+    Raises:
+        ConfigError: These are fewer than the recipe wants.
+    """
+    room = gpus // rollout.gpus
+    if room * nodes < rollout.replicas:
+        raise ConfigError(
+            f"rollout.placement: 'colocated': the policy has {gpus} GPUs on each of {nodes} nodes, which hold "
+            f"{room * nodes} rollout replicas of {rollout.gpus} GPUs of one node each, and rollout.replicas is "
+            f"{rollout.replicas}; use fewer, a smaller rollout.mesh, or a policy.mesh that fills the nodes"
+        )
+    return room
+
+
 def threads_of(cpus: int, gpus: int, workers: int) -> int:
     """OpenMP threads where nobody says how many: of `cpus`, as many for each of a process's GPUs and for each worker.
 
@@ -93,6 +109,7 @@ def make_launcher(recipe: Recipe, directory: Path, plugins: PluginSet, found: Se
         pools=tuple(found),
         threads=recipe.launch.threads,
         recipe=dump_recipe(recipe),
+        takes_turns=recipe.rollout.placement == "colocated" and len(found) > 1,
     )
     launch = recipe.launch
     return cast("Launcher", plugins.create("launcher", launch.launcher, launch.options, context, "launch.options"))

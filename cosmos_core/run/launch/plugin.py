@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from cosmos_core.devices import num_threads
-from cosmos_core.protocols import Launcher, LauncherContext, NoOptions, Provider, hookimpl
+from cosmos_core.protocols import Launcher, LauncherCapabilities, LauncherContext, NoOptions, Provider, hookimpl
 from cosmos_core.run import fork_server
 from cosmos_core.run.launch import forks
 from cosmos_core.run.launch.local import LocalLauncher
@@ -20,4 +20,4 @@ def _create(_options: NoOptions, context: LauncherContext) -> Launcher:
 @hookimpl
 def cosmos_launcher() -> Provider[Launcher]:
     """Provide the launcher of this machine."""
-    return Provider(create=_create)
+    return Provider(create=_create, capabilities=LauncherCapabilities(colocates=True))

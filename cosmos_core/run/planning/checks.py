@@ -323,13 +323,13 @@ def supported(engine: EngineCapabilities, num_ranks: int) -> EngineCapabilities:
     )
 
 
-def placement_misfits(recipe: Recipe, engine: EngineCapabilities | None, *, submits: bool) -> Iterator[str]:
+def placement_misfits(recipe: Recipe, engine: EngineCapabilities | None, *, colocates: bool) -> Iterator[str]:
     """Problems of pools that are to share GPUs.
 
     Args:
         recipe: The two pools.
         engine: The capabilities of the engine; None if nothing generates.
-        submits: Whether the launcher hands the run over to other machines.
+        colocates: Whether the launcher can do that.
     """
     if recipe.rollout.placement == "separate":
         return
@@ -341,10 +341,11 @@ def placement_misfits(recipe: Recipe, engine: EngineCapabilities | None, *, subm
             f"{key} needs an engine that gives its memory up while the policy trains, and {rollout.engine.plugin!r} "
             "cannot (EngineCapabilities.sleeps); take another engine, or set it to 'separate'"
         )
-    if submits:
+    if not colocates:
         yield (
-            f"{key}, and launcher {recipe.launch.launcher!r} gives each process GPUs of its own; within one node of it "
-            "use launch.launcher = 'local', or set it to 'separate'"
+            f"{key}, and launcher {recipe.launch.launcher!r} gives each process GPUs of its own "
+            "(LauncherCapabilities.colocates); within one node of it use launch.launcher = 'local', or set it to "
+            "'separate'"
         )
     if (policy.device == "cpu") != (rollout.device == "cpu"):
         yield f"{key}: policy.device is {policy.device!r}, rollout.device {rollout.device!r}; they share none"

@@ -187,9 +187,9 @@ def _windows(dataset: Dataset, num_rows: int, stage: Stage, name: str) -> tuple[
 
 def _checked_parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: dict[Split, int]) -> Parts:
     parts = _parts(job, plugins, dataset, model, sizes)
-    submits = capabilities_of(job.recipe, plugins).submits
-    travels = misfits(job.recipe, None if submits else len(visible_gpus())) if parts.engine is not None else ()
-    placed = placement_misfits(job.recipe, parts.engine, submits=submits)
+    launcher = capabilities_of(job.recipe, plugins)
+    travels = misfits(job.recipe, None if launcher.submits else len(visible_gpus())) if parts.engine is not None else ()
+    placed = placement_misfits(job.recipe, parts.engine, colocates=launcher.colocates)
     if found := [*problems(job.recipe, parts), *travels, *placed]:
         raise ConfigError("\n".join(found))
     return parts

@@ -32,17 +32,25 @@ def containers(job_set, replicas):
             yield f"{job['name']}-{index}", container["command"], variables
 
 
-def test_the_pods_of_a_jobset_train_a_run(cosmos, arithmetic, tmp_path):
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_the_pods_of_a_jobset_train_a_run(cosmos, arithmetic, tmp_path, monkeypatch, placement):
+    replicas = {"controller": 1, "policy": 1, "rollout": 2}
     arguments = arithmetic("pods", "warmup.steps=2", "run.steps=2")
     options = ["--image", "none", "--pvc", "none", "--mount", str(tmp_path), "--python", sys.executable]
     overrides = ["rollout.replicas=2", "policy.mesh.dp_shard=2", f'run.output_dir="{tmp_path}/runs"']
+    if placement == "colocated":
+        # No GPUs, but places for processes, which compute on the CPU.
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        options += ["--gpus-per-node", "2"]
+        overrides += ["rollout.placement=colocated"]
+        del replicas["rollout"]
     settings = [word for each in overrides for word in ("--set", each)]
     text = cosmos("launch", "kubernetes", *arguments, *settings, *options, "--render-only")
     assert not (tmp_path / "runs").exists()
     config_map, job_set = yaml.safe_load_all(text)
     (tmp_path / "recipe.toml").write_text(config_map["data"]["recipe.toml"])
     processes = {}
-    for name, command, variables in containers(job_set, {"controller": 1, "policy": 1, "rollout": 2}):
+    for name, command, variables in containers(job_set, replicas):
         words = [word.replace("/etc/cosmos", str(tmp_path)) for word in command]
         environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
         with (tmp_path / f"{name}.out").open("wb") as output:

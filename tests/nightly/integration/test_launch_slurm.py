@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.commandline import CommandLine
+from tests.following import Following
 from tests.nightly.integration.slurm_cluster import lacking, running_cluster
 
 STARTED_S = 240.0  # on a machine with much else to do; by itself, ten
@@ -84,6 +88,43 @@ def test_a_run_is_stopped_before_its_time_is_up_and_goes_on_when_it_is_requeued(
     assert (run / "logs" / "policy-0.1.jsonl").exists()
     hosts = json.loads((run / "controller.json").read_text())["address"]
     assert "127.0.0.1" not in hosts, "what is bound to loopback is out of the replicas' reach"
+
+
+def policy_works(state):
+    return state.turn % 2 == 0 and not state.sleepless and state.running is not None
+
+
+@pytest.mark.timeout(900)
+def test_pools_take_turns_on_the_gpus_of_two_nodes_and_a_replica_killed_asleep_comes_back(cluster, launch, tmp_path):
+    changes = (
+        "rollout.placement='colocated'",
+        "policy.mesh.dp_shard=2",
+        "rollout.replicas=2",
+        "warmup.steps=30",
+        "run.steps=100000",
+        "control.lost_after_s=30",
+    )
+    output = launch("turns", *changes, options=["--gpus-per-node", "1"])
+    assert "component 1, policy and rollout: 2 nodes of 1 GPUs, 1 processes on each" in output
+    job, run = number_of(output), tmp_path / "runs" / "turns"
+    cluster.wait_for(job, "RUNNING", timeout_s=60)
+    names = {"policy-0", "rollout-0", "rollout-1"}
+    with Following(run, SimpleNamespace(poll=lambda: None)) as following:
+        following.until(lambda state: names <= state.replicas.keys(), STARTED_S)
+        places = {name: psutil.Process(following.pid(name)).environ() for name in names}
+        nodes = {name: each["SLURMD_NODENAME"] for name, each in places.items()}
+        assert nodes["policy-0"] == nodes["rollout-0"] != nodes["rollout-1"]
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in places.values()] == ["0"] * 3
+        following.until(policy_works, STARTED_S)
+        before = following.incarnation("rollout-0")
+        following.signal("rollout-0", signal.SIGKILL)
+        following.until(following.is_back("rollout-0", before), STARTED_S)
+        following.until(lambda state: state.step >= 34, STARTED_S)
+    cluster.call("scancel", "--batch", "--signal=TERM", job)
+    cluster.wait_for(job, "FAILED", "CANCELLED", timeout_s=STARTED_S)
+    assert json.loads((run / "summary.json").read_text())["outcome"] == "stopped"
+    losses = [timed.record.metrics["loss"] for timed in following.follower.steps][:30]
+    assert losses[-1] < 0.8 * losses[0], losses
 
 
 def test_a_failed_run_fails_its_job_and_is_not_requeued(cluster, launch, tmp_path):

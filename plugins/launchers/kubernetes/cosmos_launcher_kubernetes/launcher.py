@@ -106,7 +106,7 @@ class KubernetesLauncher:
             self._local.start(spec)
             return
         number = self._given.get(spec.name, 0) + 1
-        (part,) = (part for part in self._pods if spec.name.startswith(part.role))
+        part = next((part for part in self._pods if spec.name.startswith(part.role)), self._pods[0])
         environment = {**spec.environment, **thread_environment(part.threads)}
         self._orders.give(spec.name, Order(number=number, spec=attrs.evolve(spec, environment=environment)))
         self._given[spec.name] = self._running[spec.name] = number

@@ -18,7 +18,7 @@ import yaml
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import LauncherContext, Pool
-from cosmos_core.run.launch.launcher import cpus_of, nodes_of, threads_of
+from cosmos_core.run.launch.launcher import cpus_of, nodes_of, rollouts_beside, threads_of
 from cosmos_launcher_kubernetes.options import ATTEMPT, POD, REPLICA, UID, Entry, KubernetesOptions, Source
 from cosmos_launcher_kubernetes.orders import SESSION
 
@@ -63,7 +63,7 @@ _Dumper.add_representer(str, _text)
 
 @attrs.frozen(kw_only=True)
 class Pods:
-    """The pods of one pool of replicas.
+    """The pods of one pool of replicas, or of two that take turns.
 
     Attributes:
         role: Of its replicas.
@@ -75,6 +75,8 @@ class Pods:
         threads: OpenMP threads of each process.
         memory: Of each pod.
         uncounted: What the plan does not count, where `memory` is the plan's.
+        rollouts: Rollout replicas that each pod has room for besides, on the same GPUs.
+        rollout_gpus: GPUs of each of these.
     """
 
     role: Literal["policy", "rollout"]
@@ -86,11 +88,15 @@ class Pods:
     threads: int
     memory: str
     uncounted: tuple[str, ...] = ()
+    rollouts: int = 0
+    rollout_gpus: int = 0
 
     @property
     def words(self) -> str:
         """For people."""
         gpus = f", {self.gpus} GPUs each" if self.gpus else ""
+        if self.rollouts:
+            gpus += f", in turns with {self.rollouts} rollout replicas of {self.rollout_gpus} GPUs"
         lacking = f" (the plan does not count {', '.join(self.uncounted)})" if self.uncounted else ""
         return (
             f"{self.role}: {self.replicas} replicas of {self.pods} pods with {self.processes} processes{gpus}; "
@@ -109,21 +115,26 @@ def pods(context: LauncherContext, options: KubernetesOptions) -> tuple[Pods, ..
             f"run.output_dir: {str(context.directory.parent)!r} is not on the volume, which is mounted at "
             f"{options.mount} (launch.options.mount); set run.output_dir to a folder there"
         )
+    if context.takes_turns and context.pools[0].gpus and options.gpus_per_node:
+        policy, rollout = context.pools
+        return (_pods(policy, options, context.threads, rollout),)
     return tuple(_pods(pool, options, context.threads) for pool in context.pools)
 
 
-def _pods(pool: Pool, options: KubernetesOptions, threads: int | None) -> Pods:
+def _pods(pool: Pool, options: KubernetesOptions, threads: int | None, beside: Pool | None = None) -> Pods:
     count = nodes_of(pool, options.gpus_per_node, "gpus_per_node")
     gpus, count = (pool.gpus, count) if count else (0, 1)
-    processes, uncounted = pool.processes // count, pool.uncounted
-    cpus = options.cpus_per_process or cpus_of(pool, threads, options.cpus_per_node, options.gpus_per_node)
+    processes, uncounted, num_beside = pool.processes // count, pool.uncounted, 0
+    memory_gib = processes * _memory_gib(pool, gpus)
+    if beside is not None:
+        pool = attrs.evolve(pool, workers=beside.workers)
+        num_beside = rollouts_beside(beside, gpus * processes, count * pool.replicas)
+        memory_gib += num_beside * _memory_gib(beside, beside.gpus)
+        uncounted = tuple(dict.fromkeys((*uncounted, *beside.uncounted)))
+    memory = f"{memory_gib}Gi"
     if options.memory_per_process is not None:
-        memory, uncounted = _times(options.memory_per_process, processes), ()
-    else:
-        # What lies on GPUs where there are some is in the machine's memory where there are none.
-        planned = pool.host_bytes + (0 if gpus else pool.device_bytes)
-        beside = _BESIDE_GIB * max(1, gpus) + _WORKER_GIB * pool.workers
-        memory = f"{processes * (math.ceil(planned / _USABLE / _GIB) + beside)}Gi"
+        memory, uncounted = _times(options.memory_per_process, processes + num_beside), ()
+    cpus = options.cpus_per_process or cpus_of(pool, threads, options.cpus_per_node, options.gpus_per_node)
     return Pods(
         role=pool.role,
         replicas=pool.replicas,
@@ -134,7 +145,16 @@ def _pods(pool: Pool, options: KubernetesOptions, threads: int | None) -> Pods:
         threads=threads or threads_of(cpus, gpus, pool.workers),
         memory=memory,
         uncounted=uncounted,
+        rollouts=num_beside,
+        rollout_gpus=beside.gpus if beside is not None else 0,
     )
+
+
+def _memory_gib(pool: Pool, gpus: int) -> int:
+    """Memory of a process that has so many GPUs, as the plan counts it."""
+    # What lies on GPUs where there are some is in the machine's memory where there are none.
+    planned = pool.host_bytes + (0 if gpus else pool.device_bytes)
+    return math.ceil(planned / _USABLE / _GIB) + _BESIDE_GIB * max(1, gpus) + _WORKER_GIB * pool.workers
 
 
 def manifest(context: LauncherContext, options: KubernetesOptions, pools: Sequence[Pods]) -> str:
@@ -205,6 +225,11 @@ def _replicas(part: Pods, context: LauncherContext, options: KubernetesOptions) 
     command = [
         *(options.python, "-P", "-m", module, str(PurePosixPath(context.directory)), part.role),
         *(f"--processes={part.processes}", f"--gpus={part.gpus}"),
+        *(
+            (f"--pods={part.pods}", f"--rollouts={part.rollouts}", f"--rollout-gpus={part.rollout_gpus}")
+            if part.rollouts
+            else ()
+        ),
     ]
     resources = {"cpu": str(part.cpus), "memory": part.memory}
     if part.gpus:

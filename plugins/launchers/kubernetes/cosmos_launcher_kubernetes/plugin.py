@@ -10,5 +10,5 @@ from cosmos_launcher_kubernetes.options import KubernetesOptions
 @hookimpl
 def cosmos_launcher() -> Provider[Launcher]:
     """Provide the launcher of Kubernetes clusters with JobSet."""
-    capabilities = LauncherCapabilities(submits=True, shares_folder=False)
+    capabilities = LauncherCapabilities(submits=True, shares_folder=False, colocates=True)
     return Provider(create=KubernetesLauncher, options=KubernetesOptions, capabilities=capabilities)

@@ -146,6 +146,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("role", choices=("policy", "rollout"))
     parser.add_argument("--processes", type=int, default=1, help="processes of each pod")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of each process")
+    parser.add_argument("--pods", type=int, default=1, help="pods of each replica")
+    parser.add_argument("--rollouts", type=int, default=0, help="rollout replicas on the same GPUs, in turns")
+    parser.add_argument("--rollout-gpus", type=int, default=1, help="GPUs of each of these")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     index, part = int(os.environ["COSMOS_REPLICA"]), int(os.environ["COSMOS_POD"])
@@ -153,6 +156,9 @@ def main(arguments: Sequence[str]) -> int:
         orders = Orders(options.run, os.environ.get(SESSION, ""))
         names = names_of(options.role, index, part, options.processes)
         devices = devices_of(names, options.gpus, visible_gpus())
+        first = (index * options.pods + part) * options.rollouts
+        beside = [f"rollout-{first + number}" for number in range(options.rollouts)]
+        devices |= devices_of(beside, options.rollout_gpus, visible_gpus())
         Pod(orders, devices, LocalLauncher(options.run / "logs")).run()
     except CosmosError as error:
         print(f"{options.role}-{index}: {error}", file=sys.stderr)  # noqa: T201 - a pod's log

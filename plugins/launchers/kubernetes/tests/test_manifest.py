@@ -122,6 +122,16 @@ def test_pods_and_resources_follow_from_the_plan():
     assert job_set["metadata"]["namespace"] == config_map["metadata"]["namespace"] == "train"
 
 
+def test_pools_that_take_turns_have_the_pods_of_the_policy():
+    _, job_set = rendered(attrs.evolve(CONTEXT, takes_turns=True))
+    jobs = jobs_of(job_set)
+    assert {name: job["replicas"] for name, job in jobs.items()} == {"controller": 1, "policy": 2}
+    (container,) = pod_of(jobs["policy"])["containers"]
+    # What the processes of the policy have, and 18 GiB for each of two rollout replicas.
+    assert container["resources"]["limits"] == {"cpu": "32", "memory": "148Gi", "nvidia.com/gpu": "8"}
+    assert container["command"][-5:] == ["--processes=8", "--gpus=1", "--pods=2", "--rollouts=2", "--rollout-gpus=4"]
+
+
 def test_the_run_ends_with_its_controller_and_starts_anew_with_it():
     _, job_set = rendered()
     spec, jobs = job_set["spec"], jobs_of(job_set)

@@ -40,7 +40,8 @@ class SlurmLauncher:
     def __init__(self, options: SlurmOptions, context: LauncherContext) -> None:
         self._options: Final = options
         self._context: Final = context
-        self._components: Final = {part.role: part for part in components(context.pools, options, context.threads)}
+        self._components: Final = components(context.pools, options, context.threads, takes_turns=context.takes_turns)
+        self._steps: Final = {role: (part, step) for part in self._components for role, step in part.steps.items()}
         self._local: Final = LocalLauncher(context.logs, by_command(self._command))
         self._sizes: Final[dict[str, int]] = {pool.role: pool.processes for pool in context.pools}
 
@@ -48,11 +49,10 @@ class SlurmLauncher:
 
     def render(self) -> Submission:
         """The batch script."""
-        parts = tuple(self._components.values())
         return Submission(
             name="job.sh",
-            text=script(self._context, self._options, parts, Path.cwd()),
-            notes=tuple(f"component {part.group}, {part.role}: {_words(part)}" for part in parts),
+            text=script(self._context, self._options, self._components, Path.cwd()),
+            notes=tuple(f"component {part.group}, {part.role}: {_words(part)}" for part in self._components),
         )
 
     def ready(self) -> None:
@@ -67,7 +67,7 @@ class SlurmLauncher:
                 "the script with --render-only"
             )
         node = largest_node(self._options.partition)
-        for part in self._components.values():
+        for part in self._components:
             _check_room(part, node)
 
     def submit(self, file: Path) -> str:
@@ -116,9 +116,10 @@ class SlurmLauncher:
             )
         size = int(os.environ.get("SLURM_HET_SIZE", "1"))
         if size != len(self._components):
+            parts = ", ".join(part.role for part in self._components)
             raise ConfigError(
                 f"this job of Slurm has {size} components, and the run needs {len(self._components)} "
-                f"({', '.join(self._components)}); submit it anew with cosmos launch slurm --resume"
+                f"({parts}); submit it anew with cosmos launch slurm --resume"
             )
 
     def start(self, spec: ProcessSpec) -> None:
@@ -128,9 +129,7 @@ class SlurmLauncher:
             ReplicaError: The system refused.
         """
         if _rank(spec.name) == 0:
-            step = self._components[_role(spec.name)].step
-            threads = {} if step is None else thread_environment(num_threads(self._context.threads, step.threads))
-            self._local.start(attrs.evolve(spec, environment={**spec.environment, **threads}))
+            self._local.start(spec)
 
     def running(self) -> Sequence[str]:
         """Names of the processes that have not ended."""
@@ -166,20 +165,23 @@ class SlurmLauncher:
         role = _role(spec.name)
         if role == CONTROLLER:
             return python_command(spec)
-        part = self._components[role]
-        assert part.step is not None, "replicas are started in the component of their pool"
-        step = part.step
-        task = attrs.evolve(spec, module=_TASK, arguments=(str(step.gpus_per_task), spec.module, *spec.arguments))
+        part, step = self._steps[role]
+        node, gpu = step.place(int(spec.name.partition("-")[2]))
+        task = [*python_command(attrs.evolve(spec, module=_TASK, arguments=())), str(step.gpus_per_task), str(gpu)]
+        threads = thread_environment(num_threads(self._context.threads, step.threads))
         # Told first, the name and the CPUs of the batch step would count for every step.
         unset = [argument for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS") for argument in ("-u", name)]
         return [
             "env",
             *unset,
+            *(f"{name}={value}" for name, value in threads.items()),
             "srun",
             f"--het-group={part.group}",
             f"--job-name={spec.name}",
-            *_shape(step),
-            *python_command(task),
+            *_shape(step, node),
+            *task,
+            spec.module,
+            *spec.arguments,
         ]
 
 
@@ -192,19 +194,24 @@ def _rank(name: str) -> int:
     return int(name.partition(".")[2] or 0)
 
 
-def _shape(step: Step) -> list[str]:
-    """The resources of a step: its own CPUs and GPUs; memory is shared in the job, or no second step would start."""
+def _shape(step: Step, node: int) -> list[str]:
+    """The resources of a step: its own CPUs and GPUs; memory is shared in the job, or no second step would start.
+
+    One of a pool that shares GPUs overlaps the others there: it has all CPUs and GPUs of its nodes; its tasks choose.
+    """
     words = [
         f"--ntasks={step.tasks}",
         f"--cpus-per-task={step.cpus_per_task}",
-        "--exact",
         "--mem=0",
         "--kill-on-bad-exit=1",
         "--wait=30",
     ]
     if step.nodes is not None:
         words += [f"--nodes={step.nodes}", f"--gpus-per-node={step.gpus_per_node}"]
-    return words
+    if step.beside and step.nodes is not None:
+        each = step.tasks // step.nodes
+        return [*words, f"--relative={node}", f"--ntasks-per-node={each}", "--overlap", "--cpu-bind=none"]
+    return [*words, "--exact"]
 
 
 def _words(part: Component) -> str:

@@ -10,4 +10,5 @@ from cosmos_launcher_slurm.options import SlurmOptions
 @hookimpl
 def cosmos_launcher() -> Provider[Launcher]:
     """Provide the launcher of Slurm clusters."""
-    return Provider(create=SlurmLauncher, options=SlurmOptions, capabilities=LauncherCapabilities(submits=True))
+    capabilities = LauncherCapabilities(submits=True, colocates=True)
+    return Provider(create=SlurmLauncher, options=SlurmOptions, capabilities=capabilities)

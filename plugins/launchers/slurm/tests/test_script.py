@@ -274,6 +274,36 @@ def test_the_controller_is_started_here_and_a_replica_as_a_step_of_its_component
     ]
 
 
+def test_pools_that_take_turns_have_the_nodes_and_gpus_of_one_component(tmp_path, monkeypatch):
+    pools = (
+        Pool(role="policy", replicas=1, processes=16, gpus=1),
+        Pool(role="rollout", replicas=4, gpus=4, workers=2),
+    )
+    _, both = directives(rendered(pools=pools, takes_turns=True))
+    assert {"--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--cpus-per-task=4"} <= set(both)
+
+    (tmp_path / "srun").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/steps\n')
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher = SlurmLauncher(OPTIONS, attrs.evolve(CONTEXT, directory=tmp_path, pools=pools, takes_turns=True))
+    for name in ("policy-0", "rollout-0", "rollout-1", "rollout-3"):
+        launcher.start(ProcessSpec(name=name, module="platform", arguments=()))
+        while launcher.running():
+            time.sleep(0.01)
+    steps = [line.split() for line in (tmp_path / "steps").read_text().splitlines()]
+    for step in steps:
+        assert {"--het-group=1", "--overlap", "--gpus-per-node=8"} <= set(step)
+        assert "--exact" not in step
+    relative = [next(word for word in step if word.startswith("--relative")) for step in steps]
+    assert relative == ["--relative=0", "--relative=0", "--relative=0", "--relative=1"]
+    assert [step[-3:] for step in steps] == [[*gpus, "platform"] for gpus in ("10", "40", "44", "44")]
+    assert {"--ntasks=16", "--ntasks-per-node=8"} <= set(steps[0])
+
+    with pytest.raises(ConfigError, match=r"hold 4 rollout replicas of 4 GPUs of one node each, and .* is 5"):
+        rendered(pools=(pools[0], attrs.evolve(pools[1], replicas=5)), takes_turns=True)
+    assert len(directives(rendered(SlurmOptions(), pools=pools, takes_turns=True))) == 3, "CPUs are not shared"
+
+
 def test_a_task_is_the_process_of_its_rank():
     arguments = ("--run", "/r", "--name", "policy-1", "--rank", "0", "--session", "s")
     assert arguments_of(arguments, {"SLURM_PROCID": "0"}) == list(arguments)
@@ -283,24 +313,27 @@ def test_a_task_is_the_process_of_its_rank():
 
 
 def test_a_task_uses_its_own_gpus_and_knows_its_rack(subtests):
-    for gpus, environment, expected in [
-        (1, {"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "2"}),
-        (2, {"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {"CUDA_VISIBLE_DEVICES": "6,7"}),
-        (0, {"SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": ""}),
+    for gpus, first, environment, expected in [
+        (1, 0, {"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "2"}),
+        (2, 0, {"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {"CUDA_VISIBLE_DEVICES": "6,7"}),
+        (1, 2, {"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "3"}),
+        (0, 0, {"SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": ""}),
         (
+            0,
             0,
             {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "top.leaf3.n17"},
             {"CUDA_VISIBLE_DEVICES": "", "COSMOS_RACK": "top.leaf3"},
         ),
-        (0, {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "n17"}, {"CUDA_VISIBLE_DEVICES": ""}),
+        (0, 0, {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "n17"}, {"CUDA_VISIBLE_DEVICES": ""}),
         (
+            0,
             0,
             {"SLURM_LOCALID": "0", "SLURM_TOPOLOGY_ADDR": "s.n", "COSMOS_RACK": "mine"},
             {"CUDA_VISIBLE_DEVICES": ""},
         ),
     ]:
         with subtests.test(gpus=gpus, environment=environment, expected=expected):
-            assert variables_of(gpus, environment) == expected
+            assert variables_of(gpus, first, environment) == expected
 
 
 ANSWER = "main* 8 gpu:4\nmain* 16+ gpu:a100:2,gpu:h100:4(S:0-1)\ngold 64 (null)\n"

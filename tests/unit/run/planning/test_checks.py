@@ -97,14 +97,16 @@ def test_what_can_run_has_no_problems():
 def test_pools_that_cannot_share_gpus_are_refused():
     able = EngineCapabilities(sleeps=True)
 
-    def found(engine=able, submits=False, **changes):
+    def found(engine=able, colocates=True, **changes):
         recipe = recipe_from({**RECIPE, **rollout(placement="colocated"), **changes})
-        return "\n".join(placement_misfits(recipe, engine, submits=submits))
+        return "\n".join(placement_misfits(recipe, engine, colocates=colocates))
 
     assert found() == ""
     assert "and nothing generates in this run" in found(engine=None)
     assert "'embedded' cannot (EngineCapabilities.sleeps)" in found(engine=EngineCapabilities())
-    assert "launcher 'local' gives each process GPUs of its own" in found(submits=True)
+    assert "launcher 'local' gives each process GPUs of its own (LauncherCapabilities.colocates)" in found(
+        colocates=False
+    )
     assert "sync.transport 'nccl' cannot" in found(sync={"transport": "nccl"})
     assert "policy.device is 'auto', rollout.device 'cpu'" in found(**rollout(placement="colocated", device="cpu"))
     many = rollout(placement="colocated", replicas=2, mesh={"tp": 2})
