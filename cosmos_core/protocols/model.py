@@ -279,6 +279,20 @@ class TriedModel(Protocol):
 
 
 @runtime_checkable
+class SleepingModel(Protocol):
+    """A model that keeps more on the device than the modules that it has built, such as encoders of rows.
+
+    Optional, beside `Model`. A rollout replica that shares its GPU (`rollout.placement`) calls both between requests.
+    """
+
+    def sleep(self) -> None:
+        """Take that off the device. Whatever is asked for until `wake` is computed without the device."""
+
+    def wake(self) -> None:
+        """Use the device again."""
+
+
+@runtime_checkable
 class MultiTurnModel(Protocol):
     """A model whose completions may go on after words that are not its own: an environment's observations.
 

@@ -27,6 +27,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
 )
 from cosmos_core.protocols.engine import SleepingEngine
+from cosmos_core.protocols.model import SleepingModel
 from cosmos_core.replica.activity import Pulse
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.process import RoleArgs
@@ -132,7 +133,7 @@ class Replica:
         engine: EngineCapabilities = plugins.provider("engine", recipe.rollout.engine.plugin).capabilities
         self._sync = self._weight_sync(args, engine, version_lock, stack)
         stack.callback(self._engine.shutdown)
-        self._turns = self._started(args, engine, stack)
+        self._turns = self._started(args, engine, model, stack)
         environment = EnvironmentCapabilities()
         if recipe.environment is not None:
             environment = plugins.provider("environment", recipe.environment.plugin).capabilities
@@ -203,7 +204,9 @@ class Replica:
             base=stack.enter_context(Base()) if sync.delta else None,
         )
 
-    def _started(self, args: RoleArgs, engine: EngineCapabilities, stack: contextlib.ExitStack) -> Turns | None:
+    def _started(
+        self, args: RoleArgs, engine: EngineCapabilities, model: Model, stack: contextlib.ExitStack
+    ) -> Turns | None:
         """Start the engine; its turns, asleep, if it shares its GPUs."""
         lock, sleeper = stack.enter_context(role_lock(args)), self._engine
         sleeper.start()
@@ -214,10 +217,15 @@ class Replica:
         def sleep() -> None:
             self._sync.rest()
             sleeper.pause("keep" if engine.in_flight_update else "wait")
+            if isinstance(model, SleepingModel):
+                model.sleep()
+            # It gives back what either has freed.
             sleeper.sleep()
 
         def wake() -> None:
             sleeper.wake()
+            if isinstance(model, SleepingModel):
+                model.wake()
             self._sync.rise()
 
         return Turns(lock, sleep=sleep, wake=wake, interrupted=self._stop.is_set)

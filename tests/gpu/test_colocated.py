@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosmos_core.models.diffusion.family import Part
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.storages import Sleeper, Storages
 
@@ -34,3 +35,11 @@ def test_what_sleeps_is_in_the_machines_memory_and_comes_back(device: torch.devi
     assert all(torch.equal(view, each[3:5]) for view, each in zip(views, held, strict=True))
     if device.type == "cuda":
         assert free[0] - torch.cuda.mem_get_info(device)[0] > 64 * MIB, "other processes had what was given up"
+
+
+def test_an_encoder_that_sleeps_leaves_the_gpu(cuda: torch.device) -> None:
+    part = Part(lambda: torch.nn.Linear(4096, 4096), lambda: cuda)
+    with part.used():
+        held = torch.cuda.memory_allocated(cuda)
+    part.leave()
+    assert held - torch.cuda.memory_allocated(cuda) >= 64 * MIB

@@ -62,6 +62,12 @@ class Part:
                 raise ConfigError(f"{device} has no room for {name}{self._instead}: {first_line(error)}") from error
             yield module, device
 
+    def leave(self) -> None:
+        """Go to the machine's memory until it is used again."""
+        with self._lock:
+            if self._module is not None:
+                self._module.to("cpu")
+
 
 class Codec:
     """Turns pixels into latents and back; this one leaves them as they are.
@@ -139,7 +145,8 @@ class Family(ABC):
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
         self.options = options
         self.context = context
-        self.device = torch.device("cpu")
+        self.device = self._slept = torch.device("cpu")
+        self._parts: Final[list[Part]] = []
         self._here: Final = threading.local()
 
     @property
@@ -276,7 +283,7 @@ class Family(ABC):
         """An encoder of the checkpoint, where `model.options.encoders` says."""
         chosen = self.options.encoder_precision
         precision = {} if chosen is None else {"dtype": torch.bfloat16 if chosen == "bf16" else torch.float32}
-        return Part(
+        part = Part(
             lambda: checkpoint.load_frozen(made, self.component(name), **precision),
             lambda: (
                 torch.device("cpu")
@@ -285,6 +292,18 @@ class Family(ABC):
             ),
             "; set model.options.encoders = 'cpu', or encoder_precision = 'bf16'",
         )
+        self._parts.append(part)
+        return part
+
+    def sleep(self) -> None:
+        """Take encoders and the autoencoder off the device; until `wake`, rows are encoded on the CPU."""
+        self._slept, self.device = self.device, torch.device("cpu")
+        for part in self._parts:
+            part.leave()
+
+    def wake(self) -> None:
+        """Let each of them return when it is used."""
+        self.device = self._slept
 
     @contextlib.contextmanager
     def on_cpu(self) -> Iterator[None]:
@@ -312,7 +331,8 @@ class Family(ABC):
             return checkpoint.load_frozen(_class_named(self.autoencoder_class), self.component(name), **how)
 
         instead = "; train on more processes (policy.mesh.dp_shard), or with device = 'cpu'"
-        return Autoencoder(checkpoint.read_config(self.folder / name), Part(load, lambda: self.device, instead))
+        self._parts.append(part := Part(load, lambda: self.device, instead))
+        return Autoencoder(checkpoint.read_config(self.folder / name), part)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

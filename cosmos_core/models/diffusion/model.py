@@ -46,6 +46,11 @@ class DiffusionModel(Family):
         self._resident = Resident(self.conditioning)
         self._negative_placed: torch.Tensor | None = None
 
+    def sleep(self) -> None:
+        """Likewise of conditions."""
+        super().sleep()
+        self._resident, self._negative_placed = Resident(self.conditioning), None
+
     def encode(self, prompt: Prompt) -> Payload:
         """The embedding of the caption, and what the family adds."""
         return payload_of({TEXT: self.rows.embedding(prompt), **self.condition(prompt)})

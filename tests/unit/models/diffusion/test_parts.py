@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.diffusion.family import Part
+from cosmos_core.models.diffusion import checkpoint
+from cosmos_core.models.diffusion.family import Family, Part
+from cosmos_core.models.diffusion.options import DiffusionOptions
 
 
 def where(part):
@@ -69,3 +71,25 @@ def test_what_cannot_be_loaded_is_tried_again_the_next_time():
     with pytest.raises(CheckpointError, match="no such file"), part.used():
         pass
     assert where(part) == "cpu"
+
+
+def test_a_part_leaves_the_device_while_its_model_sleeps_and_returns_when_it_is_used(tmp_path, monkeypatch):
+    class Moved(nn.Module):
+        def to(self, device):
+            places.append(str(device))
+            return self
+
+    places = []
+    monkeypatch.setattr(Family, "__abstractmethods__", frozenset())
+    monkeypatch.setattr(checkpoint, "load_frozen", lambda *_, **__: Moved())
+    monkeypatch.setattr(Family, "component", lambda self, name: tmp_path)
+    painter = Family(DiffusionOptions(), None)
+    part = painter.encoder("text_encoder", None)
+    painter.device = torch.device("cuda")
+    for act in (painter.sleep, painter.wake):
+        with part.used() as (_, device):
+            places.append(f"used on {device}")
+        act()
+    with part.used():
+        pass
+    assert places == ["cuda", "used on cuda", "cpu", "cpu", "used on cpu", "cuda"]
