@@ -34,17 +34,27 @@ class Gpu(NamedTuple):
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """GPUs of this machine as CUDA names them: those of CUDA_VISIBLE_DEVICES, else all."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [] if chosen.strip() in _HIDDEN else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+    shown = _shown()
     # A container that has one GPU of eight may see /dev/nvidia5 alone; CUDA and nvidia-smi count from 0 all the same.
-    there = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
-    return [str(number) for number in range(len(there))]
+    return [str(number) for number in range(len(_files(devices)))] if shown is None else shown
 
 
 def hidden() -> bool:
     """Tell whether CUDA_VISIBLE_DEVICES hides every GPU."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDDEN
+    return _shown() == []
+
+
+def _shown() -> list[str] | None:
+    """GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return None
+    return [] if shown.strip() in _HIDDEN else [gpu.strip() for gpu in shown.split(",") if gpu.strip()]
+
+
+def _files(devices: Path) -> list[Path]:
+    """The files of the driver's GPUs, in order."""
+    return sorted(path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal())
 
 
 def gpus() -> list[Gpu]:
@@ -122,13 +132,13 @@ def uses_gpu(key: str, name: str) -> bool:
 
 def _signs() -> str:
     """Signs of GPUs on this machine, in words; empty where there are none."""
-    numbers = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    files = _files(Path("/dev"))
     listed, failure = _ask_driver("-L")
     driver = f"nvidia-smi says: {failure or listed}" if failure or listed else ""
     # A driver may be there for GPUs that are not, or not for this job.
-    if not numbers and failure == _NONE_HERE:
+    if not files and failure == _NONE_HERE:
         return ""
-    return "; ".join([*map(str, numbers[:1]), *([driver] if driver else [])])
+    return "; ".join([*map(str, files[:1]), *([driver] if driver else [])])
 
 
 def _torchs_words() -> str:

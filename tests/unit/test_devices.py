@@ -38,6 +38,7 @@ def test_gpus_are_those_that_the_user_shows(monkeypatch, tmp_path):
     assert visible_gpus(tmp_path) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert visible_gpus(tmp_path) == []
+    assert devices.hidden()
 
 
 @pytest.mark.parametrize(

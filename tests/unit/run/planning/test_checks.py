@@ -1,3 +1,5 @@
+import re
+
 import attrs
 import pytest
 
@@ -113,53 +115,55 @@ def test_pools_that_cannot_share_gpus_are_refused():
     assert "make 4 processes, each on the GPU of one of the policy's 1;" in found(**many)
 
 
+CANNOT_RUN = [
+    ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
+    ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
+    (
+        {"evaluation": {"interval": 5}, "dataset": {"plugin": "/a/ds.py:rows"}},
+        {"num_heldout_rows": 0},
+        r"dataset 'rows' has no held-out rows; hold some out by dataset\.options\.heldout_rows, or set evaluation",
+    ),
+    (rollout(sampling={"max_units": 256}), {}, "rollout.sampling.max_units: 256 leaves no room.*256"),
+    ({"evaluation": {"max_units": 300}}, {}, "evaluation.max_units: 300 leaves no room"),
+    (
+        {"policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": 119}},
+        {},
+        "policy.micro_batch_units: 119.*raise it to 120",
+    ),
+    ({"reward": []}, {}, "reward: 'grpo' learns from rewards"),
+    (rollout(group_size=1), {}, "rollout.group_size: 1.*at least 2"),
+    ({}, {"dataset": DatasetCapabilities()}, "warmup.plugin: 'sft' learns from demonstrations.*have none"),
+    ({}, {"warmup": AlgorithmCapabilities()}, "warmup.plugin: 'sft' learns from rollouts"),
+    (rollout(sampling={"top_p": 0.9}), {}, "rollout.sampling: top_p = 0.9, top_k = 0 draw from a cut"),
+    (rollout(sampling={"top_k": 5}), {}, "rollout.sampling: top_p = 1.0, top_k = 5 draw from a cut"),
+    (
+        rollout(sampling={"temperature": 0.7}),
+        {"engine": EngineCapabilities(logprob_semantics="raw")},
+        "gives raw log-probs, but algorithm 'grpo' can only use processed",
+    ),
+    (
+        {},
+        {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))},
+        "makes payloads of kind latents, but model 'hf' takes tokens; they do not go together, so take another of",
+    ),
+    (
+        {"policy": {"optimizer": {"lr": 1e-6, "kind": "adamw-8bit"}}},
+        {},
+        r"policy.optimizer.kind: 'adamw-8bit' is torchao.s, which is not installed; pip install .cosmos-core\[",
+    ),
+    (
+        {},
+        {"rewards": [RewardCapabilities(payload_kinds=frozenset({"media"}))]},
+        "but reward 'right' takes media",
+    ),
+]
+"""Changes of the recipe, what else there is, and what is said."""
+
+
 def test_what_cannot_run_is_named_with_its_key(monkeypatch):
     monkeypatch.setattr("cosmos_core.run.planning.checks.find_spec", lambda name: None)
-    for changes, options, expected in [
-        ({}, {"facts": attrs.evolve(FACTS, tokenizer_size=301)}, "model: the vocabulary has 300 entries.*up to 300"),
-        ({"evaluation": {"interval": 5}}, {"num_heldout_rows": 0}, "evaluation.interval: 5.*no held-out rows"),
-        (
-            {"evaluation": {"interval": 5}, "dataset": {"plugin": "/a/ds.py:rows"}},
-            {"num_heldout_rows": 0},
-            r"dataset 'rows' has no held-out rows; hold some out by dataset\.options\.heldout_rows, or set evaluation",
-        ),
-        (rollout(sampling={"max_units": 256}), {}, "rollout.sampling.max_units: 256 leaves no room.*256"),
-        ({"evaluation": {"max_units": 300}}, {}, "evaluation.max_units: 300 leaves no room"),
-        (
-            {"policy": {"optimizer": {"lr": 1e-6}, "micro_batch_units": 119}},
-            {},
-            "policy.micro_batch_units: 119.*raise it to 120",
-        ),
-        ({"reward": []}, {}, "reward: 'grpo' learns from rewards"),
-        (rollout(group_size=1), {}, "rollout.group_size: 1.*at least 2"),
-        ({}, {"dataset": DatasetCapabilities()}, "warmup.plugin: 'sft' learns from demonstrations.*have none"),
-        ({}, {"warmup": AlgorithmCapabilities()}, "warmup.plugin: 'sft' learns from rollouts"),
-        (rollout(sampling={"top_p": 0.9}), {}, "rollout.sampling: top_p = 0.9, top_k = 0 draw from a cut"),
-        (rollout(sampling={"top_k": 5}), {}, "rollout.sampling: top_p = 1.0, top_k = 5 draw from a cut"),
-        (
-            rollout(sampling={"temperature": 0.7}),
-            {"engine": EngineCapabilities(logprob_semantics="raw")},
-            "gives raw log-probs, but algorithm 'grpo' can only use processed",
-        ),
-        (
-            {},
-            {"engine": EngineCapabilities(payload_kinds=frozenset({"latents"}))},
-            "makes payloads of kind latents, but model 'hf' takes tokens; they do not go together, so take another of",
-        ),
-        (
-            {"policy": {"optimizer": {"lr": 1e-6, "kind": "adamw-8bit"}}},
-            {},
-            r"policy.optimizer.kind: 'adamw-8bit' is torchao.s, which is not installed; pip install .cosmos-core\[",
-        ),
-        (
-            {},
-            {"rewards": [RewardCapabilities(payload_kinds=frozenset({"media"}))]},
-            "but reward 'right' takes media",
-        ),
-    ]:
+    for changes, options, expected in CANNOT_RUN:
         found = check(changes, **options)
-        import re
-
         assert any(re.search(expected, problem) for problem in found), found
 
     # Every problem is found at once.
