@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 
 import attrs
 import msgspec
@@ -20,16 +21,17 @@ from cosmos_core.transport.reports import WeightsPublished
 from cosmos_core.weights.digest import add_digests
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.quantization import matrix_shares
-from cosmos_core.weights.shards import local_shards, owned
+from cosmos_core.weights.shards import Merge, local_shards, owned
 from cosmos_core.weights.snapshot import Snapshot
 
 
 @attrs.frozen(kw_only=True)
 class _Part:
-    """One process's part of a version."""
+    """One process's part of a version; `problem` says why it cannot be published, if it cannot."""
 
     digests: dict[str, int]
     nbytes: int
+    problem: str
 
 
 @attrs.define(eq=False)
@@ -60,23 +62,30 @@ class Publications:
     _sealing: list[Future[None]] = attrs.field(factory=list, init=False)
     _owned: frozenset[str] | None = attrs.field(default=None, init=False)
 
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def publish(
+        self, version: int, tensors: Mapping[str, torch.Tensor], merges: Mapping[str, Merge] = MappingProxyType({})
+    ) -> None:
         """Have the weights copied; they may change after `staging.settle`. All processes of the replica call it.
+
+        Args:
+            version: Of the weights.
+            tensors: By canonical name; `DTensor`s where they are spread.
+            merges: What is to be added to some of them, one at a time.
 
         Raises:
             WeightSyncError: There is no room for the copy, an earlier publication failed, the weights are spread in a
                 way that cannot be published, or they cannot be quantised. What only one process cannot quantise is
-                raised in all of them, by its name.
+                raised in all of them, by its name; weights that are not finite on a GPU, at the next publication.
         """
         self.check()
-        shares = local_shards(tensors)
+        shares = local_shards(tensors, merges)
         if self._owned is None:
             # Who holds what is the same at every version. The thread owns the channel, hence asks.
             rank, exchange = self._channel.rank, self._channel.exchange
             self._owned = self._thread.submit(owned, shares, rank, exchange).result()
         mine = {name: share for name, share in shares.items() if name in self._owned}
         # Those who publish nothing of a tensor still take part: scales may span what several processes hold.
-        quantised = {} if self._form is None else matrix_shares(self._form, tensors, self._matrices)
+        quantised = {} if self._form is None else matrix_shares(self._form, tensors, self._matrices, merges)
         snapshot = self._agreed(lambda: self._publisher.stage(version, mine, self._dtype, quantised=quantised))
         self.newest = version
         self._sealing.append(self._thread.submit(self._seal, snapshot))
@@ -109,18 +118,24 @@ class Publications:
             snapshot = stage()
         except WeightSyncError as error:
             problem = str(error)
-        said = [each.decode() for each in self._exchange(problem.encode())]
-        if snapshot is None or any(said):
-            told = [f"process {rank}: {each}" if len(said) > 1 else each for rank, each in enumerate(said) if each]
-            raise WeightSyncError("; ".join(told))
+        _refuse([each.decode() for each in self._exchange(problem.encode())])
+        assert snapshot is not None
         return snapshot
 
     def _seal(self, snapshot: Snapshot) -> None:
-        part = _Part(digests=snapshot.digests(), nbytes=snapshot.nbytes)
+        part = _Part(digests=snapshot.digests(), nbytes=snapshot.nbytes, problem=snapshot.problem())
         said = self._channel.exchange(msgspec.msgpack.encode(part))
         parts = [msgspec.msgpack.decode(each, type=_Part) for each in said]
+        _refuse([each.problem for each in parts])
         published = self._publisher.seal(snapshot, digests=add_digests(each.digests for each in parts))
         # Every process serves it before anybody is told.
         self._channel.exchange(b"")
         if self._channel.is_leader:
             self._report(attrs.evolve(published, nbytes=sum(each.nbytes for each in parts)))
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    """Raise the problems of a replica's processes, if there are any; empty ones are none."""
+    if any(problems):
+        told = [f"process {rank}: {each}" if len(problems) > 1 else each for rank, each in enumerate(problems) if each]
+        raise WeightSyncError("; ".join(told))

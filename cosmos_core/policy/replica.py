@@ -171,7 +171,7 @@ class PolicyReplica:
 
     def _publish(self) -> None:
         with self.trainer.published():
-            self.publications.publish(self.trainer.step, published_tensors(self.trainer.module))
+            self.publications.publish(self.trainer.step, *published_tensors(self.trainer.module))
 
     def _join(self, order: GenerationOrder) -> None:
         """Become a member of a generation, once; older ones and ones that failed are over."""

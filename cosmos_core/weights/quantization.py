@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import attrs
@@ -27,7 +28,7 @@ from torch.nn.functional import pad
 
 from cosmos_core.errors import WeightSyncError
 from cosmos_core.protocols.quantization import MATRIX_SCALE, SCALE, Format
-from cosmos_core.weights.shards import TensorShard, local_shard, torch_dtype
+from cosmos_core.weights.shards import Merge, TensorShard, local_shard, torch_dtype
 
 _E4M3_MAX: Final = 448.0
 _E4M3_TINY: Final = torch.finfo(torch.float8_e4m3fn).tiny
@@ -47,22 +48,47 @@ _Operation: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def quantise(form: Format, name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
     """Codes and scales of a whole matrix [..., rows, columns], floating point, on any device; see `Format.tensors`."""
-    columns = matrix.shape[-1]
-    largest = block_maxima(matrix, form.block_of(columns))
-    whole = matrix_maxima(largest) if form.has_matrix_scale else None
-    codes, scales, matrix_scales = encode(form, name, matrix, largest, whole)
-    found = {name: codes, f"{name}{SCALE}": scales}
-    return found if matrix_scales is None else {**found, f"{name}{MATRIX_SCALE}": matrix_scales}
+    return quantise_tensors(form, {name: matrix}, {name: tuple(matrix.shape)})
 
 
 def quantise_tensors(
     form: Format, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, tuple[int, ...]]
 ) -> dict[str, torch.Tensor]:
     """Tensors by name, those that are matrices as their codes and scales; the others as they are."""
-    found: dict[str, torch.Tensor] = {}
+    found, finite = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for name, tensor in tensors.items():
-        found.update(quantise(form, name, tensor.detach()) if name in matrices else {name: tensor})
+        if name not in matrices:
+            found[name] = tensor
+            continue
+        largest = block_maxima(tensor.detach(), form.block_of(tensor.shape[-1]))
+        whole = matrix_maxima(largest) if form.has_matrix_scale else None
+        finite[name] = _is_finite(largest, whole)
+        made = encode(form, tensor.detach(), largest, whole)
+        names = (name, f"{name}{SCALE}", f"{name}{MATRIX_SCALE}")
+        found.update({each: part for each, part in zip(names, made, strict=True) if part is not None})
+    if problem := not_finite(finite):
+        raise WeightSyncError(problem)
     return found
+
+
+def not_finite(finite: Mapping[str, torch.Tensor]) -> str:
+    """The message of the first matrix, by `finite`, that no codes can hold, or nothing; waits for its device once."""
+    if not finite:
+        return ""
+    found = zip(finite, torch.stack([*finite.values()]).tolist(), strict=True)
+    wrong = [name for name, is_finite in found if not is_finite]
+    if not wrong:
+        return ""
+    return (
+        f"{wrong[0]}: it has elements that are not finite, which no codes can hold ({len(wrong)} of {len(finite)} "
+        "matrices have some); training has diverged, or set rollout.quantization = 'none' to see where"
+    )
+
+
+def _is_finite(largest: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor:
+    """Tell whether a matrix of such maxima is finite: bool [] on its device, which is not waited for."""
+    found = largest.isfinite().all()
+    return found if whole is None else found & whole.isfinite().all()
 
 
 def dequantise(form: Format, name: str, tensors: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
@@ -139,7 +165,6 @@ def matrix_maxima(largest: torch.Tensor) -> torch.Tensor:
 
 def encode(
     form: Format,
-    name: str,
     matrix: torch.Tensor,
     largest: torch.Tensor,
     whole: torch.Tensor | None,
@@ -151,18 +176,12 @@ def encode(
 
     Args:
         form: The format.
-        name: Canonical name of the matrix, for errors.
         matrix: The columns, floating point.
         largest: Of each block that these columns touch, the largest magnitude, float32 [..., rows, blocks].
         whole: Of each whole matrix, the largest magnitude, float32 [..., 1, 1]; None where the format needs none.
         block: Columns of a block; follows from the columns if they are all of the matrix.
         first: Columns of the first block that come before these.
     """
-    if not all(bool(each.isfinite().all()) for each in (largest, whole) if each is not None):
-        raise WeightSyncError(
-            f"{name}: it has elements that are not finite, which {form.name} cannot hold; training has diverged, or "
-            "set rollout.quantization = 'none' to see where"
-        )
     scales, factors, matrix_scales = _scales(form, largest, whole)
     *leading, columns = matrix.shape
     block = form.block_of(columns) if block is None else block
@@ -310,19 +329,17 @@ class MatrixShare:
         )
 
     def quantise(self, share: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The content of each of `parts`."""
+        """The content of each of `parts`, and whether the share is finite (bool []), all on its device."""
         block = self._block
         skipped = self.start[-1] % block
         largest = block_maxima(share, block, skipped) if self.largest is None else self.largest
-        codes, scales, matrix_scales = encode(
-            self.form, self.name, share, largest, self.whole, block=block, first=skipped
-        )
+        codes, scales, matrix_scales = encode(self.form, share, largest, self.whole, block=block, first=skipped)
         first_block, own = self.start[-1] // block, self._own_blocks()
         found = [codes, scales[..., own.start - first_block : own.stop - first_block]]
         if matrix_scales is not None:
             rows, columns = self._own_corner()
             found.append(matrix_scales[..., :rows, :columns])
-        return tuple(found)
+        return (*found, _is_finite(largest, self.whole))
 
     @property
     def _block(self) -> int:
@@ -339,12 +356,15 @@ class MatrixShare:
 
 
 def matrix_shares(
-    form: Format, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, tuple[int, ...]]
+    form: Format,
+    tensors: Mapping[str, torch.Tensor],
+    matrices: Mapping[str, tuple[int, ...]],
+    merges: Mapping[str, Merge] = MappingProxyType({}),
 ) -> dict[str, MatrixShare]:
     """This process's shares of those tensors that `matrices` names (with their shapes), ready to be quantised.
 
-    Tensors are `DTensor`s where they are spread. Every process that holds some of a spread tensor calls it, at the same
-    place between its other collectives.
+    Tensors are `DTensor`s where they are spread; `merges` change some before they are quantised. Every process that
+    holds some of a spread tensor calls it, at the same place between its other collectives.
     """
     found: dict[str, MatrixShare] = {}
     blocks, wholes = _Maxima(), _Maxima()
@@ -353,7 +373,7 @@ def matrix_shares(
             continue
         if tuple(tensor.shape) != tuple(matrices[name]):
             raise WeightSyncError(f"{name}: of shape {tuple(tensor.shape)}; the model's facts say {matrices[name]}")
-        share = local_shard(tensor)
+        share = local_shard(tensor, merges.get(name))
         shape, start = share.shape, share.start
         found[name] = MatrixShare(form=form, name=name, shape=shape, start=start, size=tuple(share.tensor.shape))
         block = form.block_of(shape[-1])
@@ -361,7 +381,7 @@ def matrix_shares(
         if not shared and not form.has_matrix_scale:
             continue
         # What is no number is larger than any, so that all who share it refuse it, whatever their maximum makes of it.
-        local = block_maxima(share.tensor, block, start[-1] % block).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        local = block_maxima(share.sent(), block, start[-1] % block).nan_to_num_(nan=torch.inf, posinf=torch.inf)
         if shared:
             grid = local.new_zeros((*local.shape[:-1], -(-shape[-1] // block)))
             grid[..., start[-1] // block :][..., : local.shape[-1]] = local

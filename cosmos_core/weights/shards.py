@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import attrs
@@ -25,6 +26,9 @@ Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
 
 EngineLayout: TypeAlias = Mapping[int, Sequence[tuple[TensorSlice, str]]]
 """What each rank of an engine holds, with its dtype (`RolloutEngine.layout`)."""
+
+Merge: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Makes of a process's share of a tensor, which it leaves alone, what is sent of it, of the same shape and dtype."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,27 +107,33 @@ class LocalShard:
     Attributes:
         tensor: The content; writing into it changes what the process holds.
         shape: Shape of the whole tensor.
+        merge: Adds what lies beside the tensor, if anything does.
     """
 
     tensor: torch.Tensor
     start: tuple[int, ...]
     shape: tuple[int, ...]
+    merge: Merge | None = None
 
     @property
     def index(self) -> tuple[slice, ...]:
         """Index of the shard in the whole tensor."""
         return tuple(slice(first, first + count) for first, count in zip(self.start, self.tensor.shape, strict=True))
 
+    def sent(self) -> torch.Tensor:
+        """The content as it is published and exported, made at each call if something is merged."""
+        return self.tensor if self.merge is None else self.merge(self.tensor)
 
-def local_shard(tensor: torch.Tensor) -> LocalShard:
+
+def local_shard(tensor: torch.Tensor, merge: Merge | None = None) -> LocalShard:
     """The part of a tensor that this process holds: its shard of a `DTensor`, all of any other."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
-        return LocalShard(tensor=tensor.detach(), start=(0,) * len(shape), shape=shape)
+        return LocalShard(tensor=tensor.detach(), start=(0,) * len(shape), shape=shape, merge=merge)
     size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     local: torch.Tensor = tensor.to_local().detach()
     assert tuple(local.shape) == tuple(size), f"a shard of {tuple(local.shape)} in a place of {tuple(size)}"
-    return LocalShard(tensor=local, start=tuple(start), shape=shape)
+    return LocalShard(tensor=local, start=tuple(start), shape=shape, merge=merge)
 
 
 def shard_of(name: str, share: LocalShard, dtype: torch.dtype | None = None) -> TensorShard:
@@ -153,9 +163,11 @@ def is_placeable(rows: int, tp: int, shards: int) -> bool:
     return True
 
 
-def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalShard]:
+def local_shards(
+    tensors: Mapping[str, torch.Tensor], merges: Mapping[str, Merge] = MappingProxyType({})
+) -> dict[str, LocalShard]:
     """The parts of some tensors that this process holds, by name."""
-    return {name: local_shard(tensor) for name, tensor in tensors.items()}
+    return {name: local_shard(tensor, merges.get(name)) for name, tensor in tensors.items()}
 
 
 def shard_owners(

@@ -22,7 +22,7 @@ from cosmos_core.protocols import TensorSlice
 from cosmos_core.transport.sockets import Closing
 from cosmos_core.weights import slices, staging
 from cosmos_core.weights.digest import Digests
-from cosmos_core.weights.quantization import MatrixShare, copy_exactly
+from cosmos_core.weights.quantization import MatrixShare, copy_exactly, not_finite
 from cosmos_core.weights.shards import (
     EngineLayout,
     LocalShard,
@@ -58,6 +58,8 @@ class Snapshot:
     file: SharedFile
     copying: Beside = attrs.field(factory=Beside, init=False)
     _sums: Digests = attrs.field(factory=Digests, init=False, repr=False)
+    # Of quantised matrices by name: a number on the device, which is not asked for it before all is written.
+    _finite: dict[str, torch.Tensor] = attrs.field(factory=dict, init=False, repr=False)
     # Made once, as requests for a few slices each come for tens of thousands of tensors.
     itemsizes: Mapping[str, int] = attrs.field(
         init=False,
@@ -86,13 +88,30 @@ class Snapshot:
             found = self._sums.found()
         return found
 
+    def problem(self) -> str:
+        """The reason why it cannot be published, once it is written: a matrix that is not finite; empty if it can."""
+        return self.copying.ask(lambda: not_finite(self._finite))
+
     def close(self) -> None:
         """Drop it, once nothing writes to it any more."""
         with contextlib.suppress(RuntimeError):  # a device that has failed does not
             self.copying.wait()
         self.file.close()
 
-    def fill(self, entry: TensorShard, data: torch.Tensor) -> None:
+    def put(
+        self, entries: Sequence[TensorShard], shard: LocalShard, matrix: MatrixShare | None, *, beside: bool
+    ) -> None:
+        """Copy what is sent of a shard, or codes and scales of it; once this returns none of that is held any more."""
+        content = [shard.sent()]
+        if matrix is not None:
+            *content, self._finite[matrix.name] = matrix.quantise(*content)
+        for entry, data in zip(entries, content, strict=True):
+            if beside:
+                self._fill(entry, data)
+            else:
+                copy_exactly(view(self.file.buffer, entry), data)
+
+    def _fill(self, entry: TensorShard, data: torch.Tensor) -> None:
         """Have the device of `data` add up its digest and copy it to its place."""
         target = view(self.file.buffer, entry)
         for piece in slices.chunks(entry.piece, staging.BUFFER_BYTES // target.element_size()):
@@ -143,7 +162,8 @@ def take_snapshot(
     """Copy tensors into a shared-memory file; the originals may change again after `staging.settle`.
 
     They are this rank's, or shards, by canonical name, on any device; floating-point ones are cast to `dtype` on the
-    way. `spare` is the file of a snapshot that is not needed any more, to be used if it can be, else closed.
+    way. A matrix to be quantised that is not finite is a WeightSyncError, or on a GPU the snapshot's `problem`. `spare`
+    is the file of a snapshot that is not needed any more, to be used if it can be, else closed.
     """
     shares = quantised or {}
     held = {name: each if isinstance(each, LocalShard) else local_shard(each) for name, each in tensors.items()}
@@ -157,17 +177,14 @@ def take_snapshot(
     def copy() -> None:
         rest = iter(snapshot.entries)
         for name, shard in held.items():
-            content = shares[name].quantise(shard.tensor) if name in shares else (shard.tensor,)
-            for entry, data in zip((next(rest) for _ in parts[name]), content, strict=True):
-                if copies_itself(device):
-                    snapshot.fill(entry, data)
-                else:
-                    copy_exactly(view(snapshot.file.buffer, entry), data)
+            snapshot.put([next(rest) for _ in parts[name]], shard, shares.get(name), beside=copies_itself(device))
 
     with contextlib.ExitStack() as undo:
         undo.callback(snapshot.file.close)
         page_lock(snapshot.file, device)
         snapshot.copying.do(device, copy)
+        if not copies_itself(device) and (problem := snapshot.problem()):
+            raise WeightSyncError(problem)
         undo.pop_all()
     return snapshot
 

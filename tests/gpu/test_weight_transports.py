@@ -18,8 +18,9 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import staging, wire
 from cosmos_core.weights.digest import digest_of, tensor_digest
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantization import MatrixShare, quantise_tensors
+from cosmos_core.weights.quantization import matrix_shares, quantise_tensors
 from cosmos_core.weights.receiver import WeightReceiver
+from cosmos_core.weights.shards import local_shard
 from cosmos_core.weights.snapshot import take_snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -123,13 +124,22 @@ def test_little_of_a_gpu_is_taken_to_publish_and_to_load(cuda):
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_codes_and_scales_of_a_device_are_those_that_it_attests(device, form):
-    matrix = torch.randn(4096, 1024, device=device)
-    share = MatrixShare(form=FORMATS[form], name="w", shape=(4096, 1024), start=(0, 0), size=(4096, 1024))
-    if FORMATS[form].has_matrix_scale:
-        pytest.skip("its largest magnitude is exchanged, which a share alone lacks")
-    snapshot = take_snapshot(1, {"w": matrix}, None, quantised={"w": share})
-    expected = quantise_tensors(FORMATS[form], {"w": matrix}, {"w": (4096, 1024)})
-    assert snapshot.digests() == {name: tensor_digest(name, each) for name, each in expected.items()}
+    matrix, added = torch.randn(2, 4096, 1024, device=device)
+    shares = {"w": local_shard(matrix, lambda share: share + added)}
+    expected = quantise_tensors(FORMATS[form], {"w": matrix + added}, {"w": (4096, 1024)})
+    for _ in range(2):
+        quantised = matrix_shares(FORMATS[form], {"w": matrix}, {"w": (4096, 1024)}, {"w": shares["w"].merge})
+        snapshot = take_snapshot(1, shares, None, quantised=quantised)
+        assert snapshot.problem() == ""
+        assert snapshot.digests() == {name: tensor_digest(name, each) for name, each in expected.items()}
+        if device.type == "cuda":
+            # The second time tables of keys are there: whatever waits for the GPU from here on fails.
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                matrix_shares(FORMATS[form], {"w": matrix}, {"w": (4096, 1024)}, {"w": shares["w"].merge})
+                take_snapshot(1, shares, None, quantised=quantised, spare=snapshot.file).copying.wait()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_checkpoint_has_what_was_there_when_it_was_asked_for(device):

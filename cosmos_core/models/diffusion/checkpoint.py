@@ -16,7 +16,7 @@ from torch import nn
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import CheckpointError, ConfigError
-from cosmos_core.models.parallel.lora import with_merged
+from cosmos_core.models.parallel.lora import below_adapters
 from cosmos_core.models.weights import streaming
 from cosmos_core.models.weights.exporting import (
     ADAPTER,
@@ -136,13 +136,13 @@ def export_transformer(
     """
     channel = channel_of(module)
     folder = directory / TRANSFORMER
-    state = with_merged(module, module.state_dict())
+    state, merges = below_adapters(module, module.state_dict())
     dtypes: Mapping[str, torch.dtype] = {}
     if dtype is not None:
         dtypes = same_dtype(dtype, shell.state_dict(), getattr(shell, "_keep_in_fp32_modules", None) or ())
     elif source is not None:
         dtypes = StreamedTransformer(str(source / TRANSFORMER), shell).dtypes
-    written = write_gathered(state, folder, channel, stem=STEM, dtypes=dtypes)
+    written = write_gathered(state, folder, channel, merges=merges, stem=STEM, dtypes=dtypes)
     export_adapters(module, folder / ADAPTER, channel, below=None if source is None else str(source), dtype=dtype)
     led(channel, directory, lambda: _accompany(config, directory, source))
     return floating_dtypes(written)

@@ -44,7 +44,7 @@ from cosmos_core.models.parallel.tensor import (
 from cosmos_core.models.weights.streaming import Weights
 from cosmos_core.protocols import Layout
 from cosmos_core.protocols.layout import Lora
-from cosmos_core.weights.shards import LocalShard, canonical_tensors, local_shard
+from cosmos_core.weights.shards import LocalShard, Merge, canonical_tensors, local_shard
 
 DOWN: Final = "lora_A"
 UP: Final = "lora_B"
@@ -93,44 +93,42 @@ def trained_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: each for name, each in tensors.items() if name not in frozen}
 
 
-def published_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that rollout replicas get: those of the model below the adapters, these added to them.
+def published_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, Merge]]:
+    """The tensors that rollout replicas get, and what adds the adapters to them; see `below_adapters`."""
+    return below_adapters(module, canonical_tensors(module))
 
-    Every process that holds a part of the module calls it: adapters are gathered.
+
+def below_adapters(
+    module: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Merge]]:
+    """Some tensors of a module without its adapters, and what adds these to the weights that they adapt, by name.
+
+    Sums are made one by one, when they are copied: all of them would be a second copy of the weights. Every process
+    that holds a part of the module calls it: adapters are gathered, here and not then.
     """
-    return with_merged(module, canonical_tensors(module))
-
-
-def with_merged(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Some tensors of a module without its adapters, which are added to those that they adapt."""
     found = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
-    for adapter in adapters_of(module):
-        name = f"{adapter.name}.weight"
-        found[name] = merged(found[name], adapter)
-    return found
+    adapted = {f"{adapter.name}.weight": adapter for adapter in adapters_of(module)}
+    return found, {name: _merge(found[name], adapter) for name, adapter in adapted.items()}
 
 
 @torch.no_grad()
-def merged(weight_OI: torch.Tensor, adapter: Adapter) -> torch.Tensor:
-    """A layer's weight with its adapter added, spread as the weight is; the product is summed in float32."""
-    down_RI, up_OR = _whole(adapter.down_RI), _whole(adapter.up_OR)
-    share = local_shard(weight_OI)
-    rows, columns = share.index
-    added = adapter.scale * (up_OR[rows].float() @ down_RI[:, columns].float())
-    local = (share.tensor + added.to(share.tensor.device)).to(weight_OI.dtype)
-    if not isinstance(weight_OI, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        weight_OI.device_mesh,
-        weight_OI.placements,
-        run_check=False,
-        shape=weight_OI.shape,
-        stride=weight_OI.stride(),
-    )
+def _merge(weight_OI: torch.Tensor, adapter: Adapter) -> Merge:
+    """A function that adds an adapter to this process's share of a layer's weight; the product is summed in float32."""
+    rows, columns = local_shard(weight_OI).index
+    up_OR, down_RI = _gathered(adapter.up_OR)[rows], _gathered(adapter.down_RI)[:, columns]
+    if isinstance(weight_OI, DTensor):
+        # What was gathered of other shares is given back.
+        up_OR, down_RI = up_OR.clone(), down_RI.clone()
+
+    @torch.no_grad()
+    def merge(share_OI: torch.Tensor) -> torch.Tensor:
+        added_OI = (up_OR.float() @ down_RI.float()).mul_(adapter.scale).to(share_OI.device)
+        return added_OI.add_(share_OI).to(share_OI.dtype)
+
+    return merge
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     # Shards may be kept on the CPU, where an accelerator's processes cannot meet.

@@ -25,9 +25,17 @@ from transformers.dynamic_module_utils import custom_object_save
 from cosmos_core.errors import CheckpointError
 from cosmos_core.models.parallel.channel import Channel, open_channel
 from cosmos_core.models.parallel.forwards import layout_of
-from cosmos_core.models.parallel.lora import DOWN, is_adapter, with_merged
+from cosmos_core.models.parallel.lora import DOWN, below_adapters, is_adapter
 from cosmos_core.models.parallel.stages import stages_of
-from cosmos_core.weights.shards import LocalShard, TensorShard, dtype_name, local_shards, shard_owners, torch_dtype
+from cosmos_core.weights.shards import (
+    LocalShard,
+    Merge,
+    TensorShard,
+    dtype_name,
+    local_shards,
+    shard_owners,
+    torch_dtype,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -92,11 +100,12 @@ def export_parts(
         CheckpointError: The first process failed, with whatever; all of them say so.
     """
     tied = set(shell.all_tied_weights_keys) | set(shell._keys_to_ignore_on_save or ())  # noqa: SLF001 - as transformers
-    state = {name: tensor for name, tensor in with_merged(module, module.state_dict()).items() if name not in tied}
+    below, merges = below_adapters(module, module.state_dict())
     written = write_gathered(
-        state,
+        {name: tensor for name, tensor in below.items() if name not in tied},
         directory,
         channel,
+        merges=merges,
         dtypes=dtypes,
         convert=lambda held: revert_weight_conversion(shell, held),
         file_bytes=file_bytes,
@@ -119,6 +128,7 @@ def write_gathered(
     directory: Path,
     channel: Channel,
     *,
+    merges: Mapping[str, Merge] = MappingProxyType({}),
     stem: str = "model",
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
     convert: Convert = dict,
@@ -128,7 +138,7 @@ def write_gathered(
 
     In the files they have the names that `convert` gives them; what was written is returned, on meta.
     """
-    shares = local_shards(state)
+    shares = local_shards(state, merges)
     places = shard_owners(shares, channel.exchange)
     facts = {name: next(iter(shards)).facts for name, shards in places.items()}
     own = {name: torch_dtype(each.dtype) for name, each in facts.items()}
@@ -278,7 +288,7 @@ def _gathered(
     """The whole tensor on the leader; elsewhere an empty one."""
     whole = torch.empty(next(iter(owners)).shape if channel.is_leader else (), dtype=dtype)
     for shard, rank in owners.items():
-        own = share.tensor.to(dtype).to("cpu").contiguous() if share is not None and rank == channel.rank else None
+        own = share.sent().to(dtype).to("cpu").contiguous() if share is not None and rank == channel.rank else None
         if channel.is_leader:
             part = own if own is not None else torch.empty(shard.size, dtype=dtype)
             if own is None:

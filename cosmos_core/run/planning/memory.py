@@ -181,9 +181,9 @@ class _Rank:
             "gradients": 4 * trained,
             "optimizer": self._moments(parts, trained),
             "average": 4 * trained if self.policy.average is not None else 0,
-            "merged weights": self._merged(parts) if self.publishes else 0,
         }
         work = {
+            "merged weight": self._merged(parts) if self.publishes else 0,
             "gathered weights": self._gathered(parts),
             "whole gradients": self._accumulated(parts),
             "activations": self._activations(stages, waits=False),
@@ -276,19 +276,23 @@ class _Rank:
         is_copy = bool(whole) and whole[-1].name in names and whole[0].name not in names
         return math.ceil(self.facts.num_tied_parameters / self.policy.mesh.tp / self.shards) if is_copy else 0
 
-    def _adapted(self, part: ModelPart) -> int:
-        """Inputs and outputs of the linear layers that have adapters."""
+    def _adapted(self, part: ModelPart) -> list[int]:
+        """Inputs and outputs together of each linear layer that has an adapter."""
         modules = set() if self.policy.lora is None else set(self.policy.lora.modules)
-        return sum(width for name, width in part.widths.items() if {name, "all-linear"} & modules)
+        return [width for name, width in part.widths.items() if {name, "all-linear"} & modules]
 
     def _adapters(self, part: ModelPart) -> int:
         assert self.policy.lora is not None
-        return math.ceil(self.policy.lora.rank * self._adapted(part) / self.shards)
+        return math.ceil(self.policy.lora.rank * sum(self._adapted(part)) / self.shards)
 
     def _merged(self, parts: Sequence[ModelPart]) -> int:
-        """Weights with their adapters added, until they are copied: by the layers' widths, as sizes are not told."""
-        shares = [(self._adapted(part) / max(1, sum(part.widths.values())), part) for part in parts]
-        return math.ceil(sum(4 * share * part.count * self._shard(part) for share, part in shares))
+        """The largest weight with its adapter added, and what is gathered of all adapters for such sums; at most."""
+        if self.policy.lora is None:
+            return 0
+        # Sizes are not told: a layer of these widths has most weights if it is square.
+        square = [(max(self._adapted(part), default=0) ** 2 / 4 / self.shards, self._shard(part)) for part in parts]
+        gathered = self.shards * sum(part.count * self._adapters(part) for part in parts)
+        return 4 * math.ceil(max(map(min, square), default=0) + (gathered if world_size(self.policy.mesh) > 1 else 0))
 
     def _gathered(self, parts: Sequence[ModelPart]) -> int:
         """Bytes gathered: two layers (the next comes while one computes) and what is round them; or casts."""

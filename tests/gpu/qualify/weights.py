@@ -10,7 +10,6 @@ import torch
 import weights as ways
 from step import QWEN3, SHAPES, Way, documents, model_of
 
-from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.checkpoints.checkpoint import Place, path_of
 from cosmos_core.policy.checkpoints.reader import load_shares
 from cosmos_core.policy.checkpoints.saver import CheckpointSaver
@@ -18,7 +17,7 @@ from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, train_step
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.shards import local_shards
+from cosmos_core.weights.shards import canonical_tensors, local_shards
 from tests.gpu.qualify.where import Where
 
 STEP = 1 << 18
@@ -92,7 +91,7 @@ def checkpoint(where: Where, name: str, *, shape: str) -> None:
     with WeightPublisher("qualify") as publisher:
 
         def publish(number: int) -> Callable[[], object]:
-            snapshot = publisher.stage(number, published_tensors(trainer.module), torch.bfloat16)
+            snapshot = publisher.stage(number, canonical_tensors(trainer.module), torch.bfloat16)
 
             def seal() -> None:
                 publisher.seal(snapshot)

@@ -20,6 +20,7 @@ from cosmos_core.testing.layouts import make_trainer, train_step, whole, worst_e
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.shards import canonical_tensors, local_shard, local_shards, owned
 from tests.families import CONFIGS, TINY, family, text_payloads
+from tests.merging import published
 
 STEPS = 3
 FAMILIES = {**CONFIGS, "one key head": {**TINY, "model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1}}
@@ -69,10 +70,9 @@ def learn(name, settings, world):
     trainer = make(name, settings, world)
     steps(trainer, range(1))
     gradients = {key: each.grad for key, each in trainer.module.named_parameters() if each.grad is not None}
-    published = published_tensors(trainer.module)
     # Together the processes publish every element of every tensor once.
-    owned(local_shards(published), world.rank, world.exchange)
-    return [whole(each, world) for each in (gradients, trained_tensors(trainer.module), published)]
+    owned(local_shards(*published_tensors(trainer.module)), world.rank, world.exchange)
+    return [whole(each, world) for each in (gradients, trained_tensors(trainer.module), published(trainer.module))]
 
 
 def learn_in(name, layouts):
@@ -114,11 +114,11 @@ def test_only_adapters_learn_and_none_are_published():
     trainer = make_trainer(family("hf", CONFIGS["llama"])(), policy(modules=("q_proj", "down_proj")), single_world())
     before = {name: tensor.clone() for name, tensor in canonical_tensors(trainer.module).items()}
     plain = {name: tensor for name, tensor in before.items() if not is_adapter(name)}
-    start = published_tensors(trainer.module)
+    start = published(trainer.module)
     assert start.keys() == plain.keys()
     assert all(torch.equal(start[name], tensor) for name, tensor in plain.items()), "B starts at zero"
     steps(trainer, range(STEPS))
-    after, sent = canonical_tensors(trainer.module), published_tensors(trainer.module)
+    after, sent = canonical_tensors(trainer.module), published(trainer.module)
     assert all(torch.equal(after[name], tensor) for name, tensor in plain.items())
     assert all(not torch.equal(after[name], tensor) for name, tensor in before.items() if is_adapter(name))
     changed = {name for name, tensor in plain.items() if not torch.equal(sent[name], tensor)}

@@ -14,7 +14,6 @@ from cosmos_core.config.schema import (
     ParallelConfig,
     PolicyConfig,
 )
-from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.processes.world import World, single_world
@@ -23,6 +22,7 @@ from cosmos_core.protocols import Loss
 from cosmos_core.testing.layouts import Imitation, make_trainer, share_of, whole, worst_error
 from cosmos_core.testing.worlds import run_world
 from tests.families import CONFIGS, family, text_payloads
+from tests.merging import published
 
 
 class Near(Imitation):
@@ -67,7 +67,7 @@ def three_steps(settings, world):
         applied = trainer.train(share, share.counts, solo(), Stopwatch(trainer.device))
     state = {name: each for name, each in trainer.state().items() if name.startswith("average.")}
     with trainer.published():
-        given = whole(published_tensors(trainer.module), world)
+        given = whole(published(trainer.module), world)
     loss = Meter.merged(world.exchange(applied.meter.encode())).report()["loss"]
     return whole(state, world), given, loss
 

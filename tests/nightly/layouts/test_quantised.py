@@ -10,7 +10,6 @@ import torch
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
 from cosmos_core.models.facts import column_split, matrices_of
 from cosmos_core.models.parallel.channel import open_channel
-from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.models.parallel.plan import plan_for
 from cosmos_core.models.weights.loading import make_shell
 from cosmos_core.policy.mesh.mesh import form_mesh
@@ -20,7 +19,7 @@ from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.testing.layouts import make_trainer
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.shards import local_shard
+from cosmos_core.weights.shards import canonical_tensors, local_shard
 from tests.families import CONFIGS, family
 
 torch.set_num_threads(1)
@@ -39,7 +38,7 @@ def published(name, mesh, world):
     """Digest and bytes of each format."""
     model = family("hf", CONFIGS[name])()
     trainer = make_trainer(model, policy(mesh), world)
-    tensors = published_tensors(trainer.module)
+    tensors = canonical_tensors(trainer.module)
     matrices = matrices_of(make_shell(model.config, model.auto_class, trust_remote_code=False))
     reports = []
     with WeightPublisher("run") as publisher:
@@ -83,7 +82,7 @@ def split_by_columns(name):
     shell = make_shell(model.config, model.auto_class, trust_remote_code=False)
     matrices = matrices_of(shell)
     parts = {
-        each: local_shard(tensor) for each, tensor in published_tensors(trainer.module).items() if each in matrices
+        each: local_shard(tensor) for each, tensor in canonical_tensors(trainer.module).items() if each in matrices
     }
     found = {each for each, part in parts.items() if part.tensor.shape[-1] < part.shape[-1]}
     return found, column_split(shell, plan_for(shell, {})) & matrices.keys()

@@ -149,7 +149,7 @@ def test_processes_publish_what_each_holds_under_the_digest_of_the_whole():
 def test_what_cannot_be_quantised_is_refused_and_leaves_no_file(tmp_path):
     with WeightPublisher("run", directory=tmp_path) as publisher:
         publications = Publications(publisher, torch.bfloat16, print, form=FORMATS["fp8"], matrices={"w": (2, 3)})
-        with pytest.raises(WeightSyncError, match="w: it has elements that are not finite, which fp8 cannot hold"):
+        with pytest.raises(WeightSyncError, match="w: it has elements that are not finite, which no codes can hold"):
             publications.publish(1, {"w": torch.full((2, 3), torch.inf)})
         assert list(tmp_path.iterdir()) == []
         publications.close()
@@ -183,4 +183,4 @@ def publish_spoilt(size, spoilt):
 def test_what_one_process_cannot_quantise_ends_all_of_them_with_one_message():
     said = run_world(2, publish_spoilt, 2, 1)
     assert said[0] == said[1]
-    assert said[0].startswith("process 1: 0.weight: it has elements that are not finite, which fp8 cannot hold")
+    assert said[0].startswith("process 1: 0.weight: it has elements that are not finite, which no codes can hold")

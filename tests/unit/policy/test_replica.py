@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cosmos_core.config.schema import AverageConfig
-from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.batches.share import ShareReader
 from cosmos_core.policy.checkpoints.checkpoint import Place, completed, marker, read_place
 from cosmos_core.policy.checkpoints.reader import restore
@@ -39,6 +38,7 @@ from cosmos_core.transport.reports import (
 from cosmos_core.types import Sample, SampleStatus
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.publisher import WeightPublisher
+from tests.merging import published
 
 
 class Script:
@@ -233,7 +233,7 @@ def test_what_is_published_is_attested(kit, model, work, tmp_path, publish):
         (when(WeightsPublished, 2), STOP),
     )
     trainer = run(kit, model, script, held, tmp_path, average=AverageConfig(decay=0.9, publish=publish))
-    own = published_tensors(trainer.module)
+    own = published(trainer.module)
     state = trainer.state()
     digests = [digest_of(own), digest_of({name: state[f"average.{name}"] for name in own})]
     assert digests[0] != digests[1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from cosmos_core.rollout.serving.updates import Update
 from cosmos_core.weights import slices, staging
 from cosmos_core.weights.digest import Digests, digest_of, tensor_digests
 from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.quantization import MatrixShare, quantise_tensors
+from cosmos_core.weights.quantization import MatrixShare, matrix_shares, not_finite, quantise_tensors
+from cosmos_core.weights.shards import local_shards
 from cosmos_core.weights.snapshot import take_snapshot, view
 from tests.streams import Streams
 
@@ -99,6 +101,39 @@ def test_codes_and_scales_are_made_and_digested_on_the_device(streams, tmp_path)
     assert snapshot.digests() == tensor_digests(quantise_tensors(form, {"w": matrix}, {"w": (64, 96)}))
 
 
+def test_a_matrix_that_codes_cannot_hold_is_told_once_the_device_has_written_it(streams, tmp_path):
+    spoilt = torch.full((2, 32), torch.nan)
+    shares = matrix_shares(FORMATS["fp8"], {"w": spoilt}, {"w": (2, 32)})
+    snapshot = take_snapshot(1, {"w": spoilt}, None, quantised=shares, directory=tmp_path)
+    assert snapshot.problem().startswith("w: it has elements that are not finite")
+
+
+def test_what_adapters_add_is_held_of_one_weight_at_a_time(streams, monkeypatch, tmp_path):
+    """Beside other work, and with the bits of sums that are made all at once."""
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 512)
+    held, alive = {name: torch.randn(30, 40) for name in "abc"}, []
+
+    def merge(share):
+        gc.collect()
+        assert not [each for each in alive if each() is not None]
+        made = share + 1.0
+        alive.append(weakref.ref(made))
+        return made
+
+    sums = {name: tensor + 1.0 for name, tensor in held.items()}
+    for form in (None, FORMATS["nvfp4"]):
+        matrices = {} if form is None else dict.fromkeys("ab", (30, 40))
+        quantised = {} if form is None else matrix_shares(form, held, matrices, dict.fromkeys(held, merge))
+        expected = sums if form is None else quantise_tensors(form, sums, matrices)
+        alive.clear()
+        snapshot = take_snapshot(
+            1, local_shards(held, dict.fromkeys(held, merge)), None, quantised=quantised, directory=tmp_path
+        )
+        assert not alive
+        assert snapshot.digests() == tensor_digests(expected)
+        assert len(alive) == 3
+
+
 def test_memory_is_page_locked_once_for_as_long_as_it_is_used(streams, tmp_path):
     snapshot = take_snapshot(1, {"w": torch.zeros(1000)}, None, directory=tmp_path)
     assert list(streams.locked.values()) == [snapshot.file.size]
@@ -136,8 +171,19 @@ def test_what_is_loaded_goes_through_two_buffers_of_fixed_size(streams, monkeypa
     assert made == [512, 512]
 
 
-def test_a_digest_asks_nothing_of_a_device_but_its_sums():
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_quantising_asks_nothing_of_a_device_but_whether_matrices_are_finite(form):
     """A tensor without values has a device of which nothing can be asked."""
+    held, merge = {"w": torch.empty(70, 100, device="meta")}, lambda share: share + 1.0
+    (share,) = matrix_shares(form, held, {"w": (70, 100)}, {"w": merge}).values()
+    *made, is_finite = share.quantise(local_shards(held, {"w": merge})["w"].sent())
+    assert [tuple(each.shape) for each in made] == [part.size for part in share.parts()]
+    assert {each.device.type for each in (*made, is_finite)} == {"meta"}
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        not_finite({"w": is_finite})
+
+
+def test_a_digest_asks_nothing_of_a_device_but_its_sums():
     digests = Digests()
     for dtype in DTYPES:
         digests.add("w", torch.empty(70, 1000, device="meta", dtype=dtype))

@@ -9,10 +9,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cosmos_core.config.schema import LoraConfig, PolicyConfig
-from cosmos_core.models.parallel.lora import adapters_of, is_adapter
+from cosmos_core.models.parallel.lora import adapters_of, is_adapter, published_tensors
 from cosmos_core.policy.mesh.layout import layout_of
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.testing.layouts import make_trainer, train_step
+from cosmos_core.weights.digest import tensor_digests
+from cosmos_core.weights.shards import canonical_tensors, local_shards
+from cosmos_core.weights.snapshot import take_snapshot
 from tests.families import CONFIGS, family, text_payloads
 
 MODULES = ("q_proj", "v_proj", "down_proj")
@@ -56,6 +59,16 @@ def change(module):
 def logits(module):
     with torch.no_grad():
         return module(input_ids=TOKENS, use_cache=False).logits
+
+
+def test_what_is_published_has_the_bits_of_weights_and_adapters_added_all_at_once(tmp_path):
+    _, module = build("qwen3")
+    change(module)
+    sums = {name: tensor for name, tensor in canonical_tensors(module).items() if not is_adapter(name)}
+    for each in adapters_of(module):
+        sums[f"{each.name}.weight"] = sums[f"{each.name}.weight"] + each.scale * (each.up_OR @ each.down_RI)
+    snapshot = take_snapshot(1, local_shards(*published_tensors(module)), torch.bfloat16, directory=tmp_path)
+    assert snapshot.digests() == tensor_digests({name: each.bfloat16() for name, each in sums.items()})
 
 
 def test_forward_and_gradients_are_those_of_peft(subtests):

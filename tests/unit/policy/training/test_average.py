@@ -8,7 +8,6 @@ from cosmos_core.config.job import stages
 from cosmos_core.config.loading import recipe_from
 from cosmos_core.config.schema import AverageConfig, LoraConfig, OptimizerConfig, PolicyConfig
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.plugins.recipe import unmet
 from cosmos_core.policy.batches.batch import Share
 from cosmos_core.policy.checkpoints.checkpoint import Place
@@ -25,6 +24,7 @@ from cosmos_core.protocols import Loss
 from cosmos_core.run.export import _is_average, load_weights
 from cosmos_core.weights.digest import tensor_digests
 from cosmos_core.weights.snapshot import take_snapshot, view
+from tests.merging import published
 from tests.unit.policy.training.test_step import pair
 
 
@@ -97,7 +97,7 @@ def test_the_weights_come_back_bit_for_bit(model, kit):
 
     def fail():
         with trainer.published():
-            assert all(torch.equal(each, mean[name]) for name, each in published_tensors(trainer.module).items())
+            assert all(torch.equal(each, mean[name]) for name, each in published(trainer.module).items())
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -110,8 +110,8 @@ def test_the_average_stays_in_place_until_a_device_has_copied_it(model, kit, str
     trainer = trainer_of(kit, model, publish=True, decay=0.9)
     step(trainer, kit)
     with trainer.published():
-        snapshot = take_snapshot(1, published_tensors(trainer.module), torch.bfloat16)
-        mean = {name: each.bfloat16() for name, each in published_tensors(trainer.module).items()}
+        snapshot = take_snapshot(1, published(trainer.module), torch.bfloat16)
+        mean = {name: each.bfloat16() for name, each in published(trainer.module).items()}
     assert snapshot.digests() == tensor_digests(mean)
     assert all(torch.equal(view(snapshot.file.buffer, each), mean[each.name]) for each in snapshot.entries)
 
@@ -247,14 +247,14 @@ def test_of_a_model_with_adapters_these_alone_are_averaged(model, kit):
     trainer = Trainer(model=model, module=module, policy=policy, device=kit.CPU, world=world)
     trainer.begin_stage(kit.stage_of(), kit.Reinforce(), 1.0)
     first = weights(trainer)
-    base = {name: each.clone() for name, each in published_tensors(module).items()}
+    base = {name: each.clone() for name, each in published(module).items()}
     step(trainer, kit)
     assert {*average(trainer)} == {*first}
     assert all("lora_" in name for name in first)
     for name, each in average(trainer).items():
         torch.testing.assert_close(each, 0.5 * first[name] + 0.5 * weights(trainer)[name])
     with trainer.published():
-        given = published_tensors(module)
+        given = published(module)
     assert given.keys() == base.keys()
     assert any(not torch.equal(each, base[name]) for name, each in given.items())
 

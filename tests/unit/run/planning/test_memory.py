@@ -197,9 +197,10 @@ def test_adapters_and_experts_count_for_themselves():
     assert rank.device["optimizer"] == 2 * rank.device["gradients"]
     assert rank.host["checkpoint copy"] == 3 * rank.device["gradients"]
     assert rank.device["parameters"] == 4 * (10_400 + 8 * 2 * 30)
-    # Published are the sums of both, which lie beside them until they are copied.
-    layers = 8 * 1000
-    assert rank.device["merged weights"] == 4 * layers * 30 // 100
+    # Published are the sums of both, one at a time: the layer's weights are 15 x 15 at most.
+    assert rank.device["merged weight"] == 4 * 15 * 15
+    (sharded, *_) = memory({"dp_shard": 2}, lora={"rank": 2, "modules": ["q_proj"]})
+    assert sharded.device["merged weight"] == 4 * (113 + 8 * 2 * 30), "the adapters' parts come from everywhere"
     # Casts of weights that are not trained live as long as what needs them: a layer's backward pass, or its forward.
     for recompute, casts in [("none", 10_400), ("full", 2400 + 2 * 1000)]:
         (cast,) = memory(lora={"rank": 2}, precision="bf16", parallel={"recompute": recompute})
