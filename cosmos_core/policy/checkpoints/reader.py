@@ -5,7 +5,7 @@ declare parts of the checkpoint to be pickles, too. Here it is given stand-ins, 
 the description is then made of that, type by type. A checkpoint from a stranger can be wrong, but cannot run anything.
 
 Each part of a tensor that was saved has a checksum there, and the description has one in `complete.json`. A part is
-read as a whole, whatever the layout needs of it, and once, into memory that all parts share.
+read as a whole, whatever the layout needs of it, and once, into memory that all parts of a thread share.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import attrs
@@ -35,7 +37,7 @@ from torch.futures import Future
 from cosmos_core.errors import CheckpointError, DamagedCheckpointError
 from cosmos_core.policy.checkpoints.checkpoint import METADATA, Contents, read_place, require_whole
 from cosmos_core.policy.checkpoints.frozen_digest import check_below
-from cosmos_core.policy.checkpoints.saver import RNG, WRITE_ERRORS, checksum, chunk_of, reason_of
+from cosmos_core.policy.checkpoints.saver import RNG, THREADS, WRITE_ERRORS, checksum, chunk_of, reason_of
 from cosmos_core.policy.training.gradients import stored
 from cosmos_core.policy.training.trainer import Trainer
 from cosmos_core.storage import failures, is_out_of_reach, storage_options
@@ -124,7 +126,7 @@ class CheckpointReader(FsspecReader):
         self._contents = contents
         self._description: Metadata | None = None
         self._checksums: Mapping[MetadataIndex, int] = {}
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._own: Final = threading.local()
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The description of what the checkpoint holds, read once.
@@ -155,7 +157,7 @@ class CheckpointReader(FsspecReader):
         return self._description
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read and verify each part that a plan needs some of.
+        """Read and verify each part that a plan needs some of, several files at once.
 
         Raises:
             OSError: A file cannot be opened.
@@ -164,13 +166,19 @@ class CheckpointReader(FsspecReader):
         in_file: dict[str, list[ReadItem]] = {}
         for item in sorted(plan.items, key=lambda item: self._place(item).offset):
             in_file.setdefault(self._place(item).relative_path, []).append(item)
-        for name, items in in_file.items():
+
+        def read(name: str) -> None:
             with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as file:
-                for item in items:
+                for item in in_file[name]:
                     part = self._part(file, item)
                     target = planner.resolve_tensor(item).detach()
                     target.copy_(narrow_tensor_by_index(part, item.storage_offsets, item.lengths))
                     planner.commit_tensor(item, target)
+
+        with ThreadPoolExecutor(THREADS, "checkpoint-file") as threads:
+            # What fails in one is raised here, and files that are not begun are left alone.
+            for _ in threads.map(read, in_file):
+                pass
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -205,9 +213,10 @@ class CheckpointReader(FsspecReader):
         assert index is not None, "torch notes which of the parts it is"
         dtype, sizes = entry.properties.dtype, entry.chunks[index].sizes
         num_bytes = sizes.numel() * dtype.itemsize
-        if num_bytes > len(self._memory):
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
-        values = self._memory[:num_bytes]
+        memory: torch.Tensor | None = getattr(self._own, "memory", None)
+        if memory is None or num_bytes > len(memory):
+            memory = self._own.memory = torch.empty(num_bytes, dtype=torch.uint8)
+        values = memory[:num_bytes]
         # torch has no public word for where it put the values; they are as they were in memory.
         archive: Any = torch._C.PyTorchFileReader(stream)  # noqa: SLF001
         stream.seek(archive.get_record_offset("data/0"))

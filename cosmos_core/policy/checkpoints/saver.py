@@ -53,7 +53,8 @@ WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, Checkpoin
 """Errors of file systems and of torch's writer, besides `failures` of stores; torch's own is no `Exception`."""
 
 RNG: Final = "rng"
-_THREADS: Final = 4
+THREADS: Final = 4
+"""Files that a process writes at once, or reads."""
 _LEAST_BYTES: Final = 16 << 20
 """Of a file, where there are several."""
 
@@ -177,7 +178,7 @@ class ThreadedWriter(FsspecWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written[list[WriteResult]]:
         """Write a file for each thread, of items that are about as large as the others'."""
         items, place = sorted(plan.items, key=_nbytes, reverse=True), plan.storage_data
-        count = max(1, min(_THREADS, sum(map(_nbytes, items)) // _LEAST_BYTES))
+        count = max(1, min(THREADS, sum(map(_nbytes, items)) // _LEAST_BYTES))
         write_file = super().write_data
 
         def write(number: int) -> list[WriteResult]:

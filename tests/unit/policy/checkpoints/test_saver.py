@@ -93,6 +93,27 @@ def test_one_file_of_several_that_cannot_be_written_is_told(model, kit, tmp_path
     assert [*tmp_path.iterdir()] == []
 
 
+def test_several_files_are_read_at_once_and_one_that_cannot_be_is_told(tmp_path, several_files, monkeypatch):
+    expected = {f"model.{name}": torch.randn(50) for name in "abcd"}
+    path = write_checkpoint(str(tmp_path), copy_state(expected, place(3)))
+    create, together, broken = FileSystem.create_stream, threading.Barrier(4), []
+
+    def opened(files, path, mode):
+        if str(path).endswith(".distcp"):
+            together.wait(60)
+            if str(path)[-10:] in broken:
+                raise OSError(errno.EIO, "Input/output error")
+        return create(files, path, mode)
+
+    monkeypatch.setattr(FileSystem, "create_stream", opened)
+    found = {name: torch.zeros(50) for name in expected}
+    load_shares(path, local_shards(found))
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+    broken += sorted(each.name[-10:] for each in Path(path).glob("*.distcp"))[2:]
+    with pytest.raises(DamagedCheckpointError, match=r"step-3 is damaged: .*Input/output error"):
+        load_shares(path, local_shards(found))
+
+
 def test_memory_for_copies_that_is_page_locked_is_used_again(tmp_path, streams):
     state, outcomes = {"model.w": torch.zeros(1000)}, []
     saver = CheckpointSaver(str(tmp_path), 2, outcomes.append)
