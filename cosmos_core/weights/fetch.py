@@ -13,7 +13,7 @@ import math
 import mmap
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Final, TypeAlias
 
 import attrs
@@ -66,8 +66,13 @@ class Source:
         stall_s: float,
         base: Base | None = None,
         keyring: Keyring | None = None,
+        pairs: MutableMapping[str, ProcessGroupTransport] | None = None,
     ) -> None:
-        """Connect; `base` is what the receiver has already, if changes of it are enough."""
+        """Connect.
+
+        `base` is what the receiver has already, if changes of it are enough. `pairs` are process groups of earlier
+        fetches by endpoint: one goes on here, and is put back once it has done all that it was asked for.
+        """
         self.endpoint: Final = endpoint
         self.place: Final = place
         self.manifest: wire.Manifest | None = None
@@ -86,6 +91,8 @@ class Source:
         self._kind: Final[wire.Network] = network
         self._stall_s: Final = stall_s
         self._transport: FrameTransport | None = FrameTransport() if network == "zmq" else None
+        self._pairs: Final = {} if pairs is None else pairs
+        self._former: ProcessGroupTransport | None = None
         self._opening = -1
         self._base: Final = base if network == "zmq" else None
         # As it is now: what arrives is written into the same copy.
@@ -110,7 +117,9 @@ class Source:
             self._ask()
         elif self._queue and self._kind != "zmq" and self._opening < 0:
             self._opening = self._number()
-            self._send(wire.Open(request=self._opening, run_id=self._run_id, backend=self._kind))
+            self._former = self._pairs.pop(self.endpoint, None)
+            pair = "" if self._former is None else self._former.name
+            self._send(wire.Open(request=self._opening, run_id=self._run_id, backend=self._kind, pair=pair))
 
     @property
     def readable(self) -> tuple[sockets.Socket, ...]:
@@ -149,10 +158,16 @@ class Source:
         if self._opening < 0:
             self.socket.close()
             return
-        self._send(wire.Leave(request=self._number()))
+        transport = self._transport
+        keep = isinstance(transport, ProcessGroupTransport) and transport.is_idle and not self.failure
+        self._send(wire.Leave(request=self._number(), keep=keep))
         self.socket.close(linger=_LINGER_MS)
-        if self._transport is not None:
-            self._transport.close()
+        if keep and isinstance(transport, ProcessGroupTransport):
+            self._pairs[self.endpoint] = transport
+        elif transport is not None:
+            transport.close()
+        if self._former is not None:
+            self._former.close()
 
     def take(self) -> list[Arrived]:
         """Process one answer, if there is one, and return its slices."""
@@ -172,8 +187,7 @@ class Source:
         if isinstance(answer, wire.Denied):
             raise TransportError(answer.reason)
         if isinstance(answer, wire.Opened) and answer.request == self._opening and self._transport is None:
-            assert self._kind != "zmq"
-            self._transport = ProcessGroupTransport(self._kind, host_of(self.endpoint), answer.port, self._stall_s)
+            self._transport = self._paired(answer)
             self._progress = time.monotonic()
             self._ask()
             return []
@@ -185,6 +199,17 @@ class Source:
         del self._asked[answer.request]
         self._ask()
         return arrived
+
+    def _paired(self, answer: wire.Opened) -> ProcessGroupTransport:
+        """The process group that goes on, or a new one, for which the publisher waits."""
+        assert self._kind != "zmq"
+        former, self._former = self._former, None
+        if answer.port == 0 and former is not None and former.name == answer.pair:
+            former.stall_s = self._stall_s
+            return former
+        if former is not None:
+            former.close()
+        return ProcessGroupTransport(self._kind, host_of(self.endpoint), answer.port, self._stall_s, answer.pair)
 
     def _tensors(self, batch: Sequence[Wanted], came: Sequence[torch.Tensor], answer: wire.Slices) -> list[Arrived]:
         if len(came) != len(batch):

@@ -1,4 +1,4 @@
-"""Brings slices from a publisher to a receiver, for one fetch: as frames, or through a process group of the two.
+"""Brings slices from a publisher to a receiver: as frames, or through a process group of the two.
 
 Requests and answers always travel over ZeroMQ, so that the planner, the window, deadlines and the turn to other
 publishers are the same for every transport. The process group is outside torch's default group.
@@ -8,6 +8,7 @@ machine's as they come: a GPU holds the answers that are on their way (`wire.WIN
 the weights. NCCL has no tags, so both sides name their transfers in the same order, and it needs a GPU for each of the
 two processes. Its communicator is built in the first transfer, in which the lower rank of the two names it to the
 other: a receive waits until the other one sends. So a pair begins with a byte from the publisher, while both are there.
+A pair that has done all that it was asked for stays for later fetches, until one of the two leaves it or ends.
 
 Whatever fails is a `TransportError` with torch's own words: the other one does not appear or is gone, a transfer is not
 complete in time, or the GPU has no room.
@@ -24,6 +25,7 @@ import re
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from datetime import timedelta
@@ -304,12 +306,18 @@ class ProcessGroupTransport(FrameTransport):
     Transfers are begun before they are asked for, so that those of several publishers go on at the same time.
     """
 
-    def __init__(self, kind: Backend, host: str, port: int, stall_s: float) -> None:
+    def __init__(self, kind: Backend, host: str, port: int, stall_s: float, name: str = "") -> None:
         store = meet(host, port, stall_s)
-        self._stall_s: Final = stall_s
+        self.name: Final = name
+        self.stall_s = stall_s
         self._pair: Final = Pair(kind, store, RECEIVER, host=address_towards(host), timeout_s=stall_s)
         self._expected: Final[dict[int, list[tuple[torch.Tensor, dist.Work | None]]]] = {}
         self._failure: TransportError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """True while all that was expected has come, so that another fetch may go on with it."""
+        return self._failure is None and not self._expected
 
     def expect(self, request: int, sizes: Sequence[int]) -> None:
         """Begin to receive; if the connection is broken, or the GPU is full, `take` tells."""
@@ -329,7 +337,7 @@ class ProcessGroupTransport(FrameTransport):
             raise self._failure
         for _, work in self._expected[request]:
             if work is not None:
-                self._pair.finish(work, self._stall_s)
+                self._pair.finish(work, self.stall_s)
         return [self._pair.taken(data) for data, _ in self._expected.pop(request)]
 
     def close(self) -> None:
@@ -339,13 +347,20 @@ class ProcessGroupTransport(FrameTransport):
 
 
 class Sender:
-    """Sends answers to one receiver, met at `port`. The server that feeds it never waits for it."""
+    """Sends answers to one receiver, met at `port`. The server that feeds it never waits for it.
+
+    Attributes:
+        name: Names the pair to the receiver, in a later fetch.
+        is_kept: True between the receiver's fetches.
+    """
 
     def __init__(self, kind: Backend, host: str) -> None:
         self._kind: Final[Backend] = kind
         self._host: Final = host
         self._meeting: Rendezvous | None = Rendezvous(host, FORM_S)
         self.port: Final = self._meeting.port
+        self.name: Final = uuid.uuid4().hex
+        self.is_kept = False
         self._answers: Final[queue.SimpleQueue[_Answer | None]] = queue.SimpleQueue()
         self._lock: Final = threading.Lock()
         self._why_ended = ""
@@ -363,6 +378,13 @@ class Sender:
             if self._why_ended:
                 raise TransportError(self._why_ended)
             self._answers.put((request, slices))
+
+    def renew(self) -> bool:
+        """Go on with another fetch of the same receiver; false if it sends nothing any more."""
+        with self._lock:
+            self.is_kept = False
+            self._answers.put((0, ()))  # what counts as silence begins here
+            return not self._why_ended
 
     def close(self) -> None:
         """End once what is queued is sent; returns at once. Idempotent."""

@@ -22,6 +22,7 @@ from cosmos_core.weights import digest, wire
 from cosmos_core.weights.disk import stored_parts
 from cosmos_core.weights.fetch import Fetch, Ready, Source, plan_of, problems, read_mapped, wait
 from cosmos_core.weights.planner import Plan, check_agreement
+from cosmos_core.weights.process_group import ProcessGroupTransport
 from cosmos_core.weights.shards import EngineLayout, ShardMap
 from cosmos_core.weights.shared_memory import map_shared
 from cosmos_core.weights.snapshot import Base
@@ -36,7 +37,10 @@ Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.Network
 
 @attrs.define(eq=False)
 class WeightReceiver(Closing):
-    """Fetches weights for one rollout replica; used by one thread at a time. Connections are made per fetch.
+    """Fetches weights for one rollout replica; used by one thread at a time.
+
+    Connections are made per fetch. A process group with a publisher stays for the next one, as long as that is one of
+    the sources, and nothing has failed in it.
 
     Attributes:
         transport: `auto` maps files of publishers on `host`, asks others over ZeroMQ, and reads what is stored in
@@ -57,6 +61,7 @@ class WeightReceiver(Closing):
     _directory: str | None = attrs.field(default=None, kw_only=True)
     _keyring: Keyring | None = attrs.field(default=None, kw_only=True)
     _context: sockets.Context = attrs.field(factory=zmq.Context, init=False)
+    _pairs: dict[str, ProcessGroupTransport] = attrs.field(factory=dict, init=False)
 
     @property
     def _network(self) -> wire.Network:
@@ -104,8 +109,14 @@ class WeightReceiver(Closing):
                 source.close()
 
     def close(self) -> None:
-        """Release the sockets. Idempotent."""
+        """Release the sockets and process groups. Idempotent."""
+        self._leave_all_but(())
         self._context.destroy(linger=0)
+
+    def _leave_all_but(self, endpoints: Collection[str]) -> None:
+        """Leave the process groups with all other publishers; these hear of it, or give them up in time."""
+        for endpoint in self._pairs.keys() - set(endpoints):
+            self._pairs.pop(endpoint).close()
 
     def _find(
         self,
@@ -169,6 +180,7 @@ class WeightReceiver(Closing):
                 f"weights version {target.version}: none of its {len(target.sources)} sources can be used with "
                 f"sync.transport {self._transport!r} on host {self._place.host!r} (theirs: {', '.join(target.hosts)})"
             )
+        self._leave_all_but(target.sources)
         for endpoint, host, rack in places:
             source = Source(
                 self._context,
@@ -179,6 +191,7 @@ class WeightReceiver(Closing):
                 stall_s=stall_s,
                 base=base,
                 keyring=self._keyring,
+                pairs=self._pairs,
             )
             found.append(source)
             source.describe(target.version)

@@ -115,7 +115,10 @@ class SliceServer:
             self._ignored("weight server: dropped a request: %s", error)
             return
         if isinstance(request, wire.Leave):
-            self._dismiss(peer)
+            if request.keep and peer in self._senders:
+                self._senders[peer].is_kept = True
+            else:
+                self._dismiss(peer)
             return
         answer, frames = self._answer(peer, request)
         sender = self._senders.get(peer)
@@ -147,10 +150,18 @@ class SliceServer:
         return wire.Described(request=request.request, manifest=published.manifest)
 
     def _open(self, peer: bytes, request: wire.Open) -> Answer:
+        # By its name alone: the word that it is kept came on another connection, and may still come.
+        former = next((each for each, sender in self._senders.items() if sender.name == request.pair), None)
+        if former is not None and self._senders[former].renew():
+            self._senders[peer] = self._senders.pop(former)
+            return wire.Opened(request=request.request, port=0, pair=request.pair)
         self._dismiss(peer)
         for gone in [each for each, sender in self._senders.items() if sender.is_over]:
             del self._senders[gone]
         self._leaving = [sender for sender in self._leaving if not sender.is_over]
+        kept = next((each for each, sender in self._senders.items() if sender.is_kept), None)
+        if kept is not None and len(self._senders) + len(self._leaving) >= MAX_GROUPS:
+            self._senders.pop(kept).close()
         if len(self._senders) + len(self._leaving) >= MAX_GROUPS:
             self._denied("weight server: refused a process group: it has %d", MAX_GROUPS)
             return wire.Denied(
@@ -163,7 +174,7 @@ class SliceServer:
         except TransportError as error:
             return wire.Denied(request=request.request, reason=str(error))
         self._senders[peer] = sender
-        return wire.Opened(request=request.request, port=sender.port)
+        return wire.Opened(request=request.request, port=sender.port, pair=sender.name)
 
     def _dismiss(self, peer: bytes) -> None:
         sender = self._senders.pop(peer, None)

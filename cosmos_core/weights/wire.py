@@ -86,26 +86,34 @@ class Read:
 
 @attrs.frozen(kw_only=True)
 class Open:
-    """Ask that slices come through a process group of the two from now on; `backend` is its kind."""
+    """Ask that slices come through a process group of the two from now on.
+
+    Attributes:
+        backend: Its kind.
+        pair: Name of the one that an earlier fetch kept, to go on; empty if there is none.
+    """
 
     request: int
     run_id: str
     backend: Backend
+    pair: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class Leave:
-    """Tell that nothing more is asked for; there is no answer."""
+    """Tell that nothing more is asked for; there is no answer. With `keep`, the process group stays for later."""
 
     request: int
+    keep: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """The publisher waits for the receiver at this port of its own address."""
+    """The publisher waits for the receiver at this port of its own address; at 0, the pair that was named goes on."""
 
     request: int
     port: int
+    pair: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -9,6 +9,7 @@ import time
 import weakref
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 
@@ -154,6 +155,38 @@ def test_weights_come_through_a_gpu_that_holds_only_what_is_on_its_way(published
     assert digest_of(loaded) == target.digest
     assert device.held == 0
     assert wire.REQUEST_BYTES < device.peak <= wire.WINDOW * wire.REQUEST_BYTES < loaded["w"].nbytes
+
+
+def test_a_pair_goes_on_from_version_to_version_until_one_of_the_two_leaves_it(published, monkeypatch):
+    publisher, target, loaded = published
+    groups, make = [], Lazy.__init__
+    monkeypatch.setattr(Lazy, "__init__", lambda group, *of: groups.append(group) or make(group, *of))
+    layout = {0: whole_layout(loaded)}
+    with WeightReceiver("nccl", run_id="run", host="here", stall_s=10.0) as receiver:
+
+        def fetch():
+            update = Update(1, loaded)
+            with receiver.fetch(target, layout, 20.0) as pieces:
+                for rank, piece, data in pieces:
+                    update.write_to(rank, piece, data)
+            update.apply()
+            assert digest_of(loaded) == target.digest
+            return len(groups)
+
+        assert [fetch(), fetch(), fetch()] == [2, 2, 2]
+        # What is still on its way would be taken for the next fetch's.
+        with receiver.fetch(target, layout, 20.0) as pieces:
+            next(iter(pieces))
+        assert fetch() == 4
+        # The publisher has given it up meanwhile.
+        (sender,) = publisher._server._senders.values()
+        sender._why_ended = "it was asked for nothing"
+        assert [fetch(), fetch()] == [6, 6]
+        # Another publisher takes its place.
+        others = attrs.evolve(target, sources=("tcp://127.0.0.1:1",))
+        with pytest.raises(WeightSyncError), receiver.fetch(others, layout, 0.2):
+            pass
+        assert fetch() == 8
 
 
 def test_a_publisher_that_goes_in_the_middle_leaves_what_is_loaded_and_nothing_on_the_gpu(published, device):
