@@ -51,11 +51,6 @@ class Line:
     _revision: int = 0
     _sent_at: float = 0.0
 
-    def hear(self, identity: bytes, now: float) -> None:
-        """Note a message of the replica."""
-        self.identity = identity
-        self.heard_at = now
-
     def beat(self, beat: Beat, now: float) -> None:
         """Take in a heartbeat."""
         self.seen = beat.revision
@@ -146,7 +141,7 @@ class Lines:
 
     def hear(self, name: str, line: Line, identity: bytes, now: float) -> None:
         """Note a message of a replica, to which something may have to be said."""
-        line.hear(identity, now)
+        line.identity, line.heard_at = identity, now
         self._heard.add(name)
 
     def _concerned(self, changed: set[str], now: float) -> list[str]:

@@ -31,14 +31,6 @@ from cosmos_core.transport.sockets import receive_marked
 _SPARE_IDENTITIES: Final = 1000
 
 
-@attrs.frozen(kw_only=True)
-class Turned:
-    """A message that was not taken, and what to answer; None: nothing."""
-
-    identity: bytes
-    answer: Refused | Answer | None
-
-
 class Inbox:
     """Takes messages in at a socket. Used by the server's thread.
 
@@ -53,26 +45,31 @@ class Inbox:
         self._most_keys = _SPARE_IDENTITIES
         self.malformed, self.refused = RepeatedWarning(__name__), RepeatedWarning(__name__)
 
-    def take(self) -> tuple[bytes, Up] | Turned:
-        """The next message, with the identity that it came from; zmq.Again if there is none."""
-        identity = b""
+    def take(self, answer: Callable[[bytes, Refused | Answer], bool]) -> tuple[bytes, Up] | None:
+        """The next message, with the identity that it came from; zmq.Again if there is none.
+
+        None where one cannot be taken; who may not say it is answered.
+        """
         try:
             first, body = receive_marked(self._listener.socket, parts=2)
             identity = first.bytes
-            authenticator = self._listener.authenticator
-            if authenticator is None:
+            if self._listener.authenticator is None:
                 return identity, UP.decode(b"".join(body))
             peer = self._listener.who(first)
-            if peer is None:
-                return self._refuse(identity, "its key may not speak here (any more)", None)
-            message = UP.decode(b"".join(body))
+            message = None if peer is None else UP.decode(b"".join(body))
         except TransportError as error:
             self.malformed("ignored a message: %s", error)
-            return Turned(identity=identity, answer=None)
-        if reason := refusal(peer, message):
-            return self._refuse(identity, reason, message)
-        self._keys[identity] = peer.public
-        return identity, message
+            return None
+        reason = "its key may not speak here (any more)"
+        if peer is not None and message is not None and not (reason := refusal(peer, message)):
+            self._keys[identity] = peer.public
+            return identity, message
+        self.refused("refused a message: %s", reason)
+        if isinstance(message, Command):
+            answer(identity, Answer(ident=message.ident, refusal=reason))
+        else:
+            answer(identity, Refused(reason=reason, is_final=True))
+        return None
 
     def revoked(self, known: Callable[[], Collection[bytes]]) -> list[bytes]:
         """Identities that speak with a key that may not any more; empty unless the allow-list has changed.
@@ -99,12 +96,6 @@ class Inbox:
             "messages_refused": self.refused.count,
             "connections_refused": self._listener.num_refused,
         }
-
-    def _refuse(self, identity: bytes, reason: str, message: Up | None) -> Turned:
-        self.refused("refused a message: %s", reason)
-        if isinstance(message, Command):
-            return Turned(identity=identity, answer=Answer(ident=message.ident, refusal=reason))
-        return Turned(identity=identity, answer=Refused(reason=reason, is_final=True))
 
 
 _BATCH: Final = 500
@@ -233,13 +224,11 @@ class Server:
     def _drain(self, now: float) -> None:
         for _ in range(_MAX_MESSAGES):
             try:
-                taken = self._inbox.take()
+                taken = self._inbox.take(self._offer)
             except zmq.Again:
                 break
-            if not isinstance(taken, Turned):
+            if taken is not None:
                 self._loop.take(*taken, now)
-            elif taken.answer is not None:
-                self._offer(taken.identity, taken.answer)
         # Of those whose keys were revoked replicas are lost, and observers see no more.
         for identity in self._inbox.revoked(self._speakers):
             self._observers.forget(identity)

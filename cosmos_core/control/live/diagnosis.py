@@ -79,14 +79,6 @@ class Finding:
 
 
 @attrs.frozen
-class _Fall:
-    """A reward that fell, or a loss that rose, and has not come back; what to change, and where to go on."""
-
-    text: str
-    advice: str
-
-
-@attrs.frozen
 class _Seen:
     """The state, the steps that are known of the running stage, and the newest and the first of these."""
 
@@ -99,8 +91,8 @@ class _Seen:
         return f"the newest {len(self.newest)} steps" if len(self.newest) > 1 else "the first step"
 
     @functools.cached_property
-    def fall(self) -> _Fall | None:
-        """The loss of what was learned in the running stage, or the warm-up before it."""
+    def fall(self) -> Finding | None:
+        """A reward that fell, or a loss that rose, in the running stage or the warm-up before it."""
         return _risen(self) or _fallen(self)
 
     @property
@@ -164,7 +156,7 @@ def findings(state: State) -> tuple[Finding, ...]:
     )
 
 
-def _risen(seen: _Seen) -> _Fall | None:
+def _risen(seen: _Seen) -> Finding | None:
     """The loss that training only made worse: of the running stage, or of the warm-up that its rollouts began with."""
     state, uses_rollouts = seen.state, seen.state.stage.uses_rollouts
     if uses_rollouts and seen.has_learned:
@@ -186,10 +178,10 @@ def _risen(seen: _Seen) -> _Fall | None:
     table, where = ("policy", "") if is_main else ("warmup", " of the warm-up")
     text = f"the loss rose from {first:.3g} in the first step{where} to {statistics.fmean(newest):.3g}"
     remedy = _earlier(state, state.settings.stages[index].first_version)
-    return _Fall(text, f"lower {table}.optimizer.lr; {remedy}")
+    return Finding("collapsed", text, f"lower {table}.optimizer.lr; {remedy}")
 
 
-def _fallen(seen: _Seen) -> _Fall | None:
+def _fallen(seen: _Seen) -> Finding | None:
     """The fall that splits the rewards (or minus the losses) of the stage best, if they have not come back."""
     state, gains = seen.state, [gain for _, gain in seen.gains]
     sums = [0.0, *itertools.accumulate(gains)]
@@ -221,7 +213,7 @@ def _fallen(seen: _Seen) -> _Fall | None:
     text = f"the {'reward fell' if sign == 1 else 'loss rose'} from {sign * high:.3g} to {sign * low:.3g}"
     # Its samples, drawn with the weights of the step before it or older ones, were still good; later weights are not.
     remedy = _earlier(state, last.step - 1 - last.staleness_max)
-    return _Fall(f"{text} since step {since}{changed}", f"{mend}; {remedy}")
+    return Finding("collapsed", f"{text} since step {since}{changed}", f"{mend}; {remedy}")
 
 
 def _earlier(state: State, sound: int) -> str:

@@ -204,10 +204,7 @@ def _settle_lease(state: State, replica: Replica, report: GroupFinished | GroupF
     state.touched.add(replica.name)
     state.spare.add(replica.name)
     if lease.purpose == "evaluation":
-        if isinstance(report, GroupFinished):
-            evaluation.on_finished(state, lease, report)
-        else:
-            evaluation.on_failed(state, lease)
+        evaluation.settle(state, lease, report)
         return
     replica.num_training -= 1
     if isinstance(report, GroupFinished):

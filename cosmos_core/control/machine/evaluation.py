@@ -17,7 +17,7 @@ from cosmos_core.config.job import Unit, are_right_or_wrong
 from cosmos_core.control.machine.records import EvaluationRecord, HeldOutCompletion
 from cosmos_core.control.machine.state import Evaluation, HeldOutResult, Replica, RunningStep, State
 from cosmos_core.transport.directives import Lease
-from cosmos_core.transport.reports import GroupFinished, HeldOutLoss
+from cosmos_core.transport.reports import GroupFailed, GroupFinished, HeldOutLoss
 from cosmos_core.types import SampleStatus
 
 _KEPT_COMPLETIONS: Final = 8
@@ -86,17 +86,19 @@ def requeue(state: State, lease: Lease) -> None:
             evaluation.queued.append(lease.row)
 
 
-def on_finished(state: State, lease: Lease, report: GroupFinished) -> None:
-    """A held-out row has its completion."""
-    result = HeldOutResult(score=None, reward=None, is_truncated=False, completion=None)
-    if report.samples:
+def settle(state: State, lease: Lease, report: GroupFinished | GroupFailed) -> None:
+    """A held-out row has its completion, or can have none, and counts as unscored."""
+    result = HeldOutResult()
+    if isinstance(report, GroupFinished) and report.samples:
         result = _result(state, lease, report)
-    _settle(state, lease, result)
-
-
-def on_failed(state: State, lease: Lease) -> None:
-    """A held-out row can have no completion; it counts as unscored."""
-    _settle(state, lease, HeldOutResult(score=None, reward=None, is_truncated=False, completion=None))
+    evaluation = next((due for due in state.pending if due.version == lease.version), None)
+    if evaluation is None or lease.row not in evaluation.in_flight:
+        return
+    evaluation.in_flight.remove(lease.row)
+    evaluation.results[lease.row] = result
+    if len(evaluation.results) == state.settings.evaluation_prompts:
+        state.pending.remove(evaluation)
+        _keep(state.evaluations, _record(evaluation, state.settings.unit))
 
 
 def abandon(state: State) -> None:
@@ -154,9 +156,8 @@ def _tell_unmeasured(state: State, version: int) -> None:
 def _result(state: State, lease: Lease, report: GroupFinished) -> HeldOutResult:
     sample = report.samples[0]
     pinned = sample.oldest_version == sample.newest_version == lease.version
-    counts = pinned and sample.is_scored
     first = state.settings.rewards[0]
-    if not counts:
+    if not (counts := pinned and sample.is_scored):
         state.status_details[sample.status if pinned else "evaluation"] = sample.detail or "not the pinned version"
     completion = None
     if lease.row < _KEPT_COMPLETIONS:
@@ -169,17 +170,6 @@ def _result(state: State, lease: Lease, report: GroupFinished) -> HeldOutResult:
         is_truncated=sample.status == SampleStatus.TRUNCATED,
         completion=completion,
     )
-
-
-def _settle(state: State, lease: Lease, result: HeldOutResult) -> None:
-    evaluation = next((due for due in state.pending if due.version == lease.version), None)
-    if evaluation is None or lease.row not in evaluation.in_flight:
-        return
-    evaluation.in_flight.remove(lease.row)
-    evaluation.results[lease.row] = result
-    if len(evaluation.results) == state.settings.evaluation_prompts:
-        state.pending.remove(evaluation)
-        _keep(state.evaluations, _record(evaluation, state.settings.unit))
 
 
 def _keep(evaluations: list[EvaluationRecord], done: EvaluationRecord) -> None:

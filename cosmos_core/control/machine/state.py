@@ -81,12 +81,12 @@ class Published:
 
 @attrs.frozen(kw_only=True)
 class HeldOutResult:
-    """The result of one held-out row; its text is kept for the first rows only."""
+    """The result of one held-out row, by default none, so that it is unscored; the first rows keep their text."""
 
-    score: float | None
-    reward: float | None
-    is_truncated: bool
-    completion: HeldOutCompletion | None
+    score: float | None = None
+    reward: float | None = None
+    is_truncated: bool = False
+    completion: HeldOutCompletion | None = None
 
 
 @attrs.define(kw_only=True)

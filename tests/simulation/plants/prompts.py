@@ -119,7 +119,7 @@ PLANTS = (
     plant(
         "an evaluation ends one row early",
         (
-            f"{MACHINE}.evaluation:_settle",
+            f"{MACHINE}.evaluation:settle",
             "== state.settings.evaluation_prompts",
             ">= state.settings.evaluation_prompts - 1",
         ),
