@@ -13,7 +13,7 @@ from torch import nn
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.schema.training import DTYPES
+from cosmos_core.config.training import DTYPES
 from cosmos_core.devices import choose_device, num_threads, stay_near
 from cosmos_core.errors import DamagedCheckpointError
 from cosmos_core.models.parallel.channel import open_channel

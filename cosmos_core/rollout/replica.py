@@ -14,7 +14,7 @@ import torch
 
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.schema import Recipe
-from cosmos_core.config.schema.training import DTYPES
+from cosmos_core.config.training import DTYPES
 from cosmos_core.devices import choose_device, num_threads, stay_near
 from cosmos_core.plugins.recipe import load_algorithm, load_dataset, load_model, selections
 from cosmos_core.plugins.selection import PluginSet

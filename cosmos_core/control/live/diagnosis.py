@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from cosmos_core.config.schema.training import USUAL_LR
+from cosmos_core.config.training import USUAL_LR
 from cosmos_core.control.live.figures import NEWEST_STEPS
 from cosmos_core.control.live.time_spent import POLICY
 from cosmos_core.control.machine.changes import first_step

@@ -12,7 +12,7 @@ from typing import Final, get_args
 from cosmos_core.config.mesh import choices, divisors, mesh_problems
 from cosmos_core.config.problems import suggestion
 from cosmos_core.config.schema import MeshConfig, PolicyConfig
-from cosmos_core.config.schema.training import DTYPES
+from cosmos_core.config.training import DTYPES
 from cosmos_core.models.parallel.float8 import skip_problems
 from cosmos_core.models.parallel.stages import leading_problems
 from cosmos_core.protocols import Layout, ModelCapabilities, ModelFacts

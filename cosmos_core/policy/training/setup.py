@@ -11,7 +11,7 @@ import torch
 
 from cosmos_core.config.job import Job, Stage, stages
 from cosmos_core.config.loading import recipe_with
-from cosmos_core.config.schema.training import DTYPES
+from cosmos_core.config.training import DTYPES
 from cosmos_core.devices import choose_device
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.plugins.recipe import load_algorithm, load_model, source_of, unmet

@@ -13,8 +13,8 @@ from cosmos_core.config.job import Job
 from cosmos_core.config.loading import dump_recipe
 from cosmos_core.config.mesh import world_size
 from cosmos_core.config.schema import LaunchConfig, Recipe
-from cosmos_core.config.schema.training import DTYPES
 from cosmos_core.config.structure import structure
+from cosmos_core.config.training import DTYPES
 from cosmos_core.data.paths import VARIABLE
 from cosmos_core.devices import uses_gpu, visible_gpus
 from cosmos_core.errors import ConfigError, PluginBrokenError, told_as

@@ -13,8 +13,8 @@ from cosmos_core.config import option
 from cosmos_core.config.loading import read_toml
 from cosmos_core.config.problems import nearest
 from cosmos_core.config.schema import RewardConfig
-from cosmos_core.config.schema.training import ABOVE_ZERO, AT_MOST_A_DAY, NAME, POSITIVE
 from cosmos_core.config.structure import structure
+from cosmos_core.config.training import ABOVE_ZERO, AT_MOST_A_DAY, NAME, POSITIVE
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import RewardContext

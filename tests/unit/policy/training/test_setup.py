@@ -6,7 +6,7 @@ import torch
 
 from cosmos_core.config.job import Job, StageFacts
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.config.schema.recipe import FrozenConfig
+from cosmos_core.config.schema import FrozenConfig
 from cosmos_core.policy.processes.world import single_world
 from cosmos_core.policy.training import setup as making
 

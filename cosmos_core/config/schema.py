@@ -1,4 +1,9 @@
-"""The recipe, with its tables on the run, model, data, rewards, evaluation, control and launch."""
+# ruff: noqa: PLC0414 - every table of the recipe is found here, wherever it is written
+"""The recipe: every key, its type, default, bounds and help; tables on training and generation are of `training`.
+
+The reference in the documentation is generated from these classes, so `help` is written for users.
+Validators reject, they never rewrite.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +15,26 @@ from typing import Literal
 import attrs
 from attrs import validators as check
 
-from cosmos_core.config.schema.training import (
-    ABOVE_ZERO,
-    AT_MOST_A_DAY,
-    NAME,
-    NOT_NEGATIVE,
-    POSITIVE,
-    CriticConfig,
-    PolicyConfig,
-    RolloutConfig,
-    SyncConfig,
-    WarmupConfig,
-    option,
-)
 from cosmos_core.config.sources import label
+from cosmos_core.config.training import ABOVE_ZERO as ABOVE_ZERO
+from cosmos_core.config.training import AT_MOST_A_DAY, NAME
+from cosmos_core.config.training import FRACTION as FRACTION
+from cosmos_core.config.training import NOT_NEGATIVE as NOT_NEGATIVE
+from cosmos_core.config.training import POSITIVE as POSITIVE
+from cosmos_core.config.training import AverageConfig as AverageConfig
+from cosmos_core.config.training import CriticConfig as CriticConfig
+from cosmos_core.config.training import EngineConfig as EngineConfig
+from cosmos_core.config.training import Float8Config as Float8Config
+from cosmos_core.config.training import LoraConfig as LoraConfig
+from cosmos_core.config.training import MeshConfig as MeshConfig
+from cosmos_core.config.training import OptimizerConfig as OptimizerConfig
+from cosmos_core.config.training import ParallelConfig as ParallelConfig
+from cosmos_core.config.training import PolicyConfig as PolicyConfig
+from cosmos_core.config.training import RolloutConfig as RolloutConfig
+from cosmos_core.config.training import SamplingConfig as SamplingConfig
+from cosmos_core.config.training import SyncConfig as SyncConfig
+from cosmos_core.config.training import WarmupConfig as WarmupConfig
+from cosmos_core.config.training import option as option
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.types import JSON
 
