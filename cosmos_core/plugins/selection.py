@@ -183,11 +183,7 @@ class PluginSet:
         wanted = tuple(selections)
         installed = discover(meant=(name for _, name in wanted)) if records is None else records
         # All names are looked up first: a wrong one is told before any import takes its time.
-        chosen = choose_all(wanted, installed)
-        targets = {key: plugins._register(key, record) for key, record in chosen.items()}
-        plugins._check_hooks()
-        for key, record in chosen.items():
-            plugins._providers[key] = ask_provider(plugins.manager, targets[key], record)
+        plugins._take(choose_all(wanted, installed))
         return plugins
 
     def include(self, kind: Kind, name: str) -> None:
@@ -196,12 +192,8 @@ class PluginSet:
         Raises:
             PluginError: See `load`.
         """
-        if (kind, name) in self._providers:
-            return
-        record = choose(kind, name, discover(meant=[name]))
-        target = self._register((kind, name), record)
-        self._check_hooks()
-        self._providers[kind, name] = ask_provider(self.manager, target, record)
+        if (kind, name) not in self._providers:
+            self._take({(kind, name): choose(kind, name, discover(meant=[name]))})
 
     def __iter__(self) -> Iterator[PluginRecord]:
         return iter(self._records.values())
@@ -276,13 +268,17 @@ class PluginSet:
         self._add(instance, f"hook:{name}:instance", record)
         self._check_hooks()
 
-    def _register(self, key: tuple[Kind, str], record: PluginRecord) -> Any:
-        target = import_plugin(record)
-        self._records[key] = record
-        # One module may provide several kinds or names; pluggy takes each object once, so its hooks run once.
-        if self.manager.get_name(target) is None:
-            self._add(target, ":".join(key), record)
-        return target
+    def _take(self, chosen: Mapping[tuple[Kind, str], PluginRecord]) -> None:
+        targets = {}
+        for key, record in chosen.items():
+            targets[key] = target = import_plugin(record)
+            self._records[key] = record
+            # One module may provide several kinds or names; pluggy takes each object once, so its hooks run once.
+            if self.manager.get_name(target) is None:
+                self._add(target, ":".join(key), record)
+        self._check_hooks()
+        for key, record in chosen.items():
+            self._providers[key] = ask_provider(self.manager, targets[key], record)
 
     def _add(self, target: object, name: str, record: PluginRecord) -> None:
         try:

@@ -37,14 +37,6 @@ Notify = Callable[..., None]
 """Called as `notify(hook, **arguments)` for each thing that happened."""
 
 
-@attrs.frozen(kw_only=True)
-class TimedEvaluation:
-    """An evaluation, and the unix time of its last result."""
-
-    time: float
-    record: EvaluationRecord
-
-
 def ignore(hook: str, **arguments: Any) -> None:
     """A `Notify` for nobody."""
 
@@ -53,7 +45,6 @@ class Follower:
     """Folds journal entries.
 
     Attributes:
-        evaluated: Version and unix time of each evaluation of the state, in order.
         loads: Sums over the weight loads of rollout replicas: how many, how many by difference, and their bytes.
         spent: Seconds by activity.
         generated: Units that were generated, of evaluations and of what was undone since, too.
@@ -63,13 +54,14 @@ class Follower:
     def __init__(self) -> None:
         self.state: State | None = None
         self.timeline: Final = Timeline()
-        self.evaluated: list[tuple[int, float]] = []
+
         self.loads: Counter[str] = Counter()
         self.spent: Final = TimeSpent()
         self.has_ended = False
         self.num_resumed = 0
         self.last_sequence = 0
         self._num_changes = 0
+        self._num_evaluations = 0
         self._told: Final[dict[str, int]] = {}
         self._received: Final[dict[str, int]] = {}
         self.generated = 0
@@ -80,11 +72,9 @@ class Follower:
         return self.timeline.steps
 
     @property
-    def evaluations(self) -> list[TimedEvaluation]:
+    def evaluations(self) -> list[EvaluationRecord]:
         """Finished evaluations of the effective timeline, in order."""
-        records = self.state.evaluations if self.state is not None else ()
-        pairs = zip(self.evaluated, records, strict=True)
-        return [TimedEvaluation(time=time, record=record) for (_, time), record in pairs]
+        return self.state.evaluations if self.state is not None else []
 
     def fold(self, entries: Iterable[tuple[int, float, Event]], notify: Notify = ignore) -> None:
         """Apply entries (sequence, unix time, event), in order; those that were applied before are passed over."""
@@ -98,7 +88,7 @@ class Follower:
             self.state = core.begin(event)
             # Trackers know them already; when they happened, only the journal that is lost did.
             self.timeline.take(time, event, self.state)
-            self.evaluated = [(done.version, time) for done in self.state.evaluations]
+            self._num_evaluations = len(self.state.evaluations)
             self._num_changes = len(self.state.changes)
             return
         state = self.state
@@ -116,13 +106,13 @@ class Follower:
         self.num_resumed += isinstance(event, Resumed)
         if isinstance(event, Resumed | RolledBack):
             # What the resumed timeline does not hold.
-            self.evaluated = [(version, time) for version, time in self.evaluated if version <= state.step]
+            self._num_evaluations = len(state.evaluations)
             self._num_changes = len(state.changes)
             self._told.clear()
             self.has_ended = False
         self._count(event, notify)
         self._settings(state, notify)
-        self._records(time, state, before, notify)
+        self._records(state, before, notify)
         self._membership(event, left.role if left else "", notify)
 
     def _count(self, event: Event, notify: Notify) -> None:
@@ -160,14 +150,14 @@ class Follower:
             notify("cosmos_setting_changed", step=step, key=change.key, before=change.before, after=change.after)
         self._num_changes = len(state.changes)
 
-    def _records(self, time: float, state: State, before: int, notify: Notify) -> None:
+    def _records(self, state: State, before: int, notify: Notify) -> None:
         for step in history.after(state.steps, before):
             self.spent.take_step(step.metrics)
             notify("cosmos_step_finished", step=step.step, metrics=step_metrics(step))
-        for evaluation in state.evaluations[len(self.evaluated) :]:
-            self.evaluated.append((evaluation.version, time))
+        for evaluation in state.evaluations[self._num_evaluations :]:
             metrics = evaluation_metrics(evaluation, state.settings.unit)
             notify("cosmos_evaluation_finished", step=evaluation.version, metrics=metrics)
+        self._num_evaluations = len(state.evaluations)
 
     def _membership(self, event: Event, role: str, notify: Notify) -> None:
         if isinstance(event, ReplicaJoined):

@@ -135,8 +135,7 @@ class TerminalLog:
             self._say(f"{name} is leaving, as soon as it has finished what it has begun")
         self._draining, self._basis = draining, basis
         for role in _ROLES:
-            is_complete = state.has_started if role == "policy" else state.has_rollouts
-            if state.members[role] or not is_complete:
+            if state.members[role] or not state.is_complete(role):
                 self._absent.discard(role)
             elif role not in self._absent and not state.outcome:
                 self._absent.add(role)
@@ -336,7 +335,7 @@ class Supervisor:
                 self._view.say(words)
             case Decision(kind="left"):
                 self._restart_policy.fleet.forget(member)
-            case Decision(kind="refused", words=words) if self._has_begun(member, state):
+            case Decision(kind="refused", words=words) if state.is_complete(role_of(member.specs[0])):
                 self._view.say(f"{words}; {member.name} is not started again, the run goes on without it")
                 self._restart_policy.fleet.forget(member)
             case Decision(kind="spent", words=words) if self._is_spare(member, state):
@@ -344,10 +343,6 @@ class Supervisor:
                 self._restart_policy.fleet.forget(member)
             case _:
                 self._fail(member.end, now)
-
-    def _has_begun(self, member: Member, state: State) -> bool:
-        """True if the run has had all replicas of a role that it starts with, so that it can go on with others."""
-        return state.has_started if role_of(member.specs[0]) == "policy" else state.has_rollouts
 
     def _is_spare(self, member: Member, state: State) -> bool:
         """True if the run has others that do the work of a replica which has ended."""

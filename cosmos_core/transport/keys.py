@@ -35,6 +35,7 @@ _PATTERN: Final = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127}\*?")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KEY_CHARACTERS: Final = 40
 _SUFFIX: Final = ".key"
+_FIELDS: Final = {"role", "names", "server", "public", "secret"}
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _HEADER: Final = """\
 # A secret key of cosmos-core. Whoever has this file can speak as it says: keep its mode at 0600, and send it over
@@ -64,7 +65,7 @@ class Key:
 
     label: str
     role: PeerRole | Literal["controller"]
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
     server: str
     pair: KeyPair
 
@@ -95,15 +96,6 @@ def is_public(text: str) -> bool:
         return len(text) == _KEY_CHARACTERS and len(z85.decode(text.encode("ascii"))) == _KEY_CHARACTERS * 4 // 5
     except (ValueError, KeyError, UnicodeEncodeError, OverflowError):
         return False
-
-
-@attrs.frozen(kw_only=True)
-class _Stored:
-    role: PeerRole | Literal["controller"]
-    names: tuple[str, ...] = ()
-    server: str
-    public: str
-    secret: str = attrs.field(repr=False)
 
 
 def write_key(folder: Path, key: Key) -> Path:
@@ -140,16 +132,13 @@ def read_key(path: Path) -> Key:
     except ValueError:
         # The decoder's own words would show what it read, and that is secret.
         raise ConfigError(f"{path}: damaged: not a key file; make another with `cosmos keys new`") from None
-    unknown = found.keys() - {field.name for field in attrs.fields(_Stored)}
     texts = [found.get(field) for field in ("server", "public", "secret")]
-    if unknown or not all(isinstance(text, str) and is_public(text) for text in texts):
+    if found.keys() - _FIELDS or not all(isinstance(text, str) and is_public(text) for text in texts):
         raise ConfigError(f"{path}: damaged: not a key file; make another with `cosmos keys new`")
-    stored = structure(found, _Stored, str(path))
-    check_names(stored.names)
-    pair = KeyPair(public=stored.public, secret=stored.secret)
-    return Key(
-        label=path.name.removesuffix(_SUFFIX), role=stored.role, names=stored.names, server=stored.server, pair=pair
-    )
+    pair = {field: found.pop(field) for field in ("public", "secret")}
+    key = structure({**found, "label": path.name.removesuffix(_SUFFIX), "pair": pair}, Key, str(path))
+    check_names(key.names)
+    return key
 
 
 def check_private(path: Path) -> None:

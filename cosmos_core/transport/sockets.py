@@ -195,13 +195,7 @@ def address_of(socket: Socket) -> str:
 
 def receive(socket: Socket, parts: int) -> list[bytes]:
     """Receive one message of at most `parts` parts; of a longer one, nothing is kept."""
-    message = [socket.recv(zmq.NOBLOCK)]
-    while socket.getsockopt(zmq.RCVMORE):
-        if len(message) == parts:
-            drop_rest(socket)
-            raise TransportError(f"a message of more than {parts} parts was dropped")
-        message.append(socket.recv(zmq.NOBLOCK))
-    return message
+    return [frame.bytes for frame in receive_frames(socket, parts)]
 
 
 def receive_frames(socket: Socket, parts: int) -> list[zmq.Frame]:
@@ -209,7 +203,8 @@ def receive_frames(socket: Socket, parts: int) -> list[zmq.Frame]:
     frames = [socket.recv(zmq.NOBLOCK, copy=False)]
     while frames[-1].more:
         if len(frames) == parts:
-            drop_rest(socket)
+            while socket.getsockopt(zmq.RCVMORE):
+                socket.recv(copy=False)
             raise TransportError(f"a message of more than {parts} parts was dropped")
         frames.append(socket.recv(copy=False))
     return frames
@@ -219,12 +214,6 @@ def receive_marked(socket: Socket, parts: int) -> tuple[zmq.Frame, list[bytes]]:
     """Receive one message from a ROUTER as `receive` does: its first part as a frame, which knows who sent it."""
     first = socket.recv(zmq.NOBLOCK, copy=False)
     return first, receive(socket, parts - 1) if first.more else []
-
-
-def drop_rest(socket: Socket) -> None:
-    """Drop the parts of the current message that have not been received."""
-    while socket.getsockopt(zmq.RCVMORE):
-        socket.recv(copy=False)
 
 
 def offer(socket: Socket, parts: Sequence[bytes | memoryview], *, copy: bool = True) -> bool:

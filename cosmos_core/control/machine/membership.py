@@ -169,8 +169,7 @@ def refusal(state: State, name: str) -> str:
     if replica is None:
         words = "has left already" if name in state.departed else "is not in this run"
         return f"{name} {words}, which has {', '.join(sorted(state.replicas)) or 'no replicas'}"
-    is_complete = state.has_started if replica.role == "policy" else state.has_rollouts
-    if not is_complete:
+    if not state.is_complete(replica.role):
         return f"the run has not begun, as it waits for {' and '.join(missing(state))}"
     is_needed = replica.role == "policy" or state.settings.rollout_replicas > 0
     if is_needed and not any(other.name != name for other in state.staying(replica.role)):

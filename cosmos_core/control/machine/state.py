@@ -272,6 +272,10 @@ class State:
         """The version that rollout replicas shall load; -1: none yet."""
         return self.targets[-1] if self.targets else -1
 
+    def is_complete(self, role: Role) -> bool:
+        """True if the run has had all replicas of a role that it starts with, so that it can go on with others."""
+        return self.has_started if role == "policy" else self.has_rollouts
+
     def explain(self, reason: str, detail: str) -> None:
         """Keep what was said last of a reason that a plugin may have worded."""
         self.status_details[known_as(reason, self.status_details)] = detail

@@ -95,7 +95,7 @@ class Comparison:
 
 def write_report(job: Job, follower: Follower, summary: Mapping[str, Any], dataset: Dataset) -> Path:
     """Write the report of a run; raises OSError if it could not be written."""
-    scored = [timed.record for timed in follower.evaluations if timed.record.is_of_rollouts]
+    scored = [done for done in follower.evaluations if done.is_of_rollouts]
     compared = [record for record in scored if not record.outdated] or scored
     album = Album(job.directory)
     page = environment(scripts=[ASSETS / SCRIPT], styles=[ASSETS / STYLE]).get_template(_TEMPLATE)
@@ -164,7 +164,7 @@ def _charts(job: Job, follower: Follower, score: str) -> Iterator[Chart]:
     steps = follower.steps
     # A change shows at the step before the first one that it holds at.
     changed = {change.step for change in follower.state.changes} if follower.state else set()
-    changed.update(*(timed.record.outdated.values() for timed in follower.evaluations))
+    changed.update(*(done.outdated.values() for done in follower.evaluations))
     changes = tuple(step - 0.5 for step in changed)
     rewarded = [timed for timed in steps if timed.record.reward is not None]
     heldout = Series(label=f"held-out {score}", points=_heldout(follower, score), marked=True)
@@ -198,7 +198,7 @@ def _stage_charts(stage: Stage, follower: Follower, changes: Sequence[float]) ->
 
 
 def _heldout(follower: Follower, name: str) -> list[tuple[float, float]]:
-    found = ((float(timed.record.version), getattr(timed.record, name)) for timed in follower.evaluations)
+    found = ((float(done.version), getattr(done, name)) for done in follower.evaluations)
     return [(version, value) for version, value in found if value is not None]
 
 

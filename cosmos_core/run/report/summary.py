@@ -103,7 +103,7 @@ def summarise(job: Job, follower: Follower, ending: Ending, *, wall_s: float) ->
     `wall_s` counts from the command to the end, sessions before a resume included, as `planes` does.
     """
     state = follower.state
-    evaluations = [timed.record for timed in follower.evaluations]
+    evaluations = follower.evaluations
     score = score_name((each for each in evaluations if not each.outdated), job.unit)
     ledgers = state.ledgers if state else ()
     totals = [ledger.totals for ledger in ledgers]

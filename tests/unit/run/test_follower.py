@@ -29,7 +29,7 @@ def test_the_state_is_the_fold_of_the_journal(finished):
     assert follower.last_sequence == len(finished.entries)
     assert [timed.record for timed in follower.steps] == finished.state.steps
     assert [timed.record.step for timed in follower.steps] == list(range(1, 10))
-    assert [timed.record.version for timed in follower.evaluations] == [3, 6, 9]
+    assert [done.version for done in follower.evaluations] == [3, 6, 9]
 
     # Steps carry the time at which they were applied.
     follower = Follower()
@@ -142,7 +142,7 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(history):
     follower.fold(history.entries)
     assert follower.timeline.sessions[0][1] == ended_at, "the time until the resume is of no session"
     assert [timed.record.step for timed in follower.steps] == [1, 2, 3, 4]
-    assert [timed.record.version for timed in follower.evaluations] == [3]
+    assert [done.version for done in follower.evaluations] == [3]
     assert follower.num_resumed == 1
     assert len(follower.timeline.sessions) == 2
     history.join(step=4)

@@ -22,7 +22,6 @@ def follower(finished):
     follower = Follower()
     follower.fold(finished.entries)
     follower.state.evaluations.clear()
-    follower.evaluated.clear()
     for ledger in follower.state.ledgers:
         ledger.totals.dropped["bad_row"] = 2.0
     return follower

@@ -43,16 +43,14 @@ def test_frames_before_and_after_stand_side_by_side(job, finished):
     follower = Follower()
     follower.fold(finished.entries)
     job.directory.mkdir()
-    evaluations = [timed for timed in follower.evaluations if timed.record.accuracy is not None]
-    for timed in evaluations:
-        version = timed.record.version
-        kept = tuple(
-            attrs.evolve(each, media=strip(job.directory, version, each.row)) for each in timed.record.completions
-        )
-        object.__setattr__(timed.record, "completions", kept)
+    evaluations = [done for done in follower.evaluations if done.accuracy is not None]
+    for done in evaluations:
+        version = done.version
+        kept = tuple(attrs.evolve(each, media=strip(job.directory, version, each.row)) for each in done.completions)
+        object.__setattr__(done, "completions", kept)
     page = write_report(job, follower, summarise(job, follower, Ending(outcome="finished"), wall_s=1.0), Rows())
     text = page.read_text()
-    first, last = evaluations[0].record.version, evaluations[-1].record.version
+    first, last = evaluations[0].version, evaluations[-1].version
     before = text.index(f'<a href="media/step-{first}/row-0.mp4"><img class="strip" alt="frames" src="data:image/webp;')
     after = text.index(f'<a href="media/step-{last}/row-0.mp4">')
     assert before < after < text.index("Contact sheet")

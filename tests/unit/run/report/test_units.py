@@ -59,7 +59,7 @@ def test_an_evaluation_that_scored_nothing_is_told_as_not_measured(job, told):
 
 def test_what_is_said_of_videos_is_not_said_of_text(job, told):
     follower, summary, shown, page = told(attrs.evolve(job, unit="denoising step"))
-    rewards = [timed.record.reward for timed in follower.evaluations]
+    rewards = [done.reward for done in follower.evaluations]
     assert (summary["heldout_reward_before"], summary["heldout_reward_after"]) == (rewards[0], rewards[-1])
     assert f"held-out reward {rewards[0]:.3f} before (1 of 5 unscored) → {rewards[-1]:.3f} after (1 of" in shown
     assert set(summary["denoising_steps_per_s"]) == {"policy", "rollout"}
@@ -83,7 +83,7 @@ def test_a_squared_error_has_no_perplexity(job, told):
     assert not [key for each in (summary, *summary["evaluations"]) for key in each if "perplexity" in key]
     assert "perplexity" not in shown + page
     assert "No evaluation generated any" in page
-    record = follower.evaluations[0].record
+    record = follower.evaluations[0]
     assert "heldout/perplexity" in evaluation_metrics(record, "token")
     assert "heldout/perplexity" not in evaluation_metrics(record, "denoising step")
 
