@@ -20,7 +20,6 @@ from cosmos_core.control.machine.state import State
 from cosmos_core.control.page.window import PAGE, Window
 from cosmos_core.control.recovery_snapshots import RecoverySnapshots
 from cosmos_core.control.server_loop import ServerLoop
-from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.errors import TransportError
 from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport import sockets
@@ -194,8 +193,8 @@ class Server:
         self._inbox: Final = Inbox(listener)
         self._window: Final = window
         note = (lambda _: None) if window is None else functools.partial(window.note, state)
-        noted = Noted(journal, note, committed=functools.partial(snapshots.note, state))
-        self._loop: Final = ServerLoop(state, noted, control, time.monotonic(), facts)
+        committed = functools.partial(snapshots.note, state)
+        self._loop: Final = ServerLoop(state, journal, control, time.monotonic(), facts, note=note, committed=committed)
         self._observers: Final = Observers(journal, self._offer, lambda: len(state.replicas))
 
     def run(self, stop: threading.Event) -> bool:

@@ -16,9 +16,9 @@ from cosmos_core.control.connections import IsThere, Line, Lines
 from cosmos_core.control.failure_detector import FailureDetector
 from cosmos_core.control.journal import Journal
 from cosmos_core.control.machine import changes, core
-from cosmos_core.control.machine.events import Commanded, ReplicaJoined, Reported, RunEnded
+from cosmos_core.control.machine.events import Commanded, Event, ReplicaJoined, Reported, RunEnded
 from cosmos_core.control.machine.state import State
-from cosmos_core.control.write_ahead_log import Noted, WriteAheadLog
+from cosmos_core.control.write_ahead_log import WriteAheadLog
 from cosmos_core.errors import TransportError
 from cosmos_core.observe.logs import RepeatedWarning
 from cosmos_core.transport.messages import (
@@ -56,21 +56,25 @@ def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is ask
 class ServerLoop:
     """Handles what replicas, observers and the clock say, and knows what to answer. The journal's only writer.
 
-    `watches` are observers that asked for the journal, and from where on; for the owner to take.
+    `watches` are observers that asked for the journal, and from where on; for the owner to take. `note` and `committed`
+    are as of `WriteAheadLog`.
     """
 
     def __init__(
         self,
         state: State,
-        journal: Journal | Noted,
+        journal: Journal,
         control: ControlConfig,
         now: float,
         facts: Mapping[str, str] | None = None,
+        *,
+        note: Callable[[Event], None] = lambda _: None,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         self.state: Final = state
         self.lines: Final = Lines(state, now)
         self.watches: list[tuple[bytes, Watch]] = []
-        self._log: Final = WriteAheadLog(state, journal)
+        self._log: Final = WriteAheadLog(state, journal, note, committed)
         self._failure_detector: Final = FailureDetector(self._log, self.lines, control, now)
         self._facts: Final = facts or {}
         self._answers: list[tuple[bytes, Down]] = []

@@ -29,12 +29,21 @@ def begin_term(state: State, journal: Journal) -> ControllerStarted:
 
 
 class WriteAheadLog:
-    """Takes events into the state and the journal, whose fold it is; their only writer."""
+    """Takes events into the state and the journal, whose fold it is; their only writer.
 
-    def __init__(self, state: State, journal: Journal | Noted) -> None:
+    `note` is told of each event once the state has taken it in. `committed` is called when something is durable, and by
+    the first commit in any case, before anything that follows from it is said.
+    """
+
+    def __init__(
+        self, state: State, journal: Journal, note: Callable[[Event], None], committed: Callable[[], None]
+    ) -> None:
         self.state: Final = state
         self.num_events = 0
         self._journal: Final = journal
+        self._note: Final = note
+        self._committed: Final = committed
+        self._is_new = True
         self._checked_step = state.step
 
     def record(self, event: Event) -> None:
@@ -43,6 +52,7 @@ class WriteAheadLog:
         A report that cannot be read is a TransportError: it changes nothing, and is not kept.
         """
         core.step(self.state, event)
+        self._note(event)
         self._journal.append(event)
         self.num_events += 1
 
@@ -53,34 +63,10 @@ class WriteAheadLog:
 
     def commit(self) -> None:
         """Make all that was taken in durable; an AssertionError says that the accounting of the run is broken."""
-        self._journal.commit()
-        if self.state.step != self._checked_step:
-            self._checked_step = self.state.step
-            check(self.state)
-
-
-class Noted:
-    """A journal, and those who are told of each event once the state has taken it in.
-
-    `committed` is called when something is durable, and by the first commit in any case, before anything that follows
-    from it is said.
-    """
-
-    def __init__(self, journal: Journal, note: Callable[[Event], None], committed: Callable[[], None]) -> None:
-        self._journal: Final = journal
-        self._note: Final = note
-        self._committed: Final = committed
-        self._is_new = True
-
-    def append(self, event: Event) -> int:
-        """Add an event to what the next commit makes durable."""
-        self._note(event)
-        return self._journal.append(event)
-
-    def commit(self) -> int:
-        """Make everything appended durable."""
         number = self._journal.commit()
         if number or self._is_new:
             self._committed()
             self._is_new = False
-        return number
+        if self.state.step != self._checked_step:
+            self._checked_step = self.state.step
+            check(self.state)

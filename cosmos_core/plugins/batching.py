@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
-
-import attrs
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@attrs.frozen(eq=False)
-class _Waiting(Generic[Item, Result]):
-    item: Item
-    result: asyncio.Future[Result]
 
 
 class Batcher(Generic[Item, Result]):
@@ -30,7 +22,7 @@ class Batcher(Generic[Item, Result]):
         self._run: Final = run
         self._size: Final = size
         self._wait_s: Final = wait_s
-        self._waiting: list[_Waiting[Item, Result]] = []
+        self._waiting: dict[asyncio.Future[Result], Item] = {}
         self._running: Final[set[asyncio.Task[None]]] = set()
 
     async def put(self, item: Item) -> Result:
@@ -41,36 +33,38 @@ class Batcher(Generic[Item, Result]):
         """
         loop = asyncio.get_running_loop()
         # What is left of a loop that ended would wait for ever.
-        self._waiting = [each for each in self._waiting if not each.result.done()]
-        waiting = _Waiting[Item, Result](item, loop.create_future())
-        self._waiting.append(waiting)
+        self._waiting = self._unanswered()
+        result: asyncio.Future[Result] = loop.create_future()
+        self._waiting[result] = item
         if len(self._waiting) >= self._size:
             self._begin()
         elif len(self._waiting) == 1:
             loop.call_later(self._wait_s, self._begin)
-        return await waiting.result
+        return await result
+
+    def _unanswered(self) -> dict[asyncio.Future[Result], Item]:
+        return {result: item for result, item in self._waiting.items() if not result.done()}
 
     def _begin(self) -> None:
-        batch, self._waiting = [each for each in self._waiting if not each.result.done()], []
+        batch, self._waiting = self._unanswered(), {}
         if batch:
             task = asyncio.ensure_future(self._finish(batch))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             # A call that hangs must not hold up the next batch once nobody waits for it.
             for each in batch:
-                each.result.add_done_callback(
-                    lambda result: result.cancelled() and all(one.result.done() for one in batch) and task.cancel()
+                each.add_done_callback(
+                    lambda result: result.cancelled() and all(one.done() for one in batch) and task.cancel()
                 )
 
-    async def _finish(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
+    async def _finish(self, batch: Mapping[asyncio.Future[Result], Item]) -> None:
         try:
-            results = await self._run([each.item for each in batch])
-            answers = list(zip(batch, results, strict=True))
+            answers = list(zip(batch, await self._run([*batch.values()]), strict=True))
         except Exception as error:  # noqa: BLE001 - every item is told, and raises it where it is awaited
             for each in batch:
-                if not each.result.done():
-                    each.result.set_exception(error)
+                if not each.done():
+                    each.set_exception(error)
             return
         for each, result in answers:
-            if not each.result.done():
-                each.result.set_result(result)
+            if not each.done():
+                each.set_result(result)

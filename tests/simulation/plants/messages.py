@@ -43,8 +43,8 @@ PLANTS = (
         "a commit that fails is taken for one that did not",
         (
             f"{LOG}.commit",
-            "    self._journal.commit()",
-            "    try:\n        self._journal.commit()\n    except Exception:\n        pass",
+            "    number = self._journal.commit()",
+            "    number = 0\n    try:\n        number = self._journal.commit()\n    except Exception:\n        pass",
         ),
     ),
     plant(

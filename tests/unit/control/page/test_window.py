@@ -11,7 +11,6 @@ from cosmos_core.control.machine import core
 from cosmos_core.control.machine.events import Commanded, RunOpened
 from cosmos_core.control.page.window import PAGE, Window
 from cosmos_core.control.server_loop import ServerLoop
-from cosmos_core.control.write_ahead_log import Noted
 from cosmos_core.transport.messages import REQUEST, Answer, Drain, Stop
 
 STAGE = Stage(
@@ -71,7 +70,7 @@ def ask(board, request, ident="a"):
 
 
 def noted(journal, window, state):
-    return Noted(journal, functools.partial(window.note, state), committed=lambda: None)
+    return ServerLoop(state, journal, ControlConfig(), 0.0, note=functools.partial(window.note, state))
 
 
 def turn(server_loop, window, now=0.0):
@@ -85,7 +84,7 @@ def turn(server_loop, window, now=0.0):
 
 def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, window, state):
     journal = Kept()
-    server_loop = ServerLoop(state, noted(journal, window, state), ControlConfig(), 0.0)
+    server_loop = noted(journal, window, state)
     ask(board, Stop())
     turn(server_loop, window)
     assert board.answers == {"a": ""}
@@ -97,7 +96,7 @@ def test_what_is_asked_at_the_page_is_journaled_carried_out_and_answered(board, 
 
 def test_what_the_run_cannot_do_is_refused_and_not_journaled(board, window, state):
     journal = Kept()
-    server_loop = ServerLoop(state, noted(journal, window, state), ControlConfig(), 0.0)
+    server_loop = noted(journal, window, state)
     ask(board, Drain(name="nobody"))
     turn(server_loop, window)
     assert "nobody" in board.answers["a"]
