@@ -19,7 +19,6 @@ from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import ProcessSpec
 from cosmos_core.replica.lifetime import PARENT
 from cosmos_core.run import fork_server
-from cosmos_core.run.launch.local import Process
 
 _BEGIN_S: Final = 5.0
 
@@ -68,7 +67,7 @@ class Child:
                 os.kill(self.pid, number)
 
 
-def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Process:
+def start(spec: ProcessSpec, output: Path, *, threads: int = 1) -> Child:
     """Start `python -P -m` as a fork, in a session of its own; a ReplicaError if it cannot be.
 
     A server that was killed is begun again, with `threads` of numeric libraries, as is one that does not answer.

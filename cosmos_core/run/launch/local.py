@@ -14,11 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cosmos_core.errors import ReplicaError
 from cosmos_core.protocols import Exit, ProcessSpec
 from cosmos_core.replica.lifetime import PARENT
+
+if TYPE_CHECKING:
+    from cosmos_core.run.launch.forks import Child
 
 _POLL_S: Final = 0.02
 _TAIL_BYTES: Final = 16_384
@@ -37,27 +40,8 @@ def python_command(spec: ProcessSpec) -> list[str]:
     return [sys.executable, "-P", "-m", spec.module, *spec.arguments]
 
 
-class Process(Protocol):
-    """A process that was started here, the leader of a session of its own."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        ...
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-        ...
-
-    def wait(self) -> int | None:
-        """Wait for its end."""
-        ...
-
-    def send_signal(self, number: int, /) -> None:
-        """Signal it, unless it has ended."""
-        ...
-
-
+Process: TypeAlias = "subprocess.Popen[bytes] | Child"
+"""A process that was started here, the leader of a session of its own."""
 Begin: TypeAlias = Callable[[ProcessSpec, Path], Process]
 """Starts a process whose output is appended to a file; raises `ReplicaError`."""
 
