@@ -6,9 +6,10 @@ the processes, starts those again that were killed, passes Ctrl-C on as a reques
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import attrs
@@ -32,7 +33,6 @@ from cosmos_core.run.restart_policy import Decision, RestartPolicy, Restarts, ca
 from cosmos_core.run.resume import Start
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.messages import Role, Stop
-from cosmos_core.transport.sockets import Closing
 
 
 @attrs.frozen(kw_only=True)
@@ -53,30 +53,24 @@ def with_cause(reason: str, failure: Exit) -> str:
     return "\n".join(filter(None, (reason, words)))
 
 
-class Reservation(Closing):
+@contextlib.contextmanager
+def reserved(bind: str, port: int) -> Iterator[int]:
     """A port that is bound and not listened on: the kernel gives it to nobody, and who asks for it by number has it.
 
     Port 0 takes a free one. A TransportError says that it cannot be had.
     """
-
-    def __init__(self, bind: str, port: int) -> None:
-        host = "" if bind == "*" else bind.strip("[]")
-        self._socket: Final = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    host = "" if bind == "*" else bind.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as held:
         try:
             # libzmq sets it too: two that have it may be bound to one port as long as one of them listens at most.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((host, port))
         except OSError as error:
-            self._socket.close()
             raise TransportError(
                 f"port {port} of {bind} cannot be had ({error.strerror or error}); set control.port to another one, or "
                 "to 0 for any free one, and control.bind to an address of this machine"
             ) from None
-        self.port: Final[int] = self._socket.getsockname()[1]
-
-    def close(self) -> None:
-        """Give the port up."""
-        self._socket.close()
+        yield held.getsockname()[1]
 
 
 _ROLES: Final[tuple[Role, ...]] = ("policy", "rollout")
@@ -187,8 +181,7 @@ class Supervisor:
         self._resumed = self._follower.num_resumed + (start.step is not None)
         self._first_step = start.step or 0
         control = self._job.recipe.control
-        with self._interrupts.counted(), Reservation(control.bind, control.port) as reserved:
-            self._port = reserved.port
+        with self._interrupts.counted(), reserved(control.bind, control.port) as self._port:
             try:
                 observer = self._launch(start)
                 observer.last_sequence = self._follower.last_sequence

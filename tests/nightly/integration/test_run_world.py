@@ -21,7 +21,7 @@ import tomli_w
 import torch
 
 from cosmos_core.control.journal import replay
-from cosmos_core.run.supervisor import Reservation
+from cosmos_core.run.supervisor import reserved
 from tests.commandline import CommandLine
 from tests.processes import ForkedCommandLine
 
@@ -55,17 +55,11 @@ def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The recipes' reward service, in the environment of the runs."""
-    reserved = Reservation("127.0.0.1", 0)
-    port = reserved.port
-    named = {
-        "WFM_REWARD_TOKEN": "a token of this test",
-        "WFM_REWARD_ENQUEUE_URL": f"http://127.0.0.1:{port}/v1/enqueue",
-        "WFM_REWARD_FETCH_URL": f"http://127.0.0.1:{port}/v1/fetch",
-    }
-    arguments = ("reward-service", "--config", str(RECIPES / "rewards.toml"), "--port", str(port))
-    with reserved, pytest.MonkeyPatch.context() as patch:
-        for name, value in named.items():
-            patch.setenv(name, value)
+    with reserved("127.0.0.1", 0) as port, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WFM_REWARD_TOKEN", "a token of this test")
+        patch.setenv("WFM_REWARD_ENQUEUE_URL", f"http://127.0.0.1:{port}/v1/enqueue")
+        patch.setenv("WFM_REWARD_FETCH_URL", f"http://127.0.0.1:{port}/v1/fetch")
+        arguments = ("reward-service", "--config", str(RECIPES / "rewards.toml"), "--port", str(port))
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cosmos_core.cli", *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
