@@ -1,6 +1,6 @@
 """Folders for temporary files; those that killed processes left behind are removed when the next one is made.
 
-A folder is locked (flock) for as long as its process needs it: one that nobody has locked is nobody's, however old.
+A folder is locked (flock) for as long as its processes need it: one that nobody has locked is nobody's, however old.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _PREFIX: Final = "cosmos-scratch-"
 def scratch(label: str, parent: str | None = None) -> Iterator[Path]:
     """An empty folder in `parent`, or that for temporary files, removed at the end; the label is for who looks in."""
     parent = parent or tempfile.gettempdir()
-    for earlier in Path(parent).glob(f"{_PREFIX}*"):
-        remove_abandoned(earlier)
+    _tidy(parent)
     owner = os.getpid()
     folder, lock = _locked(label, parent)
     try:
@@ -32,6 +31,24 @@ def scratch(label: str, parent: str | None = None) -> Iterator[Path]:
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
+
+
+@contextlib.contextmanager
+def shared_scratch(name: str, parent: str) -> Iterator[Path]:
+    """The folder of this name in `parent`, of all processes of a user that enter it; gone once the last has left."""
+    _tidy(parent)
+    folder = Path(parent) / f"{_PREFIX}{name}"
+    lock = _entered(folder)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        remove_abandoned(folder)
+
+
+def _tidy(parent: str) -> None:
+    for earlier in Path(parent).glob(f"{_PREFIX}*"):
+        remove_abandoned(earlier)
 
 
 def remove_abandoned(path: Path) -> bool:
@@ -58,4 +75,17 @@ def _locked(label: str, parent: str) -> tuple[Path, int]:
         # Before it was locked, somebody may have taken it for a dead process's.
         if folder.exists():
             return folder, lock
+        os.close(lock)
+
+
+def _entered(folder: Path) -> int:
+    """The descriptor of a lock that others may hold besides, of a folder that is made if it is not there."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Before it was locked, the last of the others may have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), folder.stat()):
+                return lock
         os.close(lock)

@@ -59,7 +59,9 @@ class ControlConfig:
         "127.0.0.1", help="Address that the page listens on; beyond this machine even looking needs the run's token."
     )
     join_timeout_s: float = option(
-        120.0, help="Seconds within which the replicas of the recipe must have joined.", validator=ABOVE_ZERO
+        1800.0,
+        help="Seconds for which the run waits for a replica that it cannot do without, while none of these joins.",
+        validator=ABOVE_ZERO,
     )
     heartbeat_s: float = option(1.0, help="Seconds between heartbeats.", validator=ABOVE_ZERO)
     lost_after_s: float = option(15.0, help="Seconds of silence after which a replica is lost.", validator=ABOVE_ZERO)

@@ -30,16 +30,14 @@ _LOOK_S: Final = 0.09
 class _Since:
     """Since when something has been the case."""
 
-    began_at: float | None = None
+    began_at: float = 0.0
+    what: object = None
 
-    def lasts(self, now: float, *, holds: bool) -> float:
-        """Seconds for which it has held; 0 while it does not."""
-        if not holds:
-            self.began_at = None
-            return 0.0
-        if self.began_at is None:
-            self.began_at = now
-        return now - self.began_at
+    def lasts(self, now: float, *, holds: object) -> float:
+        """Seconds for which it has held, the same all the time; 0 while nothing does."""
+        if self.what != holds:
+            self.began_at, self.what = now, holds
+        return now - self.began_at if holds else 0.0
 
 
 class FailureDetector:
@@ -74,7 +72,7 @@ class FailureDetector:
         if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
             self._log.record(RolledBack(step=recovery.newest_kept(state)))
-        if self._missing.lasts(now, holds=bool(membership.missing(state))) > control.join_timeout_s:
+        if self._missing.lasts(now, holds=membership.awaited(state)) > control.join_timeout_s:
             self._log.record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
             self._log.record(RegroupDue())

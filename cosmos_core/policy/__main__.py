@@ -60,11 +60,12 @@ def main(args: RoleArgs) -> None:
     torch.set_num_threads(num_threads(recipe.launch.threads))
     torch.manual_seed(recipe.run.seed)
     bound = bond(args)
-    with bound.line, role_lock(args) as lock:
+    with bound.line:
         device = choose_device("policy.device", recipe.policy.device)
         stay_near(device)
         world = form_world(args, bound, device)
-        _work(args, bound, world, lock)
+        with role_lock(args, world.agree) as lock:
+            _work(args, bound, world, lock)
     leave(world)
 
 
@@ -79,7 +80,7 @@ def _work(args: RoleArgs, bound: Bond, world: World, lock: RoleLock | None) -> N
     go_on_from = functools.partial(_go_on_from, job, trainer, settings.begin_stage)
     if args.checkpoint is not None:
         go_on_from(args.checkpoint)
-    turns = None if lock is None else make_turns(lock, trainer, job.directory, args.stop.is_set)
+    turns = None if lock is None else make_turns(lock, trainer, job.directory)
     writer = make_writer(job, world)
     samples = PartWriter(job.directory / FOLDER, "steps", args.replica, schema, recipe.samples.max_bytes)
     with (

@@ -248,7 +248,7 @@ class PolicyReplica:
         self.orders.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))
 
 
-def make_turns(lock: RoleLock, trainer: Trainer, folder: Path, interrupted: Callable[[], bool]) -> Turns:
+def make_turns(lock: RoleLock, trainer: Trainer, folder: Path) -> Turns:
     """The turns of a process of the policy, which goes to sleep; `folder` is where the memory of a CPU goes."""
     sleeper = Sleeper(folder)
 
@@ -263,7 +263,7 @@ def make_turns(lock: RoleLock, trainer: Trainer, folder: Path, interrupted: Call
         except AttestationError as error:
             raise ProcessLostError(f"{error}; the replica ends, and another takes its place") from error
 
-    return Turns(lock, sleep=sleep, wake=wake, interrupted=interrupted)
+    return Turns(lock, sleep=sleep, wake=wake)
 
 
 class UnitRate:

@@ -228,7 +228,7 @@ class Replica:
                 model.wake()
             self._sync.rise()
 
-        return Turns(lock, sleep=sleep, wake=wake, interrupted=self._stop.is_set)
+        return Turns(lock, sleep=sleep, wake=wake)
 
     def _report(self, report: Report) -> None:
         self._client.report(report)

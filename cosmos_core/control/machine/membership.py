@@ -11,6 +11,7 @@ from cosmos_core.control.machine import batch_assembly, dispatch, evaluation, pr
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, ReplicaJoined
 from cosmos_core.control.machine.state import Generation, Replica, State
 from cosmos_core.transport.directives import GenerationOrder
+from cosmos_core.transport.messages import Role
 from cosmos_core.transport.reports import GenerationFailed, GenerationFormed, StepFailed
 
 
@@ -132,7 +133,7 @@ def on_time(state: State, event: RegroupDue | GroupStalled | JoinTimedOut) -> No
             if state.generation is not None and state.generation.order.generation == event.generation:
                 break_up(state, f"no member made progress for {event.timeout_s:g} s (control.progress_timeout_s)")
         case JoinTimedOut():
-            wanted = " and ".join(missing(state)) or "nothing any more"
+            wanted = " and ".join(missing(state).values()) or "nothing any more"
             state.fail(f"missing after {event.timeout_s:g} s (control.join_timeout_s): {wanted}; see their logs")
 
 
@@ -147,20 +148,29 @@ def break_up(state: State, reason: str) -> None:
     state.touch("policy")
 
 
-def missing(state: State) -> list[str]:
-    """Replicas without which the run cannot go on, for people."""
-    wanted = []
+def missing(state: State) -> dict[Role, str]:
+    """Replicas without which the run cannot go on, by role, for people."""
+    wanted: dict[Role, str] = {}
     settings = state.settings
     joined = len(state.members["policy"])
     least = 1 if state.has_started else settings.policy_replicas
     if joined < least:
-        wanted.append(f"{least - joined} of {settings.policy_replicas} policy replicas")
+        wanted["policy"] = f"{least - joined} of {settings.policy_replicas} policy replicas"
     if settings.rollout_replicas:
         joined = len(state.members["rollout"] - state.draining)
         least = 1 if state.has_rollouts else settings.rollout_replicas
         if joined < least:
-            wanted.append(f"{least - joined} of {settings.rollout_replicas} rollout replicas")
+            wanted["rollout"] = f"{least - joined} of {settings.rollout_replicas} rollout replicas"
     return wanted
+
+
+def awaited(state: State) -> dict[Role, str]:
+    """All that is missing, if any of it could come now: the other pool keeps those out that may not wake.
+
+    At a start the pools are made one after the other, in any order, and what is missing changes with each that joins.
+    """
+    wanted = missing(state)
+    return wanted if any(turns.may_wake(state, role) for role in wanted) else {}
 
 
 def refusal(state: State, name: str) -> str:
@@ -170,7 +180,7 @@ def refusal(state: State, name: str) -> str:
         words = "has left already" if name in state.departed else "is not in this run"
         return f"{name} {words}, which has {', '.join(sorted(state.replicas)) or 'no replicas'}"
     if not state.is_complete(replica.role):
-        return f"the run has not begun, as it waits for {' and '.join(missing(state))}"
+        return f"the run has not begun, as it waits for {' and '.join(missing(state).values())}"
     is_needed = replica.role == "policy" or state.settings.rollout_replicas > 0
     if is_needed and not any(other.name != name for other in state.staying(replica.role)):
         return f"{name} is the last {replica.role} replica that stays; start another one first, or end the run"

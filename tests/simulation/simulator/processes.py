@@ -29,6 +29,7 @@ class Processes:
         trace: Where what happened is kept.
         stream: Randomness for a purpose.
         say: Carries a message to the controller.
+        state: Of the run.
 
     Attributes:
         faults: Of those that are started.
@@ -47,6 +48,7 @@ class Processes:
         trace: Trace,
         stream: Callable[[str], random.Random],
         say: Callable[[bytes, bytes], None],
+        state: Callable[[], State],
     ) -> None:
         self.faults = faults
         self.replicas: Final[dict[str, Replica]] = {}
@@ -59,6 +61,7 @@ class Processes:
         self._trace: Final = trace
         self._stream: Final = stream
         self._say: Final = say
+        self._state: Final = state
 
     def start_all(self, step: int = 0) -> None:
         """Start those of the recipe, which begin with the weights of a step; all there were have ended."""
@@ -108,7 +111,27 @@ class Processes:
             witness=self._witness,
             trace=self._trace,
             say=self._say,
+            holders=lambda strangers: self._holders("r" if is_policy else "p", strangers=strangers),
+            building_s=self._building_s(incarnation),
         )
+
+    def _building_s(self, incarnation: str) -> float | None:
+        if not self._scenario.settings.takes_turns:
+            return None
+        rng = self._stream(f"building of {incarnation}")
+        return rng.choice((0.0, 0.1, 3.0)) * rng.random()
+
+    def _holders(self, role: str, *, strangers: bool) -> list[str]:
+        """The processes of a role, by its letter, that have the GPUs; or only those that are not in the run."""
+        if not self._scenario.settings.takes_turns:
+            return []
+        members = {each.incarnation for each in self._state().replicas.values()} if strangers else ()
+        return [
+            each.name
+            for each in self.replicas.values()
+            if each.is_up and each.name[0] == role and (each.is_building or each.fake.is_awake)
+            if each.incarnation not in members
+        ]
 
     def calm(self, faults: Faults) -> None:
         """Faults cease: who stands still goes on."""

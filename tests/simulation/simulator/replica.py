@@ -35,6 +35,7 @@ _HOLDING: Final = (StepDone, GenerationFormed)
 
 _LAZINESS: Final = {"policy": 0.6, "rollout": 0.3}
 _SLOW_LAZINESS: Final = 0.95
+_PATIENCE_S: Final = 150.0
 
 
 class Replica:
@@ -50,6 +51,8 @@ class Replica:
         witness: Sees what it reports.
         trace: Where what happened is kept.
         say: Carries a message to the controller.
+        holders: Names of the processes of the other role that have the GPUs: all, or those that are not in the run.
+        building_s: How long it has them before it joins; None where pools share none.
 
     Attributes:
         faults: As given.
@@ -58,6 +61,7 @@ class Replica:
         is_gone: Whether nobody starts another process in its place.
         is_hung: Whether it beats and does nothing else.
         is_up: Whether it lives.
+        is_building: Whether it has the GPUs, and has not joined.
         frozen_until: When it stands still no longer.
         back_at: When another process takes its place; None while it lives.
     """
@@ -74,6 +78,8 @@ class Replica:
         witness: Witness,
         trace: Trace,
         say: Callable[[bytes, bytes], None],
+        holders: Callable[[bool], list[str]],
+        building_s: float | None,
     ) -> None:
         self.faults = faults
         self.fake: Final = fake
@@ -99,6 +105,11 @@ class Replica:
         self._laziness: Final = _SLOW_LAZINESS if rng.random() < faults.slow else _LAZINESS[hello.role]
         self._term = 0
         self._past: Final[list[Report]] = []
+        self._holders: Final = holders
+        self._building_s = building_s
+        self._built_at = 0.0
+        self._waiting_since = agenda.now
+        self.is_building = False
         agenda.after(rng.random() * 0.1, self._turn)
 
     @property
@@ -190,6 +201,9 @@ class Replica:
         if self.is_frozen:
             self._agenda.after(self.frozen_until - self._agenda.now, self._turn)
             return
+        if self._building_s is not None and not self._is_built(self._building_s):
+            self._agenda.after(0.05 + self._rng.random() * 0.05, self._turn)
+            return
         inbox, self._inbox = self._inbox, []
         for data in inbox:
             self._receive(DOWN.decode(data))
@@ -199,6 +213,20 @@ class Replica:
             self._speak()
         if self.is_up:
             self._agenda.after(0.02 + self._rng.random() * 0.1, self._turn)
+
+    def _is_built(self, building_s: float) -> bool:
+        """Whether it has had the GPUs for long enough to be made, and sleeps; it waits for them as long as it takes."""
+        now = self._agenda.now
+        if not self.is_building:
+            if awake := self._holders(False):
+                if now - self._waiting_since > _PATIENCE_S:
+                    raise Violation("turns", f"{self.incarnation} waits for {awake} since {self._waiting_since:.1f} s")
+                return False
+            self.is_building, self._built_at = True, now + building_s
+        if now < self._built_at:
+            return False
+        self._building_s, self.is_building = None, False
+        return True
 
     def _receive(self, message: Down) -> None:
         now, session = self._agenda.now, self._session
@@ -220,6 +248,10 @@ class Replica:
     def _work(self) -> None:
         directive = self._session.directive
         if directive is None or self._rng.random() < self._laziness:
+            return
+        wanted = directive.policy or directive.rollout
+        # Those in the run are told to sleep before; of the others the lock takes care.
+        if wanted is not None and not wanted.sleep and not self.fake.is_awake and self._holders(True):
             return
         if isinstance(self.fake, FakePolicy):
             assert directive.policy is not None

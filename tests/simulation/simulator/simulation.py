@@ -96,6 +96,7 @@ class Simulation:
             trace=self.trace,
             stream=self._stream,
             say=self._say_up,
+            state=lambda: self.state,
         )
         self.replicas: Final = self._processes.replicas
         self._processes.start_all()

@@ -308,7 +308,7 @@ def test_silence_is_noticed_and_a_pause_of_the_controller_is_none(make_office):
     assert ReplicaLost in office.journal.kinds()
 
 
-def test_replicas_and_groups_are_waited_for_so_long(make_office):
+def test_replicas_and_groups_are_waited_for_so_long(make_office, settings):
     office = make_office()
     office.say(HELLO)
     for _ in range(25):
@@ -318,6 +318,20 @@ def test_replicas_and_groups_are_waited_for_so_long(make_office):
     office.wait(2)
     assert office.journal.events[-1] == JoinTimedOut(timeout_s=100.0)
     assert "1 of 1 rollout replicas" in office.server_loop.state.reason
+
+    # Of pools that share GPUs, one is made after the other, and who was killed comes again once the other pool sleeps.
+    office = Office(settings(warmup=2, policy_replicas=1, takes_turns=True))
+    office.wait(90)
+    office.say(attrs.evolve(HELLO, name="r0", role="rollout", incarnation="two"), b"r")
+    office.wait(90)
+    assert office.journal.kinds().count(ReplicaLost) == 1
+    office.say(HELLO)
+    for _ in range(50):
+        office.wait(4)
+        office.say(beat(1))
+    assert JoinTimedOut not in office.journal.kinds()
+    office.wait(115)
+    assert office.journal.events[-1] == JoinTimedOut(timeout_s=100.0)
 
     office = make_office()
     office.say(HELLO)

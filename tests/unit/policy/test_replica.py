@@ -161,7 +161,7 @@ def run(kit, model, script, held, tmp_path, *, name="policy-0", seed=0, stop=Non
             ),
             adopt=script.adopted.append,
             profiler=Profiler(tmp_path, name, script.report),
-            turns=None if lock is None else make_turns(lock, trainer, tmp_path, lambda: False),
+            turns=None if lock is None else make_turns(lock, trainer, tmp_path),
         )
         replica.run()
     return trainer
@@ -214,8 +214,8 @@ def test_who_slept_goes_on_as_if_it_had_not(kit, model, work, tmp_path):
             (when(StepDone), directive(gen, order(groups, 2), turn=2)),
             (when(StepDone, 2), STOP),
         )
-        with RoleLock(tmp_path / "locks", "policy") as lock:
-            lock.acquire(lambda: False)
+        with RoleLock(tmp_path, "policy", "p") as lock:
+            lock.acquire()
             given = lock if sleeps else None
             trainer = run(kit, model, script, held, tmp_path, lock=given, average=AverageConfig(decay=0.9))
         trained.append(digest_of(trainer.state()))
