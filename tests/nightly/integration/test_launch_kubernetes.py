@@ -32,6 +32,7 @@ def containers(job_set, replicas):
             yield f"{job['name']}-{index}", container["command"], variables
 
 
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
 def test_the_pods_of_a_jobset_train_a_run(cosmos, arithmetic, tmp_path, monkeypatch, placement):
     replicas = {"controller": 1, "policy": 1, "rollout": 2}
@@ -55,7 +56,7 @@ def test_the_pods_of_a_jobset_train_a_run(cosmos, arithmetic, tmp_path, monkeypa
         environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
         with (tmp_path / f"{name}.out").open("wb") as output:
             processes[name] = subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while any(process.poll() is None for process in processes.values()) and time.monotonic() < deadline:
         time.sleep(0.1)
     shown = "".join(f"== {name}\n{(tmp_path / f'{name}.out').read_text()}" for name in processes)
