@@ -30,9 +30,10 @@ class TestVllm(EngineConformance):
         return {"seeds": "request"}
 
     @pytest.fixture
-    def capabilities(self, provider):
-        """The plugin declares no seeds, because of its other draws."""
-        return attrs.evolve(supported(provider.capabilities, self.tensor_parallel), seeded=True)
+    def capabilities(self, provider, context):
+        """The plugin declares no seeds, because of its other draws; it gives up the memory of GPUs alone."""
+        able = supported(provider.capabilities, self.tensor_parallel)
+        return attrs.evolve(able, seeded=True, sleeps=able.sleeps and context.device.type == "cuda")
 
 
 class TestVllmThatDrawsForABatch(TestVllm):
