@@ -15,7 +15,7 @@ import attrs
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.structure import unstructure
-from cosmos_core.run.planning.footprint import memory_by_pool, verdict
+from cosmos_core.run.planning.footprint import memory_by_pool, verdicts
 from cosmos_core.run.planning.memory import gpus
 from cosmos_core.run.planning.plan import Plan, make_plan
 
@@ -76,7 +76,7 @@ CASES: Final = (
     Case(NODE, "sft-qwen3-32b", (*mesh(dp_shard=8, tp=1), *OFFLOADED)),
     Case(4 * NODE, "sft-qwen3-32b", mesh(dp_shard=8)),
     Case(1, "sft-qwen3-30b-a3b", (*mesh(dp_shard=1, ep=1), *ADAPTERS), fits=False),
-    Case(NODE, "grpo-qwen3-30b-a3b", (*mesh(dp_shard=8), "policy.micro_batch_units=6144", *COLOCATED)),
+    Case(NODE, "grpo-qwen3-30b-a3b", (*mesh(dp_shard=8), "policy.micro_batch_units=4096", *COLOCATED)),
     Case(4 * NODE, "grpo-qwen3-30b-a3b"),
     Case(NODE, "sft-qwen3-30b-a3b"),
     Case(4 * NODE, "sft-qwen3-30b-a3b", mesh(dp_shard=32)),
@@ -86,14 +86,6 @@ CASES: Final = (
 def needed(plan: Plan) -> int:
     """GPUs of the whole run."""
     return gpus(plan.job.recipe, uses_rollouts=plan.job.uses_rollouts)
-
-
-def verdicts(plan: Plan) -> dict[str, str]:
-    """The plan's sentence of each pool's memory."""
-    devices = {"policy": plan.job.recipe.policy.device, "rollout": plan.job.recipe.rollout.device}
-    return {
-        pool: verdict(ranks, devices[pool], plan.parts.facts.uncounted) for pool, ranks in memory_by_pool(plan).items()
-    }
 
 
 def header(path: Path) -> str:

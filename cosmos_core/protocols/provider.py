@@ -54,6 +54,10 @@ class Preflight:
         decisions: Of latents, which decisions it makes of rollouts; None: it makes tokens, or does not say.
         decisions_key: The key of the recipe that says so.
         most_decisions: Most decisions of one sample to train on; 0: as many as `rollout.sampling.max_units`.
+        gpu_share: The part of a GPU's memory that each process takes, however much it needs; 0: no more than it needs.
+        gpu_share_key: The key of the recipe that says so.
+        outside_bytes: Of a GPU, what each process takes besides what plans count, and keeps while it sleeps.
+        builds_on_host: Whether its first weights are made in the machine's memory, all of them, wherever it computes.
     """
 
     problems: tuple[str, ...] = ()
@@ -61,6 +65,10 @@ class Preflight:
     decisions: DecisionKind | None = None
     decisions_key: str = "rollout.engine.plugin"
     most_decisions: int = 0
+    gpu_share: float = 0.0
+    gpu_share_key: str = "rollout.engine.plugin"
+    outside_bytes: int = 0
+    builds_on_host: bool = False
 
 
 T_co = TypeVar("T_co", covariant=True)

@@ -21,7 +21,7 @@ from cosmos_core.protocols import Pool
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.run.launch.launcher import capabilities_of, pools
-from cosmos_core.run.planning.memory import RankMemory, between_gpus, policy_memory, rollout_memory
+from cosmos_core.run.planning.memory import CACHE, CODES, RankMemory, between_gpus, policy_memory, rollout_memory
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
 from cosmos_core.weights.wire import WINDOW
@@ -113,7 +113,7 @@ def size(num_bytes: float) -> str:
 
 def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     """Each kind of process of one policy replica, and of one rollout replica if there are any."""
-    recipe, facts = plan.job.recipe, plan.parts.facts
+    recipe, facts, told = plan.job.recipe, plan.parts.facts, plan.parts.preflight
     frozen = {role: found.facts for role, found in plan.parts.frozen.items()}
     references = reference_bytes(recipe, plan.parts)
     policy = policy_memory(
@@ -135,15 +135,19 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         is_local = recipe.launch.launcher == LaunchConfig().launcher
         is_mapped = recipe.sync.transport == "shared-memory" or (recipe.sync.transport == "auto" and is_local)
         host = {} if count == 1 and is_mapped else {"weights on their way": parts["parameters"]}
+        if told.builds_on_host and (first := parts["parameters"] + parts.get(CODES, 0)) > sum(host.values()):
+            # They are gone before the first are on their way.
+            host = {"first weights": first}
         # The replica's first process asks all of the policy's.
         parts |= between_gpus(recipe, WINDOW * recipe.policy.replicas * world_size(recipe.policy.mesh))
         found["rollout"] = (
             RankMemory(name="each process", count=count, device=parts, host=host, is_whole=not facts.latent_size),
         )
-    outside = {pool: _outside(recipe, pool) for pool in found if getattr(recipe, pool).device != "cpu"}
-    for pool, own in outside.items():
+    own = {"policy": 0, "rollout": told.outside_bytes}
+    outside = {pool: _outside(recipe, pool) + own[pool] for pool in found if getattr(recipe, pool).device != "cpu"}
+    for pool, taken in outside.items():
         # Whoever sleeps keeps it, too.
-        beside = {OUTSIDE: sum(outside.values()) if plan.job.takes_turns else own}
+        beside = {OUTSIDE: sum(outside.values()) if plan.job.takes_turns else taken}
         found[pool] = tuple(attrs.evolve(rank, device={**rank.device, **beside}) for rank in found[pool])
     return found
 
@@ -202,18 +206,36 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] = ()) -> str:
+def verdicts(plan: Plan) -> dict[str, str]:
+    """The sentence of each pool's memory: see `verdict`."""
+    recipe, parts = plan.job.recipe, plan.parts
+    shares = {"policy": 0.0, "rollout": parts.preflight.gpu_share}
+    return {
+        pool: verdict(ranks, getattr(recipe, pool).device, parts.facts.uncounted, share=shares[pool])
+        for pool, ranks in memory_by_pool(plan).items()
+    }
+
+
+def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] = (), *, share: float = 0.0) -> str:
     """The largest of a replica's processes and, unless `device` is the CPU, which GPUs hold it with a tenth free.
 
     Of what is tiny, which any holds, no GPUs are named. `uncounted` comes on top, besides activations where they are
-    not known: then none is said to hold it.
+    not known: then none is said to hold it. What takes a `share` of its GPU needs no more for its cache than is left
+    of that.
     """
     largest = max(ranks, key=lambda rank: sum(rank.device.values()))
     needed = sum(largest.device.values())
     where = f" ({largest.name})" if len(ranks) > 1 else ""
     lacking = _uncounted(ranks, uncounted)
-    fitting = [name for name, num_bytes in GPU_MEMORY.items() if needed <= USABLE * num_bytes]
+    least = _least(largest)
+    fitting = [
+        name
+        for name, num_bytes in GPU_MEMORY.items()
+        if max(needed, share * num_bytes) <= USABLE * num_bytes and (not share or least <= share * num_bytes)
+    ]
     none = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
+    if share and needed <= USABLE * max(GPU_MEMORY.values()):
+        none = f"{none}, where its engine takes {share:.0%} of one"
     if not lacking:
         most = f"at most {size(needed)} a process{where}"
         holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free" if fitting else none
@@ -224,6 +246,11 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
     if device == "cpu":
         return counted
     return f"{counted}, so which GPU holds it is not known" if fitting else f"{counted}: {none}"
+
+
+def _least(rank: RankMemory) -> int:
+    """Bytes of a GPU without which a process cannot begin: all but its cache, which is as large as it finds room."""
+    return sum(size for name, size in rank.device.items() if name != CACHE)
 
 
 def room(plan: Plan, found: int, machine: int) -> str:
@@ -242,27 +269,47 @@ def room(plan: Plan, found: int, machine: int) -> str:
 def crowded(plan: Plan) -> str:
     """A GPU that does not hold the processes that would share it, in words; empty where all do, or no driver tells.
 
-    What the plan counts is the least that they take.
+    What the plan counts is the least that they take; an engine may take a share of its GPU, however much it needs.
     """
     if capabilities_of(plan.job.recipe, plan.plugins).submits or not (shown := visible_gpus()):
         return ""
+    there = {name: gpu for gpu in gpus() for name in (gpu.number, gpu.uuid) if name in shown and gpu.memory_bytes}
+    share, key = plan.parts.preflight.gpu_share, plan.parts.preflight.gpu_share_key
+    loads, engines = _loads(plan, shown, {name: round(share * gpu.memory_bytes) for name, gpu in there.items()})
+    for name, gpu in there.items():
+        load, taken = loads[name], round(share * gpu.memory_bytes)
+        text = f"GPU {gpu.number}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
+        if share and name in engines:
+            text = f"{text}, with {size(taken)} for each engine ({key} = {share:g})"
+            if (least := max(map(_least, memory_by_pool(plan)["rollout"]))) > taken:
+                return f"{text}; without its cache one needs {size(least)}: raise {key}, or rollout.mesh.tp"
+        if load > gpu.memory_bytes:
+            smaller = f"make them smaller, or lower {key}" if share and name in engines else "or make them smaller"
+            return f"{text}; spread them over more GPUs, {smaller}: docs/guides/hardware.md"
+        if load > gpu.free_bytes:
+            held = gpu.memory_bytes - gpu.free_bytes
+            return f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"
+    return ""
+
+
+def _loads(plan: Plan, shown: Sequence[str], taken: Mapping[str, int]) -> tuple[dict[str, int], set[str]]:
+    """Bytes that processes take of each GPU, if an engine's take so much of it at least; GPUs that engines have."""
     places, loads, turns = itertools.cycle(shown), dict.fromkeys(shown, 0), plan.job.takes_turns
+    # A policy that sleeps beside the engine has this.
+    asleep = _outside(plan.job.recipe, "policy") if turns else 0
+    engines: set[str] = set()
     for pool in planned_pools(plan):
         if turns:
             places = itertools.cycle(shown)
         awake = dict.fromkeys(shown, 0)
         for _ in range(pool.replicas * pool.processes * pool.gpus):
-            awake[next(places)] += pool.device_bytes // pool.gpus
+            place, needed = next(places), pool.device_bytes // pool.gpus
+            if pool.role == "rollout":
+                needed = max(needed, taken.get(place, 0) + asleep)
+                engines.add(place)
+            awake[place] += needed
         loads = {gpu: max(loads[gpu], load) if turns else loads[gpu] + load for gpu, load in awake.items()}
-    for gpu in gpus():
-        load = loads.get(gpu.number, loads.get(gpu.uuid, 0))
-        if gpu.free_bytes < load and gpu.memory_bytes:
-            held = gpu.memory_bytes - gpu.free_bytes
-            text = f"GPU {gpu.number}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
-            if load > gpu.memory_bytes:
-                return f"{text}; spread them over more GPUs, or make them smaller: docs/guides/hardware.md"
-            return f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"
-    return ""
+    return loads, engines
 
 
 def check_gpu_memory(plan: Plan) -> None:

@@ -32,6 +32,8 @@ from cosmos_core.weights.wire import REQUEST_BYTES
 ITEM_SIZES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2}
 OUTPUT_COPIES: Final = 3
 """Float32 values for each value of the output layer: logits, log-probabilities, gradient."""
+CACHE: Final = "KV cache (at most)"
+CODES: Final = "codes and scales"
 LATENT_COPIES: Final = 5
 """Float32 values for each value of a micro-batch's latents: these, targets, velocity, another model's, gradient."""
 
@@ -452,8 +454,8 @@ def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, *, co
     codes = quantised_bytes(recipe, facts)
     return {
         "parameters": item_size * (facts.num_parameters - _split_parameters(facts, tp)),
-        **({"codes and scales": codes} if codes else {}),
-        "KV cache (at most)": cache,
+        **({CODES: codes} if codes else {}),
+        CACHE: cache,
         "logits (estimate)": 2 * 4 * recipe.rollout.max_in_flight * facts.vocab_size,
     }
 

@@ -15,7 +15,7 @@ from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.devices import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdict
+from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdicts
 from cosmos_core.run.planning.memory import RankMemory, gpus, longest_sample, processes, version_bytes, whole_over_tp
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
@@ -242,8 +242,8 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     here = "of its launcher's machines" if submits else room(plan, len(visible_gpus()), machine_memory())
     of = "of either pool, in turns" if job.takes_turns else "of a replica"
     yield "GPUs", f"{needed}, one for each process {of}; {here}" if needed else "none: every device is 'cpu'"
-    for pool, ranks in memory_by_pool(plan).items():
-        yield f"{pool} memory", verdict(ranks, getattr(recipe, pool).device, plan.parts.facts.uncounted)
+    for pool, told in verdicts(plan).items():
+        yield f"{pool} memory", told
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
         yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
     if whole := whole_over_tp(recipe.policy, plan.parts.facts):

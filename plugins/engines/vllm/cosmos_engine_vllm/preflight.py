@@ -15,14 +15,17 @@ LEAST_TEMPERATURE: Final = 0.01
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Of vLLM's attention on a CPU."""
 
+_COMPILED_BYTES: Final = 1 << 30
+"""Of a GPU, what kernels, their workspaces and CUDA graphs take, about, outside of what vLLM gives up in its sleep."""
 
-def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
+
+def preflight(options: VllmOptions, planned: PlannedRun) -> Preflight:
     """The settings of a run that vLLM cannot serve, and the packages that it lacks here."""
     # Imported here so that listing plugins needs no torch; planning has imported it with the model.
     from cosmos_engine_vllm.installation import check_installed  # noqa: PLC0415
 
     device = "cuda" if planned.device == "cuda" or (planned.device == "auto" and planned.has_gpu) else "cpu"
-    problems: list[str] = [*_sampling(planned), *_media(planned)]
+    problems: list[str] = [*_sampling(planned), *_media(planned), *_experts(options, planned)]
     absent: list[str] = []
     # Where the device is left open, the run may be for another machine than this.
     (problems if planned.device == "cpu" else absent).extend(_on_cpu(planned) if device == "cpu" else ())
@@ -30,7 +33,14 @@ def preflight(_options: VllmOptions, planned: PlannedRun) -> Preflight:
         check_installed(device)
     except EngineError as error:
         absent.append(str(error))
-    return Preflight(problems=tuple(problems), absent="\n".join(absent))
+    return Preflight(
+        problems=tuple(problems),
+        absent="\n".join(absent),
+        gpu_share=options.memory_share,
+        gpu_share_key="rollout.engine.options.memory_share",
+        outside_bytes=_COMPILED_BYTES if options.compile else 0,
+        builds_on_host=True,
+    )
 
 
 def needs_one_process(num_ranks: int, architecture: str) -> str:
@@ -60,6 +70,14 @@ def _media(planned: PlannedRun) -> Iterator[str]:
             "say what its prompts show in a way that it takes (cosmos_core.protocols.vision.VisionModel.shown); use "
             "the engine 'embedded'"
         )
+
+
+def _experts(options: VllmOptions, planned: PlannedRun) -> Iterator[str]:
+    key, parts = "rollout.engine.options.expert_parallel", planned.facts.parts
+    if options.expert_parallel and parts and not any(part.num_expert_parameters for part in parts):
+        yield f"{key}: true, and {planned.facts.architecture} has no experts; leave it out"
+    elif options.expert_parallel and planned.num_ranks == 1:
+        yield f"{key}: true, and with rollout.mesh.tp = 1 one process has all experts; raise tp, or leave it out"
 
 
 def _on_cpu(planned: PlannedRun) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import ModelFacts, PlannedRun
+from cosmos_core.protocols.facts import ModelPart
 from cosmos_engine_vllm import installation
 from cosmos_engine_vllm.options import VllmOptions
 from cosmos_engine_vllm.preflight import preflight
@@ -46,10 +47,10 @@ class Shows:
 def asked(monkeypatch):
     """Ask with a planned run changed, on a machine where vLLM is installed as it should be; who was asked for, too."""
 
-    def ask(**changes):
+    def ask(options=VllmOptions(), **changes):  # noqa: B008 - it cannot be changed
         devices = []
         monkeypatch.setattr(installation, "check_installed", devices.append)
-        return preflight(VllmOptions(), attrs.evolve(PLANNED, **changes)), devices
+        return preflight(options, attrs.evolve(PLANNED, **changes)), devices
 
     return ask
 
@@ -78,6 +79,13 @@ def test_a_temperature_below_its_least_is_refused_by_its_key(asked):
     assert problem.startswith("rollout.sampling.temperature: 0.005, and vLLM draws at temperatures from 0.01 on")
 
 
+def test_plans_count_what_it_takes(asked):
+    told = asked(VllmOptions(memory_share=0.5))[0]
+    assert (told.gpu_share, told.gpu_share_key) == (0.5, "rollout.engine.options.memory_share")
+    assert (told.outside_bytes, told.builds_on_host) == (1 << 30, True)
+    assert asked(VllmOptions(compile=False))[0].outside_bytes == 0
+
+
 def test_heads_that_its_attention_on_a_cpu_lacks_are_refused_there(asked):
     odd = attrs.evolve(FACTS, head_size=24)
     (problem,) = asked(facts=odd)[0].problems
@@ -101,6 +109,17 @@ def test_what_sees_is_for_one_process(asked):
     (problem,) = asked(num_ranks=2, model=Shows())[0].problems
     assert problem.startswith("rollout.mesh: 2 processes of vLLM, and TinyForCausalLM sees images")
     assert asked(num_ranks=2, model=object())[0].problems == ()
+
+
+def test_whole_experts_need_experts_and_several_processes(asked):
+    options = VllmOptions(expert_parallel=True)
+    dense = attrs.evolve(FACTS, parts=[ModelPart(name="layers", num_parameters=1)])
+    experts = attrs.evolve(FACTS, parts=[ModelPart(name="layers", num_parameters=2, num_expert_parameters=1)])
+    (problem,) = asked(options, facts=dense, num_ranks=2)[0].problems
+    assert problem.startswith("rollout.engine.options.expert_parallel: true, and TinyForCausalLM has no experts")
+    (problem,) = asked(options, facts=experts)[0].problems
+    assert "with rollout.mesh.tp = 1 one process has all experts" in problem
+    assert asked(options, facts=experts, num_ranks=2)[0].problems == asked(facts=dense)[0].problems == ()
 
 
 def test_what_is_wrong_with_the_installation_is_absent_here(monkeypatch):

@@ -11,6 +11,7 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.devices import Gpu
 from cosmos_core.errors import ConfigError
+from cosmos_core.protocols import Preflight
 from cosmos_core.run.planning import footprint
 from cosmos_core.run.planning.footprint import (
     CONTEXT_BYTES,
@@ -26,7 +27,7 @@ from cosmos_core.run.planning.footprint import (
     total_memory,
     verdict,
 )
-from cosmos_core.run.planning.memory import RankMemory, gpus
+from cosmos_core.run.planning.memory import CACHE, RankMemory, gpus
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
 
@@ -71,6 +72,14 @@ def test_a_verdict_names_gpus_for_the_largest_process():
         in verdict([rank(126, is_whole=False)], "cuda", ["towers"])
     )
     assert verdict([rank(3)], "cpu", ["towers"]).endswith("of what is counted (parameters); towers on top")
+
+    # An engine that takes a share of its GPU has room for its weights there, and leaves a tenth free itself.
+    cached = attrs.evolve(rank(60), device={"parameters": 60 * GIB, CACHE: 9 * GIB})
+    assert ": a GPU of 80 GB (H100) or 141" in verdict([cached], "cuda", share=0.85)
+    assert ": a GPU of 141 GB (H200) holds it" in verdict([cached], "cuda", share=0.7)
+    none = "no GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free, where its engine takes"
+    for share in (0.4, 0.95):
+        assert verdict([cached], "cuda", share=share).endswith(f"{none} {share:.0%} of one")
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +145,31 @@ def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
     assert "CUDA_VISIBLE_DEVICES hides what this machine has, so device 'auto' is the CPU" in room(plan, 0, 1 << 60)
 
 
+def test_the_share_of_a_gpu_that_an_engine_takes_counts(tmp_path, monkeypatch):
+    path = RECIPES / "arithmetic.toml"
+    planned = make_plan(load_recipe(path), path, tmp_path)
+    gpu = Gpu(number="0", uuid="GPU-a", name="H100", memory_bytes=79 * GIB, free_bytes=79 * GIB, driver="")
+    monkeypatch.setattr(footprint, "gpus", lambda: [gpu])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    def crowds(share, **changes):
+        told = Preflight(gpu_share=share, gpu_share_key="engine.share")
+        rollout = attrs.evolve(planned.job.recipe.rollout, **changes)
+        job = attrs.evolve(planned.job, recipe=attrs.evolve(planned.job.recipe, rollout=rollout))
+        return crowded(attrs.evolve(planned, job=job, parts=attrs.evolve(planned.parts, preflight=told)))
+
+    assert crowds(0.0) == crowds(0.85) == ""
+    # Two engines, or an engine and the policy, do not have more than there is.
+    assert "its processes need 135.0 GiB, with 67.2 GiB for each engine (engine.share = 0.85); spread" in crowds(
+        0.85, replicas=2
+    )
+    assert "make them smaller, or lower engine.share: docs" in crowds(1.0)
+    assert crowds(0.995, placement="colocated").startswith("GPU 0, H100, has 79.0 GiB, and its processes need 79.1 GiB")
+    assert crowds(0.985, placement="colocated") == ""
+    assert "; without its cache one needs " in crowds(0.005)
+    assert crowds(0.005).endswith("raise engine.share, or rollout.mesh.tp")
+
+
 def test_dialogues_are_counted_in_turns_and_units(tmp_path):
     path = RECIPES / "grpo-calculator.toml"
     recipe = load_recipe(path)
@@ -163,9 +197,14 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
     (rank,) = memory_by_pool(both)["rollout"]
     assert rank.host == {}
+    # An engine that makes its own weights first has these in the machine's memory, and then those on their way.
+    telling = attrs.evolve(both.parts, preflight=Preflight(builds_on_host=True, outside_bytes=GIB))
+    (made,) = memory_by_pool(attrs.evolve(both, parts=telling))["rollout"]
+    assert made.host == {"first weights": rank.device["parameters"]}
+    assert made.device[OUTSIDE] == rank.device[OUTSIDE] + GIB
     rollout = attrs.evolve(both.job.recipe.rollout, mesh=MeshConfig(tp=2))
     recipe = attrs.evolve(both.job.recipe, rollout=rollout)
-    (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=recipe)))["rollout"]
+    (rank,) = memory_by_pool(attrs.evolve(both, parts=telling, job=attrs.evolve(both.job, recipe=recipe)))["rollout"]
     assert (rank.count, rank.host) == (2, {"weights on their way": rank.device["parameters"]})
     # Through a process group they wait on the host, whatever the layout; NCCL has what is on its way on both GPUs.
     changed = attrs.evolve(both.job.recipe, sync=attrs.evolve(both.job.recipe.sync, transport="nccl"))

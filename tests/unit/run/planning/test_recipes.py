@@ -12,6 +12,7 @@ from cosmos_core.config.mesh import world_size
 from cosmos_core.errors import ConfigError
 from cosmos_core.run import fork_server
 from cosmos_core.run.command import run_recipe
+from cosmos_core.run.planning.footprint import USABLE, memory_by_pool, verdicts
 from cosmos_core.run.planning.memory import policy_memory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.tables import print_plan
@@ -69,10 +70,12 @@ def planned(path, kind, name, tmp_path):
     held = sum(rank.count * rank.device["parameters"] for rank in ranks)
     assert held == pytest.approx(4 * facts.num_parameters, rel=0.01)
     assert all(rank.is_whole and rank.device["activations"] for rank in ranks)
-    told = machines.verdicts(plan)
+    told = verdicts(plan)
     if name == "deepseek-v3":
         assert "a GPU of 141 GB (H200) holds it" in told.pop("policy")
         assert all("no GPU of 80 GB (H100) or 141 GB (H200) holds it" in each for each in told.values())
+        (rank,) = memory_by_pool(plan)["rollout"]
+        assert 192e9 < sum(rank.device.values()) / USABLE < 288e9, "the header tells GPUs that hold it, and that do not"
     else:
         assert all(machines.H100 in each for each in told.values()), told
     machines.check_header(path, plan)
