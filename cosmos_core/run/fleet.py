@@ -74,7 +74,7 @@ def replica_specs(
     if job.takes_turns:
         gpus["rollout"] = itertools.cycle(visible or [""])
     on_cpu = {"policy": recipe.policy.device == "cpu", "rollout": recipe.rollout.device == "cpu"}
-    # A policy's memory fragments, by documents of every length. An engine's is laid out once, and vLLM refuses it.
+    # A policy's memory fragments, by documents of every length; an engine's is laid out once.
     allocator = {} if _ALLOCATOR & os.environ.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     num_gpus = {"policy": 1, "rollout": world_size(recipe.rollout.mesh)}
     cores = len(os.sched_getaffinity(0)) // max(1, len(visible))

@@ -52,9 +52,20 @@ class Storages:
         give_back(self.device)
 
     def allocate(self) -> None:
-        """Take as much memory; what is in it is to be written."""
-        for storage, size in self._storages:
-            storage.resize_(size)
+        """Take as much memory; what is in it is to be written.
+
+        Raises:
+            WeightSyncError: There is no room for it any more.
+        """
+        try:
+            for storage, size in self._storages:
+                storage.resize_(size)
+        except torch.OutOfMemoryError as error:
+            raise WeightSyncError(
+                f"{self.device} has no room for the {self.nbytes:,} bytes that wake there ({error}): what others keep "
+                "there while they sleep is too much; lower rollout.engine.options.memory_share, if the engine has it, "
+                "or policy.micro_batch_units"
+            ) from error
 
     def contents(self) -> dict[str, torch.Tensor]:
         """Each storage as one tensor of numbers, by its place."""

@@ -24,6 +24,7 @@ from cosmos_core.rollout.serving.tokens import TokenEngine, TokenSequence
 from cosmos_core.rollout.serving.updates import LoadedWeights, Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors, dtype_name
+from cosmos_core.weights.storages import Storages
 
 
 class EmbeddedEngine(TokenEngine):
@@ -152,11 +153,10 @@ class EmbeddedEngine(TokenEngine):
             self._prompts.forget()
         if self._packed is not None:
             self._packed.clear()
-        self._storages = self._loaded.storages()
-        self._storages.free()
+        super()._free()
 
-    def _allocate(self) -> None:
-        self._storages.allocate()
+    def _weights_memory(self) -> Storages:
+        return self._loaded.storages()
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from cosmos_core.replica.profiler import Profiler, span
 from cosmos_core.rollout.serving.commands import Commands, LostProcessError, broken
 from cosmos_core.rollout.serving.requests import RequestState, S
 from cosmos_core.rollout.serving.updates import Update
-from cosmos_core.weights.storages import give_back
+from cosmos_core.weights.storages import Storages, give_back
 
 _JOIN_S: Final = 20.0
 """How long a shutdown waits for the step under way: a device that hangs must not keep the process from ending."""
@@ -139,12 +139,17 @@ class ServedEngine(abc.ABC, Generic[S]):
         """Free what `_build` made, or had made when it failed, on the engine's thread. Idempotent."""
 
     def _free(self) -> None:
-        """Give up the memory of weights and caches, paused, on the engine's thread; of an engine that sleeps."""
-        raise NotImplementedError
+        """Give up the memory of weights, and of caches if it has some, paused, on the engine's thread."""
+        self._storages = self._weights_memory()
+        self._storages.free()
 
     def _allocate(self) -> None:
         """Take that of weights again, to be written by an update."""
-        raise NotImplementedError
+        self._storages.allocate()
+
+    def _weights_memory(self) -> Storages:
+        """The memory of weights that `sleep` gives up."""
+        return Storages(self._tensors_to_write().values(), self._context.device)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from cosmos_core.protocols import EngineContext, Generated, Model, Request, Samp
 from cosmos_core.testing.conformance.model.subject import by_payload
 from cosmos_core.types import Payload
 from tests.gpu.qualify.where import Where
+from tests.gpu.sleeping import IN_FLIGHT, UNITS, sleeping
 
 ROUNDS = 2
 
@@ -83,6 +84,21 @@ def divergence(where: Where, name: str, *, model: str) -> None:
     ratio_N = (torch.cat(trained) - torch.from_numpy(np.concatenate(drawn).copy())).double()
     note = f"{len(ratio_N)} units, furthest off {ratio_N.abs().max():.3g}"
     where.right(f"{name}: KL", float((ratio_N.exp() - 1 - ratio_N).mean()), "nats", most=1e-3, note=note)
+
+
+def sleep(where: Where, name: str, *, model: str, compiles: bool) -> None:
+    """Whether vLLM computes the same after it has slept, and how much of the GPU is free meanwhile."""
+    is_gpu, shape = where.device == "cuda", "tiny" if where.is_tiny else model
+    if is_gpu and importlib.util.find_spec("vllm") is None:
+        where.skipped(name, "vllm is not installed")
+        return
+    options = {"compile": compiles and is_gpu, **({"memory_share": 0.4} if is_gpu else {})}
+    found = sleeping("vllm" if is_gpu else "embedded", where.device, options, {**QWEN3, **SHAPES[shape]})
+    where.right(f"{name}: digests that differ", 0 if found["attested"] else 1, most=0)
+    where.right(f"{name}: log-probs, furthest off", found["furthest"], "nats", most=0.02)
+    lost = IN_FLIGHT * UNITS - sum(found["units"])
+    where.right(f"{name}: units in flight that are lost", lost, most=0)
+    where.speed(f"{name}: freed, times the weights", found["freed_bytes"] / found["weights_bytes"], least=1.0)
 
 
 def _generated(

@@ -1,12 +1,13 @@
 """The memory of tensors is given up and taken again; what was in it comes back as it was."""
 
 import gc
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from cosmos_core.errors import AttestationError
+from cosmos_core.errors import AttestationError, WeightSyncError
 from cosmos_core.weights.storages import Sleeper, Storages
 
 CPU = torch.device("cpu")
@@ -48,6 +49,16 @@ def test_what_comes_back_otherwise_is_told(held, tmp_path):
     asleep._memory.buffer[MIB : MIB + 9] = b"otherwise"
     with pytest.raises(AttestationError, match="woke with the digest"):
         asleep.wake()
+
+
+def test_what_wakes_without_room_is_told(held):
+    def full(size):
+        raise torch.OutOfMemoryError("2 MiB more")
+
+    storages = Storages(held, CPU)
+    storages._storages[:] = [(SimpleNamespace(resize_=full), MIB)]
+    with pytest.raises(WeightSyncError, match=r"no room for the .* \(2 MiB more\).*memory_share.*micro_batch_units"):
+        storages.allocate()
 
 
 def test_memory_of_others_stays(tmp_path):

@@ -17,7 +17,6 @@ from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.types import Array, Payload
 from cosmos_core.weights.digest import digest_of
 from cosmos_core.weights.shards import canonical_tensors
-from cosmos_core.weights.storages import Storages
 from cosmos_engine_diffusion.denoising import denoise
 from cosmos_engine_diffusion.options import DiffusionOptions
 from cosmos_engine_diffusion.preflight import noiseless, problems, sampling_problems
@@ -114,13 +113,6 @@ class DiffusionEngine(ServedEngine[Trajectory]):
         self._denoisers.version = update.version
         # Hashed here, before the next step: nothing is generated with weights that were not attested.
         return digest_of(self._tensors)
-
-    def _free(self) -> None:
-        self._storages = Storages(self._tensors.values(), self._context.device)
-        self._storages.free()
-
-    def _allocate(self) -> None:
-        self._storages.allocate()
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import logging
 import math
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ from cosmos_engine_vllm.workers import Workers, started_apart
 _LOGGER: Final = logging.getLogger(__name__)
 _GIB: Final = 1 << 30
 _REFUSALS: Final = (ValueError, RuntimeError, NotImplementedError, AssertionError, LookupError, TypeError, ImportError)
+_SHARE: Final = re.compile("gpu[_ ]memory[_ ]utilization", re.IGNORECASE)
+"""In errors of vLLM that tell of too little memory."""
 _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 _living: Final = threading.Lock()
@@ -164,6 +167,8 @@ class Backend:
             "mm_processor_cache_gb": 0,
             "block_size": options.block_size,
             "enable_sleep_mode": context.sleeps,
+            # Else CUDA graphs keep their memory while the policy has the GPU.
+            "sleep_mode_offload_cudagraph": context.sleeps,
         }
         if self._is_cpu and getattr(module.config, "kv_lora_rank", None):
             # The other one packs the projections, and drops them.
@@ -270,7 +275,7 @@ class Backend:
         self._llm.reset_prefix_cache(reset_running_requests=True)
 
     def sleep(self) -> None:
-        """Give up the memory of weights and of the KV cache."""
+        """Give up the memory of weights and of the KV cache; what is in flight is computed anew."""
         # Level 2 keeps no copy of the weights: the next ones are written in their places.
         self._llm.sleep(level=2, mode="keep")
 
@@ -323,10 +328,16 @@ class Backend:
             raise self._refusal(error) from error
 
     def _refusal(self, error: Exception) -> EngineError:
-        return EngineError(
-            f"vLLM does not serve {self._architecture} of this config (on a CPU, heads have "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))} values): {type(error).__name__}: {error}"
-        )
+        size, said = self._context.model.facts().head_size, f"{type(error).__name__}: {error}"
+        if self._is_cpu and size and size not in CPU_HEAD_SIZES:
+            known = ", ".join(map(str, CPU_HEAD_SIZES))
+            return EngineError(
+                f"vLLM does not serve {self._architecture} of this config: on a CPU, heads have {known} values, and "
+                f"these have {size}: {said}"
+            )
+        asks = isinstance(error, torch.OutOfMemoryError) or _SHARE.search(said)
+        hint = "; what vLLM calls gpu_memory_utilization is rollout.engine.options.memory_share" if asks else ""
+        return EngineError(f"vLLM did not start with {self._architecture}: {said}{hint}")
 
     def _score_one(
         self, sequence: Sequence[int], params: Any, found: dict[str, list[float]], shows: Conditioning | None

@@ -30,7 +30,14 @@ _PICTURE_SIZE: Final = (64, 32)
 
 @torch.no_grad()
 def check(
-    module: torch.nn.Module, context: EngineContext, backend: Backend, media: Media, *, num_tokens: int, verify: bool
+    module: torch.nn.Module,
+    context: EngineContext,
+    backend: Backend,
+    media: Media,
+    *,
+    num_tokens: int,
+    verify: bool = True,
+    when: str = "",
 ) -> None:
     """Let vLLM evaluate a sequence of text, and one with a picture if the model sees any, and compare.
 
@@ -41,6 +48,7 @@ def check(
         media: Turns what prompts show into what it takes.
         num_tokens: Token ids below it can be evaluated.
         verify: Whether to compare; without, text is evaluated only.
+        when: How an error begins, for people.
 
     Raises:
         EngineError: vLLM cannot compute the model, or computes something else.
@@ -61,8 +69,8 @@ def check(
         limit = _LIMITS.get(context.dtype, _LOW_PRECISION_LIMIT)
         if not difference <= limit:
             raise EngineError(
-                f"vLLM's {backend.name} gives other log-probs of {what} than {type(module).__name__} with the same "
-                f"weights (mean difference {difference:.2g}, allowed {limit:g}): it computes otherwise, or holds "
+                f"{when}vLLM's {backend.name} gives other log-probs of {what} than {type(module).__name__} with the "
+                f"same weights (mean difference {difference:.2g}, allowed {limit:g}): it computes otherwise, or holds "
                 "weights in a form of its own; use the engine 'embedded'"
             )
 

@@ -55,8 +55,15 @@ class VllmEngine(TokenEngine):
         self._weights.load_first(published)
         self._media = backend.media()
         self._admission = Admission(backend, num_slots=context.max_in_flight)
-        self._num_tokens = int(module.get_input_embeddings().num_embeddings)
-        check(module, context, backend, self._media, num_tokens=self._num_tokens, verify=self._options.verify)
+        self._num_tokens = num_tokens = int(module.get_input_embeddings().num_embeddings)
+        verify = self._options.verify
+        check(module, context, backend, self._media, num_tokens=num_tokens, verify=verify)
+        if context.sleeps and verify:
+            # Digests are of parameters; vLLM's sleep also loses what it keeps elsewhere.
+            backend.sleep()
+            backend.wake()
+            self._weights.load_first(published)
+            check(module, context, backend, self._media, num_tokens=num_tokens, when="after it has slept, ")
 
     def _unbuild(self) -> None:
         if self._backend is not None:
@@ -131,7 +138,6 @@ class VllmEngine(TokenEngine):
         return self._weights.digest()
 
     def _free(self) -> None:
-        self._vllm.forget_caches()
         self._vllm.sleep()
 
     def _allocate(self) -> None:

@@ -76,13 +76,14 @@ class Shares:
 class SharedUpdate(Update):
     """An update as it is written to each rank between `begin_update` and `commit_update`."""
 
-    def __init__(self, version: int, shares: Shares, *, is_staged: bool) -> None:
+    def __init__(self, version: int, shares: Shares, *, is_staged: bool, size_bytes: int | None = None) -> None:
         """Open it.
 
         Args:
             version: Of the weights.
             shares: What each rank holds.
             is_staged: Whether the ranks are other processes: slices are copied to where these can read them.
+            size_bytes: What will be written, if it is not all.
         """
         super().__init__(version, shares.tensors)
         self._shards: Final = shares.shards
@@ -93,7 +94,7 @@ class SharedUpdate(Update):
             for name, shards in held.items()
             for shard in shards
         )
-        self._staging: Final = Staging(size) if is_staged else None
+        self._staging: Final = Staging(size if size_bytes is None else size_bytes) if is_staged else None
 
     def write_to(self, rank: int, piece: TensorSlice, data: torch.Tensor) -> None:
         """Take a slice for a rank.

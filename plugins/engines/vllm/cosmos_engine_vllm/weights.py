@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -15,6 +16,10 @@ from cosmos_engine_vllm.extension import Facts
 from cosmos_engine_vllm.held import meta_tensors
 from cosmos_engine_vllm.shares import SharedUpdate, Shares
 from cosmos_engine_vllm.workers import Workers
+
+_PART_BYTES: Final = 1 << 30
+_MOST_PARTS: Final = 16
+"""Of first weights that are larger."""
 
 
 class Weights:
@@ -96,16 +101,31 @@ class Weights:
         Raises:
             EngineError: vLLM does not hold what was written to it.
         """
-        update = self.update(0)
-        try:
-            for rank, held in self.layout().items():
-                for piece, _ in held:
+        digests: list[Mapping[str, Sequence[int]]] = []
+        for pieces, num_bytes in self._first_parts():
+            update = SharedUpdate(0, self._shares, is_staged=self._is_staged, size_bytes=num_bytes)
+            with contextlib.closing(update):
+                for rank, piece in pieces:
                     whole = slices.whole(piece.name, tuple(published[piece.name].shape))
                     update.write_to(rank, piece, published[piece.name][slices.within(piece, whole)])
-            self.load(update)
-            self.digest()
-        finally:
-            update.close()
+                self.load(update)
+                digests = self._workers.call("cosmos_digests")
+        self._shares.combine(digests)
+
+    def _first_parts(self) -> Iterator[tuple[Sequence[tuple[int, TensorSlice]], int]]:
+        """All slices of all ranks in parts, and bytes of each: one at a time is copied for ranks of other processes."""
+        tensors, part, num_bytes = self._shares.tensors, list[tuple[int, TensorSlice]](), 0
+        pieces = [(rank, piece) for rank, held in self.layout().items() for piece, _ in held]
+        sizes = [slices.size(piece) * tensors[piece.name].element_size() for _, piece in pieces]
+        # Each load takes some time that grows with the whole model.
+        most = max(_PART_BYTES, sum(sizes) // _MOST_PARTS) if self._is_staged else sum(sizes)
+        for each, size in zip(pieces, sizes, strict=True):
+            if part and num_bytes + size > most:
+                yield part, num_bytes
+                part, num_bytes = [], 0
+            part.append(each)
+            num_bytes += size
+        yield part, num_bytes
 
 
 def _facts(tensors: Mapping[str, torch.Tensor]) -> Facts:

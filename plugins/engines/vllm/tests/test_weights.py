@@ -19,11 +19,12 @@ from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
 from cosmos_core.weights import slices
 from cosmos_core.weights.digest import digest_of, tensor_digests
+from cosmos_engine_vllm import shares
 from cosmos_engine_vllm.admission import Admission
 from cosmos_engine_vllm.engine import VllmEngine
 from cosmos_engine_vllm.extension import WorkerExtension
 from cosmos_engine_vllm.options import VllmOptions
-from cosmos_engine_vllm.staging import Reading
+from cosmos_engine_vllm.staging import Reading, Staging
 from cosmos_engine_vllm.weights import Weights
 from cosmos_engine_vllm.workers import Workers
 
@@ -144,6 +145,23 @@ def uncopied(ranks):
         yield
     finally:
         del held.copy
+
+
+def test_first_weights_are_staged_in_parts(ranks, monkeypatch):
+    # 72 bytes: half of `w` and all of `norm` for each of two ranks.
+    monkeypatch.setattr("cosmos_engine_vllm.weights._PART_BYTES", 40)
+    staged = []
+    monkeypatch.setattr(shares, "Staging", lambda size: staged.append(size) or Staging(size))
+    weights = make_weights(ranks)
+    weights.load_first(tensors(3))
+    assert staged == [36, 36] * 2
+    assert ranks.versions() == [3.0, 3.0]
+    # The first part is compared, too, though another is loaded after it.
+    held = ranks.workers[0]._cosmos_held
+    monkeypatch.setattr(held, "copy", lambda pieces: None)
+    with pytest.raises(AttestationError, match="w: vLLM's rank 0 does not hold"):
+        weights.load_first(tensors(4))
+    assert ranks.versions() == [3.0, 3.0]
 
 
 def test_what_a_rank_cannot_read_no_rank_copies(ranks):
