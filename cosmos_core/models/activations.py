@@ -156,12 +156,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return count
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._grouped_mm.default:  # noqa: SLF001 - the only name of the operator
-            # Without storage it takes bfloat16 only, and with it any dtype.
-            rows, matrices = args[:2]
-            result = rows.new_empty(rows.shape[0], matrices.shape[-1])
-        else:
-            result = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if self._place >= 0 and func.overloadpacket.__name__ in SAVED:
             for tensor in _tensors(result):
                 self._note(tensor, "products", self._made)

@@ -18,9 +18,10 @@ from torch import nn
 from torch._dynamo import config, lookup_backend
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._functorch import config as partitioner
+from torch.utils.checkpoint import CheckpointPolicy
 
 from cosmos_core.errors import PluginIncompatibleError
-from cosmos_core.models.parallel.forwards import recompute_layer, surround
+from cosmos_core.models.parallel.forwards import SAVED, recompute_layer, surround
 from cosmos_core.protocols import Layout
 
 BACKEND: str = "inductor"
@@ -58,5 +59,10 @@ def _compile(layer: nn.Module, *, selects: bool) -> None:
 
 def _select(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
     """Compile a graph whose backward pass computes again all but products and reductions."""
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            # torch's own list of products lacks the grouped ones.
+            if str(getattr(node.target, "__name__", "")).partition(".")[0] in SAVED:
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     with partitioner.patch(aggressive_recomputation=True):
         return lookup_backend(BACKEND)(graph, inputs)

@@ -2,8 +2,8 @@
 
 The processes of one `tp` group hold the same tokens, so each sends its share of the rows, and the results are joined.
 An experts module is one that holds all of its experts in tensors whose first dimension counts them, and is called
-with (hidden_TD, chosen_TK, weights_TK), as transformers' are; its own forward (grouped products where it has them)
-runs on what arrives, one expert a row.
+with (hidden_TD, chosen_TK, weights_TK), as transformers' are; its own forward (grouped products, see `grouped`) runs on
+what arrives, one expert a row.
 
 Source: arXiv:2006.16668 section 3.2 (all-to-all dispatch), without a capacity: no token is dropped.
 
@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cosmos_core.errors import PluginIncompatibleError, UnevenError
 from cosmos_core.models.parallel.collectives import Group, all_to_all, gather_for_shared, part, split_dim
 from cosmos_core.models.parallel.forwards import own_parameters, substituted, surround
+from cosmos_core.models.parallel.grouped import in_order, permuted, weighed
 from cosmos_core.models.parallel.tensor import local_parameters, split_parameter
 
 
@@ -89,22 +90,19 @@ def _dispatch(  # noqa: PLR0917 - what transformers hands to experts, and where 
     chosen_TK: torch.Tensor,
     weights_TK: torch.Tensor,
 ) -> torch.Tensor:
-    order_P, send, receive, expert_R = _plan_route(chosen_TK, module.__dict__["num_experts"], group)
-    sent_PD = hidden_TD.index_select(0, order_P // chosen_TK.shape[1])
-    rows_RD = all_to_all(sent_PD, group, receive, send)
+    _, order_P, place_P = in_order(chosen_TK)
+    send, receive, expert_R = _plan_route(chosen_TK, module.__dict__["num_experts"], group)
+    rows_RD = all_to_all(permuted(hidden_TD, order_P, place_P, chosen_TK.shape[1]), group, receive, send)
     with substituted(module, local_parameters(module)):
         results_RD = _run(experts, rows_RD, expert_R)
     returned_PD = all_to_all(results_RD, group, send, receive)
-    place_P = torch.empty_like(order_P)
-    place_P[order_P] = torch.arange(len(place_P), device=place_P.device)
-    output_TKD = torch.unflatten(returned_PD.index_select(0, place_P), 0, chosen_TK.shape)
-    return torch.sum(output_TKD * weights_TK[..., None], 1).to(hidden_TD.dtype)
+    return weighed(returned_PD, order_P, place_P, weights_TK).to(hidden_TD.dtype)
 
 
 def _plan_route(
     chosen_TK: torch.Tensor, num_local: int, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
-    """Pairs in the order of their experts [P], pairs for each process, rows from each, local experts of these [R]."""
+) -> tuple[list[int], list[int], torch.Tensor]:
+    """Pairs for each process, rows from each, local experts of these [R]."""
     chosen_P = chosen_TK.flatten()
     # Not `bincount`, for which the CPU waits for an accelerator.
     counts = chosen_P.new_zeros(num_local * group.size()).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
@@ -114,7 +112,7 @@ def _plan_route(
     send, receive = torch.stack((counts.sum(1), arriving.sum(1))).tolist()
     expert_E = torch.arange(num_local, device=chosen_P.device).repeat(group.size())
     expert_R = expert_E.repeat_interleave(arriving.flatten(), output_size=sum(receive))
-    return chosen_P.argsort(stable=True), send, receive, expert_R
+    return send, receive, expert_R
 
 
 def _run(experts: Callable[..., torch.Tensor], rows_RD: torch.Tensor, expert_R: torch.Tensor) -> torch.Tensor:

@@ -151,7 +151,8 @@ class _Anchor(torch.autograd.Function):
 
 SAVED: Final = frozenset(
     {
-        *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm"),
+        *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
+        *("_grouped_mm", "grouped_loop", "_scaled_grouped_mm"),
         *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
         *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
         *("_flash_attention_forward", "_efficient_attention_forward"),

@@ -23,6 +23,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cosmos_core.errors import CheckpointError, ConfigError
 from cosmos_core.models.attention.packed import PACKED, attend_packed
+from cosmos_core.models.parallel.grouped import GROUPED
 
 _OTHER_FORMATS: Final = ("pytorch_model*.bin", "consolidated*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -239,10 +240,10 @@ def make(config: PretrainedConfig, auto_class: Any, *, is_packed: bool, **how: A
 
     Not packed, it attends with transformers' `eager`, the one of its functions that leaves nothing out.
     """
-    attention = PACKED if is_packed else "eager"
+    how |= {"attn_implementation": PACKED if is_packed else "eager", "experts_implementation": GROUPED}
     # A model owns its config (its attention is set there), so two models never share one.
     try:
-        module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), attn_implementation=attention, **how)
+        module: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), **how)
     except LIBRARY_ERRORS as error:
         raise ConfigError(f"model: the config makes no model: {first_line(error)}") from error
     if is_packed:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-import attrs
 import pytest
 import torch
 
@@ -53,16 +52,6 @@ LAYOUTS = {
 }
 
 
-@attrs.frozen(kw_only=True)
-class Exact(PluginModel):
-    """Makes the model with a product for each expert, since there are no grouped ones of float64."""
-
-    def __call__(self):
-        model = super().__call__()
-        model.config._experts_implementation = "eager"
-        return model
-
-
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory):
     """A tokenizer, which planning asks for its end token."""
@@ -83,7 +72,7 @@ def test_each_axis_gives_what_one_process_gives_or_is_refused(assets, name):
     tried = found.refused
     refused |= {column: tried[AXES[column]] for column in COLUMNS if AXES[column] in tried}
     layouts = {label: each for label, each in LAYOUTS.items() if label not in refused}
-    payloads, make = text_payloads(vocabulary=120), Exact(plugin="hf", context=context)
+    payloads, make = text_payloads(vocabulary=120), PluginModel(plugin="hf", context=context)
     expected = step_alone(make, payloads, policy(), dtype=torch.float64)
     dtypes = [torch.float64] * len(layouts)
     steps = steps_in_layouts(make, payloads, list(layouts.values()), processes=2, dtypes=dtypes)

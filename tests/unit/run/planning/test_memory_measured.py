@@ -85,8 +85,8 @@ def storages(tensors):
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-def kept_by(model, module, batch):
-    """Bytes that a forward keeps, without the parameters; and of these, those of the output layer."""
+def kept_by(model, module, batch, lengths):
+    """Bytes that a forward keeps, without the parameters; and of these, those of the output layer and of scores."""
     kept = {}
 
     def keep(tensor):
@@ -99,7 +99,9 @@ def kept_by(model, module, batch):
     vocabulary = model.config.vocab_size
     sizes = {place: (size, tensor) for place, (size, tensor) in kept.items() if place not in own}
     output = sum(size for size, tensor in sizes.values() if tensor.shape[-1] == vocabulary)
-    return sum(size for size, _ in sizes.values()), output, decided
+    squares = {(length, length) for length in lengths}
+    scores = sum(size for size, tensor in sizes.values() if tuple(tensor.shape[-2:]) in squares)
+    return sum(size for size, _ in sizes.values()), output, scores, decided
 
 
 def test_one_process_holds_what_is_estimated(tmp_path):
@@ -137,7 +139,7 @@ def check_estimate(model):
         module = model.build(seed=0, dtype=torch.float32, device=torch.device("cpu"))
         batch = batch_of(model, lengths)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            kept, output, decided = kept_by(model, module, batch)
+            kept, output, scores, decided = kept_by(model, module, batch, lengths)
         decided.logprobs_N.sum().backward()
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
         optimizer.step()
@@ -147,6 +149,9 @@ def check_estimate(model):
         assert rank.device["parameters"] == parameters
         assert rank.device["gradients"] == gradients
         assert rank.device["optimizer"] == sum(storages(moments).values())
+        if precision == "bf16":
+            # In 16 bits the plan counts attention by CUDA's kernel, which keeps no scores as the CPU's does.
+            kept -= scores
         casts = rank.device.get("gathered weights", 0)
         assert rank.device["activations"] + casts == pytest.approx(kept - output, rel=0.15)
         # Of the three copies of the output, autograd keeps one.
