@@ -142,7 +142,9 @@ class Float8Config:
     scaling: Literal["none", "tensorwise", "rowwise"] = option(
         "none", help="One scale a tensor, or one a row; `none` keeps the compute precision."
     )
-    skip: tuple[str, ...] = option(("lm_head",), help="Parts of names of linear layers that stay as they are.")
+    skip: tuple[str, ...] = option(
+        ("lm_head",), help="Parts of names of linear layers, or of experts, that stay as they are."
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -54,7 +54,7 @@ def build_whole(blueprint: Blueprint) -> PreTrainedModel:
 def lay_out(module: PreTrainedModel, blueprint: Blueprint, layout: Layout) -> None:
     """Apply to all of it in this process what a layout of one process may ask for."""
     _check(module, blueprint, layout)
-    parallelize(module, layout, plan_for(module, blueprint.tensor_plan))
+    parallelize(module, layout, plan_for(module, blueprint.tensor_plan), blueprint.device)
     draw_adapters(module, blueprint.seed)
 
 
@@ -71,7 +71,7 @@ def build_part(blueprint: Blueprint, layout: Layout) -> nn.Module:
     streamed = Streamed(blueprint.path, shell).read if blueprint.path is not None and is_filled else None
     stages = cut(shell, layout) if layout.mesh.size("pp") > 1 else [shell]
     for stage in stages:
-        parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan))
+        parallelize(stage, layout, plan_for(stage, blueprint.tensor_plan), blueprint.device)
     if is_filled:
         materialise(stages, device=blueprint.device, offload=layout.cpu_offload)
         weights = streamed or weights_of(draw(blueprint))

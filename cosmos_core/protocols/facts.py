@@ -110,7 +110,7 @@ class ModelFacts:
         impossible: Axes that cannot be greater than one for this model, though its plugin declares them, and why.
         most_outputs: Most values of the output layer that a GPU holds at once (0: those of a whole micro-batch).
         absent_weights: Where weights of its checkpoint are not there: what is missing and what to do before it can run.
-        linear_layers: Names of the linear layers that can compute in 8 bits; empty where they are not known.
+        linear_layers: Names of linear layers, and of experts, that can compute in 8 bits; empty where not known.
         matrices: Shapes, by canonical name, of what `rollout.quantization` is for: linear layers [out, in] and stacked
             experts [experts, out, in], but not routers and the output layer. Empty: nothing can be quantised.
         latent_size: Values of the latents of what the recipe has it generate (0: it decides tokens).

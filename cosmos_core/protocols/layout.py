@@ -84,8 +84,8 @@ class Layout:
         offload_activations: Whether what layers save for their backward pass waits in the machine's memory.
         cpu_offload: Whether weights, gradients and optimizer stay in the CPU's memory.
         compile: Whether each layer is compiled.
-        float8: Scaling of 8-bit linear layers, if any.
-        float8_skip: Parts of names of the linear layers that stay in the compute dtype.
+        float8: Scaling of 8-bit linear layers and experts, if any.
+        float8_skip: Parts of names of those that stay in the compute dtype.
         lora: Adapters, if any.
     """
 

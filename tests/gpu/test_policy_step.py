@@ -83,6 +83,10 @@ def test_experts_are_near(cuda, name, compiled):
     expected = step(CPU, name=name)
     found = step(cuda, name=name, precision="bf16", compiled=compiled)
     assert found[0] == pytest.approx(expected[0], rel=1e-2)
+    # On a GPU of compute capability 9.0 experts are in 8 bits, too.
+    if torch.cuda.get_device_capability(cuda) >= (9, 0):
+        found = step(cuda, name=name, precision="bf16", compiled=compiled, scaling="rowwise")
+        assert found[0] == pytest.approx(expected[0], rel=3e-2)
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])

@@ -1,13 +1,15 @@
-"""Linear layers that compute in 8-bit floating point, forward and backward, scaled as operands are made.
+"""Linear layers and experts that compute in 8-bit floating point, forward and backward, scaled as operands are made.
 
 Each operand of a product is divided by a scale that brings its largest element to the largest number of the format:
 one scale a tensor, or one for each row along which the product sums. Where such a row is split over `tp`, the largest
 element is that of all parts, so that numbers do not depend on the layout.
 
 Source: arXiv:2209.05433 section 3 (formats; e5m2 for gradients under one scale a tensor). Deviation: under one scale a
-row everything is e4m3, as rows of gradients span less than tensors of them.
+row everything is e4m3, as rows of gradients span less than tensors of them. Of experts, which have one scale a row, the
+weights' gradient stays in the compute dtype: it sums over rows of tokens, whose number differs from expert to expert.
 
-Shape legend: T tokens, I inputs, O outputs of a layer; R rows of an operand, K what a product sums over.
+Shape legend: T tokens, I inputs, O outputs of a layer; R rows of an operand, K what a product sums over; E experts, P
+rows in the order of their experts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from transformers import PreTrainedModel
 
 from cosmos_core.config.problems import suggestion
 from cosmos_core.errors import ConfigError
-from cosmos_core.models.parallel.forwards import surround
+from cosmos_core.models.parallel.forwards import own_parameters, surround
+from cosmos_core.models.parallel.grouped import PRODUCT, grouped_product, runs_grouped
 from cosmos_core.models.parallel.tensor import INPUTS, OUTPUTS, applied_to
 from cosmos_core.protocols import Layout
 
@@ -47,7 +50,10 @@ class Split(NamedTuple):
 
 
 class Quantised(NamedTuple):
-    """An operand: `values` (8-bit) times `scale` (float32, [] or [R, 1]); of a kind that torch's compiler makes."""
+    """An operand: `values` (8-bit) times `scale` (float32, [] or [R, 1]); of a kind that torch's compiler makes.
+
+    Of experts there are E: [E, R, K] and [E, R, 1].
+    """
 
     values_RK: torch.Tensor
     scale: torch.Tensor
@@ -83,7 +89,7 @@ def quantise(
     A product sums over the last dimension. `group` holds the other parts of what a scale is for.
     """
     size = tensor_RK.abs()
-    largest = (size.amax(dim=1, keepdim=True) if scaling == "rowwise" else size.amax()).float()
+    largest = (size.amax(dim=-1, keepdim=True) if scaling == "rowwise" else size.amax()).float()
     if group is not None:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     limit = torch.finfo(dtype).max
@@ -97,7 +103,7 @@ def multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> torch.Ten
 
     A CPU multiplies the same 8-bit numbers as float32: its kernel for 8 bits is slower by orders of magnitude.
     """
-    if left.values_RK.device.type == "cpu":
+    if _lacks_kernels(left):
         with torch.autocast("cpu", enabled=False):
             product = left.values_RK.float() @ right.values_RK.float().T
         return (product * left.scale * right.scale.reshape(1, -1)).to(dtype)
@@ -164,6 +170,51 @@ def _rowwise_gradients(
     return of_hidden, of_weight
 
 
+def multiply_grouped(left: Quantised, right: Quantised, ends_E: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Runs of rows [P, K], each times its expert's of [E, N, K], transposed; runs end at [E] (int32). Gives [P, N].
+
+    A CPU multiplies the same 8-bit numbers as float32.
+    """
+    if _lacks_kernels(left):
+        matrices_EKN = (right.values_RK.float() * right.scale).transpose(1, 2)
+        return (grouped_product(left.values_RK.float(), matrices_EKN, ends_E) * left.scale).to(dtype)
+    return torch._scaled_grouped_mm(  # noqa: SLF001 - torch has no public name for it
+        left.values_RK.contiguous(),
+        right.values_RK.contiguous().transpose(1, 2),
+        left.scale.flatten(),
+        right.scale.flatten(1).contiguous(),
+        offs=ends_E,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    ).to(dtype)
+
+
+def float8_product(rows_PI: torch.Tensor, matrices_EIO: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """The product of experts (see `grouped.Product`) in 8 bits, as is the gradient of the rows."""
+    product: torch.Tensor = _Experts.apply(rows_PI, matrices_EIO, ends_E)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_PI: torch.Tensor, matrices_EIO: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows_PI, matrices_EIO, ends_E)
+        right = quantise(matrices_EIO.transpose(1, 2), E4M3, "rowwise")
+        return multiply_grouped(quantise(rows_PI, E4M3, "rowwise"), right, ends_E, rows_PI.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows_PI, matrices_EIO, ends_E = ctx.saved_tensors
+        of_rows = of_matrices = None
+        if ctx.needs_input_grad[0]:
+            right = quantise(matrices_EIO, E4M3, "rowwise")
+            of_rows = multiply_grouped(quantise(grad_PO, E4M3, "rowwise"), right, ends_E, rows_PI.dtype)
+        if ctx.needs_input_grad[1]:
+            of_matrices = grouped_product(rows_PI.T, grad_PO.contiguous(), ends_E)
+        return of_rows, of_matrices, None
+
+
 def _split_of(linear: nn.Linear) -> Split | None:
     if (applied := applied_to(linear)) is None or applied.style not in OUTPUTS | INPUTS:
         return None
@@ -173,6 +224,10 @@ def _split_of(linear: nn.Linear) -> Split | None:
 def _group(split: Split | None, side: Side | None) -> dist.ProcessGroup | None:
     """The group to ask for the largest element of what spans a side of the layer; both sides, if None."""
     return split.group if split is not None and side in (None, split.side) else None
+
+
+def _lacks_kernels(operand: Quantised) -> bool:
+    return operand.values_RK.device.type == "cpu"
 
 
 def _transposed(operand: Quantised) -> Quantised:
@@ -194,20 +249,42 @@ def _padded_rows(scale_R1: torch.Tensor) -> torch.Tensor:
 
 _LOG: Final = logging.getLogger(__name__)
 
+EXPERTS_CAPABILITY: Final = (9, 0)
+"""Of the only CUDA devices that have the product of experts with a scale a row: later ones lack its instructions."""
 LEAST_CAPABILITY: Final[Mapping[str, tuple[int, int]]] = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 """Of a CUDA device that has the products."""
 
 
-def install_float8(module: PreTrainedModel, layout: Layout) -> None:
-    """Make the linear layers of the decoder, and the output layer, compute in 8 bits, but for those to skip.
+def install_float8(module: PreTrainedModel, layout: Layout, device: torch.device) -> None:
+    """Make linear layers and experts of the decoder, and the output layer, compute in 8 bits, but for those to skip.
 
-    Comes before anything that splits them. Other parts, such as a vision tower, and fused experts stay as they are.
+    Comes before anything that splits them. Other parts, such as a vision tower, stay as they are.
     """
     if layout.float8 == "none":
         return
-    for name, linear in candidates(module).items():
-        if is_computed(name, layout.float8_skip):
-            compute_in_float8(linear, layout.float8)
+    for name, child in candidates(module).items():
+        if not is_computed(name, layout.float8_skip):
+            continue
+        if isinstance(child, nn.Linear):
+            compute_in_float8(child, layout.float8)
+        elif not why_not_experts(child, layout.float8, device):
+            setattr(child, PRODUCT, float8_product)
+
+
+def why_not_experts(module: nn.Module, scaling: str, device: torch.device) -> str:
+    """The reason for which experts stay in the compute dtype; empty if they compute in 8 bits."""
+    if scaling != "rowwise":
+        return "their product takes scaling = 'rowwise'"
+    widths = sorted({size for each in own_parameters(module).values() if each.dim() == 3 for size in each.shape[1:]})
+    if any(width % MULTIPLE for width in widths):
+        return f"their widths {widths} are no multiples of {MULTIPLE}"
+    if device.type != "cuda":
+        return ""
+    if not hasattr(torch, "_scaled_grouped_mm"):
+        return f"torch {torch.__version__} has no product of them"
+    have = torch.cuda.get_device_capability(device)
+    need = ".".join(map(str, EXPERTS_CAPABILITY))
+    return "" if have == EXPERTS_CAPABILITY else f"the device has compute capability {have[0]}.{have[1]}, not {need}"
 
 
 def check_float8(module: PreTrainedModel, layout: Layout, device: torch.device) -> None:
@@ -226,17 +303,24 @@ def check_float8(module: PreTrainedModel, layout: Layout, device: torch.device) 
     if problems := list(skip_problems(layout.float8_skip, found, type(module).__name__)):
         raise ConfigError("\n".join(problems))
     chosen = [name for name in found if is_computed(name, layout.float8_skip)]
+    linear = [name for name in found if isinstance(found[name], nn.Linear)]
     skipped = sorted({name.rpartition(".")[2] for name in found if name not in chosen})
     _LOG.info(
         "float8, %s: %d of %d linear layers%s",
-        layout.float8, len(chosen), len(found), f"; not {', '.join(skipped)}" if skipped else "",
+        layout.float8, len({*linear} & {*chosen}), len(linear), f"; not {', '.join(skipped)}" if skipped else "",
     )  # fmt: skip
+    experts = [found[name] for name in chosen if name not in linear]
+    if experts and (reason := why_not_experts(experts[0], layout.float8, device)):
+        _LOG.warning("float8: experts stay in policy.precision: %s", reason)
+    elif experts:
+        _LOG.info("float8: so do the experts of %d layers; their weights' gradient does not", len(experts))
 
 
-def candidates(module: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Linear layers of the decoder and the output layer, by name."""
+def candidates(module: PreTrainedModel) -> dict[str, nn.Module]:
+    """Linear layers and experts of the decoder, and the output layer, by name."""
     inside = {*module.get_decoder().modules(), module.get_output_embeddings()}
-    return {name: child for name, child in module.named_modules() if isinstance(child, nn.Linear) and child in inside}
+    found = {name: child for name, child in module.named_modules() if child in inside}
+    return {name: child for name, child in found.items() if isinstance(child, nn.Linear) or runs_grouped(child)}
 
 
 def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str) -> Iterator[str]:
@@ -256,5 +340,5 @@ def skip_problems(skip: Sequence[str], names: Collection[str], architecture: str
 
 
 def is_computed(name: str, skip: Sequence[str]) -> bool:
-    """Tell whether the linear layer of this name computes in 8 bits, where some do."""
+    """Tell whether the linear layer, or the experts, of this name compute in 8 bits, where some do."""
     return not any(part in name for part in skip)

@@ -55,6 +55,7 @@ from cosmos_core.models.parallel.tensor import (
 )
 from cosmos_core.protocols import Layout
 
+CPU: Final = torch.device("cpu")
 SEQUENCE: int = 1
 """The sequence's dimension of [B, S, D]."""
 
@@ -63,8 +64,8 @@ Styles: TypeAlias = dict[nn.Module, Style]
 HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads")
 
 
-def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> None:
-    """Split a module's parameters and change its forwards, in place.
+def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan, device: torch.device = CPU) -> None:
+    """Split a module's parameters and change its forwards, in place, for weights that will be on a device.
 
     Raises:
         ConfigError: A number of the model does not fit the mesh.
@@ -78,7 +79,7 @@ def parallelize(module: PreTrainedModel, layout: Layout, plan: ParallelPlan) -> 
     layers = {f"{anatomy.name}.{i}": each for i, each in enumerate(anatomy.layers) if _has_parameters(each)}
     mesh = layout.mesh
     context.install(module, layout)
-    install_float8(module, layout)
+    install_float8(module, layout, device)
     adapted = surround_adapted(layers, layout)
     if mesh.size("tp") > 1:
         _split_tensors(module, layers, layout, plan)

@@ -13,7 +13,7 @@ from cosmos_core.testing.layouts import step_alone, steps_in_layouts
 from tests.families import CONFIGS, family, text_payloads
 
 # As models start: with larger weights a tiny one's loss moves by more than what rounding does to a real one.
-MODELS = {name: {**CONFIGS[name], "initializer_range": 0.02} for name in ("llama", "qwen3-tied")}
+MODELS = {name: {**CONFIGS[name], "initializer_range": 0.02} for name in ("llama", "qwen3-tied", "qwen3-moe")}
 
 
 def policy(scaling="none", skip=("lm_head",), parallel=None, **mesh):

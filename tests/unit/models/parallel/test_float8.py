@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from cosmos_core.config.schema import MeshConfig
-from cosmos_core.models.parallel.float8 import E4M3, E5M2, compute_in_float8, multiply, quantise
+from cosmos_core.models.parallel import float8
+from cosmos_core.models.parallel.float8 import (
+    E4M3,
+    E5M2,
+    compute_in_float8,
+    float8_product,
+    multiply,
+    multiply_grouped,
+    quantise,
+    why_not_experts,
+)
+from cosmos_core.models.parallel.grouped import GROUPED, grouped_loop, grouped_product
 from cosmos_core.models.parallel.tensor import Tensor, apply_style
 from cosmos_core.policy.mesh.mesh import form_mesh
 from cosmos_core.testing.worlds import run_world
@@ -169,3 +186,89 @@ def test_tensor_parallel_layers_have_the_scales_of_whole_ones(subtests):
                 ):
                     found = one if dim is None else torch.cat([one, two], dim)
                     assert (found.double() - whole).abs().max() <= 1e-5 * whole.abs().max(), (style, name)
+
+
+ENDS = torch.tensor([0, 4, 4, TOKENS], dtype=torch.int32)
+"""Of four experts the first and the third have no rows."""
+
+
+def of_experts():
+    hidden, weight, grad = operands()
+    draw = torch.Generator().manual_seed(5)
+    matrices = weight.T * torch.randn(len(ENDS), INPUTS, OUTPUTS, generator=draw)
+    return hidden.requires_grad_(), matrices.requires_grad_(), grad
+
+
+def products(product):
+    hidden, matrices, grad = of_experts()
+    result = product(hidden, matrices, ENDS)
+    result.backward(grad)
+    return {"result": result.detach(), "rows": hidden.grad, "matrices": matrices.grad}
+
+
+def test_experts():
+    """All products against the same quantisation in float64; the weights' gradient is not quantised."""
+    exact, found = products(grouped_product), products(float8_product)
+    hidden, matrices, grad = (each.detach() for each in of_experts())
+    by_row, of_result = rounded(matrices, E4M3, 2), rounded(matrices, E4M3, 1)
+    expected = {
+        "result": grouped_loop(rounded(hidden, E4M3, 1), of_result, ENDS),
+        "rows": grouped_loop(rounded(grad, E4M3, 1), by_row.transpose(1, 2), ENDS),
+    }
+    for name, wanted in expected.items():
+        assert (found[name].double() - wanted).abs().max() <= 1e-5 * wanted.abs().max(), name
+        assert 1e-3 < (found[name] - exact[name]).norm() / exact[name].norm() < 0.06, name
+    assert torch.equal(found["matrices"], exact["matrices"])
+
+
+def scaled_grouped_mm(left, right, left_scale, right_scale, offs, **options):
+    """What the operator of CUDA is documented to give; by its own rules of dtypes, shapes and strides."""
+    given = left, right, left_scale, right_scale
+    torch.ops.aten._scaled_grouped_mm(*(each.to("meta") for each in given), offs.to("meta"), **options)
+    product = grouped_loop(left.float(), right.float() * right_scale[:, None], offs)
+    return (product * left_scale[:, None]).to(options["out_dtype"])
+
+
+def test_the_operator_of_cuda_gives_the_same(monkeypatch):
+    expected = products(float8_product)
+    monkeypatch.setattr(float8, "_lacks_kernels", lambda _: False)
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", scaled_grouped_mm)
+    for name, found in products(float8_product).items():
+        # The operator's results are bfloat16.
+        torch.testing.assert_close(found, expected[name], rtol=2**-8, atol=1e-6)
+
+
+def test_the_operator_of_cuda_knows_the_call(monkeypatch):
+    monkeypatch.setattr(float8, "_lacks_kernels", lambda _: False)
+    # Not every build of torch knows CUDA's tensors, even without storage.
+    device = torch.device("cpu" if torch.version.cuda is None else "cuda")
+    with FakeTensorMode(), torch.no_grad():
+        rows = torch.empty(TOKENS, INPUTS, dtype=torch.bfloat16, device=device)
+        matrices = torch.empty(len(ENDS), OUTPUTS, INPUTS, dtype=torch.bfloat16, device=device)
+        ends = torch.empty(len(ENDS), dtype=torch.int32, device=device)
+        result = float8_product(rows, matrices.transpose(1, 2), ends)
+        assert (result.shape, result.dtype, result.device.type) == ((TOKENS, OUTPUTS), torch.bfloat16, device.type)
+        back = multiply_grouped(
+            quantise(result, E4M3, "rowwise"), quantise(matrices.transpose(1, 2), E4M3, "rowwise"), ends, result.dtype
+        )
+        assert back.shape == rows.shape
+
+
+@pytest.mark.parametrize(
+    ("scaling", "width", "capability", "reason"),
+    [
+        ("rowwise", 32, (9, 0), ""),
+        ("rowwise", 32, None, ""),
+        ("tensorwise", 32, (9, 0), "scaling = 'rowwise'"),
+        ("rowwise", 24, (9, 0), r"\[24, 48\] are no multiples of 16"),
+        ("rowwise", 32, (10, 0), "10.0, not 9.0"),
+    ],
+)
+def test_experts_that_stay_in_the_compute_dtype(monkeypatch, scaling, width, capability, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with torch.device("meta"):
+        sizes = {"moe_intermediate_size": width, "hidden_size": 2 * width}
+        experts = Qwen3MoeExperts(Qwen3MoeConfig(experts_implementation=GROUPED, **sizes))
+    found = why_not_experts(experts, scaling, torch.device("cpu" if capability is None else "cuda"))
+    assert bool(found) == bool(reason)
+    assert re.search(reason, found)
