@@ -6,10 +6,13 @@ import contextlib
 import threading
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+from cosmos_core.models.parallel import offload
 from cosmos_core.weights import snapshot, staging
 
 _one_at_a_time = threading.RLock()
+_copy = offload._copy
 
 
 class Event:
@@ -119,3 +122,22 @@ class Streams:
     def cudaHostUnregister(self, address):  # noqa: N802
         del self.locked[address]
         return 0
+
+
+def delay_offloading(put=setattr):
+    """Have activations of any size offloaded, and copied as late as may be; `put` replaces attributes."""
+    stream = Stream()
+
+    def ask(*pair):
+        sizes = {each.untyped_storage(): each.untyped_storage().nbytes() for each in tree_leaves(pair)}
+
+        def work():
+            assert all(each.nbytes() == size for each, size in sizes.items()), "freed before it was copied"
+            _copy(*pair)
+
+        stream.ask(work)
+        return stream.record_event(Event())
+
+    put(offload, "_LEAST_BYTES", 1)
+    put(offload, "_copy", ask)
+    put(offload, "_wait", lambda done, tensor: done.synchronize())

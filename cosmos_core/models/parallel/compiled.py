@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models.parallel.forwards import SAVED, recompute_layer, surround
+from cosmos_core.models.weights.loading import first_line
 from cosmos_core.protocols import Layout
 
 BACKEND: str = "inductor"
@@ -50,8 +51,9 @@ def _compile(layer: nn.Module, *, selects: bool) -> None:
             return inner(*args, **kwargs)
         except FailOnRecompileLimitHit as error:
             raise PluginIncompatibleError(
-                f"policy.parallel.compile: {type(layer).__name__} needs ever more graphs, of one function over "
-                f"{config.recompile_limit}; set policy.parallel.compile = 'off', or see why with TORCH_LOGS=recompiles"
+                f"policy.parallel.compile: {type(layer).__name__} needs ever more graphs: "
+                f"{first_line(error.__cause__ or error)}; set policy.parallel.compile = 'off', or see why with "
+                "TORCH_LOGS=recompiles"
             ) from error
 
     surround(layer, around)

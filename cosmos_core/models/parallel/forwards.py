@@ -172,7 +172,15 @@ def recompute_layer(layer: nn.Module, what: Recompute) -> None:
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return inner(*args, **kwargs)
-        return checkpoint(functools.partial(inner, **kwargs), *args, **options)
+        # Autograd saves what is given by position; what a closure holds it does not see.
+        names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
+        tensors = [kwargs.pop(name) for name in names]
+
+        def by_position(*given: Any) -> Any:
+            first = len(given) - len(names)
+            return inner(*given[:first], **kwargs, **dict(zip(names, given[first:], strict=True)))
+
+        return checkpoint(by_position, *args, *tensors, **options)
 
     surround(layer, around)
 

@@ -4,19 +4,26 @@ On CUDA copies go by a stream of their own, into page-locked memory and back, be
 tensors are on the device until the next but one begins, and come back while the layer after it goes backward. Elsewhere
 they are copied at once. What is not a layer's own stays: weights, their casts, and what all layers are given.
 
+A cast of a weight is told by its layout and its dtype. An activation of the same size may be taken for it: then the
+cast goes in its place, so that neither memory holds more.
+
 Deviation from torch's `save_on_cpu`, which copies each saved view for itself, weights too, and waits for each copy.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from cosmos_core.models.parallel.forwards import surround
@@ -25,6 +32,8 @@ _LEAST_BYTES: Final = 1 << 12
 """Smaller tensors are not worth a copy."""
 _MOST_WASTE: Final = 4
 """Of a storage that is as many times as large as what is saved of it, the tensor stays."""
+BLOCK_BYTES: Final = 1 << 24
+"""Memory that is page-locked at once. torch keeps it by powers of two: blocks of one size serve all lengths of rows."""
 cuda: Final[Any] = torch.cuda
 _streams: Final[dict[torch.device, Any]] = {}
 
@@ -32,20 +41,25 @@ _streams: Final[dict[torch.device, Any]] = {}
 def offload(layers: Sequence[nn.Module]) -> None:
     """Let layers that run one after the other keep what they save in the machine's memory."""
     last: list[weakref.ref[_Saved]] = []
+    results: set[int] = set()
 
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around(layer: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return inner(*args, **kwargs)
-        _, *shared = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        saved = _Saved(before=last.pop() if last else None, shared={_key(each) for each in shared})
+        saved = _Saved.of(layer, before=last.pop() if last else None)
+        # All layers share what they are given beside the first tensor, unless the layer before has made it.
+        saved.stays.update(set(list(_keys((args, kwargs)))[1:]) - results)
         if (before := saved.present_before()) is not None and (earlier := before.present_before()) is not None:
             earlier.leave()
         last.append(weakref.ref(saved))
         with saved_tensors_hooks(saved.pack, saved.unpack):
-            return inner(*args, **kwargs)
+            found = inner(*args, **kwargs)
+        results.clear()
+        results.update(_keys(found))
+        return found
 
     for layer in layers:
-        surround(layer, around)
+        surround(layer, functools.partial(around, layer))
 
 
 @attrs.define(eq=False)
@@ -53,7 +67,7 @@ class _Copy:
     """A storage that a layer saves parts of; `here` on its device while it is there, `done` when it was copied."""
 
     device: torch.device
-    host: torch.Tensor
+    host: Sequence[torch.Tensor]
     here: torch.Tensor | None
     done: Any
     uses: int = 0
@@ -64,8 +78,20 @@ class _Saved:
     """The storages of one forward of a layer; those of the layer before it are brought with its own."""
 
     before: weakref.ref[_Saved] | None
-    shared: set[int]
+    stays: set[int]
+    casts: Counter[tuple[torch.dtype, tuple[int, ...]]]
+    gathered_later: Sequence[nn.Module]
     copies: dict[tuple[int, int], _Copy] = attrs.field(factory=dict)
+    room: torch.Tensor = attrs.field(factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    @classmethod
+    def of(cls, layer: nn.Module, before: weakref.ref[_Saved] | None) -> _Saved:
+        weights = list(_weights(layer))
+        shapes = [(each.dtype, tuple(each.shape)) for each in weights]
+        # Experts may be cast one by one.
+        experts = [(dtype, shape[1:]) for dtype, shape in shapes if len(shape) == 3 for _ in range(shape[0])]
+        later = [part for part in layer.modules() if part is not layer and isinstance(part, FSDPModule)]
+        return cls(before, {_key(each) for each in weights}, Counter(shapes + experts), later)
 
     def present_before(self) -> _Saved | None:
         return None if self.before is None else self.before()
@@ -73,15 +99,44 @@ class _Saved:
     def pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
         is_small = storage.nbytes() < _LEAST_BYTES or storage.nbytes() > _MOST_WASTE * tensor.nbytes
-        if type(tensor) is not torch.Tensor or is_small or _key(tensor) in self.shared or _is_weight(tensor):
+        if type(tensor) is not torch.Tensor or is_small or self._stays(tensor):
             return tensor.detach()
         key = _key(tensor), tensor._version  # noqa: SLF001 - what is changed in place since is another content
         if key not in self.copies:
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            host = torch.empty(len(here), dtype=torch.uint8, pin_memory=here.is_cuda)
-            self.copies[key] = _Copy(device=tensor.device, host=host, here=here, done=_copy(host, here))
+            host = self._take(here)
+            self.copies[key] = _Copy(tensor.device, host, here, done=_copy(host, _pieces(here, host)))
         self.copies[key].uses += 1
         return key, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        key = _key(tensor)
+        later = (_key(each) for part in self.gathered_later for each in _weights(part))
+        if key not in self.stays and (key in later or self._is_cast(tensor)):
+            self.stays.add(key)
+        return key in self.stays
+
+    def _is_cast(self, tensor: torch.Tensor) -> bool:
+        """True of as many tensors laid out like a weight or its transpose, of another dtype, as there are weights."""
+        if tensor.untyped_storage().nbytes() != tensor.nbytes:
+            return False
+        shape = tuple(tensor.size(dim) for dim in sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
+        for weight, left in self.casts.items():
+            if left and weight[1] == shape and weight[0] != tensor.dtype:
+                self.casts[weight] -= 1
+                return True
+        return False
+
+    def _take(self, here: torch.Tensor) -> list[torch.Tensor]:
+        """Memory of the machine for what lies on a device."""
+        found, size = [], len(here)
+        while size:
+            if not len(self.room):
+                self.room = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=here.is_cuda)
+            found.append(self.room[:size])
+            self.room = self.room[size:]
+            size -= len(found[-1])
+        return found
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -111,35 +166,44 @@ class _Saved:
         """Begin to copy to the device what is still to be used."""
         for copy in self.copies.values():
             if copy.here is None and copy.uses:
-                copy.here = torch.empty_like(copy.host, device=copy.device)
-                copy.done = _copy(copy.here, copy.host)
+                copy.here = torch.empty(sum(map(len, copy.host)), dtype=torch.uint8, device=copy.device)
+                copy.done = _copy(_pieces(copy.here, copy.host), copy.host)
 
 
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the identity of a storage
 
 
-def _is_weight(tensor: torch.Tensor) -> bool:
-    """True of a view or a cast of a parameter."""
-    if isinstance(tensor._base, nn.Parameter):  # noqa: SLF001 - the tensor that it is a view of
-        return True
-    node = tensor.grad_fn
-    while node is not None and len(node.next_functions) == 1:
-        node = node.next_functions[0][0]
-    return type(node).__name__ == "AccumulateGrad" and isinstance(node.variable, nn.Parameter)  # type: ignore[union-attr]
+def _keys(tree: Any) -> Iterator[int]:
+    return (_key(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> Any:
+def _weights(module: nn.Module) -> Iterator[torch.Tensor]:
+    """What this process has of the weights, which FSDP has gathered before the module's forward."""
+    with torch.no_grad():
+        yield from (each.to_local() if isinstance(each, DTensor) else each for each in module.parameters())
+
+
+def _pieces(here: torch.Tensor, host: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return here.split([len(each) for each in host])
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Any:
     """Copy after what the device has been given to do so far; the event of its end, where it goes on by itself."""
-    device = source.device if source.is_cuda else target.device
+    device = sources[0].device if sources[0].is_cuda else targets[0].device
     if device.type != "cuda":
-        target.copy_(source)
+        _copy_each(targets, sources)
         return None
     stream = _streams.setdefault(device, cuda.Stream(device))
     stream.wait_stream(cuda.current_stream(device))
     with cuda.stream(stream):
-        target.copy_(source, non_blocking=True)
+        _copy_each(targets, sources)
         return stream.record_event()
+
+
+def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
 
 
 def _wait(done: Any, tensor: torch.Tensor) -> None:

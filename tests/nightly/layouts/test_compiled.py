@@ -13,11 +13,12 @@ from torch._dynamo.utils import counters  # what torch itself counts graphs with
 from cosmos_core.config.schema import Float8Config, MeshConfig, ParallelConfig, PolicyConfig
 from cosmos_core.errors import PluginIncompatibleError
 from cosmos_core.models import huggingface
-from cosmos_core.models.parallel import compiled
+from cosmos_core.models.parallel import compiled, offload
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.testing.layouts import make_trainer, step_alone, steps_in_layouts, train_step, worst_error
 from tests.families import CONFIGS, family, text_payloads
 from tests.places import fake_mesh
+from tests.streams import delay_offloading
 
 # torch's compiler looks at what it then finds not to be there.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -108,7 +109,9 @@ def test_graphs_grow_with_neither_layers_nor_lengths(made, name, recompute, axes
 def test_more_graphs_than_there_can_be_are_refused(made, monkeypatch):
     monkeypatch.setattr(compiled, "_MOST_GRAPHS", 1)
     torch._dynamo.config.recompile_limit = 1
-    with pytest.raises(PluginIncompatibleError, match=r"policy.parallel.compile: Qwen3DecoderLayer .* 'off'"):
+    with pytest.raises(
+        PluginIncompatibleError, match=r"compile: Qwen3DecoderLayer .* the recompile_limit .* set to 1.* 'off'"
+    ):
         made("qwen3", "none", 2)
 
 
@@ -143,6 +146,19 @@ def test_what_is_recomputed_in_part_is_kept_in_part(partitioned):
     assert (gated, products) == (3, 2)
 
 
+def test_casts_of_weights_within_a_graph_are_not_offloaded(partitioned, monkeypatch):
+    copied = []
+    copy = offload._copy
+    monkeypatch.setattr(offload, "_copy", lambda *pair: (copied.append(sum(map(len, pair[0]))), copy(*pair))[1])
+    parallel = ParallelConfig(compile="on", offload_activations=True)
+    policy = PolicyConfig(precision="bf16", micro_batch_units=256, parallel=parallel)
+    trainer = make_trainer(family("hf", {**CONFIGS["qwen3"], "num_hidden_layers": 1})(), policy, single_world())
+    casts = {2 * each.numel() for each in trainer.module.model.layers.parameters() if each.dim() == 2}
+    train_step(trainer, text_payloads(number=4))
+    assert copied
+    assert not casts & set(copied)
+
+
 @attrs.frozen
 class Partitioned:
     """Makes a model in a process whose graphs take no C++ compiler."""
@@ -151,6 +167,7 @@ class Partitioned:
 
     def __call__(self):
         compiled.BACKEND = "aot_eager_decomp_partition"
+        delay_offloading()
         return family("hf", CONFIGS[self.name])()
 
 
@@ -159,10 +176,10 @@ class Partitioned:
 )
 def test_a_compiled_step_of_two_processes_is_that_of_one(name, meshes):
     def policy(recompute, **mesh):
-        parallel = ParallelConfig(compile="on", recompute=recompute)
+        parallel = ParallelConfig(compile="on", recompute=recompute, offload_activations=recompute != "selective")
         return PolicyConfig(precision="fp32", micro_batch_units=64, mesh=MeshConfig(**mesh), parallel=parallel)
 
-    layouts = [policy(recompute, **mesh) for mesh in meshes for recompute in ("selective", "full")]
+    layouts = [policy(recompute, **mesh) for mesh in meshes for recompute in ("none", "selective", "full")]
     plain = PolicyConfig(precision="fp32", micro_batch_units=64)
     expected = step_alone(family("hf", CONFIGS[name]), text_payloads(), plain)
     for found in steps_in_layouts(Partitioned(name), text_payloads(), layouts, processes=2):

@@ -9,16 +9,18 @@ import functools
 
 import pytest
 
-from cosmos_core.config.schema import MeshConfig, OptimizerConfig, ParallelConfig, PolicyConfig
+from cosmos_core.config.schema import LoraConfig, MeshConfig, OptimizerConfig, ParallelConfig, PolicyConfig
 from cosmos_core.models import head
 from cosmos_core.testing.layouts import step_alone, steps_in_layouts, worst_error
 from tests.families import CONFIGS, family, text_payloads
+from tests.streams import delay_offloading
 
 BUDGET = 64
 
 
-def policy(parallel=None, optimizer="adamw", **mesh):
+def policy(parallel=None, optimizer="adamw", lora=None, **mesh):
     return PolicyConfig(
+        lora=lora,
         precision="fp32",
         micro_batch_units=BUDGET,
         mesh=MeshConfig(**mesh),
@@ -57,6 +59,10 @@ TENSOR = {
     "pp tp": policy(pp=2, tp=2),
     "tp": policy(tp=4),
 }
+LORA = {
+    "tp, offloaded": policy(tp=2, lora=LoraConfig(rank=4), parallel={"offload_activations": True}),
+    "fsdp, offloaded": policy(dp_shard=2, lora=LoraConfig(rank=4), parallel={"offload_activations": True}),
+}
 EIGHT = {
     "pp fsdp tp": policy(pp=2, dp_shard=2, tp=2),
     "fsdp cp tp, recomputed": policy(dp_shard=2, cp=2, tp=2, parallel={"recompute": "full"}),
@@ -67,6 +73,7 @@ EXPERTS_TWO = {
     **AXES,
     "ep": policy(dp_shard=2, ep=2),
     "ep over tp": policy(tp=2, ep=2),
+    "ep, offloaded": policy(dp_shard=2, ep=2, parallel={"offload_activations": True}),
     "ep, recomputed in part": policy(dp_shard=2, ep=2, parallel={"recompute": "selective"}),
 }
 EXPERTS_FOUR = {
@@ -87,20 +94,21 @@ EXPERTS_EIGHT = {
 
 
 @functools.cache
-def alone(name):
-    return step_alone(family("hf", CONFIGS[name]), text_payloads(), policy())
+def alone(name, lora=None):
+    return step_alone(family("hf", CONFIGS[name]), text_payloads(), policy(lora=lora))
 
 
 def in_chunks(make):
-    """The model, whose output layer takes few decisions at once."""
+    """The model, whose output layer takes few decisions at once; what it offloads is copied as late as may be."""
     head.CHUNK_ELEMENTS["cpu"] = 1 << 11
+    delay_offloading()
     return make()
 
 
-def compare(name, layouts, processes):
+def compare(name, layouts, processes, lora=None):
     make = functools.partial(in_chunks, family("hf", CONFIGS[name]))
     found = steps_in_layouts(make, text_payloads(), list(layouts.values()), processes=processes)
-    expected = alone(name)
+    expected = alone(name, lora)
     for label, stepped in zip(layouts, found, strict=True):
         assert abs(stepped.loss - expected.loss) <= 1e-6 * abs(expected.loss), (label, stepped.loss, expected.loss)
         assert abs(stepped.norm - expected.norm) <= 1e-5 * expected.norm, (label, stepped.norm, expected.norm)
@@ -115,6 +123,10 @@ def test_each_axis_of_two(name):
 
 def test_each_way_of_an_axis():
     compare("qwen3", WAYS, 2)
+
+
+def test_offloading_of_layers_that_are_frozen():
+    compare("qwen3", LORA, 2, LoraConfig(rank=4))
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3"])

@@ -12,15 +12,19 @@ from torch import nn
 from cosmos_core.models.parallel import offload as module_under_test
 from cosmos_core.models.parallel.forwards import recompute_layer
 from cosmos_core.models.parallel.offload import offload
+from tests.streams import delay_offloading
 
 
 @pytest.fixture
 def copies(monkeypatch):
-    """The bytes of each copy, with every storage worth one."""
+    """The bytes of each copy, made as late as may be, with every storage worth one; memory for them comes in parts."""
     made = []
+    delay_offloading(monkeypatch.setattr)
     inner = module_under_test._copy
-    monkeypatch.setattr(module_under_test, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(module_under_test, "_copy", lambda *pair: (made.append(len(pair[0])), inner(*pair))[1])
+    monkeypatch.setattr(module_under_test, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(
+        module_under_test, "_copy", lambda *pair: (made.append(sum(map(len, pair[0]))), inner(*pair))[1]
+    )
     return made
 
 
@@ -33,21 +37,21 @@ class Layer(nn.Module):
         return hidden + self.third(torch.sin(self.first(hidden) * angles) * self.second(hidden))
 
 
-def gradients(*, offloads, recompute="none", autocast=False):
+def gradients(*, offloads, recompute="none", autocast=False, trains=True):
     torch.manual_seed(0)
-    layers = nn.ModuleList([Layer() for _ in range(4)])
+    layers = nn.ModuleList([Layer() for _ in range(4)]).requires_grad_(trains)
     for layer in layers:
         recompute_layer(layer, recompute)
     if offloads:
         offload(list(layers))
-    hidden, angles = torch.randn(5, 8, requires_grad=True), torch.rand(5, 8)
+    embedding, angles = nn.Embedding(5, 8), torch.rand(5, 8)
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            found = hidden
+            found = embedding(torch.arange(5))
             for layer in layers:
                 found = layer(found, angles)
         found.square().sum().backward()
-    return [hidden.grad, *(each.grad for each in layers.parameters())]
+    return [embedding.weight.grad, *(each.grad for each in layers.parameters() if trains)]
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -66,6 +70,43 @@ def test_each_storage_is_copied_once_and_weights_are_not(copies):
     """Of hidden states that two products take, angles that all layers share, and what is saved inside."""
     gradients(offloads=True)
     assert len(copies) == 2 * 5 * (4 + 2), "entry, first · angles, its sine, second, and their product"
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_casts_of_weights_are_not_copied(copies, trains):
+    gradients(offloads=True, autocast=True, trains=trains)
+    assert set(copies) <= {2 * 40, 4 * 40}, "of five rows, in bfloat16 and float32"
+    # What only looks like one is: weights of a layer are no more than they are.
+    layer = nn.Linear(8, 8, bias=False)
+    saved = module_under_test._Saved.of(layer, None)
+    few = [torch.zeros(8, 8, dtype=torch.bfloat16) for _ in range(2)]
+    assert [isinstance(saved.pack(each), torch.Tensor) for each in (few[0].t(), few[0], few[1])] == [True, True, False]
+
+
+class TwoStreams(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(8, 8)
+
+    def forward(self, hidden_states, other, angles):
+        return hidden_states * self.inside(other) * angles, other.sin()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("named", [False, True])
+def test_each_stream_is_copied_and_what_layers_share_is_not(copies, named, recompute):
+    layers = [TwoStreams() for _ in range(4)]
+    for layer in layers:
+        recompute_layer(layer, recompute)
+    offload(layers)
+    hidden, other = (torch.randn(5, 8, requires_grad=True) for _ in range(2))
+    angles = torch.rand(7, 5, 8)[0]
+    for layer in layers:
+        given = {"hidden_states": hidden, "other": other, "angles": angles}
+        hidden, other = layer(**given) if named else layer(*given.values())
+    # The first layer has its second stream of nobody that is known.
+    assert len(copies) == 4 + 3 + (recompute == "none") * 4
+    hidden.sum().backward()
 
 
 def test_nothing_is_left(copies):
