@@ -131,7 +131,10 @@ class ParallelConfig:
         "auto",
         help="Whether FSDP frees a layer's gathered weights before its backward pass; `auto` does unless `pp` > 1.",
     )
-    cpu_offload: bool = option(False, help="Keep weights, gradients and optimizer of an accelerator in CPU memory.")
+    cpu_offload: bool = option(
+        False,
+        help="Keep weights, gradients and optimizer of an accelerator in CPU memory; training waits for their copies.",
+    )
     compile: Literal["auto", "on", "off"] = option("auto", help="Compile each layer; `auto` does on CUDA.")
 
 

@@ -12,7 +12,7 @@ import platform
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ from torch.futures import Future as Written
 from cosmos_core.errors import CheckpointError, StorageError
 from cosmos_core.models.parallel.channel import Channel
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Place, drop_undone, marker, path_of, prune, read_place
+from cosmos_core.policy.training.gradients import stored
 from cosmos_core.storage import failures, file_system, storage_options
 from cosmos_core.storage import reason_of as words_of
 from cosmos_core.transport.reports import CheckpointFailed, CheckpointSaved
@@ -55,6 +56,7 @@ WRITE_ERRORS: Final = (OSError, RuntimeError, ValueError, ImportError, Checkpoin
 RNG: Final = "rng"
 THREADS: Final = 4
 """Files that a process writes at once, or reads."""
+_VALUES_AT_ONCE: Final = 1 << 22
 _LEAST_BYTES: Final = 16 << 20
 """Of a file, where there are several."""
 
@@ -92,11 +94,24 @@ def copy_state(
 
     def copy() -> None:
         for name, share in held.items():
-            copy_exactly(shares[name].tensor, share.tensor, non_blocking=True)
+            for target, source in _pieces(shares[name].tensor, share.tensor):
+                copy_exactly(target, source, non_blocking=True)
 
     copied = Copied(place=place, shares=shares, memory=memory)
     copied.copying.do(device, copy)
     return copied
+
+
+def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Where to copy what: values that are stored in 8 bits as they are made, some at a time."""
+    if len(stored(source)) == 1:
+        yield target, source
+        return
+    # torchao's own copy would have the host wait.
+    values, codes = target.view(-1), source.view(-1)
+    for begin in range(0, len(values), _VALUES_AT_ONCE):
+        piece: Any = codes[begin : begin + _VALUES_AT_ONCE]
+        yield values[begin : begin + _VALUES_AT_ONCE], piece.dequantize()
 
 
 def write_checkpoint(url: str, copied: Copied, channel: Channel | None = None) -> str:

@@ -21,6 +21,7 @@ import attrs
 
 from cosmos_core.config.mesh import expert_shards, world_size
 from cosmos_core.config.schema import PolicyConfig, Recipe
+from cosmos_core.models.parallel.offload import BLOCK_BYTES
 from cosmos_core.models.parallel.stages import layer_spans, stage_indices
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
 from cosmos_core.protocols import ModelFacts
@@ -197,7 +198,9 @@ class _Rank:
         }
         each = version_bytes(self.recipe, self.facts) / max(1, self.facts.num_parameters)
         published = {"published weights": math.ceil(2 * each * held)} if self.publishes else {}
-        saved = 4 * trained + weights["optimizer"] + weights["average"]
+        # Moments in 8 bits are saved as their values, and restored by way of them.
+        is_coded = self._kinds == {"adamw-8bit"}
+        saved = 4 * trained + (8 * trained if is_coded else weights["optimizer"]) + weights["average"]
         is_offloaded = self.policy.parallel.cpu_offload and self.policy.device != "cpu"
         device = {**(work if is_offloaded else {**weights, **work}), **self._frozen(waits=False)}
         return RankMemory(
@@ -207,6 +210,7 @@ class _Rank:
             host={
                 **({name: size for name, size in weights.items() if size} if is_offloaded else {}),
                 "checkpoint copy": saved,
+                **({"restored moments": 8 * trained} if is_coded else {}),
                 **published,
                 **({"activations": self._activations(stages, waits=True)} if self._offloads else {}),
                 **self._frozen(waits=True),
@@ -215,12 +219,16 @@ class _Rank:
             is_whole=all(self.compute in part.kept for part in parts),
         )
 
+    @property
+    def _kinds(self) -> set[str]:
+        """The optimizers of all stages."""
+        return {stage.optimizer.kind for stage in (self.policy, self.recipe.warmup) if stage is not None}
+
     def _moments(self, parts: Sequence[ModelPart], trained: int) -> int:
         """Bytes of what the optimizer keeps, of the stage in which it is more; Muon has one moment of a matrix."""
-        kinds = {stage.optimizer.kind for stage in (self.policy, self.recipe.warmup) if stage is not None}
-        if "adamw" in kinds:
+        if "adamw" in self._kinds:
             return 8 * trained
-        if kinds == {"adamw-8bit"}:
+        if self._kinds == {"adamw-8bit"}:
             # Codes of two moments, and a scale for each 256 of both.
             return math.ceil((2 + 8 / 256) * trained)
         if self.policy.lora is not None:
@@ -332,13 +340,17 @@ class _Rank:
         return reduced + neighbours * rows * self.facts.hidden_size * self.item
 
     def _logits(self, parts: Sequence[ModelPart]) -> int:
-        """Bytes of logits on the process that has the output layer, as if every unit were a decision."""
+        """Bytes of logits, and of sums of gradients, where the output layer is, as if every unit were a decision."""
         if not self._has_output(parts):
             return 0
         # Chunks are of this process's part of the vocabulary.
         row = math.ceil(self.facts.vocab_size / self.policy.mesh.tp)
         values = math.ceil(self.units * row)
-        return OUTPUT_COPIES * 4 * min(values, max(self.facts.most_outputs or values, row))
+        most = max(self.facts.most_outputs or values, row)
+        # Chunks add their gradients of the output layer up in float32.
+        is_summed = values > most and self.policy.lora is None
+        summed = (4 + self.item) * row * self.facts.hidden_size if is_summed else 0
+        return OUTPUT_COPIES * 4 * min(values, most) + summed
 
     def _has_output(self, parts: Sequence[ModelPart]) -> bool:
         return not self.facts.parts or self.facts.parts[-1].name in {part.name for part in parts}
@@ -360,7 +372,9 @@ class _Rank:
             found += 3 * max(map(self._kept, layers), default=0.0)
         if self.policy.parallel.recompute != "none" and not waits:
             found += max(map(self._all, layers), default=0.0)
-        return math.ceil(self.units * found)
+        # What layers save takes whole blocks, each time that one goes forward.
+        times = self._in_flight() * sum(part.count for stage in parts for part in stage) / len(parts) if waits else 0
+        return math.ceil(self.units * found + times * BLOCK_BYTES)
 
     def _kept(self, part: ModelPart) -> float:
         """Bytes per unit that one piece of a part keeps."""

@@ -13,6 +13,7 @@ import torch
 
 from cosmos_core.config.schema import OptimizerConfig
 from cosmos_core.models.parallel.channel import open_channel
+from cosmos_core.policy.checkpoints import saver
 from cosmos_core.policy.checkpoints.checkpoint import Place
 from cosmos_core.policy.checkpoints.reader import restore
 from cosmos_core.policy.checkpoints.saver import copy_state, write_checkpoint
@@ -46,7 +47,7 @@ def torchao(tmp_path_factory):
     sys.path.remove(folder)
 
 
-def test_it_is_torchaos():
+def test_it_is_torchaos(monkeypatch):
     from torchao.optim import AdamW8bit
 
     made, twin = torch.nn.Linear(64, 128), torch.nn.Linear(64, 128)
@@ -65,6 +66,15 @@ def test_it_is_torchaos():
     codes, scales, _ = stored(own.state()["weight.exp_avg"])
     assert (codes.dtype, codes.shape, scales.shape) == (torch.uint8, (128, 64), (32,))
     assert own.state()["bias.exp_avg"].dtype == torch.float32
+    # A checkpoint's copy is of plain values, which a device copies by itself.
+    copied = []
+    monkeypatch.setattr(saver, "_VALUES_AT_ONCE", 4096)
+    monkeypatch.setattr(saver, "copy_exactly", lambda *pair, non_blocking: copied.append((*pair, non_blocking)))
+    saver.copy_state({"m": own.state()["weight.exp_avg"]}, Place(run_id="t", step=1, stage=0, nonfinite_steps=0))
+    pieces, values = [source for _, source, _ in copied[:2]], own.state()["weight.exp_avg"].dequantize()
+    assert all(type(source) is torch.Tensor and beside for _, source, beside in copied)
+    assert [target.shape for target, *_ in copied[:2]] == [(4096,), (4096,)]
+    assert torch.equal(torch.cat(pieces), values.view(-1))
     kept = sum(piece.numel() * piece.itemsize for piece in own.held() if piece.shape != (256,))
     assert kept == 2 * (8192 + 4 * 32) + 8 * 128 + 2 * 4
 

@@ -84,9 +84,16 @@ def test_one_process_by_hand():
     # What layers save waits in the machine's memory, but for three.
     (rank,) = memory(parallel={"offload_activations": True})
     assert rank.device["activations"] == 16 * 3 * 350
-    assert rank.host["activations"] == 16 * 8 * 350
+    assert rank.host["activations"] == 8 * (16 * 350 + (16 << 20))
     (rank,) = memory(optimizer={"lr": 1e-6, "kind": "adamw-8bit"})
     assert rank.device["optimizer"] == 2 * 10_400 + 2 * 4 * 10_400 / 256
+    assert (rank.host["checkpoint copy"], rank.host["restored moments"]) == (12 * 10_400, 8 * 10_400)
+    # Where decisions come in chunks, the gradient of the output layer is summed.
+    facts = attrs.evolve(FACTS, most_outputs=5 * 30)
+    (rank,) = memory(facts=facts)
+    assert rank.device["logits"] == 3 * 4 * 5 * 30 + (4 + 4) * 30 * 8
+    (rank,) = memory(facts=facts, lora={"rank": 2})
+    assert rank.device["logits"] == 3 * 4 * 5 * 30
 
     # Replicas divide nothing.
     (rank,) = memory({"dp_replicate": 4})
