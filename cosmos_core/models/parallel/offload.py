@@ -179,7 +179,7 @@ def _keys(tree: Any) -> Iterator[int]:
 
 
 def _weights(module: nn.Module) -> Iterator[torch.Tensor]:
-    """What this process has of the weights, which FSDP has gathered before the module's forward."""
+    """This process's weights, which FSDP has gathered before the module's forward."""
     with torch.no_grad():
         yield from (each.to_local() if isinstance(each, DTensor) else each for each in module.parameters())
 

@@ -103,7 +103,7 @@ def copy_state(
 
 
 def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Where to copy what: values that are stored in 8 bits as they are made, some at a time."""
+    """Pairs of target and source, to be copied in turn; values that are stored in 8 bits are made some at a time."""
     if len(stored(source)) == 1:
         yield target, source
         return

@@ -347,8 +347,9 @@ class _Rank:
         row = math.ceil(self.facts.vocab_size / self.policy.mesh.tp)
         values = math.ceil(self.units * row)
         most = max(self.facts.most_outputs or values, row)
-        # Chunks add their gradients of the output layer up in float32.
-        is_summed = values > most and self.policy.lora is None
+        # Chunks add their gradients of the output layer up in float32; where gradients are reduced later, in the same
+        # room, that counts it (`_communication`).
+        is_summed = values > most and self.policy.lora is None and self.shards * self.policy.mesh.dp_replicate == 1
         summed = (4 + self.item) * row * self.facts.hidden_size if is_summed else 0
         return OUTPUT_COPIES * 4 * min(values, most) + summed
 
