@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import warnings
@@ -19,6 +20,10 @@ _FIELDS: Final = "index,uuid,name,memory.total,memory.free,driver_version"
 _NONE_HERE: Final = "No devices were found"
 _HIDDEN: Final = frozenset({"", "-1", "NoDevFiles"})
 """Of CUDA_VISIBLE_DEVICES; the last is Slurm's for a job without GPUs."""
+_FAILED: Final = re.compile(
+    "cuda.*(uncorrectable (ecc|nvlink) error|unspecified launch failure|unknown error)|no cuda(-capable| gpus are)"
+)
+HOW_IT_FAILED: Final = "nvidia-smi -q -d ECC and dmesg (Xid) tell whether the GPU has failed"
 
 
 class Gpu(NamedTuple):
@@ -128,6 +133,20 @@ def uses_gpu(key: str, name: str) -> bool:
         f"{_torchs_words()}. CUDA_VISIBLE_DEVICES is {'not set' if shown is None else repr(shown)}. What to do is in "
         f"docs/installation.md; {without} empty CUDA_VISIBLE_DEVICES does without a GPU"
     )
+
+
+def has_failed(error: BaseException | None) -> bool:
+    """Tell whether an error, or one that it comes from, is CUDA's of a GPU that has failed or is gone.
+
+    An unspecified launch failure may be a kernel's own fault, too: another process shows.
+
+    Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html (214, 220, 719, 999 and 100).
+    """
+    while error is not None:
+        if _FAILED.search(str(error).lower()):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _signs() -> str:

@@ -14,6 +14,7 @@ from typing import Final
 
 import attrs
 
+from cosmos_core.devices import has_failed
 from cosmos_core.errors import AttestationError, ProcessLostError
 from cosmos_core.models.parallel.lora import published_tensors
 from cosmos_core.policy.batches.share import data_size
@@ -243,6 +244,8 @@ class PolicyReplica:
         self.orders.report(outcome)
 
     def _fail_generation(self, error: GradientGroupError) -> None:
+        if has_failed(error):
+            raise error
         _LOG.warning("%s", error)
         self._group = None
         self.orders.report(GenerationFailed(generation=self._settled_generation, reason=str(error)))

@@ -20,6 +20,7 @@ from typing import Final, Self, TypeAlias
 
 import attrs
 
+from cosmos_core.devices import HOW_IT_FAILED, has_failed
 from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError, TransportError
 from cosmos_core.replica.lifetime import LOST, call_later
 from cosmos_core.transport.codec import Codec
@@ -41,7 +42,7 @@ class Failure:
     Attributes:
         time: `time.time()` when it happened: processes may be on several machines.
         is_echo: Whether it may be no more than what another's failure looks like from here.
-        is_loss: Whether the process ended without a word, as one does that is killed.
+        is_loss: Whether the process ended without a word, as one does that is killed, or its GPU has failed.
     """
 
     rank: int
@@ -205,20 +206,26 @@ def error_of(cause: End) -> ReplicaError:
 
 
 def words_of(error: BaseException) -> str:
-    """An error in words; of a RuntimeError from another error, which torch's pipelines raise, those of the other."""
+    """An error in words; of a RuntimeError from another error, which torch's pipelines raise, those of the other.
+
+    Of what CUDA says of a GPU that has failed, all lines but the first are advice on how to debug programs.
+    """
+    is_gpu = has_failed(error)
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
-    return str(error) if isinstance(error, CosmosError) else f"{type(error).__name__}: {error}"
+    words = str(error) if isinstance(error, CosmosError) else f"{type(error).__name__}: {error}"
+    return f"{words.splitlines()[0]}; {HOW_IT_FAILED}" if is_gpu else words
 
 
 def _failure_of(error: Exception, rank: int) -> Failure:
     """An error of `torch.distributed`, which is a RuntimeError, may be no more than another process's end."""
-    chain = [error, *filter(None, [error.__cause__])]
+    chain, is_gpu = [error, *filter(None, [error.__cause__])], has_failed(error)
     return Failure(
         rank=rank,
         reason=words_of(error),
         time=time.time(),
-        is_echo=any(isinstance(each, RuntimeError) for each in chain),
+        is_echo=not is_gpu and any(isinstance(each, RuntimeError) for each in chain),
+        is_loss=is_gpu or isinstance(error, ProcessLostError),
     )
 
 

@@ -20,6 +20,7 @@ import attrs
 from cosmos_core.config.fingerprint import facts_of
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
+from cosmos_core.devices import has_failed
 from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError
 from cosmos_core.observe import logs
 from cosmos_core.plugins.recipe import plugin_versions
@@ -133,10 +134,10 @@ class RoleArgs:
 def run_role(role: Role, main: Callable[[RoleArgs], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Run a role's main function as this process, and exit.
 
-    Exit codes: 0 when `main` returned; 75 when the controller gave this replica up, or another of its processes is
-    gone (the log says which), so that it may be started again; 77 when the controller refuses it, and would refuse
-    another one in its place; 1 on any other error, after telling the controller; 143 when the process did not stop in
-    time after SIGTERM.
+    Exit codes: 0 when `main` returned; 75 when the controller gave this replica up, another of its processes is gone,
+    or its GPU has failed (the log says which), so that it may be started again; 77 when the controller refuses it, and
+    would refuse another one in its place; 1 on any other error, after telling the controller; 143 when the process did
+    not stop in time after SIGTERM.
     """
     options = _parser(role).parse_args(argv)
     logs.setup(options.run / "logs" / f"{options.name}.jsonl", options.name)
@@ -189,9 +190,11 @@ def _on_error(error: Exception, client: ControlClient | None) -> int:
     if refused is not None or isinstance(error, ProcessLostError):
         _LOG.error("%s", error)
         return LOST if refused is None else _code_of(refused)
-    is_ours = isinstance(error, CosmosError)
-    reason = words_of(error)
+    is_ours, reason = isinstance(error, CosmosError), words_of(error)
     _LOG.error("%s", reason, exc_info=error if not is_ours or os.environ.get("COSMOS_DEBUG") == "1" else None)
+    if has_failed(error):
+        # An error that is told to the controller ends the run, and others can go on.
+        return LOST
     _tell(reason, client, _FLUSH_S)
     return 1
 

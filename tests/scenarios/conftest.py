@@ -11,17 +11,20 @@ import pytest
 from tests.commandline import CommandLine
 from tests.distributions import write_distribution
 from tests.processes import ForkedCommandLine
-from tests.runs import WHIM
+from tests.runs import AILING, WHIM
 
 
 @pytest.fixture(scope="session")
 def cosmos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """`cosmos` in a folder with modules that no process of a run may import, and a reward `whim`."""
+    """`cosmos` in a folder with modules that no process of a run may import, and a reward and an algorithm of tests."""
     folder = tmp_path_factory.mktemp("scenarios")
     for name in ("queue.py", "cosmos_algorithm_grpo.py"):
         (folder / name).write_text("raise SystemExit('imported from the current folder')\n")
     site = write_distribution(
-        folder / "site-whim", "whim-reward", entries={"reward/whim": "whim"}, modules={"whim.py": WHIM}
+        folder / "site",
+        "test-plugins",
+        entries={"reward/whim": "whim", "algorithm/ailing": "ailing"},
+        modules={"whim.py": WHIM, "ailing.py": AILING},
     )
     command = ForkedCommandLine(folder)
     with pytest.MonkeyPatch.context() as patch:

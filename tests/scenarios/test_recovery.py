@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import signal
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
+from cosmos_core.devices import HOW_IT_FAILED
 from tests.commandline import CommandLine
 from tests.following import Following, step_times
 from tests.runs import arithmetic
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.timeout(400)
 
 # Steps of the algorithm from the beginning, of little work, so that what is measured is not the work.
 QUICK = (
+    "algorithm.plugin='ailing'",
     "warmup.steps=1",
     "run.steps=100000",
     "evaluation.prompts=0",
@@ -83,6 +86,9 @@ def recovered(cosmos: CommandLine, runs: Path) -> Recovered:
         stopped = following.incarnation("rollout-1")
         following.signal("rollout-1", signal.SIGSTOP)
         following.until(following.is_back("rollout-1", stopped))
+        before = {name: following.incarnation(name) for name in ("policy-0", "policy-1")}
+        (run.parents[1] / "gpu-fails").touch()
+        following.until(lambda state: any(following.is_back(name, was)(state) for name, was in before.items()))
         following.steps(5)
         profiled = cosmos("profile", str(run), "--steps", "2", "--ranks", "0,1")
         profiled += cosmos("profile", str(run), "--pool", "rollout", "--steps", "4", "--ranks", "1")
@@ -108,6 +114,12 @@ def test_what_was_killed_is_told_and_training_goes_on_within_seconds(recovered: 
 
 def test_what_was_killed_or_stopped_is_started_again(recovered: Recovered) -> None:
     assert {"controller", "policy-1", "rollout-0", "rollout-1"} <= recovered.summary["restarts"].keys()
+
+
+def test_one_whose_gpu_fails_is_started_again(recovered: Recovered) -> None:
+    told = re.search(r"policy-. ended: (.*) \(exit code 75\); policy-. is started again", recovered.output)
+    assert told, recovered.output
+    assert told[1].endswith(f"CUDA error: uncorrectable ECC error encountered; {HOW_IT_FAILED}")
 
 
 def test_each_step_is_trained_once_and_each_prompt_in_one_at_most(cosmos: CommandLine, recovered: Recovered) -> None:

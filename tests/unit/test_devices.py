@@ -7,7 +7,7 @@ import torch
 
 from cosmos_core import devices
 from cosmos_core.devices import choose_device, gpus, visible_gpus
-from cosmos_core.errors import ConfigError
+from cosmos_core.errors import ConfigError, EngineError
 
 BROKEN = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"
 
@@ -108,3 +108,21 @@ def test_a_process_stays_near_its_gpu(monkeypatch, tmp_path):
         devices.stay_near(torch.device("cuda"))
     devices.stay_near(torch.device("cpu"))
     assert bound == [{1, 2}], "nothing where no CPU may be used, or none is known"
+
+
+def test_a_gpu_that_has_failed_is_known_by_the_words_of_cuda():
+    wrapped = EngineError("the engine's thread failed")
+    wrapped.__cause__ = RuntimeError("CUDA driver error: unspecified launch failure")
+    for told in (
+        wrapped,
+        RuntimeError("NCCL error: unhandled cuda error\nLast error: Cuda failure 220 'uncorrectable NVLink error'"),
+        RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment"),
+        ConfigError("policy.device: 'auto', but torch sees no GPU. torch 2.13.0 says: No CUDA GPUs are available."),
+    ):
+        assert devices.has_failed(told), told
+    for told in (
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        EngineError("unknown error"),
+    ):
+        assert not devices.has_failed(told), told

@@ -400,6 +400,19 @@ def test_a_transfer_that_breaks_off_leaves_no_state_to_train_on(kit, model, tmp_
     assert source.step == 0
 
 
+def test_a_gpu_that_fails_in_a_collective_is_told_and_ends_the_replica(kit, model, work, tmp_path, monkeypatch):
+    def fail(*_):
+        cause = RuntimeError("NCCL error: unhandled cuda error\nCuda failure 214 'uncorrectable ECC error encountered'")
+        raise GradientGroupError("generation 1: a collective failed: NCCL error") from cause
+
+    monkeypatch.setattr(StepRunner, "run", fail)
+    groups, held = work
+    script = Script((when(), directive(generation(1))), (when(GenerationFormed), directive(None, order(groups, 1))))
+    with pytest.raises(GradientGroupError):
+        run(kit, model, script, held, tmp_path)
+    assert not script.of(GenerationFailed)
+
+
 def test_nothing_is_saved_or_trained_of_an_unknown_state(kit, model, work, tmp_path):
     groups, held = work
     script = Script(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
+from cosmos_core.devices import HOW_IT_FAILED
 from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.replica import health_channel, health_leader
 from cosmos_core.replica.health_channel import (
@@ -64,6 +65,13 @@ def test_an_error_of_one_ends_all_although_they_are_stuck(world):
     assert [process.returncode for process in members] == [1] * 3
     said = outputs(world("raise TrainingError('boom')", "stuck()"))
     assert said == ["raised: boom", "told: policy-0 rank 0: boom"]
+
+
+def test_a_gpu_that_fails_is_no_echo_and_no_error_of_the_run(world):
+    failed = "raise RuntimeError('CUDA error: unspecified launch failure')"
+    members = world("stuck()", failed, "raise RuntimeError('Connection closed by peer')")
+    cause = f"policy-0 rank 1: RuntimeError: CUDA error: unspecified launch failure; {HOW_IT_FAILED}"
+    assert outputs(members) == [f"lost: {cause}", "", f"raised lost: {cause}"]
 
 
 def test_a_killed_follower_or_leader(world):
