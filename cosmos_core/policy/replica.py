@@ -233,6 +233,8 @@ class PolicyReplica:
             doing = self.trainer.activity.doing(f"training step {order.step}, attempt {order.attempt}")
             with doing, self.profiler.step(order.step):
                 outcome = self.runner.run(order, group, publish, wait_s)
+                if not isinstance(outcome, StepDone):
+                    self.profiler.repeat()
         except GradientGroupError as error:
             self._fail_generation(error)
             return

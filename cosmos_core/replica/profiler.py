@@ -32,6 +32,7 @@ class Profiler:
         tell: Takes what came of an order.
         rank: This process's, of those of the replica, each of which has a profiler and makes the same steps.
         exchange: Gives the words of all of them for those of each.
+        untraced: What no trace has, in words; empty if nothing is lacking.
 
     Attributes:
         order: The newest; set by any thread.
@@ -45,12 +46,14 @@ class Profiler:
         *,
         rank: int = 0,
         exchange: Callable[[bytes], Sequence[bytes]] = lambda words: (words,),
+        untraced: str = "",
     ) -> None:
         self._directory: Final = directory
         self._replica: Final = replica
         self._tell: Final = tell
         self._rank: Final = rank
         self._exchange: Final = exchange
+        self._untraced: Final = untraced
         self.order: ProfileOrder | None = None
         self._going: ProfileOrder | None = None
         self._ended = ""
@@ -65,13 +68,17 @@ class Profiler:
             return contextlib.nullcontext()
         return self._traced(order)
 
+    def repeat(self) -> None:
+        """Let another attempt at the present step count in its place; one that raises never counts."""
+        self._left += 1
+
     def finish(self, problem: str = "it ended, or was told to, before it had done so many steps") -> None:
         """Write what was traced of the order, if one is not done, and tell."""
         order, traced = self._going or self.order, self._profile
         if order is None or order.ident == self._ended:
             return
         self._going, self._ended, self._profile = None, order.ident, None
-        problem, self._problem = self._problem or problem, ""
+        problem, self._problem = self._problem or problem or self._untraced, ""
         place = f"profiles/step-{order.first}-{order.ident[:8]}/{self._replica}-rank-{self._rank}.json.gz"
         try:
             if traced is not None:
@@ -87,10 +94,8 @@ class Profiler:
     def _traced(self, order: ProfileOrder) -> Iterator[None]:
         if self._going is None:
             self._begin(order)
-        try:
-            yield
-        finally:
-            self._left -= 1
+        yield
+        self._left -= 1
         if self._left <= 0:
             self.finish("")
 

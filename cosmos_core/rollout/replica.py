@@ -121,7 +121,11 @@ class Replica:
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
         self._engine = make_engine(job, plugins, model, f"{args.name} {args.incarnation}")
-        self._profiler = Profiler(job.directory, args.name, self._report)
+        tp = recipe.rollout.mesh.tp
+        untraced = (
+            f"the {tp} processes of its engine (rollout.mesh.tp), which compute, are not traced" if tp > 1 else ""
+        )
+        self._profiler = Profiler(job.directory, args.name, self._report, untraced=untraced)
         if isinstance(self._engine, ServedEngine):
             self._engine.profiler = self._profiler
         payloads = stack.enter_context(PayloadServer(args.address, args.keyring))
@@ -208,11 +212,11 @@ class Replica:
         self, args: RoleArgs, engine: EngineCapabilities, model: Model, stack: contextlib.ExitStack
     ) -> Turns | None:
         """Start the engine; its turns, asleep, if it shares its GPUs."""
-        lock, sleeper = stack.enter_context(role_lock(args)), self._engine
+        lock, sleeper = stack.enter_context(role_lock(args)), cast("SleepingEngine", self._engine)
         sleeper.start()
         if lock is None:
             return None
-        assert isinstance(sleeper, SleepingEngine), "engines that cannot sleep are refused when a run is planned"
+        assert engine.sleeps, "engines that cannot sleep are refused when a run is planned"
 
         def sleep() -> None:
             self._sync.rest()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
+
+_LOOK_S: Final = 0.1
 
 
 class VersionLock:
@@ -35,14 +38,15 @@ class VersionLock:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def changing(self, version: int) -> Iterator[bool]:
-        """Wait for evaluations to end and keep new ones out; yields False if the version_lock was closed instead.
+    def changing(self, version: int, interrupted: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Wait for evaluations to end and keep new ones out; yields False if that was interrupted, or this was closed.
 
         Those of `version` itself go on: an engine that slept loads again what it had.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._evaluating or version == self._evaluated or self._closed)
-            self._is_changing = not self._closed
+            while self._evaluating and version != self._evaluated and not (self._closed or interrupted()):
+                self._changed.wait(_LOOK_S)
+            self._is_changing = not (self._closed or interrupted())
         try:
             yield self._is_changing
         finally:

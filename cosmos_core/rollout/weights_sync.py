@@ -163,11 +163,12 @@ class WeightSync:
         failures, version, since = 0, -1, 0.0
         while (found := self._next(0.0 if not failures else _RETRY_S[min(failures, len(_RETRY_S)) - 1])) is not None:
             target, is_relayed, num_rollbacks = found
-            self.loading = target.version
             try:
                 with self._awake:
                     self._load(target, is_relayed=is_relayed, num_rollbacks=num_rollbacks)
             except (WeightSyncError, TransportError) as error:
+                if self._is_interrupted():
+                    continue
                 _LOG.warning("weights version %d were not loaded, trying again: %s", target.version, error)
                 now = time.monotonic()
                 if not failures or target.version != version:
@@ -227,8 +228,13 @@ class WeightSync:
         """The target, if it is newer than what is loaded."""
         return target if target is not None and target.version > self._version_lock.loaded else None
 
+    def _is_interrupted(self) -> bool:
+        return self._closed or self._is_resting
+
     def _load(self, target: WeightTarget, *, is_relayed: bool, num_rollbacks: int) -> None:
-        begin = time.monotonic()
+        if self._is_interrupted():
+            return
+        begin, self.loading = time.monotonic(), target.version
         self._engine.begin_update(target.version)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._engine.abort_update)
@@ -237,7 +243,9 @@ class WeightSync:
             # What the policy has comes before what is stored: that it has failed to give it is not known yet.
             is_last = not is_relayed or self._newer(self._relaying.reserve) is None
             pieces = cleanup.enter_context(
-                self._receiver.fetch(target, layout, _TIMEOUT_S, falls_back=is_last, base=self._base)
+                self._receiver.fetch(
+                    target, layout, _TIMEOUT_S, falls_back=is_last, base=self._base, interrupted=self._is_interrupted
+                )
             )
             base = self._base_for(target, pieces, layout)
             arrivals = Arrivals(pieces.digests, layout) if self._doubted == target.version else None
@@ -252,8 +260,8 @@ class WeightSync:
                 num_rollbacks=num_rollbacks,
             )
             for rank, piece, data in pieces:
-                if self._closed or self._is_resting:
-                    return
+                if self._is_interrupted():
+                    break
                 self._engine.write(rank, piece, data)
                 copy.write(piece, data)
                 if base is not None:
@@ -262,12 +270,14 @@ class WeightSync:
                 self.num_pieces += 1
                 if arrivals is not None:
                     arrivals.add(rank, piece, data)
+            if self._is_interrupted():
+                return
             if arrivals is not None and (wrong := arrivals.first_wrong()):
                 reason = f"{wrong}: what arrived is not what was published; its source, its file or the wire is bad"
                 self._report(WeightsRejected(version=target.version, digest="", expected=target.digest, reason=reason))
                 raise WeightSyncError(reason)
             self.transfer_s = time.monotonic() - begin
-            with self._version_lock.changing(target.version) as may_change, self._swapping:
+            with self._version_lock.changing(target.version, self._is_interrupted) as may_change, self._swapping:
                 if may_change:
                     self._commit(load)
 

@@ -341,6 +341,7 @@ class Fetch:
         place: Place,
         stall_s: float,
         ranks: Collection[int],
+        interrupted: Callable[[], bool],
     ) -> None:
         self._sources: Final = [each.source for each in ready if each.source is not None]
         self.version: Final = version
@@ -353,6 +354,7 @@ class Fetch:
         self._place: Final = place
         self._stall_s: Final = stall_s
         self._ranks: Final = ranks
+        self._interrupted: Final = interrupted
 
     @property
     def spared(self) -> int:
@@ -369,9 +371,9 @@ class Fetch:
         return digest.first_difference(self.digests, digest.tensor_digests(loaded))
 
     def __iter__(self) -> Iterator[Arrived]:
-        """Yield every slice of the chosen ranks once."""
+        """Yield every slice of the chosen ranks once, unless it is interrupted."""
         yield from self._assign(self._ready, self._plan)
-        while busy := [source for source in self._sources if source.is_busy]:
+        while (busy := [source for source in self._sources if source.is_busy]) and not self._interrupted():
             answered = wait(busy)
             for source in answered:
                 try:

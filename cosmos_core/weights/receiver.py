@@ -6,8 +6,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import attrs
 import zmq
@@ -33,6 +33,14 @@ _NAMED: Final = 4
 """Most sources that a line of the log names."""
 
 Transport: TypeAlias = Literal["auto", "shared-memory", "disk"] | wire.Network
+
+
+class _Patience(NamedTuple):
+    """Seconds after which all sources, and each of them, are given up if they have not answered, or at once."""
+
+    all_s: float
+    stall_s: float
+    interrupted: Callable[[], bool]
 
 
 @attrs.define(eq=False)
@@ -81,6 +89,7 @@ class WeightReceiver(Closing):
         ranks: Collection[int] | None = None,
         falls_back: bool = True,
         base: Base | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[Fetch]:
         """Connect to the target's sources and yield the slices of `layout` as a `Fetch`.
 
@@ -95,15 +104,26 @@ class WeightReceiver(Closing):
             falls_back: Whether to read what is stored, if there is any, where the target's sources cannot give it.
             base: What the replica has loaded; over ZeroMQ only what changed since then is sent, where the source can.
                 It may be written while slices arrive, with these.
+            interrupted: Whether to wait for the sources no longer: slices end then, and not all have come.
         """
         stall_s = min(self._stall_s, timeout_s / 2)
         wanted = ShardMap.of_layout(layout)
         found: list[Source] = []
         try:
-            ready, plan = self._find(target, found, wanted, (timeout_s, stall_s), falls_back=falls_back, base=base)
+            patience = _Patience(timeout_s, stall_s, interrupted)
+            ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back, base=base)
             _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
             chosen = frozenset(layout if ranks is None else ranks)
-            yield Fetch(target.version, wanted, ready, plan, place=self._place, stall_s=stall_s, ranks=chosen)
+            yield Fetch(
+                target.version,
+                wanted,
+                ready,
+                plan,
+                place=self._place,
+                stall_s=stall_s,
+                ranks=chosen,
+                interrupted=interrupted,
+            )
         finally:
             for source in found:
                 source.close()
@@ -123,19 +143,16 @@ class WeightReceiver(Closing):
         target: WeightTarget,
         found: list[Source],
         wanted: ShardMap,
-        patience: tuple[float, float],
+        patience: _Patience,
         *,
         falls_back: bool,
         base: Base | None,
     ) -> tuple[list[Ready], Plan]:
-        """Find the sources and plan what each sends; new connections are put into `found`.
-
-        `patience`: seconds after which all sources, and each of them, are given up if they have not answered.
-        """
+        """Find the sources and plan what each sends; new connections are put into `found`."""
         if self._transport == "disk":
             return self._stored(target, wanted)
         try:
-            self._connect(target, found, patience[1], base)
+            self._connect(target, found, patience.stall_s, base)
             return self._gather(target, found, wanted, patience)
         except WeightSyncError as error:
             if self._directory is None or not falls_back:
@@ -197,13 +214,13 @@ class WeightReceiver(Closing):
             source.describe(target.version)
 
     def _gather(
-        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: tuple[float, float]
+        self, target: WeightTarget, sources: Sequence[Source], wanted: ShardMap, patience: _Patience
     ) -> tuple[list[Ready], Plan]:
         """Wait until the sources that answered can give everything: those on this host alone, if they can."""
         ready: list[Ready] = []
-        deadline, is_near_tried = time.monotonic() + patience[0], False
+        deadline, is_near_tried = time.monotonic() + patience.all_s, False
         waiting = list(sources)
-        while waiting and time.monotonic() < deadline:
+        while waiting and time.monotonic() < deadline and not patience.interrupted():
             for source in wait(waiting):
                 self._learn(source, target, ready)
             # Not as they answered: ranks that fetch for themselves shall plan from the same.
@@ -223,7 +240,7 @@ class WeightReceiver(Closing):
         if isinstance(found, Plan):
             return ready, found
         for source in waiting:
-            source.fail(f"no answer for {patience[1]:g} s")
+            source.fail(f"no answer for {patience.stall_s:g} s")
         if any(source.failure for source in sources):
             more = f"; {found}" if ready else ""
             raise WeightSyncError(problems(target.version, sources) + more)

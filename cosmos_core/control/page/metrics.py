@@ -60,12 +60,10 @@ def _replicas(snapshot: Snapshot) -> Iterable[_Family]:
     counted = ((role, *each) for role, counts in snapshot.statuses.items() for each in counts.items())
     states = [({"role": role, "state": status}, count) for role, status, count in counted]
     held = [({"replica": each.name, "role": each.role}, each.step) for each in present]
-    paces = [({"replica": each.name}, each.gauges.get("units_per_s")) for each in present]
     told = [({"replica": each.name, "name": name}, value) for each in present for name, value in each.gauges.items()]
     refused = snapshot.refused
     yield "cosmos_replicas", "Replicas by what they do.", states
     yield "cosmos_replica_weight_version", "The step whose weights a replica holds; -1 before it has any.", held
-    yield "cosmos_replica_units_per_second", "Units (tokens, or denoising steps) that a replica generates.", paces
     yield "cosmos_replica_gauge", "All that a replica tells of itself, such as mfu and memory_bytes.", told
     yield "cosmos_refused_total", "Connections, messages and processes that were not let in.", refused
 

@@ -43,6 +43,23 @@ def test_the_steps_that_were_ordered_are_traced_once(tmp_path):
     assert len(told) == 1
 
 
+def test_attempts_that_fail_count_for_nothing(tmp_path):
+    told = []
+    profiler = Profiler(tmp_path, "p", told.append, untraced="its processes are not traced")
+    profiler.order = order()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a peer left"), profiler.step(2), span("work 2"):
+            raise ValueError("a peer left")
+    with profiler.step(2), span("work 2"):
+        profiler.repeat()
+    assert not told
+    work(profiler, 2, 3, 4)
+    (done,) = told
+    assert done.problem == "its processes are not traced"
+    found = [name for name in names(tmp_path / done.traces[0]) if name.startswith("work")]
+    assert found == ["work 2"] * 4 + ["work 3"]
+
+
 def test_what_ends_before_tells_what_it_has(tmp_path):
     told = []
     profiler = Profiler(tmp_path, "p", told.append)

@@ -31,7 +31,7 @@ class Receiver:
         self.may_go_on = threading.Event()
 
     @contextlib.contextmanager
-    def fetch(self, target, layout, timeout_s, *, falls_back, base=None):
+    def fetch(self, target, layout, timeout_s, *, falls_back, base=None, interrupted):
         assert base is None
         self.asked.append(target.sources)
         self.falls_back.append(falls_back)
@@ -40,6 +40,9 @@ class Receiver:
             raise WeightSyncError("the source is gone")
         if fault == "wait":
             assert self.may_go_on.wait(10)
+        if fault == "silence":
+            wait_until(interrupted)
+            raise WeightSyncError("no answer")
         tensors = dict(self.modules[target.version].named_parameters())
 
         def pieces():
@@ -459,3 +462,48 @@ def test_a_target_and_the_rollbacks_that_it_was_given_with_change_at_once(rig):
     rig.sync.aim(None, rollbacks=(1,))
     assert seen == [()]
     assert rig.sync._rollbacks == (1,)
+
+
+def test_who_goes_to_sleep_waits_for_nothing_that_is_loaded_and_loads_nothing(kit, rig, caplog):
+    rig.sync.aim(rig.target(1))
+    rig.wait(1)
+    rig.receiver.faults = ["silence"]
+    rig.sync._patience_s = 0.0
+    rig.sync.aim(rig.target(2))
+    wait_until(lambda: rig.sync.loading == 2)
+    rig.sync.rest()
+    assert rig.version_lock.loaded == -1
+    assert rig.sync.loading == -1
+    rig.sync.rise()
+    assert rig.wait(2).version == 2
+    assert caplog.messages == []
+    # An evaluation goes on, and keeps the next version out.
+    assert rig.version_lock.enter(2)
+    rig.sync.transfer_s = 0.0
+    rig.sync.aim(rig.target(3))
+    wait_until(lambda: rig.sync.transfer_s)
+    time.sleep(0.05)
+    rig.sync.rest()
+    rig.version_lock.leave()
+    rig.sync.rise()
+    assert rig.wait(3).version == 3
+    # Between what is to be loaded next and the load.
+    following = rig.sync._next
+
+    def then_rest(delay_s):
+        found = following(delay_s)
+        rig.sync._next = following
+        rig.sync.rest()
+        return found
+
+    rig.sync._next = then_rest
+    rig.sync.aim(None, rollbacks=(2,))
+    rig.sync.aim(rig.target(2), rollbacks=(2,))
+    rig.receiver.faults = ["silence"]
+    wait_until(lambda: rig.sync._is_resting)
+    time.sleep(0.1)
+    assert rig.sync.loading == -1
+    rig.sync.rise()
+    rig.receiver.faults = []
+    assert rig.wait(4).version == 2
+    rig.sync.check()

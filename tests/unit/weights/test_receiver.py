@@ -226,7 +226,22 @@ def test_a_stalled_publisher_is_named_when_it_is_the_only_one(receiver, silent):
         receiver(stall_s=0.3).fetch(target, layout_of(TENSORS), 30),
     ):
         pass
+    with (
+        pytest.raises(WeightSyncError, match="version 5 cannot be fetched"),
+        receiver(stall_s=25.0).fetch(target, layout_of(TENSORS), 60, interrupted=lambda: True),
+    ):
+        pass
     assert time.monotonic() - began < 10  # not the 30 s that a transfer may take
+
+
+def test_a_fetch_that_is_interrupted_ends_with_what_it_has(publishers, receiver):
+    published = publishers[0].publish(5, TENSORS, None)
+    is_over = []
+    with receiver("zmq").fetch(
+        target_of(published, publishers[0]), layout_of(TENSORS), 10, interrupted=lambda: bool(is_over)
+    ) as pieces:
+        is_over.append(True)
+        assert [*pieces] == []
 
 
 def hasten(monkeypatch, endpoint, is_time=lambda: True):
