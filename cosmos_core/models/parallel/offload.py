@@ -87,11 +87,11 @@ class _Saved:
     @classmethod
     def of(cls, layer: nn.Module, before: weakref.ref[_Saved] | None) -> _Saved:
         weights = list(_weights(layer))
-        shapes = [(each.dtype, tuple(each.shape)) for each in weights]
         # Experts may be cast one by one.
-        experts = [(dtype, shape[1:]) for dtype, shape in shapes if len(shape) == 3 for _ in range(shape[0])]
+        experts = [part for each in weights if each.dim() == 3 for part in each.unbind()]
+        casts = Counter((each.dtype, tuple(each.shape)) for each in (*weights, *experts))
         later = [part for part in layer.modules() if part is not layer and isinstance(part, FSDPModule)]
-        return cls(before, {_key(each) for each in weights}, Counter(shapes + experts), later)
+        return cls(before, {_key(each) for each in weights}, casts, later)
 
     def present_before(self) -> _Saved | None:
         return None if self.before is None else self.before()
@@ -120,7 +120,7 @@ class _Saved:
         """True of as many tensors laid out like a weight or its transpose, of another dtype, as there are weights."""
         if tensor.untyped_storage().nbytes() != tensor.nbytes:
             return False
-        shape = tuple(tensor.size(dim) for dim in sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
+        shape = tuple(tensor.size(dim) for dim in sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
         for weight, left in self.casts.items():
             if left and weight[1] == shape and weight[0] != tensor.dtype:
                 self.casts[weight] -= 1
@@ -185,7 +185,7 @@ def _weights(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _pieces(here: torch.Tensor, host: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return here.split([len(each) for each in host])
+    return torch.split(here, [len(each) for each in host])
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Any:
