@@ -93,7 +93,7 @@ def replica_specs(
             arguments=("--run", str(job.directory), "--name", name, "--controller", address, *extra),
             environment={
                 **thread_environment(threads[role]),
-                **_GPU_SETTINGS,
+                **{name: value for name, value in _GPU_SETTINGS.items() if name not in os.environ},
                 **order,
                 **(allocator if role == "policy" else {}),
                 "CUDA_VISIBLE_DEVICES": "" if on_cpu[role] else ",".join(itertools.islice(gpus[role], num_gpus[role])),

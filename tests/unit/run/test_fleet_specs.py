@@ -56,8 +56,11 @@ def test_a_rollout_replica_sees_a_gpu_for_each_of_its_engines_processes(job, mon
     found = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
     segments = {spec.name.partition("-")[0]: spec.environment.get("PYTORCH_ALLOC_CONF") for spec in found}
     assert segments == {"policy": "expandable_segments:True", "rollout": None}
+    assert {spec.environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] for spec in found} == {"0"}
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
     given = replica_specs(attrs.evolve(job, recipe=recipe), "tcp://a:1", None)
+    assert not any("TORCH_NCCL_DUMP_ON_TIMEOUT" in spec.environment for spec in given), "the user's own"
     assert not any("PYTORCH_ALLOC_CONF" in spec.environment for spec in given), "the user's own"
     assert {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found} == {
         "policy-0": "0",

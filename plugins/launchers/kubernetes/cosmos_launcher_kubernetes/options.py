@@ -138,7 +138,7 @@ class KubernetesOptions:
     cpus_per_node: int | None = attrs.field(
         default=None,
         validator=check.optional(_POSITIVE),
-        metadata={"help": "CPUs of each node, of which a process gets its share by GPUs."},
+        metadata={"help": "CPUs of a node for its pods (Allocatable, less DaemonSets); shared out by GPUs."},
     )
     cpus_per_process: int | None = attrs.field(
         default=None,
