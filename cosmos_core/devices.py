@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 _TIMEOUT_S: Final = 10.0
-_FIELDS: Final = "index,uuid,name,memory.total,memory.free,driver_version"
+_FIELDS: Final = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _NONE_HERE: Final = "No devices were found"
+BF16_CAPABILITY: Final = (8, 0)
+"""Of Ampere; older GPUs compute in bfloat16 as if they could."""
 _HIDDEN: Final = frozenset({"", "-1", "NoDevFiles"})
 """Of CUDA_VISIBLE_DEVICES; the last is Slurm's for a job without GPUs."""
 _FAILED: Final = re.compile(
@@ -27,7 +29,10 @@ HOW_IT_FAILED: Final = "nvidia-smi -q -d ECC and dmesg (Xid) tell whether the GP
 
 
 class Gpu(NamedTuple):
-    """One GPU, its memory in bytes; 0 where it shares the host's. It needs no library: a fork server imports this."""
+    """One GPU, its memory in bytes; 0 where it shares the host's. It needs no library: a fork server imports this.
+
+    `capability` is CUDA's of its instructions, `(8, 0)` of an A100; empty where it is not known.
+    """
 
     number: str
     uuid: str
@@ -35,6 +40,11 @@ class Gpu(NamedTuple):
     memory_bytes: int
     free_bytes: int
     driver: str
+    capability: tuple[int, ...] = ()
+
+    def is_called(self, name: str) -> bool:
+        """Tell whether CUDA_VISIBLE_DEVICES may name it so: by its number, or by the beginning of its UUID."""
+        return name == self.number if name.isdecimal() else self.uuid.startswith(name)
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
@@ -63,10 +73,29 @@ def _files(devices: Path) -> list[Path]:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that `nvidia-smi` tells of, whatever CUDA_VISIBLE_DEVICES says; none where it is absent or fails."""
-    told, _ = _ask_driver(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-    rows = [line.split(", ") for line in told.splitlines()]
-    return [Gpu(number, uuid, name, _bytes(total), _bytes(free), of) for number, uuid, name, total, free, of in rows]
+    """The GPUs that `nvidia-smi` tells of, whatever CUDA_VISIBLE_DEVICES says; none where it is absent.
+
+    Raises:
+        ConfigError: It fails, or a GPU does not answer and CUDA_VISIBLE_DEVICES does not choose others.
+    """
+    told, failure = _ask_driver(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+    if failure == _NONE_HERE:
+        return []
+    found = []
+    for line in told.splitlines():
+        match line.split(", "):
+            case number, uuid, name, total, free, driver, capability:
+                able = tuple(int(part) for part in capability.split(".") if part.isdecimal())
+                found.append(Gpu(number, uuid, name, _bytes(total), _bytes(free), driver, able))
+            case _:
+                failure = line
+    chosen = _shown()
+    if failure and (chosen is None or not all(any(gpu.is_called(each) for gpu in found) for each in chosen)):
+        raise ConfigError(
+            f"nvidia-smi says: {failure}. Mend that (nvidia-smi --gpu-reset, or a restart of the machine), or choose "
+            "GPUs that answer with CUDA_VISIBLE_DEVICES"
+        )
+    return found
 
 
 def num_threads(asked: int | None = None, otherwise: int = 1) -> int:
@@ -171,7 +200,7 @@ def _torchs_words() -> str:
 
 
 def _ask_driver(*arguments: str) -> tuple[str, str]:
-    """Output of `nvidia-smi`, and its last words if it failed; both empty where it is absent."""
+    """Output of `nvidia-smi`, and its last words if it failed or found no GPU; both empty where it is absent."""
     if (command := shutil.which("nvidia-smi")) is None:
         return "", ""
     try:
@@ -181,7 +210,7 @@ def _ask_driver(*arguments: str) -> tuple[str, str]:
     said = answer.stdout.strip()
     if answer.returncode == 0 and said != _NONE_HERE:
         return said, ""
-    return "", (answer.stderr.strip() or said or f"it ended with {answer.returncode}").splitlines()[-1].rstrip(".")
+    return said, (answer.stderr.strip() or said or f"it ended with {answer.returncode}").splitlines()[-1].rstrip(".")
 
 
 def _bytes(mebibytes: str) -> int:

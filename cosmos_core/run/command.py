@@ -17,6 +17,7 @@ from rich.console import Console
 from cosmos_core.config.job import Job, stages
 from cosmos_core.config.loading import load_job
 from cosmos_core.config.schema import Recipe
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ConfigError, CosmosError
 from cosmos_core.observe.live import make_view
 from cosmos_core.plugins.choice import choose
@@ -32,7 +33,7 @@ from cosmos_core.run.hooks import RunHooks
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.launcher import capabilities_of, prepare
 from cosmos_core.run.metrics import recorded
-from cosmos_core.run.plan import check_changes, check_port, checked_launcher, make_folder
+from cosmos_core.run.plan import check_again, check_port, checked_launcher, make_folder
 from cosmos_core.run.planning.changes import changed
 from cosmos_core.run.planning.preflight import check_exposed, check_hooks, check_keys
 from cosmos_core.run.report.page import write_report
@@ -126,8 +127,9 @@ def _resumed(directory: Path, console: Console, overrides: Sequence[str], wanted
     prepare(recipe)
     job = attrs.evolve(job, recipe=recipe)
     check_keys(job)
-    if any(change.is_to_be_checked for change in changes):
-        in_fork(partial(check_changes, job))
+    is_changed = any(change.is_to_be_checked for change in changes)
+    if is_changed or visible_gpus():
+        in_fork(partial(check_again, job, is_changed=is_changed))
     installed = discover()
     plugins = PluginSet.load(selections(recipe, _SUPERVISED), records=installed)
     check_exposed(recipe, capabilities_of(recipe, plugins))

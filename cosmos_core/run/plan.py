@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,20 @@ from rich.console import Console
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ConfigError, TransportError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
 from cosmos_core.protocols import Pool
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
+from cosmos_core.run.fork import in_fork
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
 from cosmos_core.run.planning.preflight import check_gpus, check_keys, check_present, unset_variables
 from cosmos_core.scratch import scratch
 from cosmos_core.transport import sockets
+from cosmos_core.transport.messages import Role
 
 if TYPE_CHECKING:
     from cosmos_core.run.planning.plan import Plan
@@ -114,12 +118,23 @@ def make_folder(recipe: Recipe, recipe_path: Path | None, *, run_id: str, overwr
         folder.create(job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=overwrite)
 
 
-def check_changes(job: Job) -> None:
-    """Check what a changed recipe of a run changes; raises CosmosError if it cannot run."""
-    with importing():
-        from cosmos_core.run.planning.plan import check_changed  # noqa: PLC0415 - imports torch
+def check_again(job: Job, *, is_changed: bool = False, joins: Role | None = None) -> None:
+    """Check a run that goes on, or one replica of a role that `joins` it; raises CosmosError if it cannot run here.
 
-    check_changed(job)
+    Its GPUs are: others may use them by now. If its recipe `is_changed`, all that the recipe changes is.
+    """
+    with importing():
+        from cosmos_core.run.planning.footprint import check_gpu_memory  # noqa: PLC0415 - imports torch
+        from cosmos_core.run.planning.plan import check_changed, plan_again  # noqa: PLC0415
+
+    check_gpu_memory(check_changed(job) if is_changed else plan_again(job), joins)
+
+
+def check_joins(job: Job, role: Role) -> None:
+    """Refuse to start one replica of a role, which joins a run, if this machine's GPUs cannot run it."""
+    check_gpus(job.recipe, role)
+    if visible_gpus():
+        in_fork(partial(check_again, job, joins=role))
 
 
 def checked_launcher(job: Job, plugins: PluginSet) -> Launcher:

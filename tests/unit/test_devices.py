@@ -110,6 +110,28 @@ def test_a_process_stays_near_its_gpu(monkeypatch, tmp_path):
     assert bound == [{1, 2}], "nothing where no CPU may be used, or none is known"
 
 
+def test_a_gpu_that_does_not_answer_is_told_unless_others_are_chosen(nvidia_smi, monkeypatch):
+    lost = "Unable to determine the device handle for GPU0000:2B:00.0: Unknown Error"
+    row = "1, GPU-7f3a-2, NVIDIA H200, 143771, 143000, 580.1, 9.0"
+    for script in (f"echo '{lost}'; echo '{row}'", f"echo '{row}'; echo '{lost}' >&2; exit 15"):
+        nvidia_smi(script)
+        for shown in (None, "0,1", "GPU-8"):
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+            if shown:
+                monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+            with pytest.raises(ConfigError, match=r"^nvidia-smi says: Unable .* Unknown Error\. Mend that"):
+                gpus()
+        for shown in ("1", "GPU-7f"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+            (gpu,) = gpus()
+            assert (gpu.number, gpu.free_bytes, gpu.capability) == ("1", 143000 << 20, (9, 0))
+    nvidia_smi("exit 6")
+    with pytest.raises(ConfigError, match="nvidia-smi says: it ended with 6"):
+        gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == [], "whoever hides them wants none"
+
+
 def test_a_gpu_that_has_failed_is_known_by_the_words_of_cuda():
     wrapped = EngineError("the engine's thread failed")
     wrapped.__cause__ = RuntimeError("CUDA driver error: unspecified launch failure")

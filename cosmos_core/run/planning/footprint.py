@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -14,7 +14,7 @@ from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
 from cosmos_core.config.schema import LaunchConfig, PolicyConfig, Recipe, RolloutConfig
 from cosmos_core.config.structure import unstructure
-from cosmos_core.devices import gpus, hidden, visible_gpus
+from cosmos_core.devices import BF16_CAPABILITY, Gpu, gpus, hidden, visible_gpus
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.recipe import group_size
 from cosmos_core.protocols import Pool
@@ -24,6 +24,7 @@ from cosmos_core.run.launch.launcher import capabilities_of, pools
 from cosmos_core.run.planning.memory import CACHE, CODES, RankMemory, between_gpus, policy_memory, rollout_memory
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
+from cosmos_core.transport.messages import Role
 from cosmos_core.weights.wire import WINDOW
 
 _VALUE_BYTES: Final = 4
@@ -266,53 +267,85 @@ def room(plan: Plan, found: int, machine: int) -> str:
     return f"{none}, so device 'auto' is the CPU: its {os.cpu_count()} cores run all processes"
 
 
-def crowded(plan: Plan) -> str:
-    """A GPU that does not hold the processes that would share it, in words; empty where all do, or no driver tells.
+def crowded(plan: Plan, joins: Role | None = None) -> str:
+    """A GPU that cannot run the processes that would share it, in words; empty where all can, or no driver tells.
 
-    What the plan counts is the least that they take; an engine may take a share of its GPU, however much it needs.
+    Args:
+        plan: Of the run.
+        joins: The role of the one replica that is started here; None for all of the run's.
     """
-    if capabilities_of(plan.job.recipe, plan.plugins).submits or not (shown := visible_gpus()):
+    submits = capabilities_of(plan.job.recipe, plan.plugins).submits and joins is None
+    if submits or not (shown := visible_gpus()):
         return ""
-    there = {name: gpu for gpu in gpus() for name in (gpu.number, gpu.uuid) if name in shown and gpu.memory_bytes}
+    try:
+        return next(_faults(plan, shown, gpus(), joins), "")
+    except ConfigError as error:
+        return str(error)
+
+
+def _faults(plan: Plan, shown: Sequence[str], found: Sequence[Gpu], joins: Role | None) -> Iterator[str]:
+    """Yields what GPUs lack, in words.
+
+    What the plan counts is the least that processes take; an engine may take a share of its GPU, however much it needs.
+    """
+    there = {name: gpu for name in shown for gpu in found if gpu.is_called(name) and gpu.memory_bytes}
     share, key = plan.parts.preflight.gpu_share, plan.parts.preflight.gpu_share_key
-    loads, engines = _loads(plan, shown, {name: round(share * gpu.memory_bytes) for name, gpu in there.items()})
+    taken = {name: round(share * gpu.memory_bytes) for name, gpu in there.items()}
+    loads, roles = _loads(plan, shown, taken, joins)
     for name, gpu in there.items():
-        load, taken = loads[name], round(share * gpu.memory_bytes)
+        load, is_shared = loads[name], share and "rollout" in roles[name]
+        if () < gpu.capability < BF16_CAPABILITY:
+            yield from (_too_old(gpu, role) for role in roles[name] if _computes_in_bf16(plan.job.recipe, role))
         text = f"GPU {gpu.number}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
-        if share and name in engines:
-            text = f"{text}, with {size(taken)} for each engine ({key} = {share:g})"
-            if (least := max(map(_least, memory_by_pool(plan)["rollout"]))) > taken:
-                return f"{text}; without its cache one needs {size(least)}: raise {key}, or rollout.mesh.tp"
+        if is_shared:
+            text = f"{text}, with {size(taken[name])} for each engine ({key} = {share:g})"
+            if (least := max(map(_least, memory_by_pool(plan)["rollout"]))) > taken[name]:
+                yield f"{text}; without its cache one needs {size(least)}: raise {key}, or rollout.mesh.tp"
         if load > gpu.memory_bytes:
-            smaller = f"make them smaller, or lower {key}" if share and name in engines else "or make them smaller"
-            return f"{text}; spread them over more GPUs, {smaller}: docs/guides/hardware.md"
+            smaller = f"make them smaller, or lower {key}" if is_shared else "or make them smaller"
+            yield f"{text}; spread them over more GPUs, {smaller}: docs/guides/hardware.md"
         if load > gpu.free_bytes:
             held = gpu.memory_bytes - gpu.free_bytes
-            return f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"
-    return ""
+            yield f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"
 
 
-def _loads(plan: Plan, shown: Sequence[str], taken: Mapping[str, int]) -> tuple[dict[str, int], set[str]]:
-    """Bytes that processes take of each GPU, if an engine's take so much of it at least; GPUs that engines have."""
+def _computes_in_bf16(recipe: Recipe, role: Role) -> bool:
+    return (recipe.policy.precision if role == "policy" else recipe.rollout.precision) == "bf16"
+
+
+def _too_old(gpu: Gpu, role: Role) -> str:
+    needed, has = (".".join(map(str, capability)) for capability in (BF16_CAPABILITY, gpu.capability))
+    return (
+        f"{role}.precision: 'bf16' needs a GPU of compute capability {needed} or more, and GPU {gpu.number}, "
+        f"{gpu.name}, has {has}; set it to 'fp32', or choose other GPUs with CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _loads(
+    plan: Plan, shown: Sequence[str], taken: Mapping[str, int], joins: Role | None
+) -> tuple[dict[str, int], dict[str, list[Role]]]:
+    """Bytes that processes take of each GPU, if an engine's take so much of it at least; the roles that have it."""
     places, loads, turns = itertools.cycle(shown), dict.fromkeys(shown, 0), plan.job.takes_turns
     # A policy that sleeps beside the engine has this.
     asleep = _outside(plan.job.recipe, "policy") if turns else 0
-    engines: set[str] = set()
+    roles: dict[str, list[Role]] = {name: [] for name in shown}
     for pool in planned_pools(plan):
+        if joins not in (None, pool.role):
+            continue
         if turns:
             places = itertools.cycle(shown)
         awake = dict.fromkeys(shown, 0)
-        for _ in range(pool.replicas * pool.processes * pool.gpus):
+        for _ in range((pool.replicas if joins is None else 1) * pool.processes * pool.gpus):
             place, needed = next(places), pool.device_bytes // pool.gpus
             if pool.role == "rollout":
                 needed = max(needed, taken.get(place, 0) + asleep)
-                engines.add(place)
+            roles[place].append(pool.role)
             awake[place] += needed
         loads = {gpu: max(loads[gpu], load) if turns else loads[gpu] + load for gpu, load in awake.items()}
-    return loads, engines
+    return loads, roles
 
 
-def check_gpu_memory(plan: Plan) -> None:
-    """Refuse to start processes that their GPUs do not hold; a plan may be made where the GPUs are not."""
-    if lacking := crowded(plan):
+def check_gpu_memory(plan: Plan, joins: Role | None = None) -> None:
+    """Refuse to start processes that their GPUs cannot run; a plan may be made where the GPUs are not."""
+    if lacking := crowded(plan, joins):
         raise ConfigError(lacking)

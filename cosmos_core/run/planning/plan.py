@@ -151,11 +151,19 @@ def _fixed(recipe: Recipe, parts: Parts) -> dict[str, str]:
     return {"rollout.sampling.temperature": why}
 
 
-def check_changed(job: Job) -> None:
-    """Refuse, by a CosmosError, to go on with a run that has been changed into one that cannot run."""
+def check_changed(job: Job) -> Plan:
+    """Refuse, by a CosmosError, to go on with a run that has been changed into one that cannot run; its plan."""
+    plan = plan_again(job)
+    check_present(plan.parts)
+    return plan
+
+
+def plan_again(job: Job) -> Plan:
+    """The plan of a run that has begun; raises as `make_plan`."""
     plugins = load_plugins(job.recipe)
     dataset = load_dataset(job, plugins)
-    check_present(_checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset, job.recipe)))
+    parts = _checked_parts(job, plugins, dataset, load_model(job, plugins), _sizes(dataset, job.recipe))
+    return Plan(job=job, plugins=plugins, dataset=dataset, parts=parts, assets=job.assets)
 
 
 def _job(recipe: Recipe, recipe_path: Path | None, staging: Path) -> Job:

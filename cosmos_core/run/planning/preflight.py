@@ -26,6 +26,7 @@ from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.storage.stores import KEY, SECRET
 from cosmos_core.transport.key_folder import check_folder
+from cosmos_core.transport.messages import Role
 
 
 def engine_preflight(
@@ -105,17 +106,21 @@ def check_keys(job: Job) -> None:
         raise ConfigError(f"control.keys: {error}") from error
 
 
-def check_gpus(recipe: Recipe) -> None:
+def check_gpus(recipe: Recipe, joins: Role | None = None) -> None:
     """Refuse to start processes of one NCCL group that would have to share a GPU, which it cannot.
 
-    A plan may be made where the GPUs are not; a run may not.
+    A plan may be made where the GPUs are not; a run may not. Of the role that `joins`, one replica is started, alone.
     """
     found, policy, rollout = len(visible_gpus()), recipe.policy, recipe.rollout
+    if joins is not None:
+        policy = attrs.evolve(policy, replicas=1)
     sizes = f"{policy.replicas} · {world_size(policy.mesh)}" if policy.replicas > 1 else f"{world_size(policy.mesh)}"
     for key, device, number, told in (
         ("policy.mesh", policy.device, policy.replicas * world_size(policy.mesh), sizes),
         ("rollout.mesh", rollout.device, world_size(rollout.mesh), f"{world_size(rollout.mesh)}"),
     ):
+        if joins not in (None, key.removesuffix(".mesh")):
+            continue
         if device != "cpu" and 0 < found < number:
             raise ConfigError(
                 f"{key}: {told} processes of its replicas need a GPU each, and this machine has {found}; use a smaller "

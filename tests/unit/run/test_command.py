@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from cosmos_core.config.loading import load_job, load_recipe
+from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.sources import split
 from cosmos_core.control.journal import Journal, entries, replay
 from cosmos_core.control.machine import core
@@ -24,11 +25,14 @@ from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker, path_of, read_place
 from cosmos_core.run import command, folder, fork_server, provenance
+from cosmos_core.run import plan as preparing
 from cosmos_core.run.command import resume_run, run_recipe
 from cosmos_core.run.follower import Follower
+from cosmos_core.run.planning import footprint
 from cosmos_core.run.planning import plan as planning
 from cosmos_core.run.report.summary import print_summary, summarise
 from cosmos_core.run.supervisor import Ending
+from cosmos_service_tools import joining
 from cosmos_service_tools import recovery as recovering
 from cosmos_service_tools.auditor import audit
 
@@ -115,6 +119,43 @@ def test_what_cannot_begin_changes_nothing(directory, begun, monkeypatch):
         resume(directory, "run.steps=8", "policy.mesh.tp=3")
     assert (begun, contents(directory)) == ([], before)
 
+    # Nor do GPUs that others use by now.
+    monkeypatch.setattr(command, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(planning, "plan_again", lambda job: f"the plan of {job.recipe.run.steps} steps")
+
+    def crowded(*asked):
+        assert asked == ("the plan of 8 steps", None)
+        raise ConfigError("others hold 9 GiB of it")
+
+    monkeypatch.setattr(footprint, "check_gpu_memory", crowded)
+    with pytest.raises(ConfigError, match="others hold 9 GiB of it"):
+        resume(directory, "run.steps=8")
+    assert (begun, contents(directory)) == ([], before)
+
+
+def test_a_replica_joins_where_its_gpus_hold_it_alone(directory, monkeypatch):
+    asked = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
+    monkeypatch.setattr(joining, "joined_with", lambda *_: [])
+    monkeypatch.setattr(preparing, "in_fork", lambda call: call())
+    monkeypatch.setattr(planning, "plan_again", lambda job: "plan")
+    monkeypatch.setattr(footprint, "check_gpu_memory", lambda plan, joins: asked.append((plan, joins)))
+
+    def join(role, **pool):
+        job = load_job(directory)
+        recipe = attrs.evolve(job.recipe, **{role: attrs.evolve(getattr(job.recipe, role), **pool)})
+        folder.save(attrs.evolve(job, recipe=recipe))
+        joining.prepare(role, directory, "tcp://127.0.0.1:1", name=None, checkpoint=None)
+
+    with pytest.raises(ConfigError, match=r"^rollout\.mesh: 2 processes .* and this machine has 1"):
+        join("rollout", mesh=MeshConfig(tp=2))
+    # What the other role has is elsewhere.
+    join("policy", replicas=3)
+    with pytest.raises(ConfigError, match=r"^policy\.mesh: 2 processes .* and this machine has 1"):
+        join("policy", mesh=MeshConfig(dp_shard=2))
+    join("rollout", mesh=MeshConfig())
+    assert asked == [("plan", "policy"), ("plan", "rollout")]
+
 
 def test_the_steps_of_a_warmup_are_told_apart(directory, begun, monkeypatch):
     job = load_job(directory)
@@ -150,7 +191,7 @@ def test_a_mended_reward_is_taken_when_asked_for_and_told_of_when_not(job, tmp_p
     checked, run = [], job.directory
     monkeypatch.setattr(command, "in_fork", lambda call: call())
     monkeypatch.setattr(command, "prepare", lambda recipe: None)  # forks nothing
-    monkeypatch.setattr(command, "check_changes", checked.append)
+    monkeypatch.setattr(command, "check_again", lambda job, **_: checked.append(job))
 
     def go_on(*overrides):
         console = Console(file=io.StringIO(), width=100)

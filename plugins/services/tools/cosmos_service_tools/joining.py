@@ -27,6 +27,7 @@ from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_core.run.observer import Observer
+from cosmos_core.run.plan import check_joins
 from cosmos_core.run.provenance import joined_with
 from cosmos_core.run.requests import RUNS, PendingRequests
 from cosmos_core.run.restart_policy import RestartPolicy
@@ -90,6 +91,7 @@ def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpo
             f"{folder}: this machine has other code than the run: {'; '.join(differences)}. Install the same, or let "
             "the run go on with this: cosmos run --resume"
         )
+    check_joins(job, role)
     if name is None:
         host = _STRANGE.sub("-", socket.gethostname().partition(".")[0]).strip("-") or "host"
         name = f"{role}-{host}-{secrets.token_hex(2)}"

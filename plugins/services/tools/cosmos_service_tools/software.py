@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cosmos_core import devices
-from cosmos_core.devices import Gpu, visible_gpus
+from cosmos_core.devices import BF16_CAPABILITY, Gpu, visible_gpus
+from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.compatibility import unmet_requirements
 from cosmos_core.plugins.discovery import DISABLE_VARIABLE, autoload_disabled, discover
 from cosmos_service_tools.findings import Finding, ok, problem, warning
@@ -33,7 +34,6 @@ print(json.dumps({
     "capability": [list(cuda.get_device_capability(i)) for i in range(seen)],
 }))
 """
-_BF16: Final = (8, 0)
 _FP8: Final = (8, 9)
 
 
@@ -128,7 +128,12 @@ def torch(process: subprocess.Popen[str]) -> Iterator[Finding]:
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
     nccl = f", NCCL {'.'.join(map(str, facts['nccl']))}" if facts["nccl"] else ""
     yield ok("torch", f"{facts['version']}, built for {build}{nccl}")
-    yield from gpus(facts, devices.gpus(), visible_gpus())
+    try:
+        there = devices.gpus()
+    except ConfigError as error:
+        yield problem("gpus", *str(error).split(". ", 1))
+        return
+    yield from gpus(facts, there, visible_gpus())
 
 
 def gpus(facts: dict[str, Any], there: Sequence[Gpu], visible: Sequence[str]) -> Iterator[Finding]:
@@ -160,7 +165,7 @@ def gpus(facts: dict[str, Any], there: Sequence[Gpu], visible: Sequence[str]) ->
     # The driver lists hidden ones, too; parts of GPUs, which have no number, are taken in its order.
     chosen = [there[int(each)] for each in visible if each.isdecimal() and int(each) < len(there)] or there
     for number, (gpu, capability) in enumerate(zip(chosen, facts["capability"], strict=False)):
-        able = [name for name, least in (("bf16", _BF16), ("fp8", _FP8)) if tuple(capability) >= least]
+        able = [name for name, least in (("bf16", BF16_CAPABILITY), ("fp8", _FP8)) if tuple(capability) >= least]
         memory = f"{gpu.free_bytes / _BYTES:.0f} of {gpu.memory_bytes / _BYTES:.0f} GiB free"
         text = f"{number}: {gpu.name}, {memory}, {' and '.join(able) or 'neither bf16 nor fp8'}"
         if not able:

@@ -3,6 +3,7 @@
 import json
 import socket
 import subprocess
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -168,11 +169,14 @@ def test_torch_and_nvidia_smi_may_fail(monkeypatch, tmp_path):
         (told,) = software.torch(process)
     assert "its import took more than 0.1 s" in told.text
     answer = subprocess.CompletedProcess(
-        [], 0, stdout="0, GPU-1, NVIDIA H200, 143771, 143000, 580.1\n1, GPU-2, GB10, [N/A], [N/A], 580.1\n"
+        [], 0, stdout="0, GPU-1, NVIDIA H200, 143771, 143000, 580.1, 9.0\n1, GPU-2, GB10, [N/A], [N/A], 580.1, 12.1\n"
     )
     monkeypatch.setattr("shutil.which", lambda _: "/bin/true")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: answer)
     assert [(gpu.name, gpu.memory_bytes >> 30) for gpu in gpus()] == [("NVIDIA H200", 140), ("GB10", 0)]
+    answer.returncode, answer.stdout, answer.stderr = 15, "", "Unable to determine the device handle"
+    told = SimpleNamespace(communicate=lambda **_: (json.dumps(FACTS), ""), returncode=0)
+    assert found(software.torch(told))["problem", "gpus"].startswith("nvidia-smi says: Unable to determine")
 
 
 def test_releases_are_compared_with_the_bounds(monkeypatch):

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -140,6 +141,24 @@ def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
     assert "and a run would be refused: GPU 1, T4" in room(plan, 2, 0)
     with pytest.raises(ConfigError, match="its processes need"):
         check_gpu_memory(plan)
+
+    # A replica that joins is alone.
+    monkeypatch.setattr(footprint, "gpus", lambda: [there._replace(memory_bytes=2 * need, free_bytes=need // 3 - 1)])
+    assert f"need {size(need // 3)}; others hold" in crowded(plan, "policy")
+    monkeypatch.setattr(footprint, "gpus", lambda: [there._replace(memory_bytes=2 * need, free_bytes=need // 3)])
+    assert crowded(plan, "policy") == ""
+
+    # A GPU that computes in bfloat16 as if it could, and one whose state nobody knows.
+    monkeypatch.setattr(footprint, "gpus", lambda: [there._replace(memory_bytes=need, capability=(7, 5))])
+    policy = attrs.evolve(plan.job.recipe.policy, precision="bf16")
+    recipe = attrs.evolve(plan.job.recipe, policy=policy)
+    lacking = crowded(attrs.evolve(plan, job=attrs.evolve(plan.job, recipe=recipe)))
+    assert lacking.startswith(
+        "policy.precision: 'bf16' needs a GPU of compute capability 8.0 or more, and GPU 0, T4, has "
+    )
+    assert "bf16" not in crowded(plan)
+    monkeypatch.setattr(footprint, "gpus", Mock(side_effect=ConfigError("nvidia-smi says: lost")))
+    assert "and a run would be refused: nvidia-smi says: lost" in room(plan, 2, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert crowded(plan) == ""
     assert "CUDA_VISIBLE_DEVICES hides what this machine has, so device 'auto' is the CPU" in room(plan, 0, 1 << 60)
