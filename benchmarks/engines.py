@@ -43,6 +43,8 @@ NEEDS_VLLM: Final = ("vllm", "vllm compiled", "vllm plugin")
 HOW: Final = {"cpu": "make test-vllm", "cuda": 'pip install "cosmos-engine-vllm[gpu]"'}
 
 TITLES: Final = {RAGGED: "64 ragged requests", GROUP: "16 samples of 64 units on one prompt of 400"}
+ON_GPUS: Final = "embedded without graphs"
+"""What differs from another engine on GPUs alone."""
 SETTINGS: Final = {"embedded": ("embedded", "embedded compiled"), "vllm": ("vllm", "vllm compiled")}
 """Each engine's, of which the faster counts in the summary."""
 
@@ -201,7 +203,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(ON_CPU))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=[each for each in ENGINES if each != ON_GPUS])
     parser.add_argument("--device", choices=HOW, default="cpu")
     parser.add_argument("--vllm-python", default=None, help="the Python that has vLLM")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="of a start and of a round")

@@ -211,6 +211,7 @@ def _count_units(module: torch.nn.Module) -> list[int]:
 ENGINES: Final[Mapping[str, Callable[[str, str, str], Serve]]] = {
     "embedded": cosmos("embedded"),
     "embedded compiled": cosmos("embedded", compile=True),
+    "embedded without graphs": cosmos("embedded", cuda_graphs=False),
     "vllm": vllm,
     "vllm compiled": compiled_vllm,
     "vllm plugin": cosmos("vllm"),

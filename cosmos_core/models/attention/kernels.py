@@ -7,6 +7,9 @@
 | `sdpa` | no cap, sinks, window that cuts, or keys behind; on CUDA 16 or 32 bits | documents of one length at once |
 | `explicit` | everything | the reference: scores that are seen, for some queries at once |
 
+Beside them `varlen.from_pages` attends over the pages of a cache while sequences decode; `varlen.refusal_of_pages` says
+what it does not take.
+
 Shape legend: U queries, S keys, H heads, K key-value heads, D head dim, E value dim; B documents of T units that lie
 alike; Q and F blocks of queries and of keys.
 """

@@ -6,7 +6,8 @@ and later: called directly they give the log-sum-exp, and take one of a larger s
 Of a document's Q queries and F keys the last ones are the same unit: the query q sees the key f if
 `-left <= f - (q + F - Q) <= right`, where a `left` of -1 bounds nothing. Every query has to see a key.
 
-Shape legend: U queries, S keys, H heads, K key-value heads, D head dim, E value dim.
+Shape legend: U queries, S keys, H heads, K key-value heads, D head dim, E value dim; B sequences that a cache holds in
+pages of P units, at most W each.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from cosmos_core.models.attention.documents import Documents, Seen
 DTYPES: Final = frozenset({torch.float16, torch.bfloat16})
 _STEP: Final = 8
 """Widths and strides are multiples of it, for loads of 16 bytes."""
+
+PAGE: Final = 256
+"""Units of a page are a multiple of it where the kernel reads a table of pages."""
 
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Query [U, H, D], key [S, K, D] and value [S, K, E]."""
@@ -94,6 +98,69 @@ def backward(rows: Rows, softmax: Rows, call: Call, scale: float) -> list[torch.
     arguments = (*tensors, lse_UH.T.contiguous(), *call.lengths, *state)
     grads = aten._flash_attention_backward(*arguments, scale=scale, **call.window)  # noqa: SLF001
     return [grad[..., : row.shape[-1]] for grad, row in zip(grads, rows, strict=True)]
+
+
+@functools.cache
+def reads_tables() -> bool:
+    """Tell whether this release of torch's kernel finds keys by a table of pages (2.13 does, 2.11 does not)."""
+    arguments = aten._flash_attention_forward.default._schema.arguments  # noqa: SLF001 - private like all of these
+    return {"block_table", "num_splits"} <= {each.name for each in arguments}
+
+
+def refusal_of_pages(dtype: torch.dtype, device: torch.device, key_dim: int, value_dim: int) -> str:
+    """Say why the kernel cannot read keys and values from the pages of a cache; empty if it can."""
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    if not widest(device):
+        return "the GPU has no kernel of FlashAttention"
+    if dtype not in DTYPES:
+        return f"FlashAttention computes in 16 bits, and the dtype is {dtype}"
+    if key_dim != value_dim:
+        return f"keys have {key_dim} values and values {value_dim}"
+    return f"heads have {key_dim} values, no multiple of 8 up to 256" if key_dim % _STEP or key_dim > 256 else ""
+
+
+class Pages(NamedTuple):
+    """Sequences of a cache, whose newest units attend.
+
+    Attributes:
+        ends: int32 [B + 1]: 0, and where each sequence's queries end.
+        lengths: int32 [B]: units in the cache, those of the queries included.
+        table: int32 [B, W]: pages of the cache. Without `reads_tables` a sequence has one page.
+        longest: Queries of a sequence, at most.
+    """
+
+    ends: torch.Tensor
+    lengths: torch.Tensor
+    table: torch.Tensor
+    longest: int
+
+
+def from_pages(
+    query_UHD: torch.Tensor, cached: tuple[torch.Tensor, ...], pages: Pages, *, scale: float, window: int | None = None
+) -> torch.Tensor:
+    """Output [U, H, D] of each sequence's newest units over the keys and values [pages, P, K, D] of a cache.
+
+    A sequence's keys are never split among blocks of threads: its output would depend on what else is in the call,
+    and torch 2.13 gives wrong ones of split pages (pytorch/pytorch#194167).
+    """
+    keys, values, longest, right = *cached, pages.longest, 0
+    options: dict[str, Any] = {"scale": scale, "seqused_k": pages.lengths}
+    most = pages.table.shape[1] * keys.shape[1]
+    if reads_tables():
+        starts = F.pad(pages.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        options |= {"block_table": pages.table, "num_splits": 1}
+        # Of single queries that see all keys the kernel folds heads that share them.
+        right = -1 if longest == 1 and window is None else 0
+    else:
+        starts = F.pad(pages.table[:, 0] * keys.shape[1], (0, 1))
+        keys, values, longest = keys.flatten(0, 1), values.flatten(0, 1), max(2, longest)
+    left = -1 if window is None else window - 1
+    lengths = (pages.ends, starts, longest, most, 0.0, (left, right) == (-1, 0))
+    options |= {"window_size_left": left, "window_size_right": right}
+    rows = _laid_out(query_UHD, query_UHD.shape[-1]), keys, values
+    output_UHD, *_ = aten._flash_attention_forward(*rows, *lengths, False, **options)  # noqa: SLF001
+    return output_UHD  # type: ignore[no-any-return]
 
 
 def _width(rows: Rows) -> int:

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.cache import Chunk, Fork, SlotCache
 from cosmos_core.rollout.embedded.interface import AttentionModule, Variant
 
 _KEYS_FIRST: Final = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - there is no public name in torch 2.11
@@ -89,25 +89,6 @@ def _products(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 _LONG_CHUNK: Final = 512
 """Pieces above this length are never padded together with others."""
-
-
-@attrs.frozen(kw_only=True)
-class Chunk:
-    """Consecutive units of one sequence: tokens [first, last) of the step, from unit `start` of slot `slot`."""
-
-    first: int
-    last: int
-    start: int
-    slot: int
-
-
-@attrs.frozen(kw_only=True)
-class Fork:
-    """The first `num_units` units of slot `source` are those of `targets` too."""
-
-    source: int
-    targets: tuple[int, ...]
-    num_units: int
 
 
 class SlotStep:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
+
+if TYPE_CHECKING:
+    from cosmos_core.rollout.embedded.scheduler import Plan
 
 
 @attrs.frozen(kw_only=True)
@@ -19,6 +23,25 @@ class LayerShape:
     num_heads: int
     key_dim: int
     value_dim: int
+
+
+@attrs.frozen(kw_only=True)
+class Chunk:
+    """Consecutive units of one sequence: tokens [first, last) of the step, from unit `start` of slot `slot`."""
+
+    first: int
+    last: int
+    start: int
+    slot: int
+
+
+@attrs.frozen(kw_only=True)
+class Fork:
+    """The first `num_units` units of slot `source` are those of `targets` too."""
+
+    source: int
+    targets: tuple[int, ...]
+    num_units: int
 
 
 class SlotCache:
@@ -65,6 +88,13 @@ class SlotCache:
         self.capacity = capacity
         self._lay_out(num_used, num_kept, grows=grows)
 
+    def prepare(self, plan: Plan) -> None:
+        """Make room for a step's units."""
+        self.fit(max(plan.lengths), len(plan.lengths) if plan.uses_cache else 0, longest=plan.longest)
+
+    def release(self, first: int) -> None:
+        """Hold nothing in slots from `first` on: what is in them is written over."""
+
     def clear(self) -> None:
         """Hold nothing, in no memory."""
         self._room = self.capacity = 0
@@ -88,7 +118,8 @@ class SlotCache:
         }
 
     def move(self, sources: Sequence[int], targets: Sequence[int], num_units: int) -> None:
-        """Copy the first `num_units` units of some slots to others."""
+        """Copy the first `num_units` units, at most, of some slots to others."""
+        num_units = min(num_units, self.capacity)
         device = next(iter(self.layers.values()))[0].device
         source = torch.tensor(sources, device=device)
         target = torch.tensor(targets, device=device)

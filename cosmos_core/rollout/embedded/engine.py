@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 
@@ -12,11 +14,12 @@ from cosmos_core.protocols import CachePolicy, EngineContext, FinishReason, Mode
 from cosmos_core.protocols.model import MoEModel, Record
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.protocols.vision import VisionModel
-from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.graphs import DecodeGraphs
 from cosmos_core.rollout.embedded.options import EmbeddedOptions, problems
 from cosmos_core.rollout.embedded.packed import PackedMatrices
+from cosmos_core.rollout.embedded.paged import PagedCache, cache_for, dense_because
 from cosmos_core.rollout.embedded.runner import EncoderCache, Runner
-from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw
+from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw_next
 from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
 from cosmos_core.rollout.embedded.verification import install_attention
 from cosmos_core.rollout.serving.scoring import scoring_inputs
@@ -25,6 +28,8 @@ from cosmos_core.rollout.serving.updates import LoadedWeights, Update, whole_lay
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors, dtype_name
 from cosmos_core.weights.storages import Storages
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class EmbeddedEngine(TokenEngine):
@@ -37,6 +42,7 @@ class EmbeddedEngine(TokenEngine):
         self._prompts: EncoderCache | None = None
         self._recorder: Recorder | None = None
         self._packed: PackedMatrices | None = None
+        self._graphs: DecodeGraphs | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -53,7 +59,7 @@ class EmbeddedEngine(TokenEngine):
         self._runner = Runner(module, context.device, self._prompts)
         self._packed = PackedMatrices.of(module) if options.pack_matrices else None
         with torch.inference_mode():
-            shapes = install_attention(
+            calls = install_attention(
                 module,
                 self._runner,
                 context_length=context.context_length,
@@ -61,14 +67,29 @@ class EmbeddedEngine(TokenEngine):
                 compiles=options.compile,
             )
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        self._cache = SlotCache(
-            shapes, num_slots=context.max_in_flight, step=options.cache_step, dtype=context.dtype, device=context.device
-        )
+        sizes = {"step": options.cache_step, "longest": context.context_length}
+        self._cache = cache_for(calls, context.dtype, context.device, num_slots=context.max_in_flight, **sizes)
         self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, context.device)
         self._scheduler = Scheduler(
             self._cache, self._numbers, num_slots=context.max_in_flight, prefill_units=options.prefill_units
         )
         self._recorder = Recorder.of(context.model, module)
+        self._graphs = self._captured(dense_because(calls.values(), context.dtype, context.device))
+
+    def _captured(self, dense: str) -> DecodeGraphs | None:
+        """Graphs of steps that only decode, where there can be any; `dense` is why the cache is, if it is."""
+        cache, graphs, lies, lacks = self._cache, None, f"dense, since {dense}", "the cache is dense"
+        if isinstance(cache, PagedCache):
+            lies, lacks = f"in pages of {cache.page} units", ""
+            if not self._options.cuda_graphs:
+                lacks = "rollout.engine.options.cuda_graphs is false"
+            elif self._recorder is not None:
+                lacks = "the model records its forwards"
+            else:
+                graphs = DecodeGraphs(self._runner, cache, self._numbers, self._context.max_in_flight)
+        decoded = f"launched kernel by kernel, since {lacks}" if lacks else "replayed as CUDA graphs"
+        _LOG.info("the KV cache is %s; steps that only decode are %s", lies, decoded)
+        return graphs
 
     def _unbuild(self) -> None:
         """Nothing is held that ends with the engine."""
@@ -84,22 +105,26 @@ class EmbeddedEngine(TokenEngine):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        scheduler = self._scheduler
-        plan = scheduler.plan()
-        num_kept = scheduler.num_running if plan.uses_cache else 0
-        self._cache.fit(plan.num_units, num_kept, longest=plan.longest)
-        logits_RV = self._runner.step(plan, self._cache, self._numbers)
+        plan = self._scheduler.plan()
+        self._cache.prepare(plan)
+        drawn_2R = self._drawn(plan)
         if self._recorder is not None:
             self._recorder.keep(plan)
         if self._prompts is not None:
             self._prompts.retain(plan)
         self._prompted += len(plan.chunk_tokens)
-        if plan.drawn:
-            tokens_R, logprobs_R = draw(logits_RV, self._numbers.row_sampling(len(plan.drawn), scheduler.features))
-            self._numbers.advance(tokens_R)
-            # The only wait for the device in a step that feeds no prompt; float64 holds ids and log-probs as they are.
-            tokens, logprobs = torch.stack((tokens_R.double(), logprobs_R.double())).tolist()
+        if drawn_2R is not None:
+            # The only wait for the device in a step that feeds no prompt.
+            tokens, logprobs = (row[: len(plan.drawn)] for row in drawn_2R.tolist())
             self._take(plan, list(map(int, tokens)), logprobs)
+
+    def _drawn(self, plan: Plan) -> torch.Tensor | None:
+        """Tokens that the step's sequences draw, and log-probs, float64 [2, R or more]; None if none draws."""
+        graphs, features = self._graphs, self._scheduler.features
+        if graphs is not None and not graphs.refusal and self._runner.only_decodes(plan):
+            return graphs.step(plan.num_decoding, features)
+        logits_RV = self._runner.step(plan, self._cache, self._numbers)
+        return draw_next(logits_RV, self._numbers, features) if plan.drawn else None
 
     def _take(self, plan: Plan, tokens: list[int], logprobs: list[float]) -> None:
         if not math.isfinite(sum(logprobs)):
@@ -136,6 +161,8 @@ class EmbeddedEngine(TokenEngine):
         self._loaded.dequantise()
         if self._packed is not None:
             self._packed.pack()
+            if self._graphs is not None:
+                self._graphs.drop()
         self._scheduler.mark(update.version)
         if self._prompts is not None:
             self._prompts.forget()
@@ -149,6 +176,8 @@ class EmbeddedEngine(TokenEngine):
     def _free(self) -> None:
         self._scheduler.requeue()
         self._cache.clear()
+        if self._graphs is not None:
+            self._graphs.drop()
         if self._prompts is not None:
             self._prompts.forget()
         if self._packed is not None:

@@ -19,6 +19,7 @@ import attrs
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from cosmos_core.rollout.embedded.cache import LayerShape
 from cosmos_core.rollout.embedded.compiled import operator
 
 NAME: Final = "cosmos_slots"
@@ -32,6 +33,14 @@ class Variant:
     window: int | None = None
     softcap: float | None = None
     sinks_H: torch.Tensor | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One call of the attention function."""
+
+    shape: LayerShape
+    variant: Variant
 
 
 @attrs.frozen

@@ -21,10 +21,13 @@ class EmbeddedOptions:
         validator=POSITIVE,
     )
     cache_step: int = option(
-        32, help="The width of the KV cache changes by this many units per sequence.", validator=POSITIVE
+        32, help="The width of a dense KV cache changes by this many units per sequence.", validator=POSITIVE
     )
     pack_matrices: bool = option(
         True, help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory."
+    )
+    cuda_graphs: bool = option(
+        True, help="On CUDA, where its cache is in pages: replay steps that only decode as CUDA graphs."
     )
     compile: bool = option(
         False, help="Compile the forward at start: faster steps, a longer start. On a CPU it needs a C++ compiler."

@@ -12,10 +12,11 @@ import attrs
 import torch
 
 from cosmos_core.protocols.vision import Conditioning, VisionInputs, VisionModel
-from cosmos_core.rollout.embedded.attention import Chunk, SlotStep
-from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.attention import SlotStep
+from cosmos_core.rollout.embedded.cache import Chunk, SlotCache
 from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single
 from cosmos_core.rollout.embedded.interface import Step, step_context
+from cosmos_core.rollout.embedded.paged import PagedCache, step_over
 from cosmos_core.rollout.embedded.sampler import SlotNumbers
 from cosmos_core.rollout.embedded.scheduler import Plan
 from cosmos_core.rollout.serving.scoring import ScoringInput
@@ -50,7 +51,7 @@ class Runner:
     ) -> torch.Tensor:
         """float32 logits [R, V] of the tokens at `kept_R` (of all if None)."""
         evaluate, is_doubled = self._evaluate, False
-        if self.compiled is not None and isinstance(step, SlotStep):
+        if self.compiled is not None:
             evaluate, is_doubled = self.compiled, is_single(tokens_N)
         with step_context(step, is_doubled=is_doubled):
             return evaluate(tokens_N, positions_N, kept_R).float()
@@ -85,7 +86,11 @@ class Runner:
         with step_context(step):
             return self._prompts.evaluate(tokens_N, positions_N, spans, kept_R).float()
 
-    def step(self, plan: Plan, cache: SlotCache, numbers: SlotNumbers) -> torch.Tensor:
+    def only_decodes(self, plan: Plan) -> bool:
+        """True if a step feeds tokens of its slots' own and nothing else."""
+        return not plan.chunks and not plan.forks and not (self._prompts is not None and self._prompts.spans(plan))
+
+    def step(self, plan: Plan, cache: SlotCache | PagedCache, numbers: SlotNumbers) -> torch.Tensor:
         """float32 logits [R, V] for each sequence that draws in `plan`."""
         num = plan.num_decoding
         tokens_N, places_N, positions_N = numbers.feed(num)
@@ -101,15 +106,7 @@ class Runner:
             )
             slots_N = torch.cat([slots_N, *(slots_N.new_full((p.last - p.first,), p.slot) for p in chunks)])
             kept_R = torch.tensor([*range(num), *plan.kept], dtype=torch.int64, device=self._device)
-        step = SlotStep(
-            cache,
-            slots_N=slots_N,
-            places_N=places_N,
-            num_decoding=num,
-            chunks=plan.chunks,
-            forks=plan.forks,
-            shared=plan.shared,
-        )
+        step = step_over(cache, plan, slots_N, places_N)
         spans = [] if self._prompts is None else self._prompts.spans(plan)
         logits = self._enter(tokens_N, positions_N, step, kept_R, spans)
         return logits if plan.logit_rows is None else logits[plan.logit_rows]

@@ -177,8 +177,17 @@ class SlotNumbers:
             top_p_R=floats[:, _TOP_P] if SamplingFeatures.RESTRICTED in features else None,
         )
 
-    def advance(self, tokens_R: torch.Tensor) -> None:
-        """Take in what the first R slots drew."""
+    def advance(self, tokens_R: torch.Tensor, is_real_R: torch.Tensor | None = None) -> None:
+        """Take in what the first R slots drew; those that are not real stay as they are."""
         rows = self._ints[: tokens_R.shape[0]]
-        rows[:, _TOKEN] = tokens_R
-        rows[:, _PLACE : _UNIT + 1] += 1
+        rows[:, _TOKEN] = tokens_R if is_real_R is None else torch.where(is_real_R, tokens_R, rows[:, _TOKEN])
+        rows[:, _PLACE : _UNIT + 1] += 1 if is_real_R is None else is_real_R[:, None]
+
+
+def draw_next(
+    logits_RV: torch.Tensor, numbers: SlotNumbers, features: SamplingFeatures, is_real_R: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Tokens drawn for the first R slots, which take them in, and log-probs: float64 [2, R] holds both as they are."""
+    tokens_R, logprobs_R = draw(logits_RV, numbers.row_sampling(len(logits_RV), features))
+    numbers.advance(tokens_R, is_real_R)
+    return torch.stack((tokens_R.double(), logprobs_R.double()))

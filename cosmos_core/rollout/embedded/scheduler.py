@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from cosmos_core.rollout.embedded.attention import Chunk, Fork, PrefixGroup
-from cosmos_core.rollout.embedded.cache import SlotCache
+from cosmos_core.rollout.embedded.attention import PrefixGroup
+from cosmos_core.rollout.embedded.cache import Chunk, Fork, SlotCache
+from cosmos_core.rollout.embedded.paged import PagedCache
 from cosmos_core.rollout.embedded.sampler import SamplingFeatures, SlotNumbers
 from cosmos_core.rollout.serving.requests import WaitingQueue
 from cosmos_core.rollout.serving.tokens import TokenRequestState, TokenSequence
@@ -35,22 +36,22 @@ class Plan:
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
         kept: Token of the step whose logits are kept, for each chunk that draws.
-        num_units: Units in the longest slot.
+        lengths: Units that each slot has after it.
         longest: Units that a slot may come to have, before what is in it ends.
     """
 
-    sequences: list[TokenSequence]
-    num_decoding: int
-    chunks: tuple[Chunk, ...]
-    chunk_tokens: list[int]
-    offsets: list[int]
-    forks: tuple[Fork, ...]
-    shared: tuple[PrefixGroup, ...]
-    drawn: list[TokenSequence]
-    logit_rows: list[int] | None
-    kept: list[int]
-    num_units: int
+    lengths: list[int]
     longest: int
+    num_decoding: int
+    chunks: tuple[Chunk, ...] = ()
+    forks: tuple[Fork, ...] = ()
+    shared: tuple[PrefixGroup, ...] = ()
+    sequences: list[TokenSequence] = attrs.field(factory=list)
+    chunk_tokens: list[int] = attrs.field(factory=list)
+    offsets: list[int] = attrs.field(factory=list)
+    drawn: list[TokenSequence] = attrs.field(factory=list)
+    logit_rows: list[int] | None = None
+    kept: list[int] = attrs.field(factory=list)
 
     @property
     def uses_cache(self) -> bool:
@@ -61,7 +62,9 @@ class Plan:
 class Scheduler:
     """Admits waiting sequences in order of priority, then of arrival."""
 
-    def __init__(self, cache: SlotCache, numbers: SlotNumbers, *, num_slots: int, prefill_units: int) -> None:
+    def __init__(
+        self, cache: SlotCache | PagedCache, numbers: SlotNumbers, *, num_slots: int, prefill_units: int
+    ) -> None:
         self._cache = cache
         self._numbers = numbers
         self._num_slots = num_slots
@@ -113,6 +116,7 @@ class Scheduler:
     def requeue(self) -> None:
         """Set every running sequence back to waiting: its cache is to be computed anew, its units stay."""
         running, self._running, self._partial, self._features = self._running, [], None, None
+        self._cache.release(0)
         for sequence in running:
             sequence.slot, sequence.cached = -1, 0
         self.add(running)
@@ -139,12 +143,13 @@ class Scheduler:
         if self._partial is not None and kept < decoding:
             self._move([decoding], [kept])
         del self._running[kept + (self._partial is not None) :]
+        self._cache.release(len(self._running))
 
     def _move(self, sources: list[int], targets: list[int]) -> None:
         if not sources:
             return
         moved = [self._running[source] for source in sources]
-        self._cache.move(sources, targets, min(max(len(s.tokens) for s in moved), self._cache.capacity))
+        self._cache.move(sources, targets, max(len(s.tokens) for s in moved))
         self._numbers.move(sources, targets)
         for sequence, target in zip(moved, targets, strict=True):
             self._running[target] = sequence
@@ -213,7 +218,7 @@ class Scheduler:
             drawn=drawn.copy(),
             logit_rows=rows if draft.shares else None,
             kept=kept,
-            num_units=max(len(sequence.tokens) for sequence in self._running),
+            lengths=[len(sequence.tokens) for sequence in self._running],
             longest=max(sequence.parent.longest for sequence in self._running),
         )
 

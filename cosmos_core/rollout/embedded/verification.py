@@ -7,14 +7,15 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
-import attrs
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.rollout.embedded.attention import Chunk, Fork, SlotStep
-from cosmos_core.rollout.embedded.cache import LayerShape, SlotCache
-from cosmos_core.rollout.embedded.interface import NAME, AttentionModule, Variant
+from cosmos_core.rollout.embedded.attention import SlotStep
+from cosmos_core.rollout.embedded.cache import Chunk, Fork, LayerShape
+from cosmos_core.rollout.embedded.interface import NAME, AttentionModule, Call, Variant
+from cosmos_core.rollout.embedded.paged import cache_for, step_over
 from cosmos_core.rollout.embedded.runner import Runner
+from cosmos_core.rollout.embedded.scheduler import Plan
 
 _PROBE_UNITS: Final = 12
 _PROBE_PREFIX: Final = 7
@@ -23,14 +24,6 @@ _LOW_PRECISION_LIMIT: Final = 0.1
 """Mean difference of log-probs: rounding gives at most 0.02 in bfloat16."""
 
 _REFUSED_EXTRAS: Final = ("attention_mask", "head_mask", "position_bias", "alibi", "cu_seq_lens_q", "indices")
-
-
-@attrs.frozen(kw_only=True)
-class Call:
-    """One call of the attention function."""
-
-    shape: LayerShape
-    variant: Variant
 
 
 class AttentionProbe:
@@ -66,8 +59,8 @@ class AttentionProbe:
 
 def install_attention(
     module: torch.nn.Module, runner: Runner, *, context_length: int, verify: bool, compiles: bool = False
-) -> dict[int, LayerShape]:
-    """Let a Hugging Face module attend through the engine; gives what each layer caches of a unit.
+) -> dict[int, Call]:
+    """Let a Hugging Face module attend through the engine; gives how each layer does.
 
     What is compared with the module's own forward is the compiled one, if the runner is to compile it.
 
@@ -91,13 +84,12 @@ def install_attention(
     probe = AttentionProbe()
     runner.forward(tokens_N, positions_N, probe, None)
     _check_layers(type(module).__name__, config, probe.calls, context_length)
-    shapes = {layer: call.shape for layer, call in probe.calls.items()}
     if compiles:
         runner.compile(tokens_N, positions_N)
     if own_NV is not None:
         dtype = next(module.parameters()).dtype
-        _verify(type(module).__name__, runner, shapes=shapes, tokens_N=tokens_N, own_NV=own_NV, dtype=dtype)
-    return shapes
+        _verify(type(module).__name__, runner, calls=probe.calls, tokens_N=tokens_N, own_NV=own_NV, dtype=dtype)
+    return probe.calls
 
 
 def _attend_with(module: Any, name: str) -> None:
@@ -168,27 +160,25 @@ def _verify(
     name: str,
     runner: Runner,
     *,
-    shapes: dict[int, LayerShape],
+    calls: dict[int, Call],
     tokens_N: torch.Tensor,
     own_NV: torch.Tensor,
     dtype: torch.dtype,
 ) -> None:
     """Prefill a prefix in one slot, fork it to another, decode the rest in both, compare with one plain forward."""
     size, prefix = len(tokens_N), min(_PROBE_PREFIX, len(tokens_N))
-    cache = SlotCache(shapes, num_slots=2, step=size, dtype=dtype, device=tokens_N.device)
+    cache = cache_for(calls, dtype, tokens_N.device, num_slots=2, step=size, longest=size)
     places = torch.arange(size, device=tokens_N.device)
-    first = SlotStep(
-        cache,
-        slots_N=torch.zeros_like(places[:prefix]),
-        places_N=places[:prefix],
-        num_decoding=0,
-        chunks=(Chunk(first=0, last=prefix, start=0, slot=0),),
-        forks=(Fork(source=0, targets=(1,), num_units=prefix),),
-    )
+    chunk, fork = Chunk(first=0, last=prefix, start=0, slot=0), Fork(source=0, targets=(1,), num_units=prefix)
+    plan = Plan(lengths=[prefix, prefix], longest=size, num_decoding=0, chunks=(chunk,), forks=(fork,))
+    cache.prepare(plan)
+    first = step_over(cache, plan, torch.zeros_like(places[:prefix]), places[:prefix])
     rows = [runner.forward(tokens_N[:prefix], places[:prefix], first, None)]
     for unit in range(prefix, size):
         here = places[unit].expand(2)
-        step = SlotStep(cache, slots_N=places[:2], places_N=here, num_decoding=2)
+        plan = Plan(lengths=[unit + 1, unit + 1], longest=size, num_decoding=2)
+        cache.prepare(plan)
+        step = step_over(cache, plan, places[:2], here)
         rows.append(runner.forward(tokens_N[unit].expand(2), here, step, None)[1:])
     found, expected = torch.cat(rows).log_softmax(-1), own_NV.log_softmax(-1)
     worst = (found - expected).abs().mean(-1).max().item()

@@ -137,6 +137,7 @@ CHECKS: Final[Mapping[str, Sequence[Check]]] = {
         Check(name="4B, log-probs", seconds=60, value=2, call="engine.divergence", settings={"model": "4B"}),
         _sleep("0.6B, vLLM after sleep, compiled", 120, 2, compiles=True),
         _sleep("0.6B, vLLM after sleep, eager", 90, 3, compiles=False),
+        _engine("0.6B", 60, 3, engine="embedded without graphs"),
         _engine("0.6B", 150, 3, engine="embedded compiled"),
     ],
     "D": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import torch
 
@@ -21,6 +22,19 @@ def on_cpus(widest=256):
             yield
         finally:
             varlen.takes = taken
+
+
+@contextlib.contextmanager
+def pages_on_cpus(page, reads_tables=True):
+    """Within it, `varlen` reads caches of a CPU, in pages of so many units."""
+    before = varlen.PAGE, varlen.reads_tables, varlen.refusal_of_pages
+    varlen.PAGE, varlen.reads_tables = page, lambda: reads_tables
+    varlen.refusal_of_pages = lambda *_: ""
+    try:
+        with on_cpus():
+            yield
+    finally:
+        varlen.PAGE, varlen.reads_tables, varlen.refusal_of_pages = before
 
 
 def documents(rows, cumulative, longest, is_causal, window):
@@ -49,6 +63,26 @@ def documents(rows, cumulative, longest, is_causal, window):
         yield slice(*queries), slice(*keys), seen
 
 
+def laid_out(cached, starts, lengths, table, most):
+    """Keys and values of a cache's sequences, one after another, and where they end."""
+    assert {lengths.dtype, starts.dtype} == {torch.int32}
+    assert len(starts) == len(lengths) + 1
+    assert (lengths > 0).all()
+    assert (lengths <= most).all()
+    if table is not None:
+        assert table.dtype == torch.int32
+        assert most == table.shape[1] * cached[0].shape[1]
+    parts = []
+    for row, length in enumerate(lengths.tolist()):
+        if table is None:
+            parts.append([block[starts[row] : starts[row] + length] for block in cached])
+        else:
+            pages = table[row, : -(-length // cached[0].shape[1])]
+            parts.append([block[pages].flatten(0, 1)[:length] for block in cached])
+    ends = [0, *itertools.accumulate(lengths.tolist())]
+    return *(torch.cat(each) for each in zip(*parts, strict=True)), torch.tensor(ends, dtype=torch.int32)
+
+
 def softmax(rows, places, scale):
     """Scores [H, Q, F], and the rows of a document in float64, heads first and repeated."""
     queries, keys, seen = places
@@ -60,10 +94,13 @@ def softmax(rows, places, scale):
 
 def forward(  # noqa: PLR0917 - as the operator has them
     query, key, value, ends_q, ends_k, most_q, most_k, dropout, is_causal, _debug, *, scale,
-    window_size_left, window_size_right, **unused,
+    window_size_left, window_size_right, seqused_k=None, block_table=None, num_splits=None, **unused,
 ):  # fmt: skip
     assert dropout == 0.0
     assert not any(unused.values())
+    if seqused_k is not None:
+        assert num_splits == (None if block_table is None else 1)
+        key, value, ends_k = laid_out((key, value), ends_k, seqused_k, block_table, most_k)
     rows, output = (query, key, value), torch.empty_like(query)
     lse = query.new_empty((query.shape[1], len(query)), dtype=torch.promote_types(query.dtype, torch.float32))
     window = (window_size_left, window_size_right)

@@ -126,6 +126,23 @@ def test_operators_of_cuda_know_the_call(monkeypatch):
                 assert (grad.shape, grad.dtype) == (row.shape, torch.bfloat16)
 
 
+@pytest.mark.parametrize("reads_tables", [True, False])
+def test_the_operator_knows_the_call_over_pages(monkeypatch, reads_tables):
+    """That of torch 2.13, and that of releases whose kernel reads no table."""
+    assert varlen.reads_tables(), "this release of torch has no block_table: the test of 2.13 says nothing here"
+    assert varlen.PAGE % 256 == 0, "FlashAttention 2 takes no other pages"
+    monkeypatch.setattr(varlen, "reads_tables", lambda: reads_tables)
+    device = torch.device("cpu" if torch.version.cuda is None else "cuda")
+    with FakeTensorMode(), torch.no_grad():
+        for lengths, window in itertools.product([(1, 1, 1), (1, 7, 30)], [None, 5]):
+            query = torch.empty(8, sum(lengths), 64, dtype=torch.bfloat16, device=device).transpose(0, 1)
+            cached = tuple(torch.empty(9, varlen.PAGE, 2, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
+            numbers = (torch.empty(size, dtype=torch.int32, device=device) for size in (4, 3, (3, 2)))
+            pages = varlen.Pages(*numbers, longest=max(lengths))
+            output = varlen.from_pages(query, cached, pages, scale=0.1, window=window)
+            assert (output.shape, output.dtype, output.device) == (query.shape, torch.bfloat16, query.device)
+
+
 def test_all_that_is_asked_of_a_row_is_made_once(monkeypatch):
     """The packing has what a layer hands the kernel beside its rows: the same tensors for each layer, and no others."""
     calls = []

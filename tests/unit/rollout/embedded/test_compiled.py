@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import attrs
@@ -14,9 +15,11 @@ from torch._inductor.exc import InvalidCxxCompiler
 from cosmos_core.errors import EngineError
 from cosmos_core.protocols import PlannedRun
 from cosmos_core.protocols.model import Record
-from cosmos_core.rollout.embedded import packed
+from cosmos_core.rollout.embedded import graphs, packed
 from cosmos_core.rollout.embedded.compiled import CompiledForward
 from cosmos_core.rollout.embedded.options import EmbeddedOptions, preflight
+from tests.unit.models.attention.flash import pages_on_cpus
+from tests.unit.rollout.embedded.capture import Rerun
 
 needs_kernels = pytest.mark.skipif(
     not packed._has_kernels(), reason="this CPU has no kernels for packed bfloat16 matrices"
@@ -73,6 +76,20 @@ def test_it_generates_what_the_module_does_over_an_update_with_one_graph(kit, ma
             assert kit.completion(one) == kit.completion(other)
             own = kit.plain_logprobs(module, prompt, kit.completion(one))
             np.testing.assert_allclose(kit.logprobs(one), own, atol=2e-5, rtol=0)
+    assert num_graphs() == before + 1
+
+
+def test_graphs_of_decode_steps_run_the_compiled_forward(kit, make, traced, monkeypatch):
+    """Also that of one sequence, whose unit it is fed twice."""
+    monkeypatch.setattr(Rerun, "counts", collections.Counter())
+    monkeypatch.setitem(graphs.CAPTURES, "cpu", Rerun)
+    before = num_graphs()
+    with pages_on_cpus(8):
+        engine = make(kit.FakeModel(stop_ids=frozenset()), max_in_flight=4, compile=True)
+        for prompt, found in generate(kit, engine, "paged"):
+            own = kit.plain_logprobs(kit.reference(), prompt, kit.completion(found))
+            np.testing.assert_allclose(kit.logprobs(found), own, atol=2e-5, rtol=0)
+    assert Rerun.counts["replays"] > 5
     assert num_graphs() == before + 1
 
 

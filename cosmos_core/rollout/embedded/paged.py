@@ -1,0 +1,226 @@
+"""The KV cache in pages, and attention that reads them by FlashAttention (CUDA, 16 bits).
+
+Shape legend: N tokens of the step, B sequences in it, S slots, W pages of a slot at most, P units of a page, H query
+heads, K key-value heads, D head dim; R rows of a cache whose pages and units are one dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cosmos_core.models.attention import varlen
+from cosmos_core.rollout.embedded.attention import SlotStep
+from cosmos_core.rollout.embedded.cache import Chunk, Fork, LayerShape, SlotCache
+from cosmos_core.rollout.embedded.interface import AttentionModule, Call, Variant
+
+if TYPE_CHECKING:
+    from cosmos_core.rollout.embedded.scheduler import Plan
+
+
+def dense_because(calls: Iterable[Call], dtype: torch.dtype, device: torch.device) -> str:
+    """Say why a model's layers need a dense cache; empty if a cache in pages does."""
+    for call in calls:
+        variant, shape = call.variant, call.shape
+        refusal = varlen.refusal_of_pages(dtype, device, shape.key_dim, shape.value_dim)
+        if refusal or variant.softcap is not None or variant.sinks_H is not None:
+            return refusal or f"layers attend with {'sinks' if variant.softcap is None else 'soft caps'}"
+    return ""
+
+
+def cache_for(
+    calls: Mapping[int, Call], dtype: torch.dtype, device: torch.device, *, num_slots: int, step: int, longest: int
+) -> SlotCache | PagedCache:
+    """The cache that a model's layers and the device can have: in pages if possible."""
+    shapes = {layer: call.shape for layer, call in calls.items()}
+    if dense_because(calls.values(), dtype, device):
+        return SlotCache(shapes, num_slots=num_slots, step=step, dtype=dtype, device=device)
+    return PagedCache(shapes, num_slots=num_slots, longest=longest, dtype=dtype, device=device)
+
+
+def step_over(
+    cache: SlotCache | PagedCache, plan: Plan, slots_N: torch.Tensor, places_N: torch.Tensor
+) -> SlotStep | PagedStep:
+    """A planned step over a cache of either kind: the slot and the place of each token."""
+    kind: Any = PagedStep if isinstance(cache, PagedCache) else SlotStep
+    parts = {"num_decoding": plan.num_decoding, "chunks": plan.chunks, "forks": plan.forks, "shared": plan.shared}
+    step: SlotStep | PagedStep = kind(cache, slots_N=slots_N, places_N=places_N, **parts)
+    return step
+
+
+class PagedCache:
+    """Keys and values [pages, P, K, D] of each layer, and for each slot the pages that hold its units.
+
+    Slots that hold the same units share the pages which these fill. Memory follows need: it grows by half, and only
+    `clear` gives it back. Page 0 is nobody's: entries of the table that mean nothing lead there.
+
+    Attributes:
+        page: P. Without `varlen.reads_tables` a slot's only page has room for the longest sequence.
+        layers: Keys and values of each layer.
+        table: int32 [S, W]: pages of each slot, on the device; always the same memory.
+        generation: Another one once `layers` lie in other memory.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        *,
+        num_slots: int,
+        longest: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        whole = longest + -longest % varlen.PAGE
+        self.page = varlen.PAGE if varlen.reads_tables() else whole
+        self._most = 1 + num_slots * (whole // self.page)
+        self._held = np.zeros((num_slots, whole // self.page), np.int32)
+        self.table = torch.zeros(self._held.shape, dtype=torch.int32, device=device)
+        self._pages: list[list[int]] = [[] for _ in range(num_slots)]
+        self._is_changed = False
+        empty = torch.empty(0, dtype=dtype, device=device)
+        self._empty = {
+            layer: tuple(empty.view(0, self.page, shape.num_heads, dim) for dim in (shape.key_dim, shape.value_dim))
+            for layer, shape in shapes.items()
+        }
+        self.generation = 0
+        self.clear()
+
+    def prepare(self, plan: Plan) -> None:
+        """Give slots the pages that they need for a step's units.
+
+        What a chunk begins anew, it begins in pages of its own: others may share those that it had. A fork shares the
+        pages which its units fill; the rest of them is copied within the step (`copies`).
+        """
+        for chunk in plan.chunks:
+            if not chunk.start:
+                self._drop(chunk.slot)
+        for fork in plan.forks:
+            self._extend([(fork.source, plan.lengths[fork.source])])
+            shared = self._pages[fork.source][: fork.num_units // self.page]
+            for target in fork.targets:
+                self._drop(target)
+                self._append(target, shared)
+        self._extend(enumerate(plan.lengths))
+        if self._is_changed:
+            self.table.copy_(torch.from_numpy(self._held), non_blocking=True)
+            self._is_changed = False
+
+    def copies(self, forks: Sequence[Fork]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of the units that each fork does not share: int64 [R] at its source, [T, R] at its T targets."""
+        for fork in forks:
+            whole, rest = divmod(fork.num_units, self.page)
+            if rest:
+                pages = [self._pages[slot][whole] for slot in (fork.source, *fork.targets)]
+                first_T1 = torch.tensor(pages, device=self.table.device)[:, None] * self.page
+                rows = first_T1 + torch.arange(rest, device=self.table.device)
+                yield rows[0], rows[1:]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], num_units: int) -> None:  # noqa: ARG002
+        """Let some slots have what others have, which hold nothing then."""
+        for source, target in zip(sources, targets, strict=True):
+            self._drop(target)
+            self._pages[source], self._pages[target] = self._pages[target], self._pages[source]
+            self._held[[source, target]] = self._held[[target, source]]
+
+    def release(self, first: int) -> None:
+        """Hold nothing in slots from `first` on."""
+        for slot in range(first, len(self._pages)):
+            self._drop(slot)
+
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        self.release(0)
+        self.layers: dict[int, tuple[torch.Tensor, ...]] = dict(self._empty)
+        self._free: list[int] = []
+        self._counts: list[int] = []
+        self.generation += 1
+
+    def _extend(self, slots: Iterable[tuple[int, int]]) -> None:
+        """Give slots pages for so many units."""
+        lacking = [(slot, -(-length // self.page) - len(self._pages[slot])) for slot, length in slots]
+        missing = sum(max(0, number) for _, number in lacking) - len(self._free)
+        if missing > 0:
+            self._grow(missing)
+        for slot, number in lacking:
+            if number > 0:
+                self._append(slot, [self._free.pop() for _ in range(number)])
+
+    def _grow(self, missing: int) -> None:
+        num = len(self._counts)
+        first = max(1, num)
+        more = max(first + missing, min(num + num // 2, self._most)) - num
+        for layer, blocks in self.layers.items():
+            # One after another, so that one alone lies in memory twice.
+            self.layers[layer] = tuple(torch.cat([old, old.new_zeros(more, *old.shape[1:])]) for old in blocks)
+        self._counts.extend([0] * more)
+        self._free.extend(reversed(range(first, num + more)))
+        self.generation += 1
+
+    def _append(self, slot: int, pages: Sequence[int]) -> None:
+        held = self._pages[slot]
+        self._held[slot, len(held) : len(held) + len(pages)] = pages
+        held.extend(pages)
+        self._is_changed = True
+        for page in pages:
+            self._counts[page] += 1
+
+    def _drop(self, slot: int) -> None:
+        for page in self._pages[slot]:
+            self._counts[page] -= 1
+            if not self._counts[page]:
+                self._free.append(page)
+        self._pages[slot].clear()
+        self._held[slot] = 0
+        self._is_changed = True
+
+
+class PagedStep:
+    """A step over slots in pages: tokens 0 to n - 1 decode in slots 0 to n - 1, the rest are chunks of prompts."""
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        *,
+        slots_N: torch.Tensor,
+        places_N: torch.Tensor,
+        chunks: Sequence[Chunk] = (),
+        forks: Sequence[Fork] = (),
+        **_: Any,
+    ) -> None:
+        num_decoding = chunks[0].first if chunks else len(slots_N)
+        self._layers = cache.layers
+        self._rows_N = cache.table[slots_N, places_N // cache.page].long() * cache.page + places_N % cache.page
+        self._copies = tuple(cache.copies(forks))
+        slots_B, lengths_B = slots_N[:num_decoding], places_N[:num_decoding].to(torch.int32) + 1
+        ends = torch.arange(num_decoding + 1, dtype=torch.int32, device=slots_N.device)
+        if chunks:
+            fed = [(chunk.slot, chunk.start + chunk.last - chunk.first, chunk.last) for chunk in chunks]
+            slots_C, lengths_C, ends_C = torch.tensor(fed, dtype=torch.int32).T.to(slots_N.device, non_blocking=True)
+            slots_B, lengths_B = torch.cat([slots_B, slots_C]), torch.cat([lengths_B, lengths_C])
+            ends = torch.cat([ends, ends_C])
+        longest = max([chunk.last - chunk.first for chunk in chunks], default=1)
+        self._pages = varlen.Pages(ends, lengths_B, cache.table[slots_B], longest)
+
+    def attend(
+        self,
+        module: AttentionModule,
+        *,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        variant: Variant,
+        extras: dict[str, Any],  # noqa: ARG002 - looked at once, at start
+    ) -> torch.Tensor:
+        """Cache the new units, then attend (`Step.attend`)."""
+        layer: Any = module.layer_idx
+        cached = self._layers[layer]
+        for block, new in zip(cached, (keys, values), strict=True):
+            units = block.flatten(0, 1)
+            units.index_copy_(0, self._rows_N, new.transpose(0, 1))
+            for source_R, target_R in self._copies:
+                units[target_R] = units[source_R]
+        query_NHD = queries.transpose(0, 1)
+        return varlen.from_pages(query_NHD, cached, self._pages, scale=variant.scaling, window=variant.window)
