@@ -117,6 +117,8 @@ class EngineCapabilities:
         in_flight_update: Whether weights may change while requests are in flight.
         prefix_sharing: Whether the samples of a request process their prompt once.
         compresses_cache: Whether it caches latent attention's latents (`ModelFacts.compressed_cache_size`), not heads.
+        cache_page: Units by which the KV cache of a sequence grows on a GPU.
+        replays_steps: Whether it replays steps on a GPU as CUDA graphs, which keep what a step computes in between.
         sleeps: Whether it is a `SleepingEngine`, which `rollout.placement = "colocated"` needs.
         seeded: Whether a request's draws depend on its seed alone, with any options and on any device.
         logprob_semantics: `processed`: log-probs of what was sampled from; `raw`: before temperature, top-k and top-p.
@@ -132,6 +134,8 @@ class EngineCapabilities:
     in_flight_update: bool = True
     prefix_sharing: bool = False
     compresses_cache: bool = False
+    cache_page: int = 1
+    replays_steps: bool = False
     sleeps: bool = False
     seeded: bool = True
     logprob_semantics: str = "processed"

@@ -21,7 +21,13 @@ def cosmos_engine() -> Provider[RolloutEngine]:
         create=_create,
         options=EmbeddedOptions,
         capabilities=EngineCapabilities(
-            media=True, records=True, prefix_sharing=True, sleeps=True, quantizations=frozenset(FORMATS.keys())
+            media=True,
+            records=True,
+            prefix_sharing=True,
+            cache_page=256,
+            replays_steps=True,
+            sleeps=True,
+            quantizations=frozenset(FORMATS.keys()),
         ),
         preflight=preflight,
     )

@@ -17,7 +17,7 @@ from cosmos_core.config.structure import unstructure
 from cosmos_core.devices import BF16_CAPABILITY, Gpu, gpus, hidden, visible_gpus
 from cosmos_core.errors import ConfigError
 from cosmos_core.plugins.recipe import group_size
-from cosmos_core.protocols import Pool
+from cosmos_core.protocols import EngineCapabilities, Pool
 from cosmos_core.protocols.algorithm import Source
 from cosmos_core.protocols.frozen import Divergence
 from cosmos_core.run.launch.launcher import capabilities_of, pools
@@ -129,8 +129,9 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         policy = tuple(attrs.evolve(rank, host={**rank.host, **_asleep(rank)}) for rank in policy)
     found = {"policy": policy}
     if plan.job.uses_rollouts:
-        compresses = plan.parts.engine is not None and plan.parts.engine.compresses_cache
-        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, compresses=compresses)
+        able = plan.parts.engine or EngineCapabilities()
+        cached = {"compresses": able.compresses_cache, "replays": able.replays_steps}
+        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, page=able.cache_page, **cached)
         count = world_size(recipe.rollout.mesh)
         # New weights wait in the machine's memory until they are copied, unless they are read where they are published.
         is_local = recipe.launch.launcher == LaunchConfig().launcher

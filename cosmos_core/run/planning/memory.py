@@ -447,13 +447,15 @@ def longest_sample(recipe: Recipe, context_length: int, longest_prompt: int) -> 
     return min(context_length, longest_prompt + recipe.rollout.sampling.max_units)
 
 
-def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, *, compresses: bool) -> dict[str, int]:
+def rollout_memory(
+    recipe: Recipe, facts: ModelFacts, longest_prompt: int, *, compresses: bool, page: int = 1, replays: bool = False
+) -> dict[str, int]:
     """Bytes of each process of one rollout replica by part.
 
     The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
     than with what they stand for, needs less for parameters. Of an engine that denoises the latents of samples in
-    flight are counted; its text encoder, its autoencoder and what is inside a forward are not. `compresses` is the
-    engine's `compresses_cache`.
+    flight are counted; its text encoder, its autoencoder and what is inside a forward are not. `compresses`, `page` and
+    `replays` are the engine's `compresses_cache`, `cache_page` and `replays_steps`.
     """
     item_size, tp = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp
     if facts.latent_size:
@@ -465,13 +467,18 @@ def rollout_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, *, co
     if not values:
         values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
         share = max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
-    cache = math.ceil(values * share) * item_size * units * recipe.rollout.max_in_flight
+    is_gpu, in_flight = recipe.rollout.device != "cpu", recipe.rollout.max_in_flight
+    # In pages, whole ones, and one that no sequence has.
+    units = in_flight * (units + -units % page) + page if is_gpu and page > 1 else in_flight * units
+    cache = math.ceil(values * share) * item_size * units
+    logits = 2 * 4 * in_flight * facts.vocab_size
     codes = quantised_bytes(recipe, facts)
     return {
         "parameters": item_size * (facts.num_parameters - _split_parameters(facts, tp)),
         **({CODES: codes} if codes else {}),
         CACHE: cache,
-        "logits (estimate)": 2 * 4 * recipe.rollout.max_in_flight * facts.vocab_size,
+        "logits (estimate)": logits,
+        **({"decode graphs (estimate)": logits} if is_gpu and replays else {}),
     }
 
 

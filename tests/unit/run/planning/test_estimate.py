@@ -45,6 +45,16 @@ def test_memory_of_a_rollout_replica_by_hand():
     longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20, compresses=False)
     assert longer["KV cache (at most)"] == 2 * 2 * 8 * 2 * 15 * 3
 
+    # In pages, whole ones and one beside them; graphs keep what is computed in between.
+    paged = {"compresses": False, "page": 16, "replays": True}
+    parts = rollout_memory(made, FACTS, longest_prompt=20, **paged)
+    assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * (32 * 3 + 16)
+    assert parts["decode graphs (estimate)"] == parts["logits (estimate)"] > 0
+    settings = {"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}, "device": "cpu"}
+    parts = rollout_memory(recipe(rollout=settings), FACTS, longest_prompt=20, **paged)
+    assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * 30 * 3
+    assert "decode graphs (estimate)" not in parts
+
     # A models own cache is taken.
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
     parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20, compresses=False)
