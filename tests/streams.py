@@ -94,9 +94,7 @@ class Streams:
     Stream = Stream
 
     def Event(self, **options):  # noqa: N802 - CUDA's name
-        made = Event(**options)
-        made.record = lambda: self._current.record_event(made)
-        return made
+        return Event(**options)
 
     def current_stream(self, device):
         return self._current

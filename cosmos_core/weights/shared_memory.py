@@ -70,6 +70,8 @@ class SharedFile:
         if (held := self._lent()) is None:
             held = np.frombuffer(self.buffer, dtype=np.uint8)
             self._lent = weakref.ref(held)
+            # Holds the file until then: when it goes, its memory is not page-locked any more.
+            weakref.finalize(held, id, self)
         return held.data
 
     def renew(self, *, label: str, token: str, size: int) -> bool:

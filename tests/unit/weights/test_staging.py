@@ -143,7 +143,11 @@ def test_memory_is_page_locked_once_for_as_long_as_it_is_used(streams, tmp_path)
     later.copying.wait()
     assert later.file is spare
     assert len(streams.locked) == 1
+    lent = later.read(later.entries[0].piece)
     del snapshot, later, spare
+    gc.collect()
+    assert len(streams.locked) == 1, "it is still sent"
+    del lent
     gc.collect()
     assert streams.locked == {}
 
@@ -161,6 +165,9 @@ def test_what_is_loaded_goes_through_two_buffers_of_fixed_size(streams, monkeypa
     make = staging._page_locked
     monkeypatch.setattr(staging, "_page_locked", lambda size: made.append(size) or make(size))
     monkeypatch.setattr(staging, "BUFFER_BYTES", 512)
+    asked = []
+    # What is recorded on the stream that happens to be current says nothing of another device's copies.
+    monkeypatch.setattr(streams, "current_stream", lambda device: asked.append(device) or streams.now)
     source = tensors()
     loaded = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
     update = Update(1, loaded)
@@ -169,6 +176,25 @@ def test_what_is_loaded_goes_through_two_buffers_of_fixed_size(streams, monkeypa
     update.apply()
     assert digest_of(loaded) == digest_of(source)
     assert made == [512, 512]
+    assert {*asked} == {torch.device("cpu")}
+
+
+def test_what_arrives_comes_through_two_buffers_each_read_once_it_is_full(streams, monkeypatch):
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 512)
+    copy = torch.Tensor.copy_
+
+    def late(target, source, non_blocking=False):
+        if non_blocking:
+            streams.now.ask(lambda: copy(target, source))
+            return target
+        return copy(target, source)
+
+    received = [torch.randint(256, (size,), dtype=torch.uint8) for size in (1300, 0, 7, 512)]
+    assert all(map(torch.equal, staging.download(received), received)), "copies that are made at once"
+    monkeypatch.setattr(torch.Tensor, "copy_", late)
+    made = staging.download(received)
+    assert all(map(torch.equal, made, received))
+    assert not {each.data_ptr() for each in made if len(each)} & {each.data_ptr() for each in received}
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
