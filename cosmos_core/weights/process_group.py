@@ -6,9 +6,8 @@ publishers are the same for every transport. The process group is outside torch'
 gloo passes tensors in CPU memory over TCP. NCCL passes tensors in GPU memory, from which they are taken into the
 machine's as they come: a GPU holds the answers that are on their way (`wire.WINDOW` a publisher), and no second copy of
 the weights. NCCL has no tags, so both sides name their transfers in the same order, and it needs a GPU for each of the
-two processes. Its communicator is built in the first transfer, in which the lower rank of the two names it to the
-other: a receive waits until the other one sends. So a pair begins with a byte from the publisher, while both are there.
-A pair that has done all that it was asked for stays for later fetches, until one of the two leaves it or ends.
+two processes. A pair that has done all that it was asked for stays for later fetches, until one of the two leaves it or
+ends; a receiver tells the publisher so through the store in which they met.
 
 Whatever fails is a `TransportError` with torch's own words: the other one does not appear or is gone, a transfer is not
 complete in time, or the GPU has no room.
@@ -18,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import queue
@@ -40,7 +40,7 @@ from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[
 from cosmos_core.errors import TransportError
 from cosmos_core.threads import begin
 from cosmos_core.transport.addresses import address_towards
-from cosmos_core.weights.staging import cuda
+from cosmos_core.weights.staging import cuda, download
 from cosmos_core.weights.wire import REQUEST_SLICES, Backend
 
 FORM_S: Final = 30.0
@@ -59,8 +59,9 @@ RECEIVER: Final = 1
 _GIVE_UP: Final = timedelta(milliseconds=1)
 _PAUSE_S: Final = 0.0005
 _ANSWER_S: Final = 1.0
-_GREETING: Final = 0
-"""Tag of the byte that a pair begins with; requests count from 1."""
+_LOOK_S: Final = 2.0
+"""How often a publisher that has nothing to send looks whether the receiver has left."""
+_LEFT: Final = "the receiver has left"
 _TAGS: Final = 1 << 31
 _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
 
@@ -114,11 +115,10 @@ class Pair:
         self._peer: Final = 1 - rank
         self._group: Any = None
         with _told(f"no {kind} connection"):
-            self._group = (
-                _gloo(store, rank, host, timeout_s) if kind == "gloo" else nccl_group(store, rank, 2, timeout_s)
-            )
-        if kind == "nccl":
-            self._greet(rank, timeout_s)
+            if kind == "gloo":
+                self._group = _gloo(store, rank, host, timeout_s)
+            else:
+                self._group = nccl_group(store, rank, 2, self.device, timeout_s)
 
     def placed(self, data: torch.Tensor) -> torch.Tensor:
         """Put bytes of this process on the device that sends them."""
@@ -130,10 +130,10 @@ class Pair:
         with self._doing(f"no room for {size:,} bytes on {self.device}"):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
-    def taken(self, data: torch.Tensor) -> torch.Tensor:
+    def taken(self, received: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Take what was received into the memory of this machine."""
-        with self._doing(f"{data.numel():,} bytes cannot be taken from {self.device}"):
-            return data.to("cpu", copy=self.kind == "nccl")
+        with self._doing(f"{sum(map(len, received)):,} bytes cannot be taken from {self.device}"):
+            return received if self.kind == "gloo" else download(received)
 
     def send(self, data: torch.Tensor, tag: int) -> dist.Work:
         """Begin to send bytes, which must stay as they are until it is finished."""
@@ -159,12 +159,12 @@ class Pair:
     def drop(self, pending: list[dist.Work]) -> None:
         """Leave, whatever is under way; the pair is of no use any more."""
         group, self._group = self._group, None
-        if not pending or group is None:
-            return
-        if self.kind == "nccl":
-            # A kernel that waits for a lost peer never ends; a group with one must not be destroyed either.
+        if self.kind == "nccl" and group is not None:
+            # Without `shutdown`: that waits for the other one, if it is on the same machine, to leave, too.
             group.abort()
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            if pending:
+                # A kernel that waits for a lost peer never ends; a group with one must not be destroyed either.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
             return
         for work in pending:
             # The first one closes the connection, which ends the others.
@@ -176,25 +176,18 @@ class Pair:
         with _told(failure), contextlib.nullcontext() if self._stream is None else cuda.stream(self._stream):
             yield
 
-    def _greet(self, rank: int, timeout_s: float) -> None:
-        """Have the communicator built, from both sides at the same time."""
-        byte = self.room(1)
-        work = self.send(byte, _GREETING) if rank == PUBLISHER else self.receive(byte, _GREETING)
-        try:
-            self.finish(work, timeout_s)
-        except TransportError:
-            self.drop([work])
-            raise
-
     def _poll(self, work: dist.Work, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline, pause_s = time.monotonic() + timeout_s, 0.0
 
         def pause() -> None:
+            nonlocal pause_s
             if time.monotonic() > deadline:
                 raise TransportError(f"a transfer over {self.kind} was not complete after {timeout_s:g} s")
-            time.sleep(_PAUSE_S)
+            # Between GPUs of one machine a slice takes some ten microseconds.
+            time.sleep(pause_s)
+            pause_s = min(_PAUSE_S, pause_s + _PAUSE_S / 50)
 
-        finish(work, self._group, self.device, pause)
+        finish(work, self._group, self._stream, pause)
 
 
 def _gloo(store: TCPStore, rank: int, host: str, timeout_s: float) -> Any:
@@ -213,11 +206,29 @@ a policy replica's own processes keep what is set, or the default: they live and
 _making: Final = threading.Lock()
 
 
-def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:
-    """Make a group of NCCL that its members outlive; all of them call it, and have to appear in `timeout_s`."""
+def nccl_group(store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
+    """Make a group of NCCL that its members outlive; all of them call it.
+
+    They have to appear in `timeout_s`, and then have that long, or `FORM_S`, to build the communicator.
+
+    Raises:
+        RuntimeError: One did not, or is lost meanwhile.
+    """
     # Who builds a communicator waits for the others without a limit: nobody shall begin before all are there.
     store.set(f"here-{rank}", "")
     store.wait([f"here-{each}" for each in range(size)], timedelta(seconds=timeout_s))
+    group = _unbuilt(store, rank, size)
+    # Nor can it be interrupted: if one is lost now, a thread is left behind, and with it the group.
+    built = begin(partial(group.eager_connect_single_device, device), "communicator")
+    limit_s = max(timeout_s, FORM_S)
+    wait([built], limit_s)
+    if not built.done():
+        raise RuntimeError(f"NCCL's communicator of {size} was not built in {limit_s:g} s: a member is lost")
+    built.result()
+    return group
+
+
+def _unbuilt(store: Store, rank: int, size: int) -> Any:
     options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=LIMIT_S)  # noqa: SLF001 - the options have no public setter
     # A group reads it once, as it is made; other groups of this process and those of its children are not ours.
@@ -234,22 +245,34 @@ def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:
                 os.environ[_HANDLING] = given
 
 
-def finish(work: dist.Work, group: Any, device: torch.device, pause: Callable[[], None]) -> None:
+@functools.cache
+def aside(device: torch.device) -> Any:
+    """The stream on which this process waits for gradients; None of a CPU.
+
+    torch hands its 32 streams of a priority out again and again. Of this priority few are taken, so that this one is
+    not that of a checkpoint's copies, too.
+    """
+    return None if device.type == "cpu" else cuda.Stream(device, priority=-1)
+
+
+def finish(work: dist.Work, group: Any, stream: Any, pause: Callable[[], None]) -> None:
     """Wait for a work by polling: nothing else can be interrupted when the other side dies (measured).
 
     NCCL calls a work complete as soon as this thread's look finds an error, and the group tells of the error only once
     its watchdog has found it, too. The kernel does not end before that, so it is waited for, and then the group asked.
     `pause` is called between two looks, and may raise. Raises RuntimeError if the work failed.
+
+    `stream` is for what the group transfers: what is computed on it would be waited for, and would wait for what hangs.
+    It is None of a CPU.
     """
     while not work.is_completed():
         pause()
-    if device.type == "cpu":
+    if stream is None:
         work.wait()
         return
-    # Not this thread's stream: what is computed on it meanwhile would be waited for, and it would wait for what hangs.
-    with torch.cuda.stream(aside := torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+    with cuda.stream(stream):
         work.wait()
-    done = aside.record_event()
+    done = stream.record_event()
     while not done.query():
         pause()
     if (error := group.get_error()).name != "SUCCESS":
@@ -307,10 +330,10 @@ class ProcessGroupTransport(FrameTransport):
     """
 
     def __init__(self, kind: Backend, host: str, port: int, stall_s: float, name: str = "") -> None:
-        store = meet(host, port, stall_s)
+        self._store: Final = meet(host, port, stall_s)
         self.name: Final = name
         self.stall_s = stall_s
-        self._pair: Final = Pair(kind, store, RECEIVER, host=address_towards(host), timeout_s=stall_s)
+        self._pair: Final = Pair(kind, self._store, RECEIVER, host=address_towards(host), timeout_s=stall_s)
         self._expected: Final[dict[int, list[tuple[torch.Tensor, dist.Work | None]]]] = {}
         self._failure: TransportError | None = None
 
@@ -338,10 +361,12 @@ class ProcessGroupTransport(FrameTransport):
         for _, work in self._expected[request]:
             if work is not None:
                 self._pair.finish(work, self.stall_s)
-        return [self._pair.taken(data) for data, _ in self._expected.pop(request)]
+        return [*self._pair.taken([data for data, _ in self._expected.pop(request)])]
 
     def close(self) -> None:
-        """Leave, whatever is under way."""
+        """Leave, whatever is under way, and tell the publisher if it is still there."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(_LEFT, "")
         self._pair.drop([work for each in self._expected.values() for _, work in each if work is not None])
         self._expected.clear()
 
@@ -399,24 +424,33 @@ class Sender:
         assert meeting is not None
         try:
             pair = Pair(self._kind, meeting.store, PUBLISHER, host=self._host, timeout_s=FORM_S)
-            while (answer := self._next()) is not None:
-                _send(pair, *answer)
+            try:
+                while (answer := self._next(meeting.store)) is not None:
+                    _send(pair, *answer)
+            finally:
+                pair.drop([])
         except TransportError as error:
             _LOGGER.warning("a receiver of weights over %s was given up: %s", self._kind, error)
             with self._lock:
                 self._why_ended = f"the connection over {self._kind} was given up: {error}"
 
-    def _next(self) -> _Answer | None:
+    def _next(self, store: Store) -> _Answer | None:
         """The next answer to send; None at the end."""
-        try:
-            return self._answers.get(timeout=IDLE_S)
-        except queue.Empty:
+        deadline = time.monotonic() + IDLE_S
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=min(_LOOK_S, IDLE_S))
+            with _told("the store in which they met failed"):
+                has_left = store.check([_LEFT])
+            if not has_left and time.monotonic() < deadline:
+                continue
             with self._lock:
                 if not self._answers.empty():
                     return self._answers.get()
-                self._why_ended = f"it was asked for nothing over {self._kind} for {IDLE_S:g} s"
-        _LOGGER.info("a receiver of weights over %s asked for nothing for %g s", self._kind, IDLE_S)
-        return None
+                idle = f"it was asked for nothing over {self._kind} for {IDLE_S:g} s"
+                self._why_ended = "the receiver has left" if has_left else idle
+            _LOGGER.info("a receiver of weights over %s is gone: %s", self._kind, self._why_ended)
+            return None
 
 
 def _send(pair: Pair, request: int, slices: Sequence[memoryview]) -> None:

@@ -1,4 +1,4 @@
-"""A gradient group over NCCL loses a member in a sum: the other one lives, and goes on with a new one.
+"""A gradient group over NCCL loses a member, as it forms or in a sum: the other one lives, and goes on with a new one.
 
 A sum that returns is whole, and the one in which the member is lost ends by an error of NCCL's, not by an interruption.
 """
@@ -59,6 +59,26 @@ def dies(port: int) -> None:
         group.sum(summed.fill_(1.0))
 
 
+def vanishes(port: int, *, builds: bool) -> None:
+    """Is killed between the meeting and the communicator, or between that and the first sum."""
+    if builds:
+        member(port, 1, 1, 1, time.time() + 60)
+    else:
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+        PrefixStore("1", store).set("here-1", "")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_left(port: int, answers: Any) -> None:
+    """Loses the other member before the first sum, and is in the next generation."""
+    try:
+        member(port, 0, 1, 0, time.time() + 60).sum(torch.ones(1 << 20, device="cuda"))
+        answers.put("")
+    except (GradientGroupError, RuntimeError) as error:
+        answers.put(str(error))
+    goes_on(port, answers)
+
+
 def joins(port: int) -> None:
     """The new member of the second generation."""
     group = member(port, 1, 2, 1, time.time() + 120)
@@ -80,6 +100,11 @@ def lives(port: int, answers: Any) -> None:
             size = MANY
     except GradientGroupError as error:
         answers.put(str(error))
+    goes_on(port, answers)
+
+
+def goes_on(port: int, answers: Any) -> None:
+    """Is in the next generation."""
     # Longer than NCCL's watchdog takes to act on the failure.
     time.sleep(5.0)
     again = torch.ones(1 << 20, device="cuda")
@@ -87,7 +112,15 @@ def lives(port: int, answers: Any) -> None:
     answers.put((float(again.min()), float(again.max())))
 
 
-def test_the_survivor_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+LOSSES: dict[str, tuple[Any, dict[str, bool], Any, str]] = {
+    "in a sum": (dies, {}, lives, "generation 1: a collective failed: "),
+    "before its first sum": (vanishes, {"builds": True}, is_left, "NCCL"),
+    "before the communicator": (vanishes, {"builds": False}, is_left, "NCCL"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_survivor_goes_on(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     # As `cosmos run` starts policies; four times the second is how long the watchdog waits before it acts.
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     # Sockets, as between hosts: of a process that is gone NCCL may hear nothing through shared memory.
@@ -97,12 +130,16 @@ def test_the_survivor_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     spawn = processes.get_context("spawn")
     answers = spawn.Queue()
-    survivor = spawn.Process(target=lives, args=(store.port, answers))
-    lost, joiner = (spawn.Process(target=each, args=(store.port,)) for each in (dies, joins))
+    ends, how, survives, said = LOSSES[loss]
+    survivor = spawn.Process(target=survives, args=(store.port, answers))
+    lost, joiner = (
+        spawn.Process(target=ends, args=(store.port,), kwargs=how),
+        spawn.Process(target=joins, args=(store.port,)),
+    )
     for process in (survivor, lost):
         process.start()
     try:
-        assert answers.get(timeout=120).startswith("generation 1: a collective failed: ")
+        assert said in answers.get(timeout=120)
         joiner.start()
         assert answers.get(timeout=120) == (WHOLE, WHOLE)
         survivor.join(30)

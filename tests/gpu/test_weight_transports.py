@@ -17,6 +17,7 @@ from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import staging, wire
 from cosmos_core.weights.digest import digest_of, tensor_digest
+from cosmos_core.weights.process_group import aside
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.quantization import matrix_shares, quantise_tensors
 from cosmos_core.weights.receiver import WeightReceiver
@@ -151,6 +152,14 @@ def test_a_checkpoint_has_what_was_there_when_it_was_asked_for(device):
         tensor.zero_()
     copied.copying.wait()
     assert all(torch.equal(copied.shares[name].tensor, each) for name, each in expected.items())
+
+
+def test_what_arrives_is_taken_whole_and_gradients_have_a_stream_of_their_own(device):
+    received = [torch.randint(256, (size,), dtype=torch.uint8, device=device) for size in (100 << 20, 0, 7)]
+    assert all(map(torch.equal, staging.download(received), [each.cpu() for each in received]))
+    if device.type == "cuda":
+        others = {torch.cuda.Stream(device).cuda_stream for _ in range(64)}
+        assert aside(device).cuda_stream not in others, "gradients would be waited for behind other copies"
 
 
 def publish_or_fetch() -> bool:

@@ -83,13 +83,14 @@ def connect(
         size: Number of members.
         address: IP address of this machine.
         device: Where tensors are: gloo for the CPU, NCCL for CUDA.
-        timeout_s: Longest wait for a member to connect. What the group does later may take longer.
+        timeout_s: Longest wait for the members to appear, and again to connect. What the group does later may take
+            longer.
 
     Raises:
         RuntimeError: One did not, or the interface is none.
     """
     if device.type == "cuda":
-        return nccl_group(store, rank, size, timeout_s)
+        return nccl_group(store, rank, size, device, timeout_s)
     gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - as torch itself makes them
     gloo._devices = gloo_devices(address)  # noqa: SLF001
     gloo._threads = 2 * len(gloo._devices)  # noqa: SLF001 - as torch's own groups have

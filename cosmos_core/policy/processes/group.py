@@ -21,7 +21,7 @@ from cosmos_core.models.parallel.channel import all_gathered
 from cosmos_core.policy.processes.backend import Collectives, give_up
 from cosmos_core.policy.processes.world import World, single_world
 from cosmos_core.replica.activity import Activity
-from cosmos_core.weights.process_group import finish
+from cosmos_core.weights.process_group import aside, finish
 
 
 class GradientGroupError(TrainingError):
@@ -103,7 +103,9 @@ class GradientGroup:
 
     def close(self) -> None:
         """Leave the group."""
-        self._backend = None
+        backend, self._backend = self._backend, None
+        if backend is not None and self._device.type == "cuda":
+            backend.abort()
 
     def _together(self, work: Callable[[], None]) -> None:
         """Do what every process of the replica does with those of its rank elsewhere, and agree whether it worked.
@@ -151,7 +153,7 @@ class GradientGroup:
             pause_s = min(0.02, pause_s + 0.0001)
 
         try:
-            finish(start(self._backend), self._backend, self._device, pause)
+            finish(start(self._backend), self._backend, aside(self._device), pause)
         except RuntimeError as error:
             self._give_up()
             reason = str(error).strip().split("\n", 1)[0]

@@ -1,17 +1,21 @@
-"""The order of NCCL's transfers, without a GPU: gloo behind a group that builds its communicator in the first one."""
+"""The order of NCCL's transfers, without a GPU: gloo behind a group whose communicator is built before all of them."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 from cosmos_core.errors import TransportError, WeightSyncError
 from cosmos_core.rollout.serving.updates import Update, whole_layout
@@ -54,32 +58,35 @@ STREAMS = threading.local()
 STREAMS.current = None
 
 
+PAIRS = SimpleNamespace(record_event=lambda: SimpleNamespace(query=lambda: True))
+
+
 @contextlib.contextmanager
 def on_stream(stream):
-    STREAMS.current = stream
+    before, STREAMS.current = getattr(STREAMS, "current", None), stream
     yield
-    STREAMS.current = None
+    STREAMS.current = before
 
 
-class Lazy:
-    """gloo behind NCCL's rules: the lower rank of two names their communicator in its first transfer, the other waits
-    for the name in its own; and transfers have no tags, so that they meet in the order in which they are begun."""
+class Eager:
+    """gloo behind NCCL's rules: all members build the communicator at once; transfers have no tags, and meet in the
+    order in which they are begun."""
 
     Options = SimpleNamespace
 
     def __init__(self, store, rank, size, options):
         self.group, self.store, self.rank, self.number = None, store, rank, 0
+        self.is_aborted = False
+
+    def eager_connect_single_device(self, device):
+        self.group = process_group._gloo(self.store, self.rank, HOST, 20.0)
 
     def get_error(self):
         return SimpleNamespace(name="SUCCESS")
 
     def begin(self, transfer, data, peer):
         assert STREAMS.current, "it would wait for what the process computes"
-        if self.number == 0 and self.rank == 0:
-            self.store.set("0:1", "name")
-        elif self.number == 0:
-            self.store.get("0:1")
-        self.group = self.group or process_group._gloo(self.store, self.rank, HOST, 20.0)
+        assert self.group is not None, "it would build a communicator, which nothing interrupts"
         self.number += 1
         return Polled(getattr(self.group, transfer)(data, peer, self.number))
 
@@ -90,14 +97,14 @@ class Lazy:
         return self.begin("recv", data, peer)
 
     def abort(self):
-        pass
+        self.is_aborted = True
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(process_group.dist, "ProcessGroupNCCL", Lazy, raising=False)
+    monkeypatch.setattr(process_group.dist, "ProcessGroupNCCL", Eager, raising=False)
     monkeypatch.setattr(process_group, "_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "the pair's")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: PAIRS)
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
 
 
@@ -159,8 +166,9 @@ def test_weights_come_through_a_gpu_that_holds_only_what_is_on_its_way(published
 
 def test_a_pair_goes_on_from_version_to_version_until_one_of_the_two_leaves_it(published, monkeypatch):
     publisher, target, loaded = published
-    groups, make = [], Lazy.__init__
-    monkeypatch.setattr(Lazy, "__init__", lambda group, *of: groups.append(group) or make(group, *of))
+    groups, make = [], Eager.__init__
+    monkeypatch.setattr(process_group, "_LOOK_S", 0.05)
+    monkeypatch.setattr(Eager, "__init__", lambda group, *of: groups.append(group) or make(group, *of))
     layout = {0: whole_layout(loaded)}
     with WeightReceiver("nccl", run_id="run", host="here", stall_s=10.0) as receiver:
 
@@ -187,6 +195,11 @@ def test_a_pair_goes_on_from_version_to_version_until_one_of_the_two_leaves_it(p
         with pytest.raises(WeightSyncError), receiver.fetch(others, layout, 0.2):
             pass
         assert fetch() == 8
+    # The publisher hears that the receiver has gone, and no group is left to its destructor.
+    deadline = time.monotonic() + 20
+    while not all(group.is_aborted for group in groups) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [group.is_aborted for group in groups] == [True] * 8
 
 
 def test_a_publisher_that_goes_in_the_middle_leaves_what_is_loaded_and_nothing_on_the_gpu(published, device):
@@ -216,5 +229,22 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
     assert time.monotonic() - began < 10
 
 
-def test_the_publisher_is_the_one_that_names_the_communicator():
-    assert PUBLISHER < RECEIVER
+def test_who_is_lost_before_the_communicator_is_built_is_given_up(monkeypatch):
+    monkeypatch.setattr(process_group, "FORM_S", 0.3)
+    waits, meeting = threading.Event(), Rendezvous(HOST, 5.0)
+    monkeypatch.setattr(Eager, "eager_connect_single_device", lambda group, device: waits.wait(60))
+    meeting.store.set(f"here-{RECEIVER}", "")
+    with pytest.raises(TransportError, match=r"NCCL's communicator of 2 was not built in 0\.3 s: a member is lost"):
+        Pair("nccl", meeting.store, PUBLISHER, host=HOST, timeout_s=0.2)
+    waits.set()
+
+
+def test_the_stand_in_has_nothing_that_groups_of_torch_lack():
+    if dist.is_nccl_available():
+        real = {*dir(dist.ProcessGroupNCCL)}
+    else:  # what lies beside the compiled module says what a build with NCCL has
+        said = ast.parse(Path(torch.__file__).with_name("_C").joinpath("_distributed_c10d.pyi").read_text())
+        classes = {each.name: each for each in said.body if isinstance(each, ast.ClassDef)}
+        bodies = [*classes["Backend"].body, *classes["ProcessGroupNCCL"].body]
+        real = {each.name for each in bodies if isinstance(each, ast.FunctionDef | ast.ClassDef)} | {*dir(Backend)}
+    assert {name for name in vars(Eager) if name[0] != "_"} - {"begin"} <= real

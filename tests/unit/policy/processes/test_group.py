@@ -13,6 +13,7 @@ from cosmos_core.models.parallel.channel import SMALL_BYTES
 from cosmos_core.policy.processes.backend import connect
 from cosmos_core.policy.processes.group import GradientGroup, GradientGroupError, solo
 from cosmos_core.policy.processes.rendezvous import form_group
+from cosmos_core.weights.process_group import aside
 
 CPU = torch.device("cpu")
 
@@ -124,7 +125,7 @@ def test_collectives_may_take_longer_than_forming_the_group(store):
     assert members(store, 2, work, timeout_s=0.5) == [[2.0]] * 2
 
 
-def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
+def test_a_group_of_accelerators_is_aborted_when_it_is_given_up_or_left(streams):
     aborted = []
     backend = SimpleNamespace(
         allreduce=lambda _: SimpleNamespace(is_completed=lambda: False), abort=lambda: aborted.append(True)
@@ -135,9 +136,33 @@ def test_a_group_of_accelerators_is_aborted_when_it_is_given_up():
     with pytest.raises(GradientGroupError, match="interrupted in a collective"):
         group.sum(torch.ones(1))
     assert aborted == [True]
+    group.close()
+    assert aborted == [True]
+    GradientGroup(
+        generation=2, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: True
+    ).close()
+    assert aborted == [True, True]
 
 
-def test_what_the_watchdog_ended_is_not_taken_for_a_sum(monkeypatch):
+@pytest.fixture
+def streams(monkeypatch):
+    """The streams that are made; what they are asked for is done once a test has set `has_ended`."""
+    made = []
+
+    def make(device, priority=0):
+        event = SimpleNamespace(query=lambda: stream.has_ended())  # noqa: PLW0108 - a test sets it
+        stream = SimpleNamespace(record_event=lambda: event, has_ended=lambda: True, priority=priority)
+        made.append(stream)
+        return stream
+
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    aside.cache_clear()
+    yield made
+    aside.cache_clear()
+
+
+def test_what_the_watchdog_ended_is_not_taken_for_a_sum(streams):
     """A work of NCCL looks complete once an error is seen; the group tells of it later, before the kernel ends."""
     aborted, looks = [], []
 
@@ -150,15 +175,13 @@ def test_what_the_watchdog_ended_is_not_taken_for_a_sum(monkeypatch):
         get_error=lambda: SimpleNamespace(name="COMM_ERROR" if len(looks) > 2 else "SUCCESS"),
         abort=lambda: aborted.append(True),
     )
-    event = SimpleNamespace(query=has_ended)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(record_event=lambda: event))
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    group = GradientGroup(
-        generation=4, rank=0, size=2, backend=backend, device=torch.device("cuda"), interrupted=lambda: False
-    )
+    cuda = torch.device("cuda")
+    aside(cuda).has_ended = has_ended
+    group = GradientGroup(generation=4, rank=0, size=2, backend=backend, device=cuda, interrupted=lambda: False)
     with pytest.raises(GradientGroupError, match=r"generation 4: .* NCCL has given the group up: COMM_ERROR"):
         group.sum(torch.ones(1))
     assert aborted == [True]
+    assert [stream.priority for stream in streams] == [-1], "all sums wait on one, of a pool that few take from"
 
 
 @pytest.mark.parametrize("own", [None, "2", "1"])
@@ -173,6 +196,10 @@ def test_groups_of_nccl_are_built_once_all_are_there_and_spare_their_members(mon
 
         def __init__(self, _store, rank, size, options):
             self.made = (rank, size, options._timeout.total_seconds(), os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+            self.built = []
+
+        def eager_connect_single_device(self, device):
+            self.built.append(device)
 
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Made, raising=False)
     cuda = {"size": 2, "address": "127.0.0.1", "device": torch.device("cuda")}
@@ -187,5 +214,6 @@ def test_groups_of_nccl_are_built_once_all_are_there_and_spare_their_members(mon
         ]
         # CleanUpOnly: the watchdog ends no process.
         assert [each.result().made for each in both] == [(rank, 2, 1800.0, "2") for rank in range(2)]
+        assert [each.result().built for each in both] == [[cuda["device"]]] * 2, "nothing interrupts the first sum"
     assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == own, "other groups and children have the user's"
     assert ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1 would end this process" in caplog.text) == (own == "1")
