@@ -94,7 +94,8 @@ GPU_MEMORY: Final[Mapping[str, int]] = {"80 GB (H100)": 79 * _GIB, "141 GB (H200
 CONTEXT_BYTES: Final = _GIB // 2
 """Of a GPU, what a process's CUDA context takes."""
 NCCL_BYTES: Final = 7 * _GIB // 16
-"""What NCCL's buffers take of it, for each communicator, and for each peer of all-to-all in a node of 8.
+"""What NCCL's buffers take of it, for each communicator, and for each peer of all-to-all in a node of 8. A publisher
+and a receiver of weights are a communicator of two.
 
 Source: github.com/NVIDIA/nccl/issues/1685 (8 H100: 1.06 GB with the context, and 3.28 GB more from an all-to-all on).
 """
@@ -157,9 +158,23 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
 def _outside(recipe: Recipe, pool: str) -> int:
     config: PolicyConfig | RolloutConfig = getattr(recipe, pool)
     axes: int = sum(extent > 1 for extent in unstructure(config.mesh).values())
-    # Communicators of axes, of all processes, of policy replicas and of weights.
-    groups = axes + (axes > 0) + (pool == "policy" and config.replicas > 1) + (recipe.sync.transport == "nccl")
+    # Communicators of axes, of all processes, and of policy replicas.
+    groups = axes + (axes > 0) + (pool == "policy" and config.replicas > 1) + _pairs(recipe, pool)
     return CONTEXT_BYTES + NCCL_BYTES * (groups + min(config.mesh.cp, 8) + min(config.mesh.ep, 8) - 2)
+
+
+def _pairs(recipe: Recipe, pool: str) -> int:
+    """The most communicators of two that a process keeps for weights: one with each reader and each source.
+
+    Each has one peer, for which an all-to-all takes as much: that is for both directions, and weights go one way.
+    """
+    if recipe.sync.transport != "nccl":
+        return 0
+    replicas, fan_out = recipe.rollout.replicas, recipe.sync.fan_out
+    if pool == "policy":
+        return min(replicas, fan_out)
+    # Beyond the fan-out replicas pass weights on.
+    return recipe.policy.replicas * world_size(recipe.policy.mesh) + (fan_out if replicas > fan_out else 0)
 
 
 def _asleep(rank: RankMemory) -> dict[str, int]:

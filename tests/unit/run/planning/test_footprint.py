@@ -231,6 +231,15 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert pools["rollout"][0].host == {"weights on their way": pools["rollout"][0].device["parameters"]}
     on_their_way = {name: ranks[0].device["weights on their way"] for name, ranks in pools.items()}
     assert on_their_way == {"policy": 8 << 20, "rollout": 4 * 4 * (8 << 20)}
+    # Each pair of a publisher and a receiver keeps its communicator.
+    outside = {name: ranks[0].device[OUTSIDE] - CONTEXT_BYTES for name, ranks in pools.items()}
+    assert outside == {"policy": (2 + 1) * NCCL_BYTES, "rollout": 4 * NCCL_BYTES}
+    many = attrs.evolve(
+        changed, rollout=attrs.evolve(changed.rollout, replicas=9), sync=attrs.evolve(changed.sync, fan_out=3)
+    )
+    pools = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=many)))
+    outside = {name: ranks[0].device[OUTSIDE] - CONTEXT_BYTES for name, ranks in pools.items()}
+    assert outside == {"policy": (2 + 3) * NCCL_BYTES, "rollout": (4 + 3) * NCCL_BYTES}
     # Pools that take turns need the larger of two, and the machine's memory holds what sleeps.
     turns = attrs.evolve(both.job.recipe, rollout=attrs.evolve(both.job.recipe.rollout, placement="colocated"))
     turning = attrs.evolve(both, job=attrs.evolve(both.job, recipe=turns))
