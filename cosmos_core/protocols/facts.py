@@ -121,8 +121,8 @@ class ModelFacts:
         attends_pluggably: Whether all of its layers attend through transformers' attention interface, with which the
             embedded engine decodes; False also where that is not known.
         notices: What its users should know before a run.
-        matrix_parameters: Of the layers' matrices, those that a unit goes through, so of experts as many as it chooses
-            (0: not known).
+        matrix_parameters: Of the layers' matrices, those that a unit goes through, so of experts as many as it chooses,
+            and of what sees the rows of a text its share of all rows (0: not known).
         attention_width: Values of all heads of one layer, times the layers that attend to all units.
         column_split: Of `matrices`, those whose last dim `tp` splits: 4-bit formats need whole bytes on each process.
     """
@@ -162,7 +162,8 @@ class ModelFacts:
     def training_flops(self, lengths: Iterable[int], decisions: int, *, adapts: bool = False) -> float:
         """Operations of a forward and backward pass: of matrices, of attention, of the output layer; 0 if not known.
 
-        What is computed again does not count, nor do windows and states of layers that do not attend to all units.
+        What is computed again does not count, nor do windows and states of layers that do not attend to all units,
+        nor attention to a prompt's embeddings.
         Source: arXiv:2204.02311, appendix B; half of the square counts where units attend to those before them.
 
         Args:

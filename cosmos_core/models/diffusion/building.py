@@ -128,7 +128,7 @@ def facts_of(
     children = takewhile(lambda named: named[0] != family.layers, shell.named_children())
     before = sum(_count(child) for _, child in children)
     after, num_parameters = _count(shell) - inside - before, _count(shell)
-    kept = _kept(shell, family.layers, forward)
+    kept, products = _traced(shell, family.layers, forward)
     parts = (
         ModelPart(name="embedding", num_parameters=before, kept=kept.get(BEFORE_LAYERS, {})),
         ModelPart(
@@ -149,7 +149,7 @@ def facts_of(
         # Decisions do not attend to one another, so there can be any number.
         context_length=1 << 20,
         head_size=head_size,
-        matrix_parameters=inside,
+        matrix_parameters=len(blocks) * products // family.num_tokens,
         attention_width=len(blocks) * heads * head_size,
         parts=parts,
         extents=(
@@ -165,11 +165,33 @@ def facts_of(
     )
 
 
-def _kept(shell: nn.Module, layers: str, forward: Callable[[int], None]) -> Mapping[int, Mapping[Compute, Kept]]:
-    """Bytes that a decision keeps before, in and after the blocks, which are alike; none if they cannot be traced."""
+def _traced(
+    shell: nn.Module, layers: str, forward: Callable[[int], None]
+) -> tuple[Mapping[int, Mapping[Compute, Kept]], int]:
+    """Trace a decision before, in and after the blocks, which are alike; nothing is known if that cannot be done.
+
+    Returns:
+        The bytes that it keeps, and the products of a block's matrices: of latents, of text or of one vector, each
+        with as many rows as go through it.
+    """
     block = _blocks(shell, layers)[0]
     shell.set_submodule(layers, nn.ModuleList([block]))
-    return kept_by(shell, [block], lambda decisions: lambda: forward(decisions))
+    products: dict[nn.Module, int] = {}
+
+    def prepare(decisions: int) -> Callable[[], None]:
+        def note(linear: nn.Linear, _: object, rows_D: torch.Tensor) -> None:
+            products[linear] = linear.in_features * rows_D.numel() // decisions
+
+        def trace() -> None:
+            hooks = [each.register_forward_hook(note) for each in block.modules() if isinstance(each, nn.Linear)]
+            forward(decisions)
+            for hook in hooks:
+                hook.remove()
+
+        return trace
+
+    kept = kept_by(shell, [block], prepare)
+    return kept, sum(products.values()) if kept else 0
 
 
 def _count(module: nn.Module) -> int:
