@@ -217,18 +217,6 @@ def nccl_group(store: Store, rank: int, size: int, device: torch.device, timeout
     # Who builds a communicator waits for the others without a limit: nobody shall begin before all are there.
     store.set(f"here-{rank}", "")
     store.wait([f"here-{each}" for each in range(size)], timedelta(seconds=timeout_s))
-    group = _unbuilt(store, rank, size)
-    # Nor can it be interrupted: if one is lost now, a thread is left behind, and with it the group.
-    built = begin(partial(group.eager_connect_single_device, device), "communicator")
-    limit_s = max(timeout_s, FORM_S)
-    wait([built], limit_s)
-    if not built.done():
-        raise RuntimeError(f"NCCL's communicator of {size} was not built in {limit_s:g} s: a member is lost")
-    built.result()
-    return group
-
-
-def _unbuilt(store: Store, rank: int, size: int) -> Any:
     options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=LIMIT_S)  # noqa: SLF001 - the options have no public setter
     # A group reads it once, as it is made; other groups of this process and those of its children are not ours.
@@ -238,11 +226,18 @@ def _unbuilt(store: Store, rank: int, size: int) -> Any:
             _LOGGER.warning(message, _HANDLING, given, _SPARING)
         os.environ[_HANDLING] = _SPARING
         try:
-            return dist.ProcessGroupNCCL(store, rank, size, options)
+            group = dist.ProcessGroupNCCL(store, rank, size, options)
         finally:
             del os.environ[_HANDLING]
             if given is not None:
                 os.environ[_HANDLING] = given
+    # Nothing interrupts it: if a member is lost now, a thread is left behind, and with it the group.
+    built = begin(partial(group.eager_connect_single_device, device), "communicator")
+    wait([built], limit_s := max(timeout_s, FORM_S))
+    if not built.done():
+        raise RuntimeError(f"NCCL's communicator of {size} was not built in {limit_s:g} s: a member is lost")
+    built.result()
+    return group
 
 
 @functools.cache

@@ -13,7 +13,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import torch
@@ -118,28 +117,27 @@ def upload(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def download(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy flat tensors, which lie on one device, into this machine's memory; they are there once this returns."""
+    """Copy tensors of bytes, which lie on one device, into this machine's memory; they are there once this returns."""
     if not copies_itself(device_of(sources)):
         return [source.clone() for source in sources]
     made = [torch.empty(source.shape, dtype=source.dtype) for source in sources]
-    buffers, take = itertools.cycle([_page_locked(BUFFER_BYTES) for _ in range(2)]), list[Callable[[], None]]()
-    for target, source in zip(made, sources, strict=True):
-        size = BUFFER_BYTES // source.element_size()
-        for place, part in zip(torch.split(target, size), torch.split(source, size), strict=True):
-            held = next(buffers)[: part.nbytes].view(part.dtype)
+    buffers = itertools.cycle([_page_locked(BUFFER_BYTES) for _ in range(2)])
+    coming = list[tuple[Any, torch.Tensor, torch.Tensor]]()
+
+    def take(most: int) -> None:
+        while len(coming) > most:
+            done, place, held = coming.pop(0)
+            done.synchronize()
+            place.copy_(held)
+
+    for pair in zip(made, sources, strict=True):
+        for place, part in zip(*(torch.split(each, BUFFER_BYTES) for each in pair), strict=True):
+            held = next(buffers)[: len(part)]
             held.copy_(part, non_blocking=True)
-            done = cuda.current_stream(part.device).record_event(cuda.Event(blocking=True))
-            take.append(partial(_take, done, place, held))
-            if len(take) > 1:  # the one before, while this one comes
-                take.pop(0)()
-    for last in take:
-        last()
+            coming.append((cuda.current_stream(part.device).record_event(cuda.Event(blocking=True)), place, held))
+            take(1)
+    take(0)
     return made
-
-
-def _take(done: Any, place: torch.Tensor, held: torch.Tensor) -> None:
-    done.synchronize()
-    place.copy_(held)
 
 
 def _page_locked(size: int) -> torch.Tensor:

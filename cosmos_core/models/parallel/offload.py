@@ -35,7 +35,6 @@ _MOST_WASTE: Final = 4
 BLOCK_BYTES: Final = 1 << 24
 """Memory that is page-locked at once. torch keeps it by powers of two: blocks of one size serve all lengths of rows."""
 cuda: Final[Any] = torch.cuda
-_streams: Final[dict[torch.device, Any]] = {}
 
 
 def offload(layers: Sequence[nn.Module]) -> None:
@@ -194,11 +193,16 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> A
     if device.type != "cuda":
         _copy_each(targets, sources)
         return None
-    stream = _streams.setdefault(device, cuda.Stream(device))
+    stream = _stream(device)
     stream.wait_stream(cuda.current_stream(device))
     with cuda.stream(stream):
         _copy_each(targets, sources)
         return stream.record_event()
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    return cuda.Stream(device)
 
 
 def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -94,8 +94,7 @@ GPU_MEMORY: Final[Mapping[str, int]] = {"80 GB (H100)": 79 * _GIB, "141 GB (H200
 CONTEXT_BYTES: Final = _GIB // 2
 """Of a GPU, what a process's CUDA context takes."""
 NCCL_BYTES: Final = 7 * _GIB // 16
-"""What NCCL's buffers take of it, for each communicator, and for each peer of all-to-all in a node of 8. A publisher
-and a receiver of weights are a communicator of two.
+"""What NCCL's buffers take of it, for each communicator, and for each peer of all-to-all in a node of 8.
 
 Source: github.com/NVIDIA/nccl/issues/1685 (8 H100: 1.06 GB with the context, and 3.28 GB more from an all-to-all on).
 """
@@ -171,10 +170,9 @@ def _pairs(recipe: Recipe, pool: str) -> int:
     if recipe.sync.transport != "nccl":
         return 0
     replicas, fan_out = recipe.rollout.replicas, recipe.sync.fan_out
-    if pool == "policy":
-        return min(replicas, fan_out)
+    sources = recipe.policy.replicas * world_size(recipe.policy.mesh)
     # Beyond the fan-out replicas pass weights on.
-    return recipe.policy.replicas * world_size(recipe.policy.mesh) + (fan_out if replicas > fan_out else 0)
+    return min(replicas, fan_out) if pool == "policy" else sources + (fan_out if replicas > fan_out else 0)
 
 
 def _asleep(rank: RankMemory) -> dict[str, int]:

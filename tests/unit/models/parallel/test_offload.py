@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,3 +130,21 @@ def test_nothing_is_left(copies):
     gc.collect()
     assert seen
     assert not any(each() for each in seen)
+
+
+def test_a_device_has_one_stream_for_all_copies(monkeypatch):
+    """torch hands 32 out in turn: with one for each copy, some are soon those that others wait on."""
+    made, device = [], torch.device("cuda", 0)
+
+    def stream(device):
+        made.append(SimpleNamespace(wait_stream=lambda other: None, record_event=lambda: "its end"))
+        return made[-1]
+
+    cuda = SimpleNamespace(Stream=stream, stream=contextlib.nullcontext, current_stream=lambda device: None)
+    monkeypatch.setattr(module_under_test, "cuda", cuda)
+    monkeypatch.setattr(module_under_test, "_copy_each", lambda targets, sources: None)
+    there = [SimpleNamespace(is_cuda=True, device=device)]
+    module_under_test._stream.cache_clear()
+    assert [module_under_test._copy(there, there) for _ in range(3)] == ["its end"] * 3
+    module_under_test._stream.cache_clear()
+    assert len(made) == 1
