@@ -16,8 +16,8 @@ from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.structure import unstructure
 from cosmos_core.run.planning.footprint import memory_by_pool, verdicts
-from cosmos_core.run.planning.memory import gpus
 from cosmos_core.run.planning.plan import Plan, make_plan
+from cosmos_core.run.planning.processes import gpus
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "guides" / "hardware.md"

@@ -1,4 +1,4 @@
-"""Estimates the memory of the processes of policy and rollout replicas, by part, and lists these processes.
+"""Estimates the memory of the processes of policy and rollout replicas, by part.
 
 What a process keeps for its backward pass follows from what the model's parts keep per unit (`protocols.facts.Kept`),
 from how the mesh splits that, and from how many micro-batches its pipeline schedule has in flight. Temporary buffers
@@ -491,23 +491,3 @@ def _split_parameters(facts: ModelFacts, tp: int) -> int:
     """Parameters that other processes of `tp` have instead."""
     split = sum(part.count * (part.num_parameters - num_whole(part, tp)) for part in facts.parts)
     return split - math.ceil(split / tp)
-
-
-def gpus(recipe: Recipe, *, uses_rollouts: bool) -> int:
-    """GPUs of all replicas, one for each process whose device is not the CPU, if there are GPUs.
-
-    Pools that share them need as many as the larger one.
-    """
-    pools = (recipe.policy, recipe.rollout)[: 1 + uses_rollouts]
-    counts = [pool.replicas * world_size(pool.mesh) for pool in pools if pool.device != "cpu"]
-    return max(counts, default=0) if recipe.rollout.placement == "colocated" else sum(counts)
-
-
-def processes(recipe: Recipe, *, uses_rollouts: bool) -> list[tuple[str, str, str, int]]:
-    """The process table: (name, module, device, processes) of the controller and of each replica."""
-    rows = [("controller", "cosmos_core.control", "cpu", 1)]
-    for name in ("policy", "rollout")[: 1 + uses_rollouts]:
-        pool = getattr(recipe, name)
-        count = world_size(pool.mesh)
-        rows += [(f"{name}-{index}", f"cosmos_core.{name}", pool.device, count) for index in range(pool.replicas)]
-    return rows

@@ -16,10 +16,11 @@ from cosmos_core.config.structure import unstructure
 from cosmos_core.devices import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdicts
-from cosmos_core.run.planning.memory import RankMemory, gpus, longest_sample, processes, version_bytes, whole_over_tp
+from cosmos_core.run.planning.memory import RankMemory, longest_sample, version_bytes, whole_over_tp
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
 from cosmos_core.run.planning.preflight import exposure
+from cosmos_core.run.planning.processes import gpus, processes
 from cosmos_core.run.planning.weight_transport import transport
 
 _MANY_EPOCHS = 100

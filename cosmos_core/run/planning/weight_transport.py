@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from cosmos_core.config.schema import LaunchConfig, Recipe
 from cosmos_core.errors import ReplicaError
-from cosmos_core.run.planning.memory import gpus
+from cosmos_core.run.planning.processes import gpus
 from cosmos_core.storage import file_system
 from cosmos_core.transport.addresses import rack_id
 

@@ -4,14 +4,8 @@ from cosmos_core.config.loading import recipe_from
 from cosmos_core.protocols import ModelFacts
 from cosmos_core.protocols.facts import ModelPart
 from cosmos_core.run.planning.footprint import size
-from cosmos_core.run.planning.memory import (
-    gpus,
-    longest_sample,
-    policy_memory,
-    processes,
-    rollout_memory,
-    version_bytes,
-)
+from cosmos_core.run.planning.memory import longest_sample, policy_memory, rollout_memory, version_bytes
+from cosmos_core.run.planning.processes import gpus, processes
 
 FACTS = ModelFacts(
     architecture="Tiny",

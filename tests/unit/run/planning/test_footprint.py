@@ -28,8 +28,9 @@ from cosmos_core.run.planning.footprint import (
     total_memory,
     verdict,
 )
-from cosmos_core.run.planning.memory import CACHE, RankMemory, gpus
+from cosmos_core.run.planning.memory import CACHE, RankMemory
 from cosmos_core.run.planning.plan import make_plan
+from cosmos_core.run.planning.processes import gpus
 from cosmos_core.run.planning.tables import print_plan
 
 RECIPES = Path(__file__).parents[4] / "recipes"
