@@ -49,7 +49,12 @@ def test_a_recipe_at_real_size_can_be_planned(tmp_path):
 
 
 def check(kind, name, tmp_path):
-    planned(RECIPES / f"{kind}-{name}.toml", kind, name, tmp_path)
+    plan = planned(RECIPES / f"{kind}-{name}.toml", kind, name, tmp_path)
+    if kind == "grpo":
+        # The prompt asks for the form that the reward reads, so that a right answer gets more than a wrong one.
+        (trial,) = plan.parts.first_row.trials
+        assert {what: outcome.value for what, outcome in trial.outcomes.items()} == {"reference": 1, "wrong answer": 0}
+        assert 'after "####"' in plan.parts.first_row.shown
 
 
 def planned(path, kind, name, tmp_path):
