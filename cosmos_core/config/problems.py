@@ -13,16 +13,17 @@ import attrs
 Key: TypeAlias = str | int
 
 _LONGEST_VALUE: Final = 80
-_ELSEWHERE: Final = {
+ELSEWHERE: Final = {
     "actor": "policy",
     "eval": "evaluation",
+    "gpu": "cuda",
     "learning_rate": "lr",
     "max_tokens": "max_units",
     "num_generations": "group_size",
     "reward_function": "reward",
     "train": "run",
 }
-"""Words of other frameworks, and the key that is the same here."""
+"""Words of other frameworks, and the key or value that is the same here."""
 
 
 @attrs.frozen
@@ -81,7 +82,7 @@ def suggestion(name: str, known: Iterable[str], nested: Iterable[str] = (), *, l
     for path in dict.fromkeys(tables):
         homes.setdefault(path.rpartition(".")[2], []).append(path)
     homes |= {own: [own] for own in candidates}
-    homes = {**{word: homes[own] for word, own in _ELSEWHERE.items() if own in homes}, **homes}
+    homes = {**{word: homes[own] for word, own in ELSEWHERE.items() if own in homes}, **homes}
     if close := [path for found in nearest(name, homes, limit=limit) for path in homes[found]]:
         return f"did you mean {' or '.join(close)}?"
     return f"allowed: {', '.join(candidates)}" if candidates else "nothing is allowed here"

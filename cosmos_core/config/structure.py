@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get
 import attrs
 import cattrs
 
-from cosmos_core.config.problems import Key, Problem, RefusedError, nearest, show, suggestion
+from cosmos_core.config.problems import ELSEWHERE, Key, Problem, RefusedError, nearest, show, suggestion
 from cosmos_core.errors import ConfigError
 
 Hook: TypeAlias = Callable[[Any, Any], Any]
@@ -114,6 +114,8 @@ def _choose(value: Any, cls: Any) -> Any:
             return cls(choice) if isinstance(cls, type) else choice
     allowed = ", ".join(show(choice) for choice in choices)
     close = nearest(value, [choice for choice in choices if isinstance(choice, str)]) if isinstance(value, str) else []
+    if (same := ELSEWHERE.get(str(value), "")) in choices:
+        close = [same]
     hint = f"; did you mean {show(close[0])}?" if close else ""
     raise RefusedError.of(f"expected one of {allowed}, got {show(value)}{hint}")
 

@@ -125,8 +125,6 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
         references=references,
         latents=latent_bytes(recipe, plan.parts),
     )
-    if plan.job.takes_turns and recipe.policy.device != "cpu":
-        policy = tuple(attrs.evolve(rank, host={**rank.host, **_asleep(rank)}) for rank in policy)
     found = {"policy": policy}
     if plan.job.uses_rollouts:
         able = plan.parts.engine or EngineCapabilities()
@@ -146,12 +144,23 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
             RankMemory(name="each process", count=count, device=parts, host=host, is_whole=not facts.latent_size),
         )
     own = {"policy": 0, "rollout": told.outside_bytes}
-    outside = {pool: _outside(recipe, pool) + own[pool] for pool in found if getattr(recipe, pool).device != "cpu"}
+    outside = {pool: _outside(recipe, pool) + own[pool] for pool in found if _is_for_gpus(plan, pool, found)}
+    if plan.job.takes_turns and "policy" in outside:
+        found["policy"] = tuple(attrs.evolve(rank, host={**rank.host, **_asleep(rank)}) for rank in policy)
     for pool, taken in outside.items():
         # Whoever sleeps keeps it, too.
         beside = {OUTSIDE: sum(outside.values()) if plan.job.takes_turns else taken}
         found[pool] = tuple(attrs.evolve(rank, device={**rank.device, **beside}) for rank in found[pool])
     return found
+
+
+def _is_for_gpus(plan: Plan, pool: str, found: Mapping[str, Sequence[RankMemory]]) -> bool:
+    """False if a pool is on the CPU: by its `device`, or by `auto` in a tiny run on a machine without GPUs."""
+    device: str = getattr(plan.job.recipe, pool).device
+    if device != "auto" or visible_gpus() or capabilities_of(plan.job.recipe, plan.plugins).submits:
+        return device != "cpu"
+    # A larger one is planned where its GPUs are not.
+    return any(sum(rank.device.values()) >= _GIB for ranks in found.values() for rank in ranks)
 
 
 def _outside(recipe: Recipe, pool: str) -> int:
@@ -205,15 +214,19 @@ def _uncounted(ranks: Sequence[RankMemory], besides: Sequence[str]) -> tuple[str
     return (*(() if all(rank.is_whole for rank in ranks) else ("activations",)), *besides)
 
 
-def total_memory(plan: Plan) -> int:
-    """Bytes of all processes of all replicas, if they are all on one machine and its GPUs are its memory."""
-    # The memory of a CPU sleeps in a file.
-    awake, always, nothing = [], 0, {OUTSIDE: 0, _ASLEEP: 0}
+def memory_on_cpu(plan: Plan) -> dict[str, int]:
+    """Bytes of all processes, by pool and `host`, if they are all on the CPU of one machine.
+
+    Of pools that take turns it has the larger. The memory of a CPU sleeps in a file.
+    """
+    awake, host, nothing = dict[str, int](), 0, {OUTSIDE: 0, _ASLEEP: 0}
     for pool, ranks in memory_by_pool(plan).items():
         replicas: int = getattr(plan.job.recipe, pool).replicas
-        awake.append(replicas * sum(rank.count * sum({**rank.device, **nothing}.values()) for rank in ranks))
-        always += replicas * sum(rank.count * sum({**rank.host, **nothing}.values()) for rank in ranks)
-    return always + (max(awake) if plan.job.takes_turns else sum(awake))
+        awake[pool] = replicas * sum(rank.count * sum({**rank.device, **nothing}.values()) for rank in ranks)
+        host += replicas * sum(rank.count * sum({**rank.host, **nothing}.values()) for rank in ranks)
+    if plan.job.takes_turns:
+        awake = dict([max(awake.items(), key=lambda each: each[1])])
+    return {**awake, "host": host}
 
 
 def machine_memory() -> int:
@@ -273,11 +286,18 @@ def room(plan: Plan, found: int, machine: int) -> str:
     if found:
         lacking = crowded(plan)
         return f"this machine has {found}{lacking and f', and a run would be refused: {lacking}'}"
-    total, none = total_memory(plan), "this machine has none"
+    needed, none, recipe = memory_on_cpu(plan), "this machine has none", plan.job.recipe
     if hidden():
         none = "CUDA_VISIBLE_DEVICES hides what this machine has"
-    if total > machine:
-        return f"{none}, and {size(total)} do not fit its memory of {size(machine)}"
+    pools = ("policy", "rollout")[: 1 + plan.job.uses_rollouts]
+    if asked := [f"{pool}.device" for pool in pools if getattr(recipe, pool).device == "cuda"]:
+        return f"{none}, and {' and '.join(asked)} = 'cuda' asks for them"
+    if (total := sum(needed.values())) > machine:
+        parts = " + ".join(f"{name} {size(each)}" for name, each in needed.items())
+        return (
+            f"{none}, and {size(total)} do not fit its memory of {size(machine)}: {parts} of all processes, without "
+            f"what only GPUs take ({OUTSIDE}; {_ASLEEP})"
+        )
     return f"{none}, so device 'auto' is the CPU: its {os.cpu_count()} cores run all processes"
 
 

@@ -245,6 +245,9 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "GPUs", f"{needed}, one for each process {of}; {here}" if needed else "none: every device is 'cpu'"
     for pool, told in verdicts(plan).items():
         yield f"{pool} memory", told
+    kinds = [recipe.policy.optimizer.kind, *([] if recipe.warmup is None else [recipe.warmup.optimizer.kind])]
+    if len(set(kinds)) > 1:
+        yield "optimizer", f"{kinds[0]}, and {kinds[1]} in the warm-up: memory is that of the one that keeps more"
     if plan.parts.measured.num_with_media and recipe.policy.parallel.recompute != "full":
         yield "not counted", "what towers keep of images and videos; policy.parallel.recompute = 'full' keeps it small"
     if whole := whole_over_tp(recipe.policy, plan.parts.facts):

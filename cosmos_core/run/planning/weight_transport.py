@@ -50,7 +50,8 @@ def misfits(recipe: Recipe, num_gpus: int | None) -> Iterator[str]:
         rack_id()
     except ReplicaError as error:
         yield str(error)
-    if sync.transport == "nccl":
+    # Pools on the same GPUs are refused it anywhere.
+    if sync.transport == "nccl" and recipe.rollout.placement == "separate":
         needed = gpus(recipe, uses_rollouts=True)
         if num_gpus is not None and num_gpus < needed:
             yield (

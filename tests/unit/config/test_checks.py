@@ -43,6 +43,7 @@ def test_contradictions_are_refused(subtests):
             ["sync.transport=gloo", "sync.delta=true"],
             "sync.delta: true, but with sync.transport 'gloo' weights come whole",
         ),
+        (["policy.device=gpu"], 'policy.device: expected one of .*got "gpu"; did you mean "cuda"'),
         (["sync.transport=tcp"], 'sync.transport: expected one of .*"disk", got "tcp"'),
         (["policy.parallel.cpu_offload=true", "policy.mesh.dp_shard=2", "policy.device=cpu"], "CPU memory already"),
         (["policy.parallel.cpu_offload=true"], "cpu_offload: .* a replica of one process"),

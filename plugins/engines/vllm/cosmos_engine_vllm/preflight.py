@@ -89,7 +89,8 @@ def _on_cpu(planned: PlannedRun) -> Iterator[str]:
             f"{planned.facts.architecture} have {size}; change head_dim in [model.config], or use the engine 'embedded'"
         )
     if planned.sleeps:
+        found = "rollout.device is 'cpu'" if planned.device == "cpu" else "no GPU was found here"
         yield (
-            "rollout.placement: 'colocated', and vLLM can give up the memory of GPUs only, not that of a CPU; use the "
-            "engine 'embedded', or rollout.placement = 'separate'"
+            f"rollout.placement: 'colocated', and {found}: vLLM can give up the memory of GPUs only, not that of a "
+            "CPU; use the engine 'embedded', or rollout.placement = 'separate'"
         )

@@ -217,7 +217,8 @@ def _shape(step: Step, node: int) -> list[str]:
 def _words(part: Component) -> str:
     cpus = f"{part.cpus_per_task} CPUs each"
     if part.nodes is None:
-        return f"{part.tasks} processes, {cpus}"
+        without = "" if part.role == CONTROLLER else " without GPUs (launch.options.gpus_per_node gives them)"
+        return f"{part.tasks} processes{without}, {cpus}"
     return f"{part.nodes} nodes of {part.gpus_per_node} GPUs, {part.tasks} processes on each, {cpus}"
 
 

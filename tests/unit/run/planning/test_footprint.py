@@ -22,10 +22,10 @@ from cosmos_core.run.planning.footprint import (
     crowded,
     machine_memory,
     memory_by_pool,
+    memory_on_cpu,
     planned_pools,
     room,
     size,
-    total_memory,
     verdict,
 )
 from cosmos_core.run.planning.memory import CACHE, RankMemory
@@ -112,10 +112,12 @@ def test_a_plan_has_a_row_for_replicas_and_a_table_for_places(plan):
     assert max(map(len, lines)) <= 45
 
     # All processes count against the machine.
-    total = total_memory(plan)
-    assert total > 0
+    needed = memory_on_cpu(plan)
+    total = sum(needed.values())
     assert "so device 'auto' is the CPU: " in room(plan, 0, total)
-    assert "do not fit its memory" in room(plan, 0, total - 1)
+    said = room(plan, 0, total - 1)
+    assert f"{size(total)} do not fit its memory" in said
+    assert f": policy {size(needed['policy'])} + host {size(needed['host'])} of all processes" in said
     assert room(plan, 7, 0) == "this machine has 7"
     assert machine_memory() > GIB
 
@@ -211,6 +213,7 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
         'reward=[{plugin="math"}]',
         "rollout.sampling.max_units=24",
         "evaluation.prompts=8",
+        'warmup={plugin="sft",steps=1,optimizer={lr=1e-3,kind="muon"}}',
     ]
     both = make_plan(load_recipe(path, overrides=overrides), path, tmp_path)
     assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
@@ -242,7 +245,11 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     outside = {name: ranks[0].device[OUTSIDE] - CONTEXT_BYTES for name, ranks in pools.items()}
     assert outside == {"policy": (2 + 3) * NCCL_BYTES, "rollout": (4 + 3) * NCCL_BYTES}
     # Pools that take turns need the larger of two, and the machine's memory holds what sleeps.
-    turns = attrs.evolve(both.job.recipe, rollout=attrs.evolve(both.job.recipe.rollout, placement="colocated"))
+    pools = {
+        "policy": attrs.evolve(both.job.recipe.policy, device="cuda"),
+        "rollout": attrs.evolve(both.job.recipe.rollout, device="cuda", placement="colocated"),
+    }
+    turns = attrs.evolve(both.job.recipe, **pools)
     turning = attrs.evolve(both, job=attrs.evolve(both.job, recipe=turns))
     (rank,) = memory_by_pool(turning)["policy"]
     assert rank.host["while it sleeps"] == rank.device["parameters"] + rank.device["optimizer"]
@@ -250,7 +257,9 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert rank.device[OUTSIDE] == 2 * CONTEXT_BYTES + 2 * NCCL_BYTES, "tp's communicator, and that of all"
     # In the memory of a machine without GPUs is nothing of the kind.
     (rank,) = memory_by_pool(both)["rollout"]
-    assert total_memory(both) - total_memory(turning) == sum(rank.device.values()) - CONTEXT_BYTES
+    alone = memory_on_cpu(both)
+    assert alone == {**memory_on_cpu(turning), "rollout": sum(rank.device.values())}
+    assert "and policy.device and rollout.device = 'cuda' asks for them" in room(turning, 0, 1 << 60)
     slow = attrs.evolve(turns, policy=attrs.evolve(turns.policy, device="cpu"))
     (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=slow)))["policy"]
     assert OUTSIDE not in rank.device
@@ -260,6 +269,7 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
         line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
         for line in lines
     )
+    assert "optimizer adamw, and muon in the warm-up: memory is that of the one that keeps more" in lines
     assert any("8 held-out prompts (rewards, and their demonstrations' loss), " in line for line in lines)
     assert any("held-out demonstrations (their loss), " in line for line in printed(plan, 200))
     assert not any("whole on each of tp" in line for line in printed(plan, 200))

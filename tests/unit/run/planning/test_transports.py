@@ -49,6 +49,9 @@ def test_what_cannot_be_is_refused_with_what_to_do(tmp_path, monkeypatch):
         (problem,) = transports.misfits(recipe(*overrides), num_gpus)
         assert re.search(message, problem)
 
+    # Pools on the same GPUs are refused it anywhere, for another reason (`placement_misfits`).
+    assert list(transports.misfits(recipe("sync.transport=nccl", "rollout.placement=colocated"), 0)) == []
+
     # A directory that cannot be written is refused.
     (tmp_path / "file").write_text("")
     where = tmp_path / "file" / "below"
