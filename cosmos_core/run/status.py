@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ def look(directory: Path) -> Iterator[str]:
     yield f"{job.recipe.run.name}: {verdict}"
     yield line(progress)
     if address is not None:
-        yield from _replicas(state)
+        yield from _replicas(state, gauges)
         yield from (f"  {words}" for words in page_words(job))
     yield from settings_lines(state)
     yield from (f"  {each}" for each in findings(state))
@@ -90,10 +90,15 @@ def look(directory: Path) -> Iterator[str]:
         yield f"  report: {job.directory / folder.REPORT}"
 
 
-def _replicas(state: State) -> Iterator[str]:
+def _replicas(state: State, gauges: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for replica in (*state.named("policy"), *state.named("rollout")):
         held = replica.step if replica.role == "policy" else replica.version
         work = f", {len(replica.leases)} prompts in flight" if replica.role == "rollout" else ""
+        used = gauges.get(replica.name, {})
+        if "memory_bytes" in used:
+            work += f", at most {used['memory_bytes'] / 2**30:.1f} GiB so far"
+        if "mfu" in used:
+            work += f", MFU {used['mfu']:.0%}"
         place = f"pid {replica.pid} on {replica.host}"
         yield f"  {replica.name}: {status_of(state, replica)}, weights of step {max(0, held)}{work}, {place}"
     for name in sorted(state.departed):

@@ -51,10 +51,17 @@ def test_without_a_controller_the_journal_tells(stored, monkeypatch):
 
 def test_a_controller_tells_as_it_is(stored, history, monkeypatch):
     monkeypatch.setattr(status, "find_address", lambda job: "tcp://127.0.0.1:9")
-    monkeypatch.setattr(status, "so_far", lambda *_, gauges: iter(history.entries))
+
+    def so_far(*_, gauges):
+        gauges["policy-0"] = {"memory_bytes": 1.5 * 2**30, "mfu": 0.416}
+        return iter(history.entries)
+
+    monkeypatch.setattr(status, "so_far", so_far)
     told = list(look(stored))
     assert told[0] == "demo: running"
-    assert any(words.startswith("  policy-0: ") for words in told)
+    assert any(
+        words.startswith("  policy-0: ") and ", at most 1.5 GiB so far, MFU 42%, pid " in words for words in told
+    )
 
     # A controller that does not answer is said to.
     monkeypatch.setattr(status, "so_far", observer.so_far)

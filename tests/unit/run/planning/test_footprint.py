@@ -213,6 +213,8 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
         'reward=[{plugin="math"}]',
         "rollout.sampling.max_units=24",
         "evaluation.prompts=8",
+        "policy.device=cuda",
+        "rollout.device=cuda",
         'warmup={plugin="sft",steps=1,optimizer={lr=1e-3,kind="muon"}}',
     ]
     both = make_plan(load_recipe(path, overrides=overrides), path, tmp_path)
@@ -245,11 +247,7 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     outside = {name: ranks[0].device[OUTSIDE] - CONTEXT_BYTES for name, ranks in pools.items()}
     assert outside == {"policy": (2 + 3) * NCCL_BYTES, "rollout": (4 + 3) * NCCL_BYTES}
     # Pools that take turns need the larger of two, and the machine's memory holds what sleeps.
-    pools = {
-        "policy": attrs.evolve(both.job.recipe.policy, device="cuda"),
-        "rollout": attrs.evolve(both.job.recipe.rollout, device="cuda", placement="colocated"),
-    }
-    turns = attrs.evolve(both.job.recipe, **pools)
+    turns = attrs.evolve(both.job.recipe, rollout=attrs.evolve(both.job.recipe.rollout, placement="colocated"))
     turning = attrs.evolve(both, job=attrs.evolve(both.job, recipe=turns))
     (rank,) = memory_by_pool(turning)["policy"]
     assert rank.host["while it sleeps"] == rank.device["parameters"] + rank.device["optimizer"]
@@ -257,8 +255,9 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert rank.device[OUTSIDE] == 2 * CONTEXT_BYTES + 2 * NCCL_BYTES, "tp's communicator, and that of all"
     # In the memory of a machine without GPUs is nothing of the kind.
     (rank,) = memory_by_pool(both)["rollout"]
-    alone = memory_on_cpu(both)
-    assert alone == {**memory_on_cpu(turning), "rollout": sum(rank.device.values())}
+    alone = sum(rank.device.values()) - CONTEXT_BYTES
+    assert memory_on_cpu(both) == {**memory_on_cpu(turning), "rollout": alone}
+    assert OUTSIDE not in memory_by_pool(plan)["policy"][0].device, "a tiny run, on a machine without GPUs"
     assert "and policy.device and rollout.device = 'cuda' asks for them" in room(turning, 0, 1 << 60)
     slow = attrs.evolve(turns, policy=attrs.evolve(turns.policy, device="cpu"))
     (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=slow)))["policy"]
