@@ -230,10 +230,17 @@ GPU_NEEDS := $(VENV)/.developing
 GPU_PYTHON := $(BIN)/python
 endif
 
-.PHONY: gpu gpu-wheels
-gpu: $(GPU_NEEDS) ## Qualify this machine's GPU: make gpu [STAGES=A,B] [MINUTES=10]; the dry form: make gpu DEVICE=cpu TINY=1
+.PHONY: gpu gpu-asked gpu-wheels
+gpu: gpu-asked $(GPU_NEEDS) ## Qualify this machine's GPU: make gpu [STAGES=A,B] [MINUTES=10]; the dry form: make gpu DEVICE=cpu TINY=1
 	@$(GPU_PYTHON) -m tests.gpu.qualify $(if $(DEVICE),--device $(DEVICE)) $(if $(TINY),--tiny) \
-		$(if $(STAGES),--stages $(STAGES)) $(if $(MINUTES),--minutes $(MINUTES))
+		$(if $(STAGES),--stages "$(STAGES)") $(if $(MINUTES),--minutes="$(MINUTES)")
+
+# Before anything is installed for it.
+gpu-asked:
+	@$(if $(filter command,$(origin STAGE) $(origin MINUTE)),echo "make gpu takes STAGES= and MINUTES= and no STAGE= or MINUTE="; exit 2)
+	@[ "$(DEVICE)" = cpu ] || ls /dev/nvidia[0-9]* >/dev/null 2>&1 || command -v nvidia-smi >/dev/null || { \
+		echo "make gpu needs a CUDA device, and this machine has none: there is neither /dev/nvidia0 nor nvidia-smi."; \
+		echo "make gpu DEVICE=cpu TINY=1 goes through all of it on a CPU, with tiny shapes"; exit 2; }
 
 gpu-wheels: $(VENV)/.developing ## Gather what a machine with torch and CUDA lacks for `make gpu`, into gpu-wheels/.
 	$(call say,Gathering wheels for Python $(PYTHON_VERSION) into $(GPU_WHEELS)/)

@@ -65,6 +65,15 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "head_dim": 32,
         "tie_word_embeddings": True,
     },
+    "tiny untied": {
+        "vocab_size": 4096,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+    },
     "0.6B": {
         "hidden_size": 1024,
         "intermediate_size": 3072,

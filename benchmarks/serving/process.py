@@ -82,4 +82,5 @@ class EngineProcess:
 
     def _tail(self) -> str:
         self._printed.seek(0)
-        return "; the last that it printed:\n" + "".join(self._printed.readlines()[-15:])
+        printed = [line.rstrip() for line in self._printed if line.strip()][-15:]
+        return "\n".join([f"; the last line that it printed: {printed[-1]}", *printed[:-1]]) if printed else ""

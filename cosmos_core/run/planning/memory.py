@@ -363,14 +363,15 @@ class _Rank:
     def _activations(self, stages: Sequence[Sequence[ModelPart]], *, waits: bool) -> int:
         """Bytes of activations: of all micro-batches in flight, and of the layer that is computed again.
 
-        Those of layers may wait in the machine's memory; of three layers they are on the device then.
+        Those of layers may wait in the machine's memory; of three layers, or fewer, they are on the device then.
         """
         parts = [[part for part in stage if not self._offloads or part.is_layer == waits] for stage in stages]
         kept = [sum(part.count * self._kept(part) for part in stage) for stage in parts]
         found = self._in_flight() * sum(kept) / len(kept)
         layers = [part for stage in stages for part in stage if part.is_layer and self.compute in part.kept]
         if self._offloads and not waits:
-            found += 3 * max(map(self._kept, layers), default=0.0)
+            every = self._in_flight() * sum(part.count * self._kept(part) for part in layers) / len(stages)
+            found += min(every, 3 * max(map(self._kept, layers), default=0.0))
         if self.policy.parallel.recompute != "none" and not waits:
             found += max(map(self._all, layers), default=0.0)
         # What layers save takes whole blocks, each time that one goes forward.

@@ -72,8 +72,8 @@ def _publication(model: str, seconds: float, value: int, megabytes: int) -> Chec
     return Check(name=f"{model}, publication", seconds=seconds, value=value, call="weights.publish", settings=settings)
 
 
-_LATER: Final = {"test_lost_member.py", "test_offload.py"}
-"""Tests of what needs two GPUs, or few recipes use."""
+_LATER: Final = {"test_colocated.py", "test_engine_sleep.py", "test_lost_member.py", "test_offload.py"}
+"""Tests of what needs two GPUs or vLLM, of what few recipes use, and of what a whole run does, too."""
 _COMPILED: Final = {"compile": "on"}
 _8B: Final = {"shape": "8B", **_COMPILED}
 _SMALL: Final = {"shape": "0.6B", **_COMPILED}

@@ -39,10 +39,13 @@ def speed(where: Where, name: str, *, model: str, engine: str, sequences: Sequen
     if "compiled" in engine and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         where.skipped(name, f"torch {torch.__version__} has no isolate_recompiles, which compiling it takes")
         return
+    if "without graphs" in engine and where.device == "cpu":
+        where.skipped(name, "a CPU has no CUDA graphs to do without")
+        return
     has_vllm = importlib.util.find_spec("vllm") is not None and where.device == "cuda"
     dtype = "bf16" if where.device == "cuda" else "fp32"
     if where.is_tiny:
-        model, sequences = "tiny", [min(number, 8) for number in sequences[:2]]
+        model, sequences = "tiny" if model == "0.6B" else "small", [min(number, 8) for number in sequences[:2]]
     with contextlib.ExitStack() as stack:
         engines = {
             each: stack.enter_context(EngineProcess(sys.executable, each, model, dtype, where.device, timeout_s=300))
@@ -69,7 +72,7 @@ def divergence(where: Where, name: str, *, model: str) -> None:
     """How far the log-probs of what the engine draws are from those that the trainer gives the same weights."""
     device, is_gpu = torch.device(where.device), where.device == "cuda"
     # Drawn wider than usual: logits as far apart as a trained model's.
-    config = {**QWEN3, **SHAPES["tiny" if where.is_tiny else model], "initializer_range": 0.06}
+    config = {**QWEN3, **SHAPES[where.shape(model)], "initializer_range": 0.06}
     number, units = (4, 16) if where.is_tiny else (64, 128)
     dtype = torch.bfloat16 if is_gpu else torch.float32
     with model_of(config) as made:
@@ -88,7 +91,7 @@ def divergence(where: Where, name: str, *, model: str) -> None:
 
 def sleep(where: Where, name: str, *, model: str, compiles: bool) -> None:
     """Whether vLLM computes the same after it has slept, and how much of the GPU is free meanwhile."""
-    is_gpu, shape = where.device == "cuda", "tiny" if where.is_tiny else model
+    is_gpu, shape = where.device == "cuda", where.shape(model)
     if is_gpu and importlib.util.find_spec("vllm") is None:
         where.skipped(name, "vllm is not installed")
         return

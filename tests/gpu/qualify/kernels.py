@@ -49,13 +49,11 @@ class Outcomes:
         if not self.counts:
             return
         passed, failed = self.counts["passed"], self.counts["failed"]
+        told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(self.counts.items()))
         verdict: Verdict = "failed" if failed else "passed" if passed else "skipped"
         name = self.name.removeprefix("test_").replace("_", " ")
-        told = f"{passed} of {self.counts.total()}"
         note = next(iter(self.said.splitlines()), "")
-        self.where.tell(
-            Figure(name=f"{self.file}: {name}", value=told, unit="cases", bound="all", verdict=verdict, note=note)
-        )
+        self.where.tell(Figure(name=f"{self.file}: {name}", value=told, bound="none fails", verdict=verdict, note=note))
         self.counts.clear()
         self.said = ""
 

@@ -99,6 +99,11 @@ class Report:
         """True if a bound was not kept, or something could not be done."""
         return any(figure.verdict == "failed" for figures in self.figures.values() for figure in figures)
 
+    @property
+    def has_run(self) -> bool:
+        """True if there is a figure of anything that was not skipped."""
+        return any(figure.verdict != "skipped" for figures in self.figures.values() for figure in figures)
+
     def add(self, stage: str, figure: Figure) -> None:
         """Take up a figure, print it, and write the files."""
         self.figures.setdefault(stage, []).append(figure)

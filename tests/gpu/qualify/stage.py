@@ -28,6 +28,8 @@ TINY_S: Final = 5.0
 """What a check is taken to need with tiny shapes."""
 _SLACK, _LEAST_S = 3.0, 240.0
 """A check hangs after so many times what it should need, and not before so many seconds."""
+_END_S: Final = 20.0
+"""What runs that are asked to end may take."""
 _BROKEN: Final = "CUDA error"
 """Part of what is raised once a device no longer answers to a process."""
 
@@ -96,12 +98,20 @@ class _Process:
         return json.loads(line) if line else None
 
     def end(self) -> int:
-        """End it, if it has not ended; its exit code."""
+        """End it and what it has started, if these have not ended; its exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             # One that has told all is about to.
-            return self._process.wait(timeout=0 if self._lines.empty() else 5)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(timeout=0 if self._lines.empty() else 5)
+        # A run ends its own processes if it is asked to, wherever they are.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            until = time.monotonic() + _END_S
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+                while time.monotonic() < until:
+                    # One that has ended is in its group until it is waited for.
+                    self._process.poll()
+                    os.killpg(self._process.pid, 0)
+                    time.sleep(0.05)
         return self._process.wait()
 
     def last_words(self) -> str:

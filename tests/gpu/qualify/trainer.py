@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -41,7 +43,7 @@ def step(
         settings: Of this way.
     """
     asked = _way(where, **settings)
-    if reason := _lacks_room(where, asked):
+    if reason := _lacks_compiler(where, asked) or _lacks_room(where, asked):
         where.skipped(name, reason)
         return
     found = _measured(where, asked)
@@ -77,9 +79,16 @@ def _way(where: Where, **settings: Any) -> Way:
     """A way at its real shape, or at a tiny one."""
     if not where.is_tiny:
         return Way(**settings)
-    # Few CPUs have 8-bit products of a CUDA device's layouts, and each compilation takes half a minute.
-    tiny = {"shape": "tiny", "device": where.device, "tokens": 512, "document": 64, "steps": 1}
-    return Way(**{**settings, **tiny, "compile": "off", "float8": "none"})
+    tiny = {"shape": where.shape(settings["shape"]), "device": where.device, "tokens": 512, "document": 64, "steps": 1}
+    return Way(**{**settings, **tiny})
+
+
+def _lacks_compiler(where: Where, asked: Way) -> str:
+    """The reason why a way cannot be compiled for a CPU; empty if it can, or need not."""
+    compiler = os.environ.get("CXX", "g++")
+    if where.device != "cpu" or asked.compile == "off" or shutil.which(compiler):
+        return ""
+    return f"compiling for a CPU takes a C++ compiler, and there is no {compiler}"
 
 
 def _lacks_room(where: Where, asked: Way) -> str:

@@ -27,6 +27,10 @@ class Where:
     folder: Path
     tell: Callable[[Figure], None]
 
+    def shape(self, name: str) -> str:
+        """A shape of `benchmarks/step.py`, or in the dry form the tiny one that stands for it."""
+        return name if not self.is_tiny else "tiny" if name == "0.6B" else "tiny untied"
+
     def right(self, name: str, value: float, unit: str = "", **bounds: Any) -> None:
         """Tell a figure that is judged anywhere; `bounds` are of `report.judged`."""
         self.tell(judged(name, value, unit, **bounds))

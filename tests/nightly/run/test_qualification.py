@@ -1,13 +1,18 @@
 """`make gpu` in its dry form; what is asked of a GPU is asked by the same code (docs/gpu.md)."""
 
+import contextlib
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.qualify.__main__ import parsed
 from tests.gpu.qualify.checks import CHECKS, STAGES, Check
 from tests.gpu.qualify.report import Report, judged
 from tests.gpu.qualify.stage import Budget
@@ -16,11 +21,19 @@ ROOT = Path(__file__).parents[3]
 QUICK = ["test_policy_step", "0.6B, eager", "0.6B, log-probs", "0.6B, publication", "side", "8B, dp"]
 
 
-def qualify(*arguments, **variables):
+def started(*arguments, **variables):
     command = [sys.executable, "-m", "tests.gpu.qualify", *map(str, arguments)]
     paths = os.pathsep.join(filter(None, (variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, **variables, "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def qualify(*arguments, **variables):
+    process = started(*arguments, **variables)
+    said = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, *said)
 
 
 def figures_of(folder):
@@ -66,6 +79,46 @@ def test_a_stage_that_fails_stops_no_other(tmp_path):
     assert done.returncode == 1
     assert len(notes) == 2
     assert all("the stage's time was up" in note for note in notes)
+
+
+def marked(mark):
+    """What runs with a variable of this value."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_whoever_stops_it_leaves_no_process(tmp_path):
+    mark = f"qualified-in-{tmp_path}"
+    process = started(
+        "--device", "cpu", "--tiny", "--out", tmp_path, "--stages", "E", COSMOS_MARK=mark, TMPDIR=str(tmp_path)
+    )
+    while not any("cosmos_core.rollout.rewards.worker" in command for command in marked(mark)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert (process.returncode, marked(mark)) == (130, []), said
+    assert "stopped, and its processes with it" in said
+
+
+def test_wrong_values_are_refused_and_nothing_run_is_no_success(tmp_path):
+    for asked, said in [
+        (["--minutes", "0"], "expected minutes, a number above 0, got '0'"),
+        (["--minutes=-3"], "expected minutes, a number above 0, got '-3'"),
+        (["--stages", "A,,g"], "there is no G; there are A kernels"),
+        (["--stages", ","], "names none; there are A kernels"),
+    ]:
+        with pytest.raises(SystemExit, match="2"), contextlib.redirect_stderr(io.StringIO()) as told:
+            parsed(asked)
+        assert said in told.getvalue()
+    assert parsed(["--stages", "a,, b"]).stages == ["A", "B"]
+    done = qualify("--device", "cpu", "--tiny", "--out", tmp_path, "--minutes", "0.01")
+    assert (done.returncode, "nothing has run" in done.stderr) == (1, True)
 
 
 def test_where_no_gpu_can_be_used_it_says_why(tmp_path):

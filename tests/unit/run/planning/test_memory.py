@@ -85,6 +85,9 @@ def test_one_process_by_hand():
     (rank,) = memory(parallel={"offload_activations": True})
     assert rank.device["activations"] == 16 * 3 * 350
     assert rank.host["activations"] == 8 * (16 * 350 + (16 << 20))
+    two = attrs.evolve(FACTS, parts=[attrs.evolve(part, count=2) if part.is_layer else part for part in FACTS.parts])
+    (rank,) = memory(facts=two, parallel={"offload_activations": True})
+    assert rank.device["activations"] == 16 * 2 * 350, "there are no three"
     (rank,) = memory(optimizer={"lr": 1e-6, "kind": "adamw-8bit"})
     assert rank.device["optimizer"] == 2 * 10_400 + 2 * 4 * 10_400 / 256
     assert (rank.host["checkpoint copy"], rank.host["restored moments"]) == (12 * 10_400, 8 * 10_400)
