@@ -89,7 +89,9 @@ def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console,
     run = tmp_path / "runs" / "arithmetic"
     assert (tmp_path / "log").read_text() == f"argument {run}/job.sh\n"
     assert "Slurm job 17;" in shown(console, tmp_path)
-    assert "component 1, policy: 1 processes, 1 CPUs each" in shown(console, tmp_path)
+    assert "component 1, policy: 1 processes without GPUs (launch.options.gpus_per_node gives them), 1 CPUs each" in (
+        shown(console, tmp_path)
+    )
     assert (run / "job.json").exists()
     assert 'bind = "0.0.0.0"' in (run / "recipe.resolved.toml").read_text()
     with pytest.raises(ConfigError, match="go on with it: cosmos run --resume"):
