@@ -36,10 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
             gc.enable()
             call(arguments)
-    except (SystemExit, KeyboardInterrupt, RuntimeError) as end:
-        # Typer makes a silent end of it, and Python another error where a class is made. Runs answer Ctrl-C themselves,
-        # once they have begun.
-        causes = (end, end.__cause__, getattr(end.__context__, "__cause__", None))
+    except (SystemExit, KeyboardInterrupt) as end:
+        # Typer makes a silent end of it. Runs answer Ctrl-C themselves, once they have begun.
+        causes = (end, getattr(end.__context__, "__cause__", None))
         if not any(isinstance(each, KeyboardInterrupt) for each in causes):
             raise
         sys.stderr.write("cosmos: stopped by Ctrl-C\n")

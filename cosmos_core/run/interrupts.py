@@ -19,7 +19,8 @@ WATCHED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def insistent(kind: type[BaseException] = KeyboardInterrupt, number: int = signal.SIGINT) -> Iterator[None]:
     """Send a signal again if Python has ignored the `kind` that its handler raised.
 
-    It ignores whatever is raised in a destructor or in a callback, of which each import has some.
+    It ignores whatever is raised in a destructor or in a callback, of which each import has some. Before Python 3.12 it
+    makes a RuntimeError of what is raised where a class names its attributes: the `kind` is raised for it.
     """
     earlier = sys.unraisablehook
 
@@ -33,6 +34,10 @@ def insistent(kind: type[BaseException] = KeyboardInterrupt, number: int = signa
     sys.unraisablehook = again
     try:
         yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, kind):
+            raise error.__cause__ from None
+        raise
     finally:
         sys.unraisablehook = earlier
 

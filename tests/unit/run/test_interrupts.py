@@ -63,3 +63,19 @@ def test_a_signal_that_python_ignores_is_sent_again(monkeypatch):
     with insistent():
         Dropped(lambda: {}["absent"])
     assert [each.exc_type for each in others] == [KeyError]
+
+
+def test_an_interrupt_where_a_class_names_its_attributes_is_one():
+    class Field:
+        def __set_name__(self, *_):
+            raise self.error
+
+    def define(error):
+        Field.error = error
+        type("Class", (), {"field": Field()})
+
+    with pytest.raises(KeyboardInterrupt), insistent():
+        define(KeyboardInterrupt())
+    with pytest.raises((KeyError, RuntimeError)) as other, insistent():
+        define(KeyError())
+    assert isinstance(other.value.__cause__ or other.value, KeyError)
