@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
 
-if TYPE_CHECKING:
-    from cosmos_core.rollout.embedded.scheduler import Plan
+from cosmos_core.rollout.embedded.plan import Plan
 
 
 @attrs.frozen(kw_only=True)
@@ -23,25 +21,6 @@ class LayerShape:
     num_heads: int
     key_dim: int
     value_dim: int
-
-
-@attrs.frozen(kw_only=True)
-class Chunk:
-    """Consecutive units of one sequence: tokens [first, last) of the step, from unit `start` of slot `slot`."""
-
-    first: int
-    last: int
-    start: int
-    slot: int
-
-
-@attrs.frozen(kw_only=True)
-class Fork:
-    """The first `num_units` units of slot `source` are those of `targets` too."""
-
-    source: int
-    targets: tuple[int, ...]
-    num_units: int
 
 
 class SlotCache:

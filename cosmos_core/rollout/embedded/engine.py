@@ -18,9 +18,10 @@ from cosmos_core.rollout.embedded.graphs import DecodeGraphs
 from cosmos_core.rollout.embedded.options import EmbeddedOptions, problems
 from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.paged import PagedCache, cache_for, dense_because
+from cosmos_core.rollout.embedded.plan import Plan
 from cosmos_core.rollout.embedded.runner import EncoderCache, Runner
 from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw_next
-from cosmos_core.rollout.embedded.scheduler import Plan, Scheduler
+from cosmos_core.rollout.embedded.scheduler import Scheduler
 from cosmos_core.rollout.embedded.verification import install_attention
 from cosmos_core.rollout.serving.scoring import scoring_inputs
 from cosmos_core.rollout.serving.tokens import TokenEngine, TokenSequence

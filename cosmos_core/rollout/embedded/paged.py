@@ -7,18 +7,16 @@ heads, K key-value heads, D head dim; R rows of a cache whose pages and units ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from cosmos_core.models.attention import varlen
 from cosmos_core.rollout.embedded.attention import SlotStep
-from cosmos_core.rollout.embedded.cache import Chunk, Fork, LayerShape, SlotCache
+from cosmos_core.rollout.embedded.cache import LayerShape, SlotCache
 from cosmos_core.rollout.embedded.interface import AttentionModule, Call, Variant
-
-if TYPE_CHECKING:
-    from cosmos_core.rollout.embedded.scheduler import Plan
+from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
 
 
 def dense_because(calls: Iterable[Call], dtype: torch.dtype, device: torch.device) -> str:
@@ -45,10 +43,17 @@ def step_over(
     cache: SlotCache | PagedCache, plan: Plan, slots_N: torch.Tensor, places_N: torch.Tensor
 ) -> SlotStep | PagedStep:
     """A planned step over a cache of either kind: the slot and the place of each token."""
-    kind: Any = PagedStep if isinstance(cache, PagedCache) else SlotStep
-    parts = {"num_decoding": plan.num_decoding, "chunks": plan.chunks, "forks": plan.forks, "shared": plan.shared}
-    step: SlotStep | PagedStep = kind(cache, slots_N=slots_N, places_N=places_N, **parts)
-    return step
+    if isinstance(cache, PagedCache):
+        return PagedStep(cache, slots_N=slots_N, places_N=places_N, chunks=plan.chunks, forks=plan.forks)
+    return SlotStep(
+        cache,
+        slots_N=slots_N,
+        places_N=places_N,
+        num_decoding=plan.num_decoding,
+        chunks=plan.chunks,
+        forks=plan.forks,
+        shared=plan.shared,
+    )
 
 
 class PagedCache:
@@ -188,7 +193,6 @@ class PagedStep:
         places_N: torch.Tensor,
         chunks: Sequence[Chunk] = (),
         forks: Sequence[Fork] = (),
-        **_: Any,
     ) -> None:
         num_decoding = chunks[0].first if chunks else len(slots_N)
         self._layers = cache.layers

@@ -13,12 +13,12 @@ import torch
 
 from cosmos_core.protocols.vision import Conditioning, VisionInputs, VisionModel
 from cosmos_core.rollout.embedded.attention import SlotStep
-from cosmos_core.rollout.embedded.cache import Chunk, SlotCache
+from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.compiled import CompiledForward, is_single
 from cosmos_core.rollout.embedded.interface import Step, step_context
 from cosmos_core.rollout.embedded.paged import PagedCache, step_over
+from cosmos_core.rollout.embedded.plan import Chunk, Plan
 from cosmos_core.rollout.embedded.sampler import SlotNumbers
-from cosmos_core.rollout.embedded.scheduler import Plan
 from cosmos_core.rollout.serving.scoring import ScoringInput
 from cosmos_core.rollout.serving.tokens import TokenRequestState, offset_of
 

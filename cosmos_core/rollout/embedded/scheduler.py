@@ -11,52 +11,13 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator
 
-import attrs
-
-from cosmos_core.rollout.embedded.attention import PrefixGroup
-from cosmos_core.rollout.embedded.cache import Chunk, Fork, SlotCache
+from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.paged import PagedCache
+from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
+from cosmos_core.rollout.embedded.prefix import PrefixGroup
 from cosmos_core.rollout.embedded.sampler import SamplingFeatures, SlotNumbers
 from cosmos_core.rollout.serving.requests import WaitingQueue
 from cosmos_core.rollout.serving.tokens import TokenRequestState, TokenSequence
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Plan:
-    """One step.
-
-    Attributes:
-        sequences: What is in each slot.
-        num_decoding: Slots 0 to n - 1 feed their newest unit.
-        chunks: What follows them among the step's tokens.
-        chunk_tokens: Tokens of the chunks, one after another.
-        offsets: What the positions of each chunk's units have on their places.
-        forks: Slots that start from what another holds.
-        shared: Decoding slots, next to each other, that hold one prompt.
-        drawn: The sequences that draw a unit, in slots 0, 1, …
-        logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
-        kept: Token of the step whose logits are kept, for each chunk that draws.
-        lengths: Units that each slot has after it.
-        longest: Units that a slot may come to have, before what is in it ends.
-    """
-
-    lengths: list[int]
-    longest: int
-    num_decoding: int
-    chunks: tuple[Chunk, ...] = ()
-    forks: tuple[Fork, ...] = ()
-    shared: tuple[PrefixGroup, ...] = ()
-    sequences: list[TokenSequence] = attrs.field(factory=list)
-    chunk_tokens: list[int] = attrs.field(factory=list)
-    offsets: list[int] = attrs.field(factory=list)
-    drawn: list[TokenSequence] = attrs.field(factory=list)
-    logit_rows: list[int] | None = None
-    kept: list[int] = attrs.field(factory=list)
-
-    @property
-    def uses_cache(self) -> bool:
-        """True if it needs anything that an earlier step left in the cache."""
-        return self.num_decoding > 0 or any(chunk.start for chunk in self.chunks)
 
 
 class Scheduler:

@@ -11,11 +11,11 @@ import torch
 
 from cosmos_core.errors import EngineError
 from cosmos_core.rollout.embedded.attention import SlotStep
-from cosmos_core.rollout.embedded.cache import Chunk, Fork, LayerShape
+from cosmos_core.rollout.embedded.cache import LayerShape
 from cosmos_core.rollout.embedded.interface import NAME, AttentionModule, Call, Variant
 from cosmos_core.rollout.embedded.paged import cache_for, step_over
+from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
 from cosmos_core.rollout.embedded.runner import Runner
-from cosmos_core.rollout.embedded.scheduler import Plan
 
 _PROBE_UNITS: Final = 12
 _PROBE_PREFIX: Final = 7

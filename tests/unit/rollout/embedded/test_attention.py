@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cosmos_core.rollout.embedded import attention as runs
-from cosmos_core.rollout.embedded.attention import PrefixGroup, SlotStep, prefix_groups
+from cosmos_core.rollout.embedded import prefix
+from cosmos_core.rollout.embedded.attention import SlotStep
 from cosmos_core.rollout.embedded.cache import LayerShape, SlotCache
 from cosmos_core.rollout.embedded.interface import Layer, Variant
+from cosmos_core.rollout.embedded.prefix import PrefixGroup, prefix_groups
 
 NUM, CAPACITY, SHARED = 9, 48, 21
 # Slots 1 to 4 hold one prompt, 5 and 6 another, the rest their own.
@@ -58,7 +59,7 @@ def test_a_run_attends_as_its_slots_do_one_by_one(monkeypatch):
             (torch.bfloat16, 0.02, False),
             (torch.bfloat16, 0.02, True),
         ]:
-            monkeypatch.setattr(runs, "_KEYS_FIRST", keys_first)
+            monkeypatch.setattr(prefix, "_KEYS_FIRST", keys_first)
             cache = filled(dtype)
             expected = attended(cache, (), variant, dtype=dtype)
             found = attended(cache, RUNS, variant, dtype=dtype)

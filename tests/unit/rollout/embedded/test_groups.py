@@ -7,7 +7,7 @@ import pytest
 from transformers import Qwen3Config
 
 from cosmos_core.rollout.embedded import engine as engine_module
-from cosmos_core.rollout.embedded.attention import PrefixGroup
+from cosmos_core.rollout.embedded.prefix import PrefixGroup
 
 SIZE, SAMPLES, NUM_UNITS = 400, 16, 24
 

@@ -12,11 +12,11 @@ from transformers import Qwen3Config
 from cosmos_core.models.attention import varlen
 from cosmos_core.protocols.model import Record
 from cosmos_core.rollout.embedded import graphs
-from cosmos_core.rollout.embedded.cache import Chunk, Fork, LayerShape
+from cosmos_core.rollout.embedded.cache import LayerShape
 from cosmos_core.rollout.embedded.interface import Call, Variant
 from cosmos_core.rollout.embedded.paged import PagedCache, dense_because
+from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
 from cosmos_core.rollout.embedded.plugin import cosmos_engine
-from cosmos_core.rollout.embedded.scheduler import Plan
 from tests.unit.models.attention.flash import pages_on_cpus
 from tests.unit.rollout.embedded.capture import StandIn
 
