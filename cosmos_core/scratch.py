@@ -70,22 +70,26 @@ def _locked(label: str, parent: str) -> tuple[Path, int]:
     """A new folder and the descriptor of its lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-", dir=parent))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # Before it was locked, somebody may have taken it for a dead process's.
-        if folder.exists():
+        if (lock := _held(folder, fcntl.LOCK_EX)) is not None:
             return folder, lock
-        os.close(lock)
 
 
 def _entered(folder: Path) -> int:
     """The descriptor of a lock that others may hold besides, of a folder that is made if it is not there."""
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        if (lock := _held(folder, fcntl.LOCK_SH)) is not None:
+            return lock
+
+
+def _held(folder: Path, kind: int) -> int | None:
+    """The descriptor of a folder's lock; None if somebody who took it for a dead process's has removed it before."""
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        # Before it was locked, the last of the others may have removed it.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), folder.stat()):
-                return lock
-        os.close(lock)
+        undo.callback(os.close, lock)
+        fcntl.flock(lock, kind)
+        if os.path.samestat(os.fstat(lock), folder.stat()):
+            undo.pop_all()
+            return lock
+    return None

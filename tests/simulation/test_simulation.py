@@ -133,6 +133,10 @@ def test_a_power_cut_takes_the_end_of_the_journal_and_no_term(seed):
     assert terms == [*range(1, simulation.controller.num_starts + 1)]
 
 
+def test_a_power_cut_takes_no_resume_back():
+    assert Simulation(884).run().outcome == "finished"
+
+
 def test_a_violation_tells_how_it_is_seen_again(capsys):
     (plant,) = (plant for plant in PLANTS if plant.name == "acknowledged before the commit")
     with planted(plant):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 
-from cosmos_core.scratch import scratch
+from cosmos_core.scratch import remove_abandoned, scratch, shared_scratch
 
 KILLED = """
 import os, signal, sys
@@ -33,3 +33,23 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path, monkey
             assert (first / "file").exists()
             assert second.parent == tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["cosmos-of-somebody"]
+
+
+def test_a_folder_that_others_tidy_away_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    opened, real = [], os.open
+
+    def open_late(path, *args, **options):
+        if not opened:
+            opened.append(path)
+            assert remove_abandoned(path)
+        return real(path, *args, **options)
+
+    for enter, label in ((scratch, "new"), (shared_scratch, "shared")):
+        opened.clear()
+        monkeypatch.setattr(os, "open", open_late)
+        with enter(label, str(tmp_path)) as folder:
+            assert folder.is_dir()
+            assert opened
+            assert not remove_abandoned(folder)
+        monkeypatch.undo()
+    assert not [*tmp_path.iterdir()]

@@ -85,8 +85,9 @@ class Disk:
         if is_lost:
             snapshot, path = self.snapshots[step], state.checkpoints.saved[step]
             self.committed[:] = [EVENTS.encode(Recovered(snapshot=snapshot, checkpoint=path))]
-            self.settled = 1
         self.committed.append(EVENTS.encode(Resumed(step=step, settings=state.settings)))
+        # No other controller is started before the first one listens, and what it goes on with is settled by then.
+        self.settled = len(self.committed)
         return step
 
     def lose_end(self) -> State | None:
