@@ -57,6 +57,7 @@ _LOG: Final = logging.getLogger(__name__)
 _TICK_S: Final = 0.2
 _RATE_WINDOW_S: Final = 5.0
 _FLUSH_S: Final = 10.0
+_UNTRACED: Final = "the processes of its engine (rollout.mesh.tp), which compute, are not traced"
 
 
 def main(args: RoleArgs) -> None:
@@ -121,10 +122,7 @@ class Replica:
         plugins = PluginSet.load(selections(recipe, ("model", "algorithm", "dataset", "engine", "environment")))
         model, stage = load_model(job, plugins), stages(recipe)[-1]
         self._engine = make_engine(job, plugins, model, f"{args.name} {args.incarnation}")
-        tp = recipe.rollout.mesh.tp
-        untraced = (
-            f"the {tp} processes of its engine (rollout.mesh.tp), which compute, are not traced" if tp > 1 else ""
-        )
+        untraced = _UNTRACED if recipe.rollout.mesh.tp > 1 else ""
         self._profiler = Profiler(job.directory, args.name, self._report, untraced=untraced)
         if isinstance(self._engine, ServedEngine):
             self._engine.profiler = self._profiler

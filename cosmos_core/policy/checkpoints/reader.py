@@ -177,7 +177,7 @@ class CheckpointReader(FsspecReader):
 
         with ThreadPoolExecutor(THREADS, "checkpoint-file") as threads:
             # What fails in one is raised here, and files that are not begun are left alone.
-            for _ in threads.map(read, in_file):
+            for _ in map(read, in_file) if len(in_file) == 1 else threads.map(read, in_file):
                 pass
         done: Future[None] = Future()
         done.set_result(None)
