@@ -62,9 +62,9 @@ def _engine(model: str, seconds: float, value: int, engine: str = "embedded") ->
     return Check(name=f"{model}, {engine}", seconds=seconds, value=value, call="engine.speed", settings=settings)
 
 
-def _sleep(name: str, seconds: float, value: int, *, compiles: bool) -> Check:
-    settings = {"model": "0.6B", "compiles": compiles}
-    return Check(name=name, seconds=seconds, value=value, call="engine.sleep", settings=settings)
+def _sleep(name: str, seconds: float, value: int, **settings: Any) -> Check:
+    settings = {"model": "0.6B", **settings}
+    return Check(name=f"0.6B, {name}", seconds=seconds, value=value, call="engine.sleep", settings=settings)
 
 
 def _publication(model: str, seconds: float, value: int, megabytes: int) -> Check:
@@ -135,8 +135,9 @@ CHECKS: Final[Mapping[str, Sequence[Check]]] = {
         _engine("0.6B", 60, 1),
         _engine("4B", 90, 2),
         Check(name="4B, log-probs", seconds=60, value=2, call="engine.divergence", settings={"model": "4B"}),
-        _sleep("0.6B, vLLM after sleep, compiled", 120, 2, compiles=True),
-        _sleep("0.6B, vLLM after sleep, eager", 90, 3, compiles=False),
+        _sleep("vLLM after sleep, compiled", 120, 2, engine="vllm", compiles=True),
+        _sleep("embedded after sleep", 60, 3, engine="embedded"),
+        _sleep("vLLM after sleep, eager", 90, 3, engine="vllm"),
         _engine("0.6B", 60, 3, engine="embedded without graphs"),
         _engine("0.6B", 150, 3, engine="embedded compiled"),
     ],

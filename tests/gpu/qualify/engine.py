@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,19 +90,22 @@ def divergence(where: Where, name: str, *, model: str) -> None:
     where.right(f"{name}: KL", float((ratio_N.exp() - 1 - ratio_N).mean()), "nats", most=1e-3, note=note)
 
 
-def sleep(where: Where, name: str, *, model: str, compiles: bool) -> None:
-    """Whether vLLM computes the same after it has slept, and how much of the GPU is free meanwhile."""
-    is_gpu, shape = where.device == "cuda", where.shape(model)
-    if is_gpu and importlib.util.find_spec("vllm") is None:
-        where.skipped(name, "vllm is not installed")
-        return
-    options = {"compile": compiles and is_gpu, **({"memory_share": 0.4} if is_gpu else {})}
-    found = sleeping("vllm" if is_gpu else "embedded", where.device, options, {**QWEN3, **SHAPES[shape]})
+def sleep(where: Where, name: str, *, model: str, engine: str, compiles: bool = False) -> None:
+    """Whether an engine computes the same after it has slept, and how much of the GPU is free meanwhile."""
+    options: dict[str, Any] = {}
+    if engine == "vllm":
+        is_cpu = where.device == "cpu"
+        if is_cpu or importlib.util.find_spec("vllm") is None:
+            where.skipped(name, "vLLM gives up the memory of GPUs only" if is_cpu else "vllm is not installed")
+            return
+        options = {"compile": compiles, "memory_share": 0.4}
+    found = sleeping(engine, where.device, options, {**QWEN3, **SHAPES[where.shape(model)]})
     where.right(f"{name}: digests that differ", 0 if found["attested"] else 1, most=0)
     where.right(f"{name}: log-probs, furthest off", found["furthest"], "nats", most=0.02)
     lost = IN_FLIGHT * UNITS - sum(found["units"])
     where.right(f"{name}: units in flight that are lost", lost, most=0)
-    where.speed(f"{name}: freed, times the weights", found["freed_bytes"] / found["weights_bytes"], least=1.0)
+    if where.device == "cuda":
+        where.speed(f"{name}: freed, times the weights", found["freed_bytes"] / found["weights_bytes"], least=1.0)
 
 
 def _generated(

@@ -18,7 +18,7 @@ from tests.gpu.qualify.report import Report, judged
 from tests.gpu.qualify.stage import Budget
 
 ROOT = Path(__file__).parents[3]
-QUICK = ["test_policy_step", "0.6B, eager", "0.6B, log-probs", "0.6B, publication", "side", "8B, dp"]
+QUICK = ["test_policy_step", "0.6B, eager", "0.6B, log-probs", "after sleep", "0.6B, publication", "side", "8B, dp"]
 
 
 def started(*arguments, **variables):
@@ -53,6 +53,12 @@ def test_every_stage_runs_on_a_cpu(tmp_path):
     assert all("failed" not in each for each in verdicts.values())
     # What is right is judged on a CPU, too; what is fast is told beside its bound.
     assert {stage for stage, each in verdicts.items() if "passed" in each} == {"A", "C", "E", "F"}
+    slept = {name: each["verdict"] for name, each in found["C"].items() if "after sleep" in name}
+    parts = ("digests that differ", "log-probs, furthest off", "units in flight that are lost")
+    assert slept == {
+        **{f"0.6B, vLLM after sleep, {how}": "skipped" for how in ("compiled", "eager")},
+        **{f"0.6B, embedded after sleep: {part}": "passed" for part in parts},
+    }
     speed = found["D"]["0.6B, publication: published to loaded, attested"]
     assert (speed["verdict"], speed["bound"]) == ("measured", "≥ 20")
     assert speed["value"] > 0
