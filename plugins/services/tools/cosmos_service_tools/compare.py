@@ -13,7 +13,9 @@ def compare(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE.html", help="The page; comparison.html in this folder if absent."),
+        typer.Option(
+            "--output", metavar="FILE.html", help="The page; comparison.html in the first run's folder if absent."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, for programs; a page is made with --output alone.")
@@ -32,10 +34,10 @@ def compare(
     from cosmos_service_tools.comparison import as_plain, load, show  # noqa: PLC0415
     from cosmos_service_tools.comparison_page import check_page, write_page  # noqa: PLC0415
 
-    page = output or (None if as_json else Path("comparison.html"))
-    if page is not None:
-        check_page(page)
+    if output is not None:
+        check_page(output)
     found = load(runs)
+    page = output or (None if as_json else runs[0] / "comparison.html")
     if as_json:
         typer.echo(as_plain(found))
     else:

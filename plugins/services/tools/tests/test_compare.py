@@ -86,11 +86,11 @@ def test_runs_are_laid_side_by_side_in_a_table_and_on_a_page(cosmos, here, run):
         ("samples dropped", "4", "-"),
         ("reward[math].weight", "1.0", "2.0"),
     }
-    assert said.endswith("Curves: comparison.html\n")
+    assert said.endswith("Curves: one/comparison.html\n")
 
     # The page has everything in it. What the warm-up measures is another quantity, and what is always 0 no curve.
-    page = (here / "comparison.html").read_text()
-    assert '<a href="one/report.html">one</a>' in page
+    page = (here / "one/comparison.html").read_text()
+    assert '<a href="report.html">one</a>' in page
     assert "<b>two" not in page
     drawn = charts(page)
     assert list(drawn)[:4] == ["Reward", "Held-out accuracy", "Loss", "Loss of the warm-up"]
@@ -102,12 +102,12 @@ def test_runs_are_laid_side_by_side_in_a_table_and_on_a_page(cosmos, here, run):
     assert not any("wait_s" in title for title in drawn)
 
     # As JSON, a page is made where that is asked for alone.
-    (here / "comparison.html").unlink()
+    (here / "one/comparison.html").unlink()
     told = json.loads(cosmos("compare", "one", "<b>two", "--json"))
     assert told["runs"][0]["reward"] == [3.0, 6.0]
     assert told["runs"][1]["outcome"] == "interrupted"
     assert told["recipe"] == {"reward[math].weight": [1.0, 2.0]}
-    assert not (here / "comparison.html").exists()
+    assert not (here / "one/comparison.html").exists()
 
 
 def test_runs_with_other_warmups_begin_together(cosmos, here, run):
@@ -153,10 +153,10 @@ def test_what_cannot_be_compared_is_said(cosmos, here, run):
     run("new")
     said = cosmos("compare", "old", "new")
     assert "old: no metrics.jsonl, so there are no curves; figures are those of summary.json." in said
-    (line,) = charts((here / "comparison.html").read_text())["Reward"]["series"]
+    (line,) = charts((here / "old/comparison.html").read_text())["Reward"]["series"]
     assert (line["label"], line["colour"]) == ("new", 1)
     cosmos("compare", "old")
-    assert "None of them has a curve." in (here / "comparison.html").read_text()
+    assert "None of them has a curve." in (here / "old/comparison.html").read_text()
 
     (here / "empty").mkdir()
     (here / "new/recipe.resolved.toml").write_text("[run")
