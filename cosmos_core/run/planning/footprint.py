@@ -255,18 +255,20 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
     needed = sum(largest.device.values())
     where = f" ({largest.name})" if len(ranks) > 1 else ""
     lacking = _uncounted(ranks, uncounted)
-    least = _least(largest)
-    fitting = [
-        name
+    least = _least(largest) if share else needed
+    fitting = {
+        name: num_bytes
         for name, num_bytes in GPU_MEMORY.items()
-        if max(needed, share * num_bytes) <= USABLE * num_bytes and (not share or least <= share * num_bytes)
-    ]
+        if share <= USABLE and least <= (share or USABLE) * num_bytes
+    }
     none = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
-    if share and needed <= USABLE * max(GPU_MEMORY.values()):
+    if share and least <= USABLE * max(GPU_MEMORY.values()):
         none = f"{none}, where its engine takes {share:.0%} of one"
     if not lacking:
         most = f"at most {size(needed)} a process{where}"
         holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free" if fitting else none
+        if fitting and share and needed > share * min(fitting.values()):
+            holds = f"{holds}; its KV cache has the room that is left"
         return most if device == "cpu" or needed < _GIB else f"{most}: {holds}"
     counted = (
         f"{size(needed)} a process{where} of what is counted ({', '.join(largest.device)}); {', '.join(lacking)} on top"
@@ -358,7 +360,7 @@ def _too_old(gpu: Gpu, role: Role) -> str:
 def _loads(
     plan: Plan, shown: Sequence[str], taken: Mapping[str, int], joins: Role | None
 ) -> tuple[dict[str, int], dict[str, list[Role]]]:
-    """Bytes that processes take of each GPU, if an engine's take so much of it at least; the roles that have it."""
+    """Bytes that processes take of each GPU, an engine's so much, if that is not 0; the roles that have it."""
     places, loads, turns = itertools.cycle(shown), dict.fromkeys(shown, 0), plan.job.takes_turns
     # A policy that sleeps beside the engine has this.
     asleep = _outside(plan.job.recipe, "policy") if turns else 0
@@ -371,8 +373,9 @@ def _loads(
         awake = dict.fromkeys(shown, 0)
         for _ in range((pool.replicas if joins is None else 1) * pool.processes * pool.gpus):
             place, needed = next(places), pool.device_bytes // pool.gpus
-            if pool.role == "rollout":
-                needed = max(needed, taken.get(place, 0) + asleep)
+            if pool.role == "rollout" and taken.get(place):
+                # Its cache is as large as it finds room.
+                needed = taken[place] + asleep
             roles[place].append(pool.role)
             awake[place] += needed
         loads = {gpu: max(loads[gpu], load) if turns else loads[gpu] + load for gpu, load in awake.items()}

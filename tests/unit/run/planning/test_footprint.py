@@ -79,6 +79,11 @@ def test_a_verdict_names_gpus_for_the_largest_process():
     cached = attrs.evolve(rank(60), device={"parameters": 60 * GIB, CACHE: 9 * GIB})
     assert ": a GPU of 80 GB (H100) or 141" in verdict([cached], "cuda", share=0.85)
     assert ": a GPU of 141 GB (H200) holds it" in verdict([cached], "cuda", share=0.7)
+    # The cache is as large as it finds room.
+    full = attrs.evolve(rank(60), device={"parameters": 60 * GIB, CACHE: 300 * GIB})
+    for share, fitting in [(0.85, "80 GB (H100) or 141 GB (H200)"), (0.7, "141 GB (H200)")]:
+        said = verdict([full], "cuda", share=share)
+        assert said.startswith(f"at most 360.0 GiB a process: a GPU of {fitting} holds it with a tenth free; its KV")
     none = "no GPU of 80 GB (H100) or 141 GB (H200) holds it with a tenth free, where its engine takes"
     for share in (0.4, 0.95):
         assert verdict([cached], "cuda", share=share).endswith(f"{none} {share:.0%} of one")
@@ -91,10 +96,33 @@ def plan(tmp_path_factory):
     return make_plan(load_recipe(path, overrides=overrides), path, tmp_path_factory.mktemp("plan"))
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A plan of both pools, for GPUs."""
+    path = RECIPES / "sft-arithmetic.toml"
+    overrides = [
+        "policy.mesh.tp=4",
+        'reward=[{plugin="math"}]',
+        "rollout.sampling.max_units=24",
+        "evaluation.prompts=8",
+        "policy.device=cuda",
+        "rollout.device=cuda",
+        'warmup={plugin="sft",steps=1,optimizer={lr=1e-3,kind="muon"}}',
+    ]
+    return make_plan(load_recipe(path, overrides=overrides), path, tmp_path_factory.mktemp("both"))
+
+
 def printed(plan, width):
     console = Console(file=io.StringIO(), width=width)
     print_plan(plan, console)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def other(plan, **tables):
+    """A plan with some keys of some tables of its recipe changed."""
+    recipe = plan.job.recipe
+    changed = {name: attrs.evolve(getattr(recipe, name), **keys) for name, keys in tables.items()}
+    return attrs.evolve(plan, job=attrs.evolve(plan.job, recipe=attrs.evolve(recipe, **changed)))
 
 
 def test_a_plan_has_a_row_for_replicas_and_a_table_for_places(plan):
@@ -153,9 +181,7 @@ def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
 
     # A GPU that computes in bfloat16 as if it could, and one whose state nobody knows.
     monkeypatch.setattr(footprint, "gpus", lambda: [there._replace(memory_bytes=need, capability=(7, 5))])
-    policy = attrs.evolve(plan.job.recipe.policy, precision="bf16")
-    recipe = attrs.evolve(plan.job.recipe, policy=policy)
-    lacking = crowded(attrs.evolve(plan, job=attrs.evolve(plan.job, recipe=recipe)))
+    lacking = crowded(other(plan, policy={"precision": "bf16"}))
     assert lacking.startswith(
         "policy.precision: 'bf16' needs a GPU of compute capability 8.0 or more, and GPU 0, T4, has "
     )
@@ -176,9 +202,7 @@ def test_the_share_of_a_gpu_that_an_engine_takes_counts(tmp_path, monkeypatch):
 
     def crowds(share, **changes):
         told = Preflight(gpu_share=share, gpu_share_key="engine.share")
-        rollout = attrs.evolve(planned.job.recipe.rollout, **changes)
-        job = attrs.evolve(planned.job, recipe=attrs.evolve(planned.job.recipe, rollout=rollout))
-        return crowded(attrs.evolve(planned, job=job, parts=attrs.evolve(planned.parts, preflight=told)))
+        return crowded(other(attrs.evolve(planned, parts=attrs.evolve(planned.parts, preflight=told)), rollout=changes))
 
     assert crowds(0.0) == crowds(0.85) == ""
     # Two engines, or an engine and the policy, do not have more than there is.
@@ -188,6 +212,9 @@ def test_the_share_of_a_gpu_that_an_engine_takes_counts(tmp_path, monkeypatch):
     assert "make them smaller, or lower engine.share: docs" in crowds(1.0)
     assert crowds(0.995, placement="colocated").startswith("GPU 0, H100, has 79.0 GiB, and its processes need 79.1 GiB")
     assert crowds(0.985, placement="colocated") == ""
+    # Of a cache that might be larger it has what there is.
+    assert crowds(0.85, max_in_flight=2_000_000) == ""
+    assert "its processes need " in crowds(0.0, max_in_flight=2_000_000)
     assert "; without its cache one needs " in crowds(0.005)
     assert crowds(0.005).endswith("raise engine.share, or rollout.mesh.tp")
 
@@ -206,52 +233,37 @@ def test_dialogues_are_counted_in_turns_and_units(tmp_path):
     assert f"{16 * 8 * 128:,}" in text
 
 
-def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
-    path = RECIPES / "sft-arithmetic.toml"
-    overrides = [
-        "policy.mesh.tp=4",
-        'reward=[{plugin="math"}]',
-        "rollout.sampling.max_units=24",
-        "evaluation.prompts=8",
-        "policy.device=cuda",
-        "rollout.device=cuda",
-        'warmup={plugin="sft",steps=1,optimizer={lr=1e-3,kind="muon"}}',
-    ]
-    both = make_plan(load_recipe(path, overrides=overrides), path, tmp_path)
-    assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
-    assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
+def test_weights_on_their_way_and_communicators_are_counted(both):
     (rank,) = memory_by_pool(both)["rollout"]
     assert rank.host == {}
     # An engine that makes its own weights first has these in the machine's memory, and then those on their way.
-    telling = attrs.evolve(both.parts, preflight=Preflight(builds_on_host=True, outside_bytes=GIB))
-    (made,) = memory_by_pool(attrs.evolve(both, parts=telling))["rollout"]
+    telling = attrs.evolve(
+        both, parts=attrs.evolve(both.parts, preflight=Preflight(builds_on_host=True, outside_bytes=GIB))
+    )
+    (made,) = memory_by_pool(telling)["rollout"]
     assert made.host == {"first weights": rank.device["parameters"]}
     assert made.device[OUTSIDE] == rank.device[OUTSIDE] + GIB
-    rollout = attrs.evolve(both.job.recipe.rollout, mesh=MeshConfig(tp=2))
-    recipe = attrs.evolve(both.job.recipe, rollout=rollout)
-    (rank,) = memory_by_pool(attrs.evolve(both, parts=telling, job=attrs.evolve(both.job, recipe=recipe)))["rollout"]
+    (rank,) = memory_by_pool(other(telling, rollout={"mesh": MeshConfig(tp=2)}))["rollout"]
     assert (rank.count, rank.host) == (2, {"weights on their way": rank.device["parameters"]})
     # Through a process group they wait on the host, whatever the layout; NCCL has what is on its way on both GPUs.
-    changed = attrs.evolve(both.job.recipe, sync=attrs.evolve(both.job.recipe.sync, transport="nccl"))
-    pools = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=changed)))
+    pools = memory_by_pool(other(both, sync={"transport": "nccl"}))
     assert pools["rollout"][0].host == {"weights on their way": pools["rollout"][0].device["parameters"]}
     on_their_way = {name: ranks[0].device["weights on their way"] for name, ranks in pools.items()}
     assert on_their_way == {"policy": 8 << 20, "rollout": 4 * 4 * (8 << 20)}
     # Each pair of a publisher and a receiver keeps its communicator.
     outside = {name: ranks[0].device[OUTSIDE] - CONTEXT_BYTES for name, ranks in pools.items()}
     assert outside == {"policy": (2 + 1) * NCCL_BYTES, "rollout": 4 * NCCL_BYTES}
-    many = attrs.evolve(
-        changed, rollout=attrs.evolve(changed.rollout, replicas=9), sync=attrs.evolve(changed.sync, fan_out=3)
-    )
-    pools = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=many)))
+    pools = memory_by_pool(other(both, rollout={"replicas": 9}, sync={"transport": "nccl", "fan_out": 3}))
     outside = {name: ranks[0].device[OUTSIDE] - CONTEXT_BYTES for name, ranks in pools.items()}
     assert outside == {"policy": (2 + 3) * NCCL_BYTES, "rollout": (4 + 3) * NCCL_BYTES}
-    # Pools that take turns need the larger of two, and the machine's memory holds what sleeps.
-    turns = attrs.evolve(both.job.recipe, rollout=attrs.evolve(both.job.recipe.rollout, placement="colocated"))
-    turning = attrs.evolve(both, job=attrs.evolve(both.job, recipe=turns))
+
+
+def test_pools_that_take_turns_need_the_larger_of_two(plan, both):
+    turning = other(both, rollout={"placement": "colocated"})
     (rank,) = memory_by_pool(turning)["policy"]
+    # The machine's memory holds what sleeps.
     assert rank.host["while it sleeps"] == rank.device["parameters"] + rank.device["optimizer"]
-    assert (gpus(both.job.recipe, uses_rollouts=True), gpus(turns, uses_rollouts=True)) == (5, 4)
+    assert [gpus(each.job.recipe, uses_rollouts=True) for each in (both, turning)] == [5, 4]
     assert rank.device[OUTSIDE] == 2 * CONTEXT_BYTES + 2 * NCCL_BYTES, "tp's communicator, and that of all"
     # In the memory of a machine without GPUs is nothing of the kind.
     (rank,) = memory_by_pool(both)["rollout"]
@@ -259,10 +271,14 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, tmp_path):
     assert memory_on_cpu(both) == {**memory_on_cpu(turning), "rollout": alone}
     assert OUTSIDE not in memory_by_pool(plan)["policy"][0].device, "a tiny run, on a machine without GPUs"
     assert "and policy.device and rollout.device = 'cuda' asks for them" in room(turning, 0, 1 << 60)
-    slow = attrs.evolve(turns, policy=attrs.evolve(turns.policy, device="cpu"))
-    (rank,) = memory_by_pool(attrs.evolve(both, job=attrs.evolve(both.job, recipe=slow)))["policy"]
+    (rank,) = memory_by_pool(other(turning, policy={"device": "cpu"}))["policy"]
     assert OUTSIDE not in rank.device
     assert any("4, one for each process of either pool, in turns; " in line for line in printed(turning, 200))
+
+
+def test_what_is_whole_and_what_is_measured_has_a_row(plan, both):
+    assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
+    assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
     lines = [" ".join(line.split()) for line in printed(both, 200)]
     assert any(
         line.startswith("whole on each of tp ") and "2 key-value heads, which 4 does not divide: " in line
