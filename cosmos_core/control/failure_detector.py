@@ -28,15 +28,15 @@ _LOOK_S: Final = 0.09
 
 @attrs.define
 class _Since:
-    """Since when something has been the case."""
+    """Since when something has been the case, or so much has been lacking."""
 
     began_at: float = 0.0
-    what: object = None
+    least: int = 0
 
-    def lasts(self, now: float, *, holds: object) -> float:
-        """Seconds for which it has held, the same all the time; 0 while nothing does."""
-        if self.what != holds:
-            self.began_at, self.what = now, holds
+    def lasts(self, now: float, *, holds: int) -> float:
+        """Seconds for which it has held, and never less of it; 0 while it does not."""
+        if not 0 < self.least <= holds:
+            self.began_at, self.least = now, holds
         return now - self.began_at if holds else 0.0
 
 
@@ -72,7 +72,8 @@ class FailureDetector:
         if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
             self._log.record(RolledBack(step=recovery.newest_kept(state)))
-        if self._missing.lasts(now, holds=membership.awaited(state)) > control.join_timeout_s:
+        # Pools are made one after the other at a start: each that joins counts, but not again once it was lost.
+        if self._missing.lasts(now, holds=membership.num_awaited(state)) > control.join_timeout_s:
             self._log.record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
             self._log.record(RegroupDue())

@@ -133,8 +133,8 @@ def on_time(state: State, event: RegroupDue | GroupStalled | JoinTimedOut) -> No
             if state.generation is not None and state.generation.order.generation == event.generation:
                 break_up(state, f"no member made progress for {event.timeout_s:g} s (control.progress_timeout_s)")
         case JoinTimedOut():
-            wanted = " and ".join(missing(state).values()) or "nothing any more"
-            state.fail(f"missing after {event.timeout_s:g} s (control.join_timeout_s): {wanted}; see their logs")
+            words = _missing_words(state)
+            state.fail(f"missing after {event.timeout_s:g} s (control.join_timeout_s): {words}; see their logs")
 
 
 def break_up(state: State, reason: str) -> None:
@@ -148,29 +148,28 @@ def break_up(state: State, reason: str) -> None:
     state.touch("policy")
 
 
-def missing(state: State) -> dict[Role, str]:
-    """Replicas without which the run cannot go on, by role, for people."""
-    wanted: dict[Role, str] = {}
-    settings = state.settings
-    joined = len(state.members["policy"])
-    least = 1 if state.has_started else settings.policy_replicas
-    if joined < least:
-        wanted["policy"] = f"{least - joined} of {settings.policy_replicas} policy replicas"
-    if settings.rollout_replicas:
-        joined = len(state.members["rollout"] - state.draining)
-        least = 1 if state.has_rollouts else settings.rollout_replicas
-        if joined < least:
-            wanted["rollout"] = f"{least - joined} of {settings.rollout_replicas} rollout replicas"
-    return wanted
+def missing(state: State) -> dict[Role, tuple[int, int]]:
+    """How many replicas are lacking without which the run cannot go on, and of how many, by role."""
+    wanted: dict[Role, int] = {"policy": state.settings.policy_replicas, "rollout": state.settings.rollout_replicas}
+    there = {"policy": state.members["policy"], "rollout": state.members["rollout"] - state.draining}
+    least = {role: min(1, number) if state.is_complete(role) else number for role, number in wanted.items()}
+    return {
+        role: (least[role] - len(there[role]), number)
+        for role, number in wanted.items()
+        if len(there[role]) < least[role]
+    }
 
 
-def awaited(state: State) -> dict[Role, str]:
-    """All that is missing, if any of it could come now: the other pool keeps those out that may not wake.
+def _missing_words(state: State) -> str:
+    found = [f"{lacking} of {number} {role} replicas" for role, (lacking, number) in missing(state).items()]
+    return " and ".join(found) or "nothing any more"
 
-    At a start the pools are made one after the other, in any order, and what is missing changes with each that joins.
-    """
-    wanted = missing(state)
-    return wanted if any(turns.may_wake(state, role) for role in wanted) else {}
+
+def num_awaited(state: State) -> int:
+    """How many are missing in all, if any of them could come now: the other pool keeps those out that may not wake."""
+    found = missing(state)
+    can_come = any(turns.may_wake(state, role) for role in found)
+    return sum(lacking for lacking, _ in found.values()) if can_come else 0
 
 
 def refusal(state: State, name: str) -> str:
@@ -180,7 +179,7 @@ def refusal(state: State, name: str) -> str:
         words = "has left already" if name in state.departed else "is not in this run"
         return f"{name} {words}, which has {', '.join(sorted(state.replicas)) or 'no replicas'}"
     if not state.is_complete(replica.role):
-        return f"the run has not begun, as it waits for {' and '.join(missing(state).values())}"
+        return f"the run has not begun, as it waits for {_missing_words(state)}"
     is_needed = replica.role == "policy" or state.settings.rollout_replicas > 0
     if is_needed and not any(other.name != name for other in state.staying(replica.role)):
         return f"{name} is the last {replica.role} replica that stays; start another one first, or end the run"

@@ -319,6 +319,17 @@ def test_replicas_and_groups_are_waited_for_so_long(make_office, settings):
     assert office.journal.events[-1] == JoinTimedOut(timeout_s=100.0)
     assert "1 of 1 rollout replicas" in office.server_loop.state.reason
 
+    # One that comes and goes again and again brings the others no nearer.
+    office = Office(settings(rollout_replicas=2))
+    office.say(HELLO)
+    for number in range(35):
+        if number % 5 == 0:
+            office.say(attrs.evolve(HELLO, name="r0", role="rollout", incarnation=f"r{number}"), b"r")
+        office.wait(4)
+        office.say(beat(1))
+    assert office.journal.kinds().count(JoinTimedOut) == 1
+    assert " of 2 rollout replicas" in office.server_loop.state.reason
+
     # Of pools that share GPUs, one is made after the other, and who was killed comes again once the other pool sleeps.
     office = Office(settings(warmup=2, policy_replicas=1, takes_turns=True))
     office.wait(90)
