@@ -55,6 +55,7 @@ class Component:
         cpus_per_task: CPUs of each.
         nodes: How many; None leaves that to Slurm.
         gpus_per_node: GPUs of each.
+        memory_bytes: Memory of a node that its processes take there, as the plan counts it; 0 without GPUs.
         steps: What each of its replicas takes, by the role of these.
     """
 
@@ -64,6 +65,7 @@ class Component:
     cpus_per_task: int
     nodes: int | None = None
     gpus_per_node: int = 0
+    memory_bytes: int = 0
     steps: Mapping[str, Step] = attrs.field(factory=dict)
 
     @property
@@ -111,7 +113,8 @@ def _shared(policy: Pool, rollout: Pool, options: SlurmOptions, threads: int | N
             beside=room,
         ),
     }
-    return attrs.evolve(part, role="policy and rollout", steps=steps)
+    memory_bytes = part.memory_bytes + min(room, rollout.replicas) * rollout.host_bytes
+    return attrs.evolve(part, role="policy and rollout", memory_bytes=memory_bytes, steps=steps)
 
 
 def _component(pool: Pool, group: int, options: SlurmOptions, threads: int | None) -> Component:
@@ -138,5 +141,6 @@ def _component(pool: Pool, group: int, options: SlurmOptions, threads: int | Non
         cpus_per_task=cpus,
         nodes=nodes * -(-pool.replicas // beside),
         gpus_per_node=step.gpus_per_node * beside,
+        memory_bytes=tasks * beside * pool.host_bytes,
         steps={pool.role: step},
     )

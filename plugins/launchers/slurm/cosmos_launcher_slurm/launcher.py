@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -52,8 +53,20 @@ class SlurmLauncher:
         return Submission(
             name="job.sh",
             text=script(self._context, self._options, self._components, Path.cwd()),
-            notes=tuple(f"component {part.group}, {part.role}: {_words(part)}" for part in self._components),
+            notes=tuple(f"component {part.group}, {part.role}: {self._words(part)}" for part in self._components),
         )
+
+    def _words(self, part: Component) -> str:
+        cpus = f"{part.cpus_per_task} CPU{'s' * (part.cpus_per_task > 1)} each"
+        if part.nodes is None:
+            processes = f"{part.tasks} process{'es' * (part.tasks > 1)}"
+            without = "" if part.role == CONTROLLER else " without GPUs (launch.options.gpus_per_node gives them)"
+            return f"{processes}{without}, {cpus}"
+        if not (self._options.cpus_per_node or self._options.cpus_per_process):
+            cpus = f"{cpus} (launch.options.cpus_per_node gives each its share of a node's)"
+        nodes = f"{part.nodes} node{'s' * (part.nodes > 1)} of {part.gpus_per_node} GPUs"
+        memory = f"{math.ceil(part.memory_bytes / 2**30):,} GiB of memory on each by the plan"
+        return f"{nodes}, {part.tasks} processes on each, {cpus}; {memory}"
 
     def ready(self) -> None:
         """Find out whether sbatch is here, and whether the largest node is large enough.
@@ -212,14 +225,6 @@ def _shape(step: Step, node: int) -> list[str]:
         each = step.tasks // step.nodes
         return [*words, f"--relative={node}", f"--ntasks-per-node={each}", "--overlap", "--cpu-bind=none"]
     return [*words, "--exact"]
-
-
-def _words(part: Component) -> str:
-    cpus = f"{part.cpus_per_task} CPUs each"
-    if part.nodes is None:
-        without = "" if part.role == CONTROLLER else " without GPUs (launch.options.gpus_per_node gives them)"
-        return f"{part.tasks} processes{without}, {cpus}"
-    return f"{part.nodes} nodes of {part.gpus_per_node} GPUs, {part.tasks} processes on each, {cpus}"
 
 
 def _check_room(part: Component, node: Node) -> None:

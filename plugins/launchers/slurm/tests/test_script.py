@@ -54,6 +54,20 @@ def test_each_pool_is_a_component_with_nodes_for_its_replicas():
     assert not any(option.startswith(("--requeue", "--signal", "--output")) for option in policy + rollout)
 
 
+def test_components_are_told_with_their_cpus_and_the_memory_that_the_plan_counts():
+    policy, rollout = (attrs.evolve(pool, host_bytes=10 << 30) for pool in CONTEXT.pools)
+    first, *told = SlurmLauncher(OPTIONS, attrs.evolve(CONTEXT, pools=(policy, rollout))).render().notes
+    assert first == "component 0, controller: 1 process, 2 CPUs each"
+    hint = "2 CPUs each (launch.options.cpus_per_node gives each its share of a node's)"
+    assert told == [
+        f"component 1, policy: 6 nodes of 8 GPUs, 8 processes on each, {hint}; 80 GiB of memory on each by the plan",
+        f"component 2, rollout: 2 nodes of 8 GPUs, 4 processes on each, {hint}; 40 GiB of memory on each by the plan",
+    ]
+    shared = attrs.evolve(CONTEXT, pools=(policy, rollout), takes_turns=True)
+    _, told = SlurmLauncher(attrs.evolve(OPTIONS, cpus_per_process=1), shared).render().notes
+    assert told.endswith(": 6 nodes of 8 GPUs, 8 processes on each, 1 CPU each; 120 GiB of memory on each by the plan")
+
+
 def test_processes_share_the_cpus_of_a_node_by_gpus():
     _, policy, rollout = directives(rendered(attrs.evolve(OPTIONS, cpus_per_node=96)))
     assert ("--cpus-per-task=12" in policy, "--cpus-per-task=24" in rollout) == (True, True)
