@@ -2,11 +2,26 @@
 
 import pytest
 
-from cosmos_core.config.loading import load_recipe
+from cosmos_core.config.loading import load_recipe, recipe_from
+from cosmos_core.run.planning.footprint import memory_by_pool, size
 from cosmos_core.run.planning.plan import make_plan
 from tests import machines
 from tests.unit.run.planning import test_recipes as language
 from tests.unit.run.planning import test_world_recipes as world
+
+SMALL = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+"""Of Qwen3-0.6B."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +42,27 @@ def test_recipes_of_a_language_model_can_be_planned(tmp_path, name):
 def test_each_machine_holds_the_recipes_that_the_guide_has_for_it(tmp_path):
     (shown,) = machines.PLACE.findall(machines.PAGE.read_text())
     assert shown.splitlines() == list(machines.table(tmp_path)), "if it shall be so: python -m tests.machines"
+
+
+def test_the_guide_tells_what_a_small_model_takes_of_one_gpu(tmp_path):
+    page = machines.PAGE.read_text()
+    told = [row.split("|")[-3:-1] for row in page.splitlines() if row.startswith("|") and row.endswith("GiB |")]
+    recipe = {
+        "run": {"name": "guide", "steps": 1},
+        "model": {"plugin": "qwen", "config": SMALL, "tokenizer": {"build": "byte-bpe"}},
+        "algorithm": {"plugin": "grpo"},
+        "dataset": {"plugin": "arithmetic"},
+        "reward": [{"plugin": "math"}],
+        "policy": {"optimizer": {"lr": 1e-6}},
+        "rollout": {"sampling": {"max_units": 512}},
+    }
+    full = {"parallel": {"recompute": "full"}}
+    for number, changes in enumerate(({}, full, {**full, "lora": {}})):
+        changed = recipe_from({**recipe, "policy": {**recipe["policy"], **changes}})
+        pools = memory_by_pool(make_plan(changed, None, tmp_path / str(number)))
+        assert [size(sum(rank.device.values())) for (rank,) in pools.values()] == [
+            each.strip() for each in told[number]
+        ]
 
 
 @pytest.mark.parametrize("name", world.REAL)
