@@ -160,7 +160,8 @@ def from_pages(
     options |= {"window_size_left": left, "window_size_right": right}
     rows = _laid_out(query_UHD, query_UHD.shape[-1]), keys, values
     output_UHD, *_ = aten._flash_attention_forward(*rows, *lengths, False, **options)  # noqa: SLF001
-    return output_UHD  # type: ignore[no-any-return]
+    # It lies like the query, which some models lay out by heads.
+    return output_UHD.contiguous()  # type: ignore[no-any-return]
 
 
 def _width(rows: Rows) -> int:

@@ -145,7 +145,8 @@ class Family(ABC):
     def __init__(self, options: DiffusionOptions, context: ModelContext) -> None:
         self.options = options
         self.context = context
-        self.device = self._slept = torch.device("cpu")
+        self.device = torch.device("cpu")
+        self._awake_on: torch.device | None = None
         self._parts: Final[list[Part]] = []
         self._here: Final = threading.local()
 
@@ -297,13 +298,13 @@ class Family(ABC):
 
     def sleep(self) -> None:
         """Take encoders and the autoencoder off the device; until `wake`, rows are encoded on the CPU."""
-        self._slept, self.device = self.device, torch.device("cpu")
+        self._awake_on, self.device = self._awake_on or self.device, torch.device("cpu")
         for part in self._parts:
             part.leave()
 
     def wake(self) -> None:
         """Let each of them return when it is used."""
-        self.device = self._slept
+        self.device, self._awake_on = self._awake_on or self.device, None
 
     @contextlib.contextmanager
     def on_cpu(self) -> Iterator[None]:

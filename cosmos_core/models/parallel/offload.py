@@ -161,6 +161,10 @@ class _Saved:
                 _wait(copy.done, copy.here)
                 copy.here = None
 
+    def __del__(self) -> None:
+        # What was brought and not used may still be on its way: nobody else is to have its memory before.
+        self.leave()
+
     def bring(self) -> None:
         """Begin to copy to the device what is still to be used."""
         for copy in self.copies.values():

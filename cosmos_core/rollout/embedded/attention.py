@@ -31,7 +31,6 @@ class SlotStep:
         *,
         slots_N: torch.Tensor,
         places_N: torch.Tensor,
-        num_decoding: int,
         chunks: tuple[Chunk, ...] = (),
         forks: tuple[Fork, ...] = (),
         shared: tuple[PrefixGroup, ...] = (),
@@ -39,7 +38,7 @@ class SlotStep:
         self._cache = cache
         self._slots_N = slots_N
         self._places_N = places_N
-        self._num_decoding = num_decoding
+        self._num_decoding = num_decoding = chunks[0].first if chunks else len(slots_N)
         self._forks = forks
         self._prefix_groups = () if cache is None else tuple(prefix_groups(num_decoding, shared, cache.capacity))
         self._packs = tuple(_packs(chunks, slots_N.device))
@@ -54,7 +53,6 @@ class SlotStep:
             None,
             slots_N=torch.zeros_like(places_N),
             places_N=places_N,
-            num_decoding=0,
             chunks=(Chunk(first=0, last=size, start=0, slot=0),),
         )
 

@@ -28,7 +28,12 @@ class CudaCapture:
     """Captures on a stream of its own, all in one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
+        # Never another one: torch hands 32 out in turn, some of which others use, and keeps a workspace for each.
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.renew()
+
+    def renew(self) -> None:
+        """Take another pool: that of graphs which are gone takes no new ones."""
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def warm_up(self, compute: Compute) -> torch.Tensor:
@@ -78,7 +83,7 @@ class DecodeGraphs:
     def __init__(self, runner: Runner, cache: PagedCache, numbers: SlotNumbers, num_slots: int) -> None:
         self._runner, self._cache, self._numbers = runner, cache, numbers
         self._sizes = sizes(num_slots)
-        self._make = CAPTURES[cache.table.device.type]
+        self._capture = CAPTURES[cache.table.device.type](cache.table.device)
         self._num = torch.zeros(1, dtype=torch.int64, device=cache.table.device)
         self.refusal = ""
         self.drop()
@@ -86,7 +91,7 @@ class DecodeGraphs:
     def drop(self) -> None:
         """Forget all graphs, and give their memory back."""
         self._graphs: dict[tuple[int, SamplingFeatures], Graph] = {}
-        self._capture = self._make(self._cache.table.device)
+        self._capture.renew()
         self._generation = self._cache.generation
 
     def step(self, num: int, features: SamplingFeatures) -> torch.Tensor:

@@ -45,15 +45,7 @@ def step_over(
     """A planned step over a cache of either kind: the slot and the place of each token."""
     if isinstance(cache, PagedCache):
         return PagedStep(cache, slots_N=slots_N, places_N=places_N, chunks=plan.chunks, forks=plan.forks)
-    return SlotStep(
-        cache,
-        slots_N=slots_N,
-        places_N=places_N,
-        num_decoding=plan.num_decoding,
-        chunks=plan.chunks,
-        forks=plan.forks,
-        shared=plan.shared,
-    )
+    return SlotStep(cache, slots_N=slots_N, places_N=places_N, chunks=plan.chunks, forks=plan.forks, shared=plan.shared)
 
 
 class PagedCache:

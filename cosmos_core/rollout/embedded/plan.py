@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 
 from cosmos_core.rollout.embedded.prefix import PrefixGroup
@@ -38,7 +40,6 @@ class Plan:
         chunk_tokens: Tokens of the chunks, one after another.
         offsets: What the positions of each chunk's units have on their places.
         forks: Slots that start from what another holds.
-        shared: Decoding slots, next to each other, that hold one prompt.
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
         kept: Token of the step whose logits are kept, for each chunk that draws.
@@ -51,7 +52,6 @@ class Plan:
     num_decoding: int
     chunks: tuple[Chunk, ...] = ()
     forks: tuple[Fork, ...] = ()
-    shared: tuple[PrefixGroup, ...] = ()
     sequences: list[TokenSequence] = attrs.field(factory=list)
     chunk_tokens: list[int] = attrs.field(factory=list)
     offsets: list[int] = attrs.field(factory=list)
@@ -63,3 +63,15 @@ class Plan:
     def uses_cache(self) -> bool:
         """True if it needs anything that an earlier step left in the cache."""
         return self.num_decoding > 0 or any(chunk.start for chunk in self.chunks)
+
+    @property
+    def shared(self) -> tuple[PrefixGroup, ...]:
+        """Decoding slots, next to each other, whose prompts were computed once; the last unit is not always copied."""
+        found, first = [], 0
+        for _, members in itertools.groupby(self.sequences[: self.num_decoding], lambda each: id(each.origin)):
+            run = list(members)
+            if len(run) > 1:
+                units = run[0].parent.num_prompt - 1
+                found.append(PrefixGroup(first=first, last=first + len(run), num_units=units))
+            first += len(run)
+        return tuple(found)

@@ -134,7 +134,7 @@ class Runner:
         tokens_N = torch.tensor([token for given in batch for token in given.tokens], device=self._device)
         places_N = torch.cat([self._range(0, len(given.tokens)) for given in batch])
         positions_N = torch.cat([self._range(offset_of(given.conditioning), len(given.tokens)) for given in batch])
-        step = SlotStep(None, slots_N=tokens_N, places_N=places_N, num_decoding=0, chunks=tuple(chunks))
+        step = SlotStep(None, slots_N=tokens_N, places_N=places_N, chunks=tuple(chunks))
         kept_R = torch.tensor(kept, dtype=torch.int64, device=self._device)
         logits_RV = self._enter(tokens_N, positions_N, step, kept_R, self._spans(batch, chunks)) / temperature
         targets_R1 = torch.tensor(targets, dtype=torch.int64, device=self._device)[:, None]

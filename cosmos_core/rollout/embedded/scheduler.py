@@ -7,14 +7,12 @@ was too long for one step's budget; nothing else is admitted until it is done.
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.paged import PagedCache
 from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
-from cosmos_core.rollout.embedded.prefix import PrefixGroup
 from cosmos_core.rollout.embedded.sampler import SamplingFeatures, SlotNumbers
 from cosmos_core.rollout.serving.requests import WaitingQueue
 from cosmos_core.rollout.serving.tokens import TokenRequestState, TokenSequence
@@ -72,7 +70,8 @@ class Scheduler:
             sequence.prefix_version = -1
         if self._partial is not None:
             # It draws nothing before it is whole, and samples that start later share it: no prompt is of two versions.
-            self._partial.cached, self._partial.prefix_version = 0, version
+            partial = self._partial
+            partial.cached, partial.prefix_version, partial.origin = 0, version, partial
 
     def requeue(self) -> None:
         """Set every running sequence back to waiting: its cache is to be computed anew, its units stay."""
@@ -175,23 +174,12 @@ class Scheduler:
             chunk_tokens=tokens,
             offsets=[sequence.parent.offset for sequence, _, _ in draft.chunks],
             forks=draft.forks(),
-            shared=tuple(_shared(self._running[:num_decoding])),
             drawn=drawn.copy(),
             logit_rows=rows if draft.shares else None,
             kept=kept,
             lengths=[len(sequence.tokens) for sequence in self._running],
             longest=max(sequence.parent.longest for sequence in self._running),
         )
-
-
-def _shared(decoding: list[TokenSequence]) -> Iterator[PrefixGroup]:
-    """Runs of neighbours whose prompts were computed once. The last unit of a prompt is not always copied."""
-    first = 0
-    for _, members in itertools.groupby(decoding, lambda sequence: id(sequence.origin)):
-        run = list(members)
-        if len(run) > 1:
-            yield PrefixGroup(first=first, last=first + len(run), num_units=run[0].parent.num_prompt - 1)
-        first += len(run)
 
 
 class _Draft:

@@ -86,10 +86,11 @@ def test_a_part_leaves_the_device_while_its_model_sleeps_and_returns_when_it_is_
     painter = Family(DiffusionOptions(), None)
     part = painter.encoder("text_encoder", None)
     painter.device = torch.device("cuda")
-    for act in (painter.sleep, painter.wake):
+    for act in (painter.sleep, painter.sleep, painter.wake, painter.wake):
         with part.used() as (_, device):
             places.append(f"used on {device}")
         act()
     with part.used():
         pass
-    assert places == ["cuda", "used on cuda", "cpu", "cpu", "used on cpu", "cuda"]
+    slept = ["cpu", "cpu", "used on cpu"] * 2
+    assert places == ["cuda", "used on cuda", *slept, "cuda", "used on cuda", "cuda"]

@@ -132,6 +132,28 @@ def test_nothing_is_left(copies):
     assert not any(each() for each in seen)
 
 
+def test_memory_of_what_was_brought_in_vain_is_free_once_the_copy_is_done(copies, monkeypatch):
+    """Of a second result that nothing is made of."""
+
+    class Forked(nn.Linear):
+        def forward(self, hidden):
+            return super().forward(hidden).sin(), (hidden * 2).sin()
+
+    ends, inner = [], module_under_test._copy
+    monkeypatch.setattr(module_under_test, "_copy", lambda *pair: (ends.append(inner(*pair)), ends[-1])[1])
+    layers = [Forked(8, 8) for _ in range(4)]
+    offload(layers)
+    hidden, others = torch.randn(5, 8, requires_grad=True), []
+    for layer in layers:
+        hidden, other = layer(hidden)
+        others.append(other)
+    hidden.sum().backward()
+    assert not all(stream.done >= number for stream, number in (end.place for end in ends))
+    del hidden, other, others
+    gc.collect()
+    assert all(stream.done >= number for stream, number in (end.place for end in ends))
+
+
 def test_a_device_has_one_stream_for_all_copies(monkeypatch):
     """torch hands 32 out in turn: with one for each copy, some are soon those that others wait on."""
     made, device = [], torch.device("cuda", 0)

@@ -62,6 +62,9 @@ class StandIn:
     counts = None
 
     def __init__(self, _device):
+        self.counts["streams"] += 1
+
+    def renew(self):
         self.counts["pools"] += 1
 
     def warm_up(self, compute):

@@ -45,7 +45,7 @@ def filled(dtype):
 
 def attended(cache, shared, variant, *, dtype):
     places_N = torch.arange(NUM) * 2 + SHARED + 9
-    step = SlotStep(cache, slots_N=torch.arange(NUM), places_N=places_N, num_decoding=NUM, shared=shared)
+    step = SlotStep(cache, slots_N=torch.arange(NUM), places_N=places_N, shared=shared)
     draw = torch.Generator().manual_seed(1)
     sizes = ((6, 8), (2, 8), (2, 5))
     queries, keys, values = (torch.randn(H, NUM, D, generator=draw).to(dtype) for H, D in sizes)

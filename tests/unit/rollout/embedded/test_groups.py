@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from transformers import Qwen3Config
 
 from cosmos_core.rollout.embedded import engine as engine_module
+from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.prefix import PrefixGroup
+from cosmos_core.rollout.embedded.sampler import SlotNumbers
+from cosmos_core.rollout.embedded.scheduler import Scheduler
+from cosmos_core.rollout.serving.requests import ServedHandle
+from cosmos_core.rollout.serving.tokens import TokenRequestState
 
 SIZE, SAMPLES, NUM_UNITS = 400, 16, 24
 
@@ -65,6 +71,26 @@ def test_a_prompt_that_an_update_meets_half_way_is_begun_again_once(kit, group, 
     for generated in results[::5]:
         assert set(kit.versions(generated)) == {3}
         check(kit, prompt, generated, seed=2)
+
+
+def test_a_sample_that_an_update_begins_again_shares_nothing_that_was_computed_before(kit):
+    """Set back with more than a step's budget, it had taken the prompt over from another sample."""
+    numbers = SlotNumbers(2, kit.VOCABULARY, torch.device("cpu"))
+    cache = SlotCache({}, num_slots=2, step=32, dtype=torch.float32, device=torch.device("cpu"))
+    scheduler = Scheduler(cache, numbers, num_slots=2, prefill_units=35)
+    request = kit.request("group", [3] * 10, num_samples=2, max_units=40)
+    samples = TokenRequestState(request, ServedHandle(request), 0, [3] * 10).samples
+    for sample in samples:
+        sample.tokens += [4] * 20
+        sample.logprobs += [0.0] * 20
+    scheduler.add(samples)
+    first, second = scheduler.plan().chunks, samples[1].cached
+    assert [(chunk.start, chunk.last - chunk.first) for chunk in first] == [(0, 30), (10, 5)]
+    assert second == 15
+    scheduler.mark(1)
+    assert [chunk.start for chunk in scheduler.plan().chunks] == [0]
+    after = scheduler.plan()
+    assert (after.num_decoding, after.shared) == (2, ())
 
 
 @pytest.mark.parametrize(("cache", "again"), [("keep", 0), ("recompute", SIZE)])

@@ -11,10 +11,10 @@ from transformers import Qwen3Config
 
 from cosmos_core.models.attention import varlen
 from cosmos_core.protocols.model import Record
-from cosmos_core.rollout.embedded import graphs
+from cosmos_core.rollout.embedded import graphs, interface
 from cosmos_core.rollout.embedded.cache import LayerShape
-from cosmos_core.rollout.embedded.interface import Call, Variant
-from cosmos_core.rollout.embedded.paged import PagedCache, dense_because
+from cosmos_core.rollout.embedded.interface import Call, Variant, step_context
+from cosmos_core.rollout.embedded.paged import PagedCache, PagedStep, dense_because
 from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
 from cosmos_core.rollout.embedded.plugin import cosmos_engine
 from tests.unit.models.attention.flash import pages_on_cpus
@@ -87,6 +87,7 @@ def test_pages_and_graphs_generate_what_the_dense_cache_does(kit, make, monkeypa
             assert bool(counts) == has_graphs
     # Graphs were made anew when the pool grew, and when the engine slept; most steps were replays.
     assert counts["pools"] > 3
+    assert counts["streams"] == 1
     assert counts["replays"] > counts["captures"] > 5
 
 
@@ -158,7 +159,7 @@ def test_steps_of_a_model_that_records_its_forwards_are_not_captured(kit, make, 
 
 
 def made(num_slots=6, context_length=40):
-    shapes = {0: LayerShape(num_heads=2, key_dim=4, value_dim=4)}
+    shapes = {0: LayerShape(num_heads=2, key_dim=8, value_dim=8)}
     parts = {"num_slots": num_slots, "longest": context_length, "dtype": torch.float32}
     return PagedCache(shapes, device=torch.device("cpu"), **parts)
 
@@ -207,6 +208,17 @@ def test_what_is_begun_anew_is_written_where_nobody_reads(cache):
     prepare(cache, [21, 25], chunks=[(1, 0)])
     assert pages[0] == kept
     assert not set(pages[1]) & set(kept)
+
+
+def test_what_is_attended_lies_as_a_compiled_forward_expects(cache):
+    """By tokens, also where a model's queries lie by heads, as the kernel's output then does."""
+    prepare(cache, [3], chunks=[(0, 0)])
+    units = torch.arange(3)
+    step = PagedStep(cache, slots_N=units * 0, places_N=units, chunks=[Chunk(first=0, last=3, start=0, slot=0)])
+    rows = {name: torch.randn(2, 3, 8) for name in ("queries", "keys", "values")}
+    with step_context(step):
+        attended = interface._attend_now(*rows.values(), 0, 1.0, None, None, None)
+    assert attended.is_contiguous()
 
 
 def test_slots_move_without_a_copy_and_their_pages_are_given_back(cache):
