@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
-from cosmos_core.errors import CosmosError, ReplicaError, TransportError
-from cosmos_core.run import folder as run_folder
+from cosmos_core.errors import ReplicaError, TransportError
 from cosmos_core.run.address import absence, find_address
 from cosmos_core.run.observer import Connection, Observer
 from cosmos_core.transport import sockets
@@ -109,27 +108,6 @@ class ControllerClient(Connection):
         if isinstance(said, Refused):
             raise TransportError(f"the controller refuses: {said.reason}")
         return wanted(said)
-
-
-RUNS: Final = Path("runs")
-
-
-def only_run(folder: Path = RUNS) -> Path:
-    """The folder of the one run that goes on in `folder`; runs that cannot be read are passed over."""
-    found, unreadable = [], []
-    for directory in (each.parent for each in sorted(folder.glob("*/job.json"))):
-        try:
-            # A summary is written when a session ends, and removed when another begins.
-            if not (directory / run_folder.SUMMARY).exists() and find_address(load_job(directory)) is not None:
-                found.append(directory)
-        except CosmosError as error:
-            unreadable.append(f"{directory} ({error})")
-    if len(found) == 1:
-        return found[0]
-    passed_over = f"; passed over: {', '.join(unreadable)}" if unreadable else ""
-    if not found:
-        raise ReplicaError(f"no run goes on in {folder}/; name its folder with --run RUN{passed_over}")
-    raise ReplicaError(f"several runs go on ({', '.join(map(str, found))}); name one with --run RUN{passed_over}")
 
 
 def address_of(directory: Path, job: Job) -> str:

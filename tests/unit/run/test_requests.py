@@ -1,7 +1,5 @@
 """What is asked of a run, at a controller that answers as it is told to."""
 
-import json
-import os
 import threading
 from types import SimpleNamespace
 
@@ -91,39 +89,3 @@ def test_a_folder_that_is_no_run_and_a_run_that_is_over_are_refused(tmp_path, mo
     monkeypatch.setattr(requests, "absence", lambda job: "its controller is gone")
     with pytest.raises(ReplicaError, match=r"does not go on \(its controller is gone\)"):
         requests.ask(tmp_path, DRAIN)
-
-
-def test_the_run_that_goes_on_is_found_unless_there_are_several(tmp_path, monkeypatch):
-    # The run that goes on is found unless there are several.
-    alive = set()
-    monkeypatch.setattr(requests, "load_job", lambda directory: directory)
-    monkeypatch.setattr(requests, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "job.json").write_text(json.dumps({"pid": os.getpid()}))
-    with pytest.raises(ReplicaError, match="no run goes on"):
-        requests.only_run(tmp_path)
-    alive.add("b")
-    assert requests.only_run(tmp_path) == tmp_path / "b"
-    alive.add("a")
-    with pytest.raises(ReplicaError, match=r"several runs go on \(.*a, .*b\)"):
-        requests.only_run(tmp_path)
-    (tmp_path / "a" / "summary.json").write_text("{}")
-    assert requests.only_run(tmp_path) == tmp_path / "b"
-
-    # A run that cannot be read keeps nobody from another one.
-    def load(directory):
-        if directory.name == "broken":
-            raise ConfigError("job.json: damaged")
-        return directory
-
-    alive = set()
-    monkeypatch.setattr(requests, "load_job", load)
-    monkeypatch.setattr(requests, "find_address", lambda job: "tcp://x:1" if job.name in alive else None)
-    for name in ("broken", "fine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "job.json").touch()
-    with pytest.raises(ReplicaError, match=r"no run goes on .*; passed over: .*broken \(job\.json: damaged\)"):
-        requests.only_run(tmp_path)
-    alive.add("fine")
-    assert requests.only_run(tmp_path) == tmp_path / "fine"

@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,8 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.machine.state import State
-from cosmos_core.errors import ConfigError, CosmosError, ReplicaError
+from cosmos_core.devices import visible_gpus
+from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
@@ -23,16 +25,19 @@ from cosmos_core.replica.lifetime import LOST
 from cosmos_core.run.address import announced
 from cosmos_core.run.fleet import Fleet, Member, replica_specs
 from cosmos_core.run.follower import Follower
+from cosmos_core.run.fork import in_fork
 from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.plan import check_joins
+from cosmos_core.run.plan import check_again
+from cosmos_core.run.planning.preflight import check_gpus
 from cosmos_core.run.provenance import joined_with
-from cosmos_core.run.requests import RUNS, PendingRequests
+from cosmos_core.run.requests import PendingRequests
 from cosmos_core.run.restart_policy import RestartPolicy
 from cosmos_core.transport.keys import person_key
 from cosmos_core.transport.messages import Drain, Role
+from cosmos_service_tools.runs import RUNS, run_at, told_address
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
@@ -55,26 +60,13 @@ def find_run(controller: str | None, run: Path | None, runs: Path = RUNS) -> tup
     The folder is then the one in `runs` whose controller listens at that address; the address is that the folder tells.
     """
     if run is not None:
-        told = _told_address(run)
+        told = told_address(run)
         if not told and controller is None:
             raise ConfigError(f"{run}: no controller has listened for this run yet; start it with `cosmos run`")
         return run, controller or told
     if controller is None:
         raise ConfigError("give --controller ADDR, as in RUN/controller.json, or --run RUN")
-    found, unreadable = [], []
-    for directory in (path.parent for path in sorted(runs.glob("*/controller.json"))):
-        try:
-            if _told_address(directory) == controller:
-                found.append(directory)
-        except CosmosError as error:
-            unreadable.append(f"{directory} ({error})")
-    if len(found) != 1:
-        passed_over = f"; passed over: {', '.join(unreadable)}" if unreadable else ""
-        raise ConfigError(
-            f"--controller {controller}: {'no run' if not found else 'more than one run'} in {runs}/ has that address; "
-            f"name the run's folder, as this machine sees it, with --run RUN{passed_over}"
-        )
-    return found[0], controller
+    return run_at(controller, runs), controller
 
 
 def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpoint: str | None) -> NewReplica:
@@ -91,19 +83,15 @@ def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpo
             f"{folder}: this machine has other code than the run: {'; '.join(differences)}. Install the same, or let "
             "the run go on with this: cosmos run --resume"
         )
-    check_joins(job, role)
+    check_gpus(job.recipe, role)
+    if visible_gpus():
+        in_fork(partial(check_again, job, joins=role))
     if name is None:
         host = _STRANGE.sub("-", socket.gethostname().partition(".")[0]).strip("-") or "host"
         name = f"{role}-{host}-{secrets.token_hex(2)}"
     if not _NAME.fullmatch(name) or not name.startswith(f"{role}-"):
         raise ConfigError(f"--name {name}: a {role} replica is called {role}-…, of letters, digits, '_' and '-'")
     return NewReplica(job=job, address=address, role=role, name=name, checkpoint=checkpoint)
-
-
-def _told_address(run: Path) -> str:
-    """The address that a run's controller wrote last; empty if there is none."""
-    found = announced(load_job(run))
-    return "" if found is None else found.address
 
 
 _ANSWER_S: Final = 10.0

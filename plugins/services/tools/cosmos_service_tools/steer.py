@@ -23,8 +23,9 @@ def drain(
     Example:
       cosmos drain rollout-1 --run runs/arithmetic
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.run.requests import ask, only_run  # noqa: PLC0415
+    from cosmos_core.run.requests import ask  # noqa: PLC0415
     from cosmos_core.transport.messages import Drain  # noqa: PLC0415
+    from cosmos_service_tools.runs import only_run  # noqa: PLC0415
 
     ask(only_run() if run is None else run, Drain(name=name))
     typer.echo(f"{name} leaves as soon as it has finished what it has begun.")
@@ -43,7 +44,7 @@ def change(
       cosmos set rollout.sampling.temperature=0.8 sync.max_staleness=4
       cosmos set algorithm.options.clip_high=0.28
     """  # noqa: D301 - the escape keeps the lines after it apart
-    from cosmos_core.run.requests import only_run  # noqa: PLC0415
+    from cosmos_service_tools.runs import only_run  # noqa: PLC0415
     from cosmos_service_tools.settings import change_settings  # noqa: PLC0415
 
     changes = change_settings(only_run() if run is None else run, settings)
