@@ -26,12 +26,7 @@ class Pulse:
 
 
 TakePulse: TypeAlias = Callable[[], Pulse]
-"""Called on the control line's thread: quick, and must not raise."""
-
-
-def idle() -> Pulse:
-    """The pulse of a replica of which no progress is expected."""
-    return Pulse()
+"""Called on the control line's thread: quick, and must not raise. `Pulse` is that of who need make no progress."""
 
 
 class Activity:

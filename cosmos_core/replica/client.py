@@ -16,7 +16,7 @@ import zmq
 
 from cosmos_core.errors import CosmosError, RefusedError, ReplicaError, TransportError
 from cosmos_core.observe.logs import RepeatedWarning
-from cosmos_core.replica.activity import TakePulse, idle
+from cosmos_core.replica.activity import Pulse, TakePulse
 from cosmos_core.replica.session import Session
 from cosmos_core.transport.bounds import REPORT_BYTES, fitted
 from cosmos_core.transport.keys import Key
@@ -45,7 +45,7 @@ class ControlClient(Closing):
         *,
         key: Key | None = None,
         outbox: Outbox | None = None,
-        take_pulse: TakePulse = idle,
+        take_pulse: TakePulse = Pulse,
         on_refused: Callable[[Refused], None] | None = None,
     ) -> None:
         self._address: Final = address

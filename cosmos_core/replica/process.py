@@ -25,7 +25,7 @@ from cosmos_core.errors import CosmosError, ProcessLostError, ReplicaError
 from cosmos_core.observe import logs
 from cosmos_core.plugins.recipe import plugin_versions
 from cosmos_core.protocols.provider import Kind
-from cosmos_core.replica.activity import TakePulse, idle
+from cosmos_core.replica.activity import Pulse, TakePulse
 from cosmos_core.replica.client import ControlClient
 from cosmos_core.replica.health_channel import words_of
 from cosmos_core.replica.lifetime import LOST, REFUSED, bounded_life, call_later
@@ -94,7 +94,7 @@ class RoleArgs:
         endpoints: Mapping[str, str],
         step: int = 0,
         gauges: Callable[[], Mapping[str, float]] = dict,
-        take_pulse: TakePulse = idle,
+        take_pulse: TakePulse = Pulse,
     ) -> ControlClient:
         """Start the line to the controller, which `run_role` closes; `endpoints` are what it serves, by purpose."""
         hello = Hello(

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from cosmos_core.errors import ReplicaError, TransportError
-from cosmos_core.replica.activity import TakePulse, idle
+from cosmos_core.replica.activity import Pulse, TakePulse
 from cosmos_core.transport.messages import Acknowledged, Beat, Directive, Down, Hello, Refused, Reports, Welcome
 from cosmos_core.transport.outbox import Outbox
 
@@ -41,7 +41,7 @@ class Session:
     _heartbeat_s: float
     _gauges: Callable[[], Mapping[str, float]]
     outbox: Outbox
-    _take_pulse: TakePulse = idle
+    _take_pulse: TakePulse = Pulse
     directive: Directive | None = attrs.field(default=None, init=False)
     refusal: str = attrs.field(default="", init=False)
     is_final: bool = attrs.field(default=False, init=False)

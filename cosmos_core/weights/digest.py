@@ -168,12 +168,6 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     return combine(tensor_digests(tensors))
 
 
-def first_difference(expected: Mapping[str, int], found: Mapping[str, int]) -> str | None:
-    """The first name, in order, whose digests differ or that one side lacks; None if all agree."""
-    names = sorted(expected.keys() | found.keys())
-    return next((name for name in names if expected.get(name) != found.get(name)), None)
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def _name_keys(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
     digest = hashlib.blake2b(f"{name}\0{dtype}\0{shape}".encode(), digest_size=16).digest()

@@ -26,7 +26,7 @@ from cosmos_core.transport import sockets
 from cosmos_core.transport.addresses import host_of, without_key
 from cosmos_core.transport.authentication import Keyring, reach
 from cosmos_core.transport.sockets import HANDSHAKE_EVENTS, Handshakes
-from cosmos_core.weights import digest, slices, wire
+from cosmos_core.weights import slices, wire
 from cosmos_core.weights.changes import Encoding, decode
 from cosmos_core.weights.planner import Member, Plan
 from cosmos_core.weights.process_group import FrameTransport, ProcessGroupTransport
@@ -326,7 +326,7 @@ class Fetch:
     It may take as long as it needs: a source that is silent for `stall_s` is given up, and the fetch without any left.
 
     Attributes:
-        digests: Digest of each tensor as published; see `first_difference`.
+        digests: Digest of each tensor as published.
         is_stored: Whether it is read from where versions are stored, and from no process.
         is_asked: Whether processes send some of it.
     """
@@ -365,10 +365,6 @@ class Fetch:
     def num_whole(self) -> int:
         """Answers so far that came whole, as their sources did not have the base."""
         return sum(source.num_whole for source in self._sources)
-
-    def first_difference(self, loaded: Mapping[str, torch.Tensor]) -> str | None:
-        """The first tensor, by name, that is not loaded as it was published; None if all are."""
-        return digest.first_difference(self.digests, digest.tensor_digests(loaded))
 
     def __iter__(self) -> Iterator[Arrived]:
         """Yield every slice of the chosen ranks once, unless it is interrupted."""

@@ -66,28 +66,21 @@ _TAGS: Final = 1 << 31
 _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
 
 
-class Rendezvous:
-    """The publisher's rendezvous with a receiver: a store of torch's on a free port of an address of this machine."""
-
-    def __init__(self, host: str, timeout_s: float) -> None:
-        with _told(f"nobody can be met at {host}"):
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            # Left to itself, torch listens on every address of the machine.
-            listening = socket.create_server((host, 0), family=family)
-            self.port: Final = int(listening.getsockname()[1])
-            self.store: Final = TCPStore(
-                host,
-                self.port,
-                None,
-                is_master=True,
-                timeout=timedelta(seconds=timeout_s),
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+def rendezvous(host: str, timeout_s: float) -> TCPStore:
+    """The publisher's store, in which it meets a receiver: on a free `port` of an address of this machine."""
+    with _told(f"nobody can be met at {host}"):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Left to itself, torch listens on every address of the machine.
+        listening = socket.create_server((host, 0), family=family)
+        port, timeout = int(listening.getsockname()[1]), timedelta(seconds=timeout_s)
+        file = listening.detach()
+        return TCPStore(
+            host, port, None, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=file
+        )
 
 
 def meet(host: str, port: int, timeout_s: float) -> TCPStore:
-    """Connect to the store of a publisher's `Rendezvous`.
+    """Connect to a publisher's store (`rendezvous`).
 
     The store waits for the answer to its first word without a limit, so it is made on a thread of its own.
     """
@@ -377,14 +370,14 @@ class Sender:
     def __init__(self, kind: Backend, host: str) -> None:
         self._kind: Final[Backend] = kind
         self._host: Final = host
-        self._meeting: Rendezvous | None = Rendezvous(host, FORM_S)
-        self.port: Final = self._meeting.port
+        store = rendezvous(host, FORM_S)
+        self.port: Final = store.port
         self.name: Final = uuid.uuid4().hex
         self.is_kept = False
         self._answers: Final[queue.SimpleQueue[_Answer | None]] = queue.SimpleQueue()
         self._lock: Final = threading.Lock()
         self._why_ended = ""
-        self._thread: Final = threading.Thread(target=self._run, name=f"weights-{kind}", daemon=True)
+        self._thread: Final = threading.Thread(target=self._run, args=(store,), name=f"weights-{kind}", daemon=True)
         self._thread.start()
 
     @property
@@ -414,13 +407,11 @@ class Sender:
         """Wait for the end; a receiver that does not take what it asked for cannot hold it up for longer."""
         self._thread.join(timeout_s)
 
-    def _run(self) -> None:
-        meeting, self._meeting = self._meeting, None
-        assert meeting is not None
+    def _run(self, store: TCPStore) -> None:
         try:
-            pair = Pair(self._kind, meeting.store, PUBLISHER, host=self._host, timeout_s=FORM_S)
+            pair = Pair(self._kind, store, PUBLISHER, host=self._host, timeout_s=FORM_S)
             try:
-                while (answer := self._next(meeting.store)) is not None:
+                while (answer := self._next(store)) is not None:
                     _send(pair, *answer)
             finally:
                 pair.drop([])
@@ -443,7 +434,7 @@ class Sender:
                 if not self._answers.empty():
                     return self._answers.get()
                 idle = f"it was asked for nothing over {self._kind} for {IDLE_S:g} s"
-                self._why_ended = "the receiver has left" if has_left else idle
+                self._why_ended = _LEFT if has_left else idle
             _LOGGER.info("a receiver of weights over %s is gone: %s", self._kind, self._why_ended)
             return None
 

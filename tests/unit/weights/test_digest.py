@@ -12,7 +12,6 @@ from cosmos_core.weights.digest import (
     add_digests,
     combine,
     digest_of,
-    first_difference,
     mix,
     mix_all,
     signed,
@@ -175,12 +174,6 @@ def test_ranks_add_their_parts():
     }
     assert combine(add_digests([first, second])) == digest_of(tensors)
     assert add_digests([first]) != add_digests([first, second])
-
-
-def test_the_first_difference_is_named():
-    assert first_difference({"a": 1, "b": 2, "c": 3}, {"c": 4, "b": 5, "a": 1}) == "b"
-    assert first_difference({"a": 1}, {"a": 1, "b": 0}) == "b"
-    assert first_difference({"a": 1}, {"a": 1}) is None
 
 
 def test_scalars_and_empty_tensors():

@@ -22,7 +22,7 @@ from cosmos_core.rollout.serving.updates import Update, whole_layout
 from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.weights import process_group, wire
 from cosmos_core.weights.digest import digest_of
-from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, ProcessGroupTransport, Rendezvous, Sender
+from cosmos_core.weights.process_group import PUBLISHER, RECEIVER, Pair, ProcessGroupTransport, Sender, rendezvous
 from cosmos_core.weights.publisher import WeightPublisher
 from cosmos_core.weights.receiver import WeightReceiver
 
@@ -219,7 +219,7 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
         raise AssertionError("it would wait for the other one without a limit")
 
     monkeypatch.setattr(process_group.dist.ProcessGroupNCCL, "__init__", never)
-    meeting, began = Rendezvous(HOST, 5.0), time.monotonic()
+    meeting, began = rendezvous(HOST, 5.0), time.monotonic()
     with pytest.raises(TransportError, match="no nccl connection: "):
         ProcessGroupTransport("nccl", HOST, meeting.port, 0.3)
     monkeypatch.setattr(process_group, "FORM_S", 0.3)
@@ -231,11 +231,11 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
 
 def test_who_is_lost_before_the_communicator_is_built_is_given_up(monkeypatch):
     monkeypatch.setattr(process_group, "FORM_S", 0.3)
-    waits, meeting = threading.Event(), Rendezvous(HOST, 5.0)
+    waits, meeting = threading.Event(), rendezvous(HOST, 5.0)
     monkeypatch.setattr(Eager, "eager_connect_single_device", lambda group, device: waits.wait(60))
-    meeting.store.set(f"here-{RECEIVER}", "")
+    meeting.set(f"here-{RECEIVER}", "")
     with pytest.raises(TransportError, match=r"NCCL's communicator of 2 was not built in 0\.3 s: a member is lost"):
-        Pair("nccl", meeting.store, PUBLISHER, host=HOST, timeout_s=0.2)
+        Pair("nccl", meeting, PUBLISHER, host=HOST, timeout_s=0.2)
     waits.set()
 
 

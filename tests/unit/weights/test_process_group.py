@@ -14,9 +14,9 @@ from cosmos_core.weights.process_group import (
     RECEIVER,
     Pair,
     ProcessGroupTransport,
-    Rendezvous,
     Sender,
     meet,
+    rendezvous,
     tag_of,
 )
 
@@ -29,11 +29,10 @@ SIZE = 3_000_000
 def make_pair(timeout_s=20.0):
     """The two of a world."""
     rank = dist.get_rank()
-    meeting = Rendezvous(HOST, timeout_s) if rank == PUBLISHER else None
+    meeting = rendezvous(HOST, timeout_s) if rank == PUBLISHER else None
     ports = [0 if meeting is None else meeting.port]
     dist.broadcast_object_list(ports, PUBLISHER)
-    store = meet(HOST, ports[0], timeout_s) if meeting is None else meeting.store
-    return Pair("gloo", store, rank, host=HOST, timeout_s=timeout_s)
+    return Pair("gloo", meeting or meet(HOST, ports[0], timeout_s), rank, host=HOST, timeout_s=timeout_s)
 
 
 def pattern(seed):
@@ -79,24 +78,24 @@ def test_who_waits_in_vain_leaves_at_once_and_the_other_hears_of_it():
 
 
 def test_who_is_not_met_is_given_up():
-    meeting = Rendezvous(HOST, 0.3)
+    meeting = rendezvous(HOST, 0.3)
     began = time.monotonic()
     with pytest.raises(TransportError, match="no gloo connection: "):
-        Pair("gloo", meeting.store, PUBLISHER, host=HOST, timeout_s=0.3)
+        Pair("gloo", meeting, PUBLISHER, host=HOST, timeout_s=0.3)
     port = meeting.port
     del meeting
     with pytest.raises(TransportError, match=rf"127.0.0.1:{port} cannot be met"):
         ProcessGroupTransport("gloo", HOST, port, 0.3)
     assert time.monotonic() - began < 10
     with pytest.raises(TransportError, match=r"nobody can be met at 192\.0\.2\.1"):
-        Rendezvous("192.0.2.1", 0.3)
+        rendezvous("192.0.2.1", 0.3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_nccl_without_a_gpu_is_refused():
-    meeting = Rendezvous(HOST, 5)
+    meeting = rendezvous(HOST, 5)
     with pytest.raises(TransportError, match=r"nccl needs a CUDA device .* set sync.transport to 'gloo' or 'auto'"):
-        Pair("nccl", meeting.store, RECEIVER, host=HOST, timeout_s=5)
+        Pair("nccl", meeting, RECEIVER, host=HOST, timeout_s=5)
 
 
 def ended(sender):
