@@ -8,6 +8,7 @@ but slices that its publisher has announced on a process group, and that for a b
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import math
 import mmap
@@ -320,41 +321,40 @@ class Ready:
     read: Read | None
 
 
+@attrs.frozen(kw_only=True, eq=False)
 class Fetch:
     """The slices of one version, to be iterated once: (rank, slice, data); data lives as long as it is referenced.
 
     It may take as long as it needs: a source that is silent for `stall_s` is given up, and the fetch without any left.
-
-    Attributes:
-        digests: Digest of each tensor as published.
-        is_stored: Whether it is read from where versions are stored, and from no process.
-        is_asked: Whether processes send some of it.
     """
 
-    def __init__(
-        self,
-        version: int,
-        wanted: ShardMap,
-        ready: Sequence[Ready],
-        plan: Plan,
-        *,
-        place: Place,
-        stall_s: float,
-        ranks: Collection[int],
-        interrupted: Callable[[], bool],
-    ) -> None:
-        self._sources: Final = [each.source for each in ready if each.source is not None]
-        self.version: Final = version
-        self.digests: Final[Mapping[str, int]] = ready[0].manifest.digests
-        self.is_stored: Final = not self._sources
-        self.is_asked: Final = any(each.read is None for each in ready)
-        self._wanted: Final = wanted
-        self._ready: Final = tuple(ready)
-        self._plan: Final = plan
-        self._place: Final = place
-        self._stall_s: Final = stall_s
-        self._ranks: Final = ranks
-        self._interrupted: Final = interrupted
+    version: int
+    _wanted: ShardMap
+    _ready: Sequence[Ready]
+    _plan: Plan
+    _place: Place
+    _stall_s: float
+    _ranks: Collection[int]
+    _interrupted: Callable[[], bool]
+
+    @functools.cached_property
+    def _sources(self) -> list[Source]:
+        return [each.source for each in self._ready if each.source is not None]
+
+    @property
+    def digests(self) -> Mapping[str, int]:
+        """Digest of each tensor as published."""
+        return self._ready[0].manifest.digests
+
+    @property
+    def is_stored(self) -> bool:
+        """True if it is read from where versions are stored, and from no process."""
+        return not self._sources
+
+    @property
+    def is_asked(self) -> bool:
+        """True if processes send some of it."""
+        return any(each.read is None for each in self._ready)
 
     @property
     def spared(self) -> int:

@@ -113,15 +113,14 @@ class WeightReceiver(Closing):
             patience = _Patience(timeout_s, stall_s, interrupted)
             ready, plan = self._find(target, found, wanted, patience, falls_back=falls_back, base=base)
             _LOGGER.info("weights version %d comes %s", target.version, self._how(ready))
-            chosen = frozenset(layout if ranks is None else ranks)
             yield Fetch(
-                target.version,
-                wanted,
-                ready,
-                plan,
+                version=target.version,
+                wanted=wanted,
+                ready=ready,
+                plan=plan,
                 place=self._place,
                 stall_s=stall_s,
-                ranks=chosen,
+                ranks=frozenset(layout if ranks is None else ranks),
                 interrupted=interrupted,
             )
         finally:

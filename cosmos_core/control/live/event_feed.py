@@ -51,14 +51,8 @@ class Trace:
         self._stride = 1
         self._part: list[Point] = []
 
-    def __len__(self) -> int:
-        """Number of its points."""
-        return len(self._points) + bool(self._part)
-
-    def add(self, step: float, value: float | None) -> None:
-        """Add a point; what is no finite number is left out."""
-        if value is None or not math.isfinite(value):
-            return
+    def add(self, step: float, value: float) -> None:
+        """Add a point."""
         self._part.append((step, value))
         if len(self._part) == self._stride:
             self._points.append(_mean(self._part))
@@ -66,12 +60,6 @@ class Trace:
         if len(self._points) == MOST_POINTS:
             self._points = [_mean(self._points[first : first + 2]) for first in range(0, MOST_POINTS, 2)]
             self._stride *= 2
-
-    def clear(self) -> None:
-        """Forget all points."""
-        self._points.clear()
-        self._part.clear()
-        self._stride = 1
 
     def curve(self) -> Curve:
         """The curve as it is now, the newest points included."""
@@ -179,7 +167,7 @@ class EventFeed:
 
     def curves(self) -> tuple[Curve, ...]:
         """Every curve that has a point, as it is now."""
-        return tuple(trace.curve() for trace in self._traces.values() if len(trace))
+        return tuple(trace.curve() for trace in self._traces.values())
 
     def staleness(self) -> dict[int, int]:
         """Samples of the newest steps by how many steps the weights that made them lagged those they trained."""
@@ -187,8 +175,7 @@ class EventFeed:
 
     def _begin(self, state: State) -> _Seen:
         """Curves of what was before, of which no more is known than the records."""
-        for trace in self._traces.values():
-            trace.clear()
+        self._traces.clear()
         self._ages.clear()
         for record in state.steps:
             self._plot(record, state)
@@ -230,7 +217,7 @@ class EventFeed:
         self._trace("held-out loss", record.version, record.loss)
 
     def _trace(self, name: str, step: int, value: float | None) -> None:
-        if value is not None:
+        if value is not None and math.isfinite(value):
             self._traces.setdefault(name, Trace(name)).add(step, value)
 
     def _take_samples(self) -> None:
