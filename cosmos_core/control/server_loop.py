@@ -48,16 +48,11 @@ Say: TypeAlias = Callable[[bytes, Down], bool]
 """Says something to an identity; whether that one is connected."""
 
 
-def _is_unknown(name: str, line: Line) -> bool:  # noqa: ARG001 - what it is asked of
-    """Take everybody for connected: where that cannot be asked, silence tells."""
-    return True
-
-
 class ServerLoop:
     """Handles what replicas, observers and the clock say, and knows what to answer. The journal's only writer.
 
-    `watches` are observers that asked for the journal, and from where on; for the owner to take. `note` and `committed`
-    are as of `WriteAheadLog`.
+    `watches` are observers that asked for the journal, and from where on; for the owner to take. `failure_detector`
+    says who is gone, silent, or has not come. `note` and `committed` are as of `WriteAheadLog`.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class ServerLoop:
         self.lines: Final = Lines(state, now)
         self.watches: list[tuple[bytes, Watch]] = []
         self._log: Final = WriteAheadLog(state, journal, note, committed)
-        self._failure_detector: Final = FailureDetector(self._log, self.lines, control, now)
+        self.failure_detector: Final = FailureDetector(self._log, self.lines, control, now)
         self._facts: Final = facts or {}
         self._answers: list[tuple[bytes, Down]] = []
         self._refused = RepeatedWarning(__name__)
@@ -99,11 +94,12 @@ class ServerLoop:
                 say(identity, message)
 
         settle()  # before the rest, because whoever is asked whether they are there is told what was received
-        self.tick(now, is_there)
+        self.failure_detector.look(now, is_there)
         settle()
         if not self.state.outcome or not self._are_gone(now, is_there):
             return False
-        self.end()
+        if not self.state.has_ended:
+            self._log.record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
         settle()
         return True
 
@@ -259,21 +255,12 @@ class ServerLoop:
         self._answers.append((identity, Refused(reason=f"{reason}; start it again")))
         self._log.lose(message.name, message.incarnation, reason)
 
-    def tick(self, now: float, is_there: IsThere = _is_unknown) -> None:
-        """Let time pass: who is gone (by `is_there`, as far as known), silent, or has not come, or may try again."""
-        self._failure_detector.look(now, is_there)
-
     def shut_out(self, identity: bytes, reason: str) -> None:
         """Lose the replica that speaks from an identity, if one does, and tell it why, for good."""
         for name, line in self.lines.items():
             if line.identity == identity:
                 self._answers.append((identity, Refused(reason=reason, is_final=True)))
                 self._log.lose(name, line.incarnation, reason)
-
-    def end(self) -> None:
-        """Note that everyone was told that the run is over."""
-        if not self.state.has_ended:
-            self._log.record(RunEnded(outcome=self.state.outcome, reason=self.state.reason))
 
     def commit(self, now: float) -> list[tuple[bytes, Down]]:
         """Make all that happened durable, and return what can now be said, by identity."""

@@ -74,7 +74,7 @@ class Room:
                         waits=waits,
                     )
                 )
-            self.server_loop.tick(self.now, self.is_there)
+            self.server_loop.failure_detector.look(self.now, self.is_there)
 
     def lost(self):
         return {event.name: event.reason for event in self.events if isinstance(event, ReplicaLost)}
@@ -163,7 +163,7 @@ def test_a_pause_of_the_controller_is_nobodys_fault(make_room):
     room.beats["p1"] = ("training step 1", False)
     room.wait(10)
     room.now += 300.0
-    room.server_loop.tick(room.now, room.is_there)
+    room.server_loop.failure_detector.look(room.now, room.is_there)
     assert room.lost() == {}
 
 

@@ -91,7 +91,7 @@ class Office:
         end = self.now + seconds
         while self.now < end:
             self.now += step
-            self.server_loop.tick(self.now)
+            self.server_loop.failure_detector.look(self.now, lambda *_: True)
 
 
 def reports(first, *given, incarnation="one", term=3):
@@ -489,7 +489,7 @@ def test_weights_are_not_given_up_while_who_may_have_them_has_not_been_heard(set
         reports=(REPORT.encode(GenerationFormed(generation=1, step=3)),),
     )
     office.say(attrs.evolve(HELLO, name="p1", incarnation="other"), identity=b"other")
-    server_loop.tick(office.now)
+    server_loop.failure_detector.look(office.now, lambda *_: True)
     office.say(formed, identity=b"other")
     office.wait(2.0)
     assert RolledBack not in office.journal.kinds()
