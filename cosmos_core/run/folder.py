@@ -20,7 +20,7 @@ from cosmos_core.config.loading import dump_recipe, load_job, save_job
 from cosmos_core.config.schema import Recipe
 from cosmos_core.config.sources import copied
 from cosmos_core.config.structure import structure, unstructure
-from cosmos_core.errors import ConfigError, CosmosError, UnknownSubmissionError
+from cosmos_core.errors import ConfigError
 from cosmos_core.files import replace_file
 from cosmos_core.run.address import require_gone
 
@@ -182,46 +182,3 @@ def read_summary(directory: Path) -> Ended | None:
     known = [field.name for field in attrs.fields(Ended)]
     said = {name: found[name] for name in known if name in found} if isinstance(found, dict) else found
     return structure(said, Ended, str(path))
-
-
-@contextlib.contextmanager
-def aside(directory: Path) -> Iterator[Path | None]:
-    """Keep the run in a folder, if there is one, beside it until another one has its place for certain.
-
-    A `CosmosError` of the block puts it back in place of what the block has made there; after any other error,
-    `UnknownSubmissionError` among them, both stay. Once the block has ended well, the earlier run is removed.
-
-    Yields:
-        Where the run is kept; None if there is none.
-
-    Raises:
-        ConfigError: The run goes on, or could not be moved or removed.
-        UnknownSubmissionError: Of the block; it says besides where the earlier run is.
-    """
-    kept = None
-    if is_run(directory):
-        with held(directory):
-            require_gone(load_job(directory))
-            try:
-                kept = Path(tempfile.mkdtemp(prefix=f"{directory.name}.replaced-", dir=directory.parent))
-                directory.rename(kept)
-            except OSError as error:
-                raise ConfigError(f"{directory}: the run cannot be moved aside: {error}") from error
-    try:
-        yield kept
-    except UnknownSubmissionError as error:
-        if kept is None:
-            raise
-        raise UnknownSubmissionError(f"{error}. The run that it replaces is in {kept}") from error
-    except CosmosError:
-        if kept is not None:
-            shutil.rmtree(directory, ignore_errors=True)
-            kept.rename(directory)
-        raise
-    try:
-        if kept is not None:
-            shutil.rmtree(kept)
-    except OSError as error:
-        raise ConfigError(
-            f"{kept}: the run was submitted, and the one that it replaces could not be removed: {error}; remove it"
-        ) from error

@@ -89,7 +89,7 @@ def test_a_run_is_made_and_submitted_and_submitted_again(recipe, slurm, console,
     run = tmp_path / "runs" / "arithmetic"
     assert (tmp_path / "log").read_text() == f"argument {run}/job.sh\n"
     assert "Slurm job 17;" in shown(console, tmp_path)
-    assert "component 1, policy: 1 processes without GPUs (launch.options.gpus_per_node gives them), 1 CPUs each" in (
+    assert "component 1, policy: 1 process without GPUs (launch.options.gpus_per_node gives them), 1 CPU each" in (
         shown(console, tmp_path)
     )
     assert (run / "job.json").exists()

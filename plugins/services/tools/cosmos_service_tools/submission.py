@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +25,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind, LauncherCapabilities
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
-from cosmos_core.run.folder import aside
+from cosmos_core.run.address import require_gone
 from cosmos_core.run.launch.launcher import capabilities_of, pools
 from cosmos_core.run.plan import rendered, unset_there
 from cosmos_core.run.planning.footprint import planned_pools
@@ -73,7 +76,7 @@ def launch_recipe(
             return
         check_present(plan.parts)
         folder.check_free(directory, overwrite=overwrite)
-        with aside(directory) as kept:
+        with _aside(directory) as kept:
             if kept is not None:
                 _say(console, f"The earlier run is kept in {kept} until this one is submitted")
             folder.create(plan.job, plan.assets, provenance.made_with(plan.plugins, plan.assets), overwrite=False)
@@ -85,6 +88,49 @@ def launch_recipe(
                 # Nothing of it has run: the name is free for the next attempt.
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
+
+
+@contextlib.contextmanager
+def _aside(directory: Path) -> Iterator[Path | None]:
+    """Keep the run in a folder, if there is one, beside it until another one has its place for certain.
+
+    A `CosmosError` of the block puts it back in place of what the block has made there; after any other error,
+    `UnknownSubmissionError` among them, both stay. Once the block has ended well, the earlier run is removed.
+
+    Yields:
+        Where the run is kept; None if there is none.
+
+    Raises:
+        ConfigError: The run goes on, or could not be moved or removed.
+        UnknownSubmissionError: Of the block; it says besides where the earlier run is.
+    """
+    kept = None
+    if folder.is_run(directory):
+        with folder.held(directory):
+            require_gone(load_job(directory))
+            try:
+                kept = Path(tempfile.mkdtemp(prefix=f"{directory.name}.replaced-", dir=directory.parent))
+                directory.rename(kept)
+            except OSError as error:
+                raise ConfigError(f"{directory}: the run cannot be moved aside: {error}") from error
+    try:
+        yield kept
+    except UnknownSubmissionError as error:
+        if kept is None:
+            raise
+        raise UnknownSubmissionError(f"{error}. The run that it replaces is in {kept}") from error
+    except CosmosError:
+        if kept is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            kept.rename(directory)
+        raise
+    try:
+        if kept is not None:
+            shutil.rmtree(kept)
+    except OSError as error:
+        raise ConfigError(
+            f"{kept}: the run was submitted, and the one that it replaces could not be removed: {error}; remove it"
+        ) from error
 
 
 def launch_again(
