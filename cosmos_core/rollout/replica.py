@@ -193,6 +193,7 @@ class Replica:
             rack=rack_id(),
             directory=sync.directory,
             keyring=args.keyring,
+            name=args.name,
         )
         return WeightSync(
             self._engine,

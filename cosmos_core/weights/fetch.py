@@ -65,11 +65,12 @@ class Source:
         *,
         network: wire.Network,
         stall_s: float,
-        base: Base | None = None,
-        keyring: Keyring | None = None,
-        pairs: MutableMapping[str, ProcessGroupTransport] | None = None,
+        base: Base | None,
+        keyring: Keyring | None,
+        pairs: MutableMapping[str, ProcessGroupTransport],
+        receiver: str,
     ) -> None:
-        """Connect.
+        """Connect, for the receiver of this name.
 
         `base` is what the receiver has already, if changes of it are enough. `pairs` are process groups of earlier
         fetches by endpoint: one goes on here, and is put back once it has done all that it was asked for.
@@ -92,7 +93,8 @@ class Source:
         self._kind: Final[wire.Network] = network
         self._stall_s: Final = stall_s
         self._transport: FrameTransport | None = FrameTransport() if network == "zmq" else None
-        self._pairs: Final = {} if pairs is None else pairs
+        self._pairs: Final = pairs
+        self._receiver: Final = receiver
         self._former: ProcessGroupTransport | None = None
         self._opening = -1
         self._base: Final = base if network == "zmq" else None
@@ -119,8 +121,14 @@ class Source:
         elif self._queue and self._kind != "zmq" and self._opening < 0:
             self._opening = self._number()
             self._former = self._pairs.pop(self.endpoint, None)
-            pair = "" if self._former is None else self._former.name
-            self._send(wire.Open(request=self._opening, run_id=self._run_id, backend=self._kind, pair=pair))
+            opening = wire.Open(
+                request=self._opening,
+                run_id=self._run_id,
+                backend=self._kind,
+                pair="" if self._former is None else self._former.name,
+                receiver=self._receiver,
+            )
+            self._send(opening)
 
     @property
     def readable(self) -> tuple[sockets.Socket, ...]:

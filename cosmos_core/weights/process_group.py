@@ -364,10 +364,12 @@ class Sender:
 
     Attributes:
         name: Names the pair to the receiver, in a later fetch.
+        receiver: The receiver's own name; empty for none.
         is_kept: True between the receiver's fetches.
     """
 
-    def __init__(self, kind: Backend, host: str) -> None:
+    def __init__(self, kind: Backend, host: str, receiver: str = "") -> None:
+        self.receiver: Final = receiver
         self._kind: Final[Backend] = kind
         self._host: Final = host
         store = rendezvous(host, FORM_S)

@@ -59,6 +59,7 @@ class WeightReceiver(Closing):
         stall_s: Silence after which a publisher counts as stalled, and others are asked instead.
         directory: Where versions are stored, if they are.
         keyring: Keys of this process; None only in tests and measurements.
+        name: The replica's: publishers give up a process group with an earlier process of it. Empty for none.
     """
 
     _transport: Transport = "auto"
@@ -68,6 +69,7 @@ class WeightReceiver(Closing):
     _stall_s: float = attrs.field(default=5.0, kw_only=True)
     _directory: str | None = attrs.field(default=None, kw_only=True)
     _keyring: Keyring | None = attrs.field(default=None, kw_only=True)
+    _name: str = attrs.field(default="", kw_only=True)
     _context: sockets.Context = attrs.field(factory=zmq.Context, init=False)
     _pairs: dict[str, ProcessGroupTransport] = attrs.field(factory=dict, init=False)
 
@@ -208,6 +210,7 @@ class WeightReceiver(Closing):
                 base=base,
                 keyring=self._keyring,
                 pairs=self._pairs,
+                receiver=self._name,
             )
             found.append(source)
             source.describe(target.version)

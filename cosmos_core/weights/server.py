@@ -156,6 +156,9 @@ class SliceServer:
             self._senders[peer] = self._senders.pop(former)
             return wire.Opened(request=request.request, port=0, pair=request.pair)
         self._dismiss(peer)
+        # Who was killed said nothing, and its process has another identity when it is started again.
+        for gone in [each for each, sender in self._senders.items() if sender.receiver == request.receiver != ""]:
+            self._dismiss(gone)
         for gone in [each for each, sender in self._senders.items() if sender.is_over]:
             del self._senders[gone]
         self._leaving = [sender for sender in self._leaving if not sender.is_over]
@@ -170,7 +173,7 @@ class SliceServer:
                 "or let fewer replicas read from one publisher (sync.fan_out)",
             )
         try:
-            sender = Sender(request.backend, host_of(self.endpoint))
+            sender = Sender(request.backend, host_of(self.endpoint), request.receiver)
         except TransportError as error:
             return wire.Denied(request=request.request, reason=str(error))
         self._senders[peer] = sender

@@ -91,12 +91,14 @@ class Open:
     Attributes:
         backend: Its kind.
         pair: Name of the one that an earlier fetch kept, to go on; empty if there is none.
+        receiver: Name of who asks, of whose earlier processes nothing is left then; empty for none.
     """
 
     request: int
     run_id: str
     backend: Backend
     pair: str = ""
+    receiver: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -202,6 +202,23 @@ def test_a_pair_goes_on_from_version_to_version_until_one_of_the_two_leaves_it(p
     assert [group.is_aborted for group in groups] == [True] * 8
 
 
+def test_what_a_killed_receiver_left_is_given_up_when_it_comes_back(published, monkeypatch):
+    publisher, target, loaded = published
+    monkeypatch.setattr(process_group, "_LOOK_S", 0.05)
+    senders = []
+    for name in ("rollout-0", "rollout-1", "rollout-0"):
+        receiver = WeightReceiver("nccl", run_id="run", host="here", stall_s=10.0, name=name)
+        with receiver.fetch(target, {0: whole_layout(loaded)}, 20.0) as pieces:
+            assert [*pieces]
+        senders += [each for each in publisher._server._senders.values() if each not in senders]
+        # Nothing is told of its end, as of a process that is killed.
+        receiver._pairs.clear()
+        receiver.close()
+    first, other, again = senders
+    first._thread.join(20)
+    assert [first.is_over, other.is_over, again.is_over] == [True, False, False]
+
+
 def test_a_publisher_that_goes_in_the_middle_leaves_what_is_loaded_and_nothing_on_the_gpu(published, device):
     publisher, target, loaded = published
     update = Update(1, loaded)
