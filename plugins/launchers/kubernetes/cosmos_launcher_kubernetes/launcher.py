@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,9 +51,18 @@ class KubernetesLauncher:
         return Submission(
             name="jobset.yaml",
             text=manifest(self._context, self._options, self._pods),
-            notes=tuple(part.words for part in self._pods),
+            notes=(*(part.words for part in self._pods), *self._hints()),
             variables=None if self._options.env_from else frozenset(self._options.env),
         )
+
+    def _hints(self) -> Iterator[str]:
+        if any(part.gpus for part in self._pods) and not (
+            self._options.cpus_per_node or self._options.cpus_per_process
+        ):
+            yield (
+                "a process has a CPU for each thread and worker, and no more: launch.options.cpus_per_node gives each "
+                "that has GPUs its share of a node's"
+            )
 
     def ready(self) -> None:
         """Find out whether kubectl is here.

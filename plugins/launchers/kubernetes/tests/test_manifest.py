@@ -196,13 +196,16 @@ def test_memory_that_is_given_counts_and_what_the_plan_does_not_count_is_told():
     given = attrs.evolve(OPTIONS, memory_per_process="1.5Gi")
     notes = [
         [note.partition("; ")[2] for note in KubernetesLauncher(options, CONTEXT).render().notes]
-        for options in (OPTIONS, given)
+        for options in (attrs.evolve(OPTIONS, cpus_per_process=2), attrs.evolve(given, cpus_per_node=16))
     ]
     uncounted = " (the plan does not count activations)"
     assert notes == [
-        ["16 CPUs and 112Gi of memory a pod", f"4 CPUs and 18Gi of memory a pod{uncounted}"],
-        ["16 CPUs and 12Gi of memory a pod", "4 CPUs and 1.5Gi of memory a pod"],
+        ["16 CPUs and 112Gi of memory a pod", f"2 CPUs and 18Gi of memory a pod{uncounted}"],
+        ["16 CPUs and 12Gi of memory a pod", "8 CPUs and 1.5Gi of memory a pod"],
     ]
+    *told, hint = KubernetesLauncher(OPTIONS, CONTEXT).render().notes
+    assert [note.partition("; ")[2][:7] for note in told] == ["16 CPUs", "4 CPUs "]
+    assert "launch.options.cpus_per_node gives each that has GPUs its share" in hint
 
 
 def test_all_pods_have_the_environment_and_nothing_secret_is_written():
