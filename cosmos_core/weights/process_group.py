@@ -44,11 +44,11 @@ from cosmos_core.weights.staging import cuda, download
 from cosmos_core.weights.wire import REQUEST_SLICES, Backend
 
 FORM_S: Final = 30.0
-"""Longest wait for a receiver to appear."""
+"""Longest wait for a connection once both are there: a receiver connects with one of its publishers after another."""
 SEND_S: Final = 30.0
 """Longest wait for a receiver to take a slice; one that takes longer is given up."""
 IDLE_S: Final = 330.0
-"""How long a receiver may ask for nothing before it counts as gone without a word: longer than a fetch may take."""
+"""How long a receiver may not appear, or ask for nothing, before it counts as gone: longer than a fetch may take."""
 
 _LOGGER: Final = logging.getLogger(__name__)
 _Answer: TypeAlias = tuple[int, Sequence[memoryview]]
@@ -59,8 +59,10 @@ RECEIVER: Final = 1
 _GIVE_UP: Final = timedelta(milliseconds=1)
 _PAUSE_S: Final = 0.0005
 _ANSWER_S: Final = 1.0
+_MEET_S: Final = 0.01
 _LOOK_S: Final = 2.0
 """How often a publisher that has nothing to send looks whether the receiver has left."""
+_CAME: Final = "the receiver is there"
 _LEFT: Final = "the receiver has left"
 _TAGS: Final = 1 << 31
 _PLACE: Final = re.compile(r"^\[[^\]]+:\d+\] ")
@@ -319,6 +321,8 @@ class ProcessGroupTransport(FrameTransport):
 
     def __init__(self, kind: Backend, host: str, port: int, stall_s: float, name: str = "") -> None:
         self._store: Final = meet(host, port, stall_s)
+        with _told(f"{host}:{port} cannot be met"):
+            self._store.set(_CAME, "")
         self.name: Final = name
         self.stall_s = stall_s
         self._pair: Final = Pair(kind, self._store, RECEIVER, host=address_towards(host), timeout_s=stall_s)
@@ -377,6 +381,7 @@ class Sender:
         self.name: Final = uuid.uuid4().hex
         self.is_kept = False
         self._answers: Final[queue.SimpleQueue[_Answer | None]] = queue.SimpleQueue()
+        self._is_closing: Final = threading.Event()
         self._lock: Final = threading.Lock()
         self._why_ended = ""
         self._thread: Final = threading.Thread(target=self._run, args=(store,), name=f"weights-{kind}", daemon=True)
@@ -403,6 +408,7 @@ class Sender:
 
     def close(self) -> None:
         """End once what is queued is sent; returns at once. Idempotent."""
+        self._is_closing.set()
         self._answers.put(None)
 
     def join(self, timeout_s: float) -> None:
@@ -411,6 +417,7 @@ class Sender:
 
     def _run(self, store: TCPStore) -> None:
         try:
+            self._await(store)
             pair = Pair(self._kind, store, PUBLISHER, host=self._host, timeout_s=FORM_S)
             try:
                 while (answer := self._next(store)) is not None:
@@ -421,6 +428,13 @@ class Sender:
             _LOGGER.warning("a receiver of weights over %s was given up: %s", self._kind, error)
             with self._lock:
                 self._why_ended = f"the connection over {self._kind} was given up: {error}"
+
+    def _await(self, store: Store) -> None:
+        deadline = time.monotonic() + IDLE_S
+        with _told("the store in which they meet failed"):
+            while not store.check([_CAME]):
+                if self._is_closing.wait(_MEET_S) or time.monotonic() > deadline:
+                    raise TransportError(f"the receiver has left, or did not appear in {IDLE_S:g} s")
 
     def _next(self, store: Store) -> _Answer | None:
         """The next answer to send; None at the end."""

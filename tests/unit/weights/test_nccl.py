@@ -239,7 +239,7 @@ def test_nobody_builds_a_communicator_alone(monkeypatch):
     meeting, began = rendezvous(HOST, 5.0), time.monotonic()
     with pytest.raises(TransportError, match="no nccl connection: "):
         ProcessGroupTransport("nccl", HOST, meeting.port, 0.3)
-    monkeypatch.setattr(process_group, "FORM_S", 0.3)
+    monkeypatch.setattr(process_group, "IDLE_S", 0.3)
     sender = Sender("nccl", HOST)
     sender._thread.join(5)
     assert sender.is_over

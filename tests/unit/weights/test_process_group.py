@@ -114,11 +114,23 @@ def test_a_sender_ends_when_its_receiver_leaves_or_never_comes_or_asks_for_nothi
     transport.close()
     assert ended(sender)
 
-    monkeypatch.setattr(process_group, "FORM_S", 0.2)
-    assert ended(Sender("gloo", HOST))
+    # A receiver connects with its other publishers first.
+    with monkeypatch.context() as patch:
+        patch.setattr(process_group, "FORM_S", 1.0)
+        sender = Sender("gloo", HOST)
+        sender._thread.join(1.5)
+        transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
+        sender.close()
+        transport.close()
+        assert ended(sender)
+        assert not sender._why_ended
+        # Whoever never comes is left once somebody says so, or after a while.
+        sender = Sender("gloo", HOST)
+        sender.close()
+        assert ended(sender)
 
-    monkeypatch.setattr(process_group, "FORM_S", 5.0)
     monkeypatch.setattr(process_group, "IDLE_S", 0.2)
+    assert ended(Sender("gloo", HOST))
     sender = Sender("gloo", HOST)
     transport = ProcessGroupTransport("gloo", HOST, sender.port, 5)
     assert ended(sender)

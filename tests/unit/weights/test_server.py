@@ -39,7 +39,7 @@ def server(monkeypatch, may_give_up):
 
 
 class Receiver:
-    """Asks for a process group, and never comes to meet the sender."""
+    """Asks for a process group, comes to meet the sender, and goes no further."""
 
     def __init__(self, server, context, name):
         self._socket = dealer(context, server.endpoint, name, queued=True)
@@ -47,7 +47,10 @@ class Receiver:
     def ask(self):
         self._socket.send(wire.CODEC.encode(wire.Open(request=1, run_id="run", backend="gloo")))
         assert self._socket.poll(5000)
-        return wire.CODEC.decode(self._socket.recv())
+        answer = wire.CODEC.decode(self._socket.recv())
+        if isinstance(answer, wire.Opened):
+            process_group.meet("127.0.0.1", answer.port, 5.0).set(process_group._CAME, "")
+        return answer
 
     def close(self):
         self._socket.close()
