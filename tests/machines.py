@@ -15,7 +15,7 @@ import attrs
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.config.schema import MeshConfig
 from cosmos_core.config.structure import unstructure
-from cosmos_core.run.planning.footprint import memory_by_pool, verdicts
+from cosmos_core.run.planning.footprint import host_memory, memory_by_pool, verdicts
 from cosmos_core.run.planning.plan import Plan, make_plan
 from cosmos_core.run.planning.processes import gpus
 
@@ -112,9 +112,9 @@ def table(folder: Path) -> Iterator[str]:
         fits = needed(plan) <= case.machine and all(H100 in each for each in told.values())
         assert fits == case.fits, (case, needed(plan), told)
         assert not fits or case.line in header(case.path), f"{case.path}: tell {case.line}"
-        memory = f"{round(_node_gigabytes(plan), -1):,.0f} GB"
-        if fits and case.machine <= NODE and _node_gigabytes(plan) > MEMORY:
-            assert memory in header(case.path), f"{case.path}: tell the machine's memory, {memory}"
+        memory = round(host_memory(plan) / 1e9, -1)
+        if fits and case.machine <= NODE and memory > MEMORY:
+            assert f"{memory:,.0f} GB" in header(case.path), f"{case.path}: tell the machine's memory, {memory:,.0f} GB"
         cells = _cells(case, plan) if fits else [f"none; adapters alone take {told['policy']}", *[""] * 5]
         name = Path(plan.job.recipe.model.path).name
         yield f"| {' | '.join([name, MACHINES[case.machine], *cells])} |"
@@ -136,13 +136,6 @@ def _cells(case: Case, plan: Plan) -> list[str]:
 def _processes(replicas: int, sizes: MeshConfig) -> str:
     axes = [f"`{axis}` {size}" for axis, size in unstructure(sizes).items() if size > 1]
     return " · ".join([*([f"{replicas} replicas"] if replicas > 1 else []), *axes]) or "1 process"
-
-
-def _node_gigabytes(plan: Plan) -> float:
-    """The machine's memory of all processes of a run on one node."""
-    replicas = {"policy": plan.job.recipe.policy.replicas, "rollout": plan.job.recipe.rollout.replicas}
-    pools = memory_by_pool(plan).items()
-    return sum(replicas[pool] * rank.count * sum(rank.host.values()) for pool, ranks in pools for rank in ranks) / 1e9
 
 
 def _sizes(plan: Plan) -> dict[str, str]:

@@ -214,19 +214,28 @@ def _uncounted(ranks: Sequence[RankMemory], besides: Sequence[str]) -> tuple[str
     return (*(() if all(rank.is_whole for rank in ranks) else ("activations",)), *besides)
 
 
+def host_memory(plan: Plan, *, on_gpus: bool = True) -> int:
+    """Bytes of a machine's memory that all processes take beside their devices', if they are all on one machine."""
+    recipe, nothing = plan.job.recipe, {} if on_gpus else {_ASLEEP: 0}
+    return sum(
+        getattr(recipe, pool).replicas * rank.count * sum({**rank.host, **nothing}.values())
+        for pool, ranks in memory_by_pool(plan).items()
+        for rank in ranks
+    )
+
+
 def memory_on_cpu(plan: Plan) -> dict[str, int]:
     """Bytes of all processes, by pool and `host`, if they are all on the CPU of one machine.
 
     Of pools that take turns it has the larger. The memory of a CPU sleeps in a file.
     """
-    awake, host, nothing = dict[str, int](), 0, {OUTSIDE: 0, _ASLEEP: 0}
+    awake = dict[str, int]()
     for pool, ranks in memory_by_pool(plan).items():
         replicas: int = getattr(plan.job.recipe, pool).replicas
-        awake[pool] = replicas * sum(rank.count * sum({**rank.device, **nothing}.values()) for rank in ranks)
-        host += replicas * sum(rank.count * sum({**rank.host, **nothing}.values()) for rank in ranks)
+        awake[pool] = replicas * sum(rank.count * sum({**rank.device, OUTSIDE: 0}.values()) for rank in ranks)
     if plan.job.takes_turns:
         awake = dict([max(awake.items(), key=lambda each: each[1])])
-    return {**awake, "host": host}
+    return {**awake, "host": host_memory(plan, on_gpus=False)}
 
 
 def machine_memory() -> int:
@@ -286,16 +295,19 @@ def _least(rank: RankMemory) -> int:
 def room(plan: Plan, found: int, machine: int) -> str:
     """GPUs and memory of this machine against what the processes need, in words."""
     if found:
-        lacking = crowded(plan)
-        return f"this machine has {found}{lacking and f', and a run would be refused: {lacking}'}"
-    needed, none, recipe = memory_on_cpu(plan), "this machine has none", plan.job.recipe
+        lacking, needed = crowded(plan), host_memory(plan)
+        told = f"this machine has {found}{lacking and f', and a run would be refused: {lacking}'}"
+        if needed <= machine:
+            return told
+        return f"{told}; its memory of {size(machine)} does not hold the {size(needed)} of it that all processes take"
+    of_each, none, recipe = memory_on_cpu(plan), "this machine has none", plan.job.recipe
     if hidden():
         none = "CUDA_VISIBLE_DEVICES hides what this machine has"
     pools = ("policy", "rollout")[: 1 + plan.job.uses_rollouts]
     if asked := [f"{pool}.device" for pool in pools if getattr(recipe, pool).device == "cuda"]:
         return f"{none}, and {' and '.join(asked)} = 'cuda' asks for them"
-    if (total := sum(needed.values())) > machine:
-        parts = " + ".join(f"{name} {size(each)}" for name, each in needed.items())
+    if (total := sum(of_each.values())) > machine:
+        parts = " + ".join(f"{name} {size(each)}" for name, each in of_each.items())
         return (
             f"{none}, and {size(total)} do not fit its memory of {size(machine)}: {parts} of all processes, without "
             f"what only GPUs take ({OUTSIDE}; {_ASLEEP})"

@@ -146,7 +146,10 @@ def test_a_plan_has_a_row_for_replicas_and_a_table_for_places(plan):
     said = room(plan, 0, total - 1)
     assert f"{size(total)} do not fit its memory" in said
     assert f": policy {size(needed['policy'])} + host {size(needed['host'])} of all processes" in said
-    assert room(plan, 7, 0) == "this machine has 7"
+    assert room(plan, 7, total) == "this machine has 7"
+    held = needed["host"]
+    said = f"this machine has 7; its memory of {size(held - 1)} does not hold the {size(held)} of it that all processes"
+    assert room(plan, 7, held - 1) == f"{said} take"
     assert machine_memory() > GIB
 
 
