@@ -158,9 +158,6 @@ def _offload(policy: PolicyConfig) -> Iterator[str]:
 
 
 def _rest(recipe: Recipe) -> Iterator[str]:
-    longest = recipe.evaluation.max_units
-    if longest is not None and longest < 1:
-        yield f"evaluation.max_units: must be >= 1, got {longest}"
     control = recipe.control
     if control.lost_after_s <= control.heartbeat_s:
         yield (

@@ -248,7 +248,9 @@ class EvaluationConfig:
         help="Held-out prompts, or demonstrations, of one evaluation, the first of the split; 0 never evaluates.",
         validator=NOT_NEGATIVE,
     )
-    max_units: int | None = option(None, help="Longest completion; `rollout.sampling.max_units` if absent.")
+    max_units: int | None = option(
+        None, help="Longest completion; `rollout.sampling.max_units` if absent.", validator=check.optional(POSITIVE)
+    )
 
 
 @attrs.frozen(kw_only=True)

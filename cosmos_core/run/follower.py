@@ -54,7 +54,6 @@ class Follower:
     def __init__(self) -> None:
         self.state: State | None = None
         self.timeline: Final = Timeline()
-
         self.loads: Counter[str] = Counter()
         self.spent: Final = TimeSpent()
         self.has_ended = False

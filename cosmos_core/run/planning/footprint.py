@@ -127,9 +127,8 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     )
     found = {"policy": policy}
     if plan.job.uses_rollouts:
-        able = plan.parts.engine or EngineCapabilities()
-        cached = {"compresses": able.compresses_cache, "replays": able.replays_steps}
-        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, page=able.cache_page, **cached)
+        engine = plan.parts.engine or EngineCapabilities()
+        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, engine)
         count = world_size(recipe.rollout.mesh)
         # New weights wait in the machine's memory until they are copied, unless they are read where they are published.
         is_local = recipe.launch.launcher == LaunchConfig().launcher
@@ -343,7 +342,8 @@ def _faults(plan: Plan, shown: Sequence[str], found: Sequence[Gpu], joins: Role 
     for name, gpu in there.items():
         load, is_shared = loads[name], share and "rollout" in roles[name]
         if () < gpu.capability < BF16_CAPABILITY:
-            yield from (_too_old(gpu, role) for role in roles[name] if _computes_in_bf16(plan.job.recipe, role))
+            in_bf16 = (role for role in roles[name] if getattr(plan.job.recipe, role).precision == "bf16")
+            yield from (_too_old(gpu, role) for role in in_bf16)
         text = f"GPU {gpu.number}, {gpu.name}, has {size(gpu.memory_bytes)}, and its processes need {size(load)}"
         if is_shared:
             text = f"{text}, with {size(taken[name])} for each engine ({key} = {share:g})"
@@ -355,10 +355,6 @@ def _faults(plan: Plan, shown: Sequence[str], found: Sequence[Gpu], joins: Role 
         if load > gpu.free_bytes:
             held = gpu.memory_bytes - gpu.free_bytes
             yield f"{text}; others hold {size(held)} of it (nvidia-smi): CUDA_VISIBLE_DEVICES chooses other GPUs"
-
-
-def _computes_in_bf16(recipe: Recipe, role: Role) -> bool:
-    return (recipe.policy.precision if role == "policy" else recipe.rollout.precision) == "bf16"
 
 
 def _too_old(gpu: Gpu, role: Role) -> str:

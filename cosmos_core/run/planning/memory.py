@@ -24,7 +24,7 @@ from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.models.parallel.offload import BLOCK_BYTES
 from cosmos_core.models.parallel.stages import layer_spans, stage_indices
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
-from cosmos_core.protocols import ModelFacts
+from cosmos_core.protocols import EngineCapabilities, ModelFacts
 from cosmos_core.protocols.facts import Compute, ModelPart
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.protocols.quantization import FORMATS
@@ -449,14 +449,13 @@ def longest_sample(recipe: Recipe, context_length: int, longest_prompt: int) -> 
 
 
 def rollout_memory(
-    recipe: Recipe, facts: ModelFacts, longest_prompt: int, *, compresses: bool, page: int = 1, replays: bool = False
+    recipe: Recipe, facts: ModelFacts, longest_prompt: int, engine: EngineCapabilities
 ) -> dict[str, int]:
     """Bytes of each process of one rollout replica by part.
 
     The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
     than with what they stand for, needs less for parameters. Of an engine that denoises the latents of samples in
-    flight are counted; its text encoder, its autoencoder and what is inside a forward are not. `compresses`, `page` and
-    `replays` are the engine's `compresses_cache`, `cache_page` and `replays_steps`.
+    flight are counted; its text encoder, its autoencoder and what is inside a forward are not.
     """
     item_size, tp = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp
     if facts.latent_size:
@@ -464,31 +463,26 @@ def rollout_memory(
         return {"parameters": item_size * facts.num_parameters, "latents in flight": latents}
     units = longest_sample(recipe, facts.context_length, longest_prompt)
     # Each has all of what is compressed; else its heads, or one that several processes have if heads are too few.
-    values, share = facts.compressed_cache_size if compresses else 0, 1.0
+    values, share = facts.compressed_cache_size if engine.compresses_cache else 0, 1.0
     if not values:
         values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
         share = max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
-    is_gpu, in_flight = recipe.rollout.device != "cpu", recipe.rollout.max_in_flight
+    is_gpu, in_flight, page = recipe.rollout.device != "cpu", recipe.rollout.max_in_flight, engine.cache_page
     # In pages, whole ones, and one that no sequence has.
     units = in_flight * (units + -units % page) + page if is_gpu and page > 1 else in_flight * units
     cache = math.ceil(values * share) * item_size * units
     logits = 2 * 4 * in_flight * facts.vocab_size
     codes = quantised_bytes(recipe, facts)
+    split = sum(part.count * (part.num_parameters - num_whole(part, tp)) for part in facts.parts)
     return {
-        "parameters": item_size * (facts.num_parameters - _split_parameters(facts, tp)),
+        "parameters": item_size * (facts.num_parameters - split + math.ceil(split / tp)),
         **({CODES: codes} if codes else {}),
         CACHE: cache,
         "logits (estimate)": logits,
-        **({"decode graphs (estimate)": logits} if is_gpu and replays else {}),
+        **({"decode graphs (estimate)": logits} if is_gpu and engine.replays_steps else {}),
     }
 
 
 def between_gpus(recipe: Recipe, answers: int) -> dict[str, int]:
     """Bytes of so many answers of weights in a GPU's memory, where they go from one to another."""
     return {"weights on their way": answers * REQUEST_BYTES} if recipe.sync.transport == "nccl" else {}
-
-
-def _split_parameters(facts: ModelFacts, tp: int) -> int:
-    """Parameters that other processes of `tp` have instead."""
-    split = sum(part.count * (part.num_parameters - num_whole(part, tp)) for part in facts.parts)
-    return split - math.ceil(split / tp)

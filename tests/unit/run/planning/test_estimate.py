@@ -1,7 +1,7 @@
 import attrs
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.protocols import ModelFacts
+from cosmos_core.protocols import EngineCapabilities, ModelFacts
 from cosmos_core.protocols.facts import ModelPart
 from cosmos_core.run.planning.footprint import size
 from cosmos_core.run.planning.memory import longest_sample, policy_memory, rollout_memory, version_bytes
@@ -33,30 +33,30 @@ def recipe(**changes):
 
 def test_memory_of_a_rollout_replica_by_hand():
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    parts = rollout_memory(made, FACTS, longest_prompt=20, compresses=False)
+    parts = rollout_memory(made, FACTS, 20, EngineCapabilities())
     assert parts["parameters"] == 2000
     assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * 30 * 3
-    longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), longest_prompt=20, compresses=False)
+    longer = rollout_memory(made, attrs.evolve(FACTS, context_length=15), 20, EngineCapabilities())
     assert longer["KV cache (at most)"] == 2 * 2 * 8 * 2 * 15 * 3
 
     # In pages, whole ones and one beside them; graphs keep what is computed in between.
-    paged = {"compresses": False, "page": 16, "replays": True}
-    parts = rollout_memory(made, FACTS, longest_prompt=20, **paged)
+    paged = EngineCapabilities(cache_page=16, replays_steps=True)
+    parts = rollout_memory(made, FACTS, 20, paged)
     assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * (32 * 3 + 16)
     assert parts["decode graphs (estimate)"] == parts["logits (estimate)"] > 0
     settings = {"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}, "device": "cpu"}
-    parts = rollout_memory(recipe(rollout=settings), FACTS, longest_prompt=20, **paged)
+    parts = rollout_memory(recipe(rollout=settings), FACTS, 20, paged)
     assert parts["KV cache (at most)"] == 2 * 2 * 8 * 2 * 30 * 3
     assert "decode graphs (estimate)" not in parts
 
     # A models own cache is taken.
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), longest_prompt=20, compresses=False)
+    parts = rollout_memory(made, attrs.evolve(FACTS, cache_size=5), 20, EngineCapabilities())
     assert parts["KV cache (at most)"] == 5 * 2 * 30 * 3
 
     # An engine that denoises has latents in flight in place of a cache.
     made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "sampling": {"max_units": 10}})
-    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), longest_prompt=0, compresses=False)
+    found = rollout_memory(made, attrs.evolve(FACTS, vocab_size=0, latent_size=500), 0, EngineCapabilities())
     assert found == {"parameters": 2000, "latents in flight": 4 * 4 * 500 * 3}
 
     # A dialogue may fill what is trained on.
@@ -67,10 +67,7 @@ def test_memory_of_a_rollout_replica_by_hand():
         recipe(**settings, environment={"plugin": "game"}, policy={"optimizer": {"lr": 1e-6}, "micro_batch_units": 50}),
     )
     assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
-    assert (
-        rollout_memory(talks, FACTS, longest_prompt=20, compresses=False)["KV cache (at most)"]
-        == 2 * 2 * 8 * 2 * 50 * 3
-    )
+    assert rollout_memory(talks, FACTS, 20, EngineCapabilities())["KV cache (at most)"] == 2 * 2 * 8 * 2 * 50 * 3
 
 
 def test_bytes_of_a_weight_sync():
@@ -90,7 +87,7 @@ def test_bytes_of_a_weight_sync():
     for quantization, nbytes in expected.items():
         made = recipe(rollout={"precision": "bf16", "quantization": quantization})
         assert version_bytes(made, facts) == nbytes
-        parts = rollout_memory(made, facts, longest_prompt=20, compresses=False)
+        parts = rollout_memory(made, facts, 20, EngineCapabilities())
         assert parts["parameters"] + parts.get("codes and scales", 0) == 2000 + (nbytes - others) * (nbytes != 2000)
         (rank,) = policy_memory(made, facts)
         assert rank.host["published weights"] == 2 * nbytes
@@ -135,7 +132,7 @@ def test_processes_of_a_rollout_replica_share_weights_and_heads():
     sizes = {}
     for tp in (1, 2, 4):
         made = recipe(rollout={"precision": "bf16", "max_in_flight": 3, "mesh": {"tp": tp}})
-        sizes[tp] = rollout_memory(made, facts, longest_prompt=20, compresses=False)
+        sizes[tp] = rollout_memory(made, facts, 20, EngineCapabilities())
     # Split are 2 · (450 - 10 whole) of 1000, experts too; with 4 processes, 2 · 40 of the 2 heads are whole as well.
     assert [sizes[tp]["parameters"] for tp in (1, 2, 4)] == [2000, 2 * (1000 - 440), 2 * (1000 - 800 * 3 // 4)]
     whole = sizes[1]["KV cache (at most)"]
@@ -143,7 +140,7 @@ def test_processes_of_a_rollout_replica_share_weights_and_heads():
     # What heads are made of is whole on each process of an engine that caches it.
     facts = attrs.evolve(facts, compressed_cache_size=3)
     for compresses, values in [(True, 3), (False, 2 * 2 * 8 / 2)]:
-        parts = rollout_memory(made, facts, longest_prompt=20, compresses=compresses)
+        parts = rollout_memory(made, facts, 20, EngineCapabilities(compresses_cache=compresses))
         assert parts["KV cache (at most)"] == values * 2 * 64 * 3
     assert gpus(made, uses_rollouts=True) == 5
     assert processes(made, uses_rollouts=True)[-1] == ("rollout-0", "cosmos_core.rollout", "auto", 4)
