@@ -89,11 +89,19 @@ AttentionInterface.register(PACKED, packed_attention)
 
 def attend_packed(module: PreTrainedModel) -> None:
     """Let the text of a model attend within packed documents, and its towers to all of what they are shown."""
+    attend_with(module, PACKED, "sdpa")
+
+
+def attend_with(module: Any, name: str, towers: str | None = None) -> None:
+    """Let the text of a model attend by a function of transformers' interface, and towers by another, if not as now."""
     text = module.config.get_text_config()
     names = () if text is module.config else module.config.sub_configs
-    parts = {name: getattr(module.config, name, None) for name in names}
-    kinds = {name: PACKED if part is text else "sdpa" for name, part in parts.items() if part is not None}
-    module.set_attn_implementation({"": PACKED, **kinds} if kinds else PACKED)
+    parts = {part: config for part in names if (config := getattr(module.config, part, None)) is not None}
+    kinds = {
+        part: name if config is text else towers or config._attn_implementation  # noqa: SLF001 - as below
+        for part, config in parts.items()
+    }
+    module.set_attn_implementation({"": name, **kinds} if kinds else name)
 
 
 def is_packed(module: PreTrainedModel) -> bool:

@@ -280,8 +280,6 @@ def why_not_experts(module: nn.Module, scaling: str, device: torch.device) -> st
         return f"their widths {widths} are no multiples of {MULTIPLE}"
     if device.type != "cuda":
         return ""
-    if not hasattr(torch, "_scaled_grouped_mm"):
-        return f"torch {torch.__version__} has no product of them"
     have = torch.cuda.get_device_capability(device)
     need = ".".join(map(str, EXPERTS_CAPABILITY))
     return "" if have == EXPERTS_CAPABILITY else f"the device has compute capability {have[0]}.{have[1]}, not {need}"

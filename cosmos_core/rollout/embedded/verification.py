@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from cosmos_core.errors import EngineError
+from cosmos_core.models.attention.packed import attend_with
 from cosmos_core.rollout.embedded.attention import SlotStep
 from cosmos_core.rollout.embedded.cache import LayerShape
 from cosmos_core.rollout.embedded.interface import NAME, AttentionModule, Call, Variant
@@ -78,9 +79,9 @@ def install_attention(
     _own_config(module)
     own_NV = None
     if verify:
-        _attend_with(module, "eager")
+        attend_with(module, "eager")
         own_NV = module(input_ids=tokens_N[None], use_cache=False).logits[0].float()
-    _attend_with(module, NAME)
+    attend_with(module, NAME)
     probe = AttentionProbe()
     runner.forward(tokens_N, positions_N, probe, None)
     _check_layers(type(module).__name__, config, probe.calls, context_length)
@@ -90,21 +91,6 @@ def install_attention(
         dtype = next(module.parameters()).dtype
         _verify(type(module).__name__, runner, calls=probe.calls, tokens_N=tokens_N, own_NV=own_NV, dtype=dtype)
     return probe.calls
-
-
-def _attend_with(module: Any, name: str) -> None:
-    """Let the layers of text attend by a name; towers, which are no part of decoding, attend as they did."""
-    text = module.config.get_text_config()
-    if text is module.config:
-        module.set_attn_implementation(name)
-        return
-    parts = {part: getattr(module.config, part, None) for part in module.config.sub_configs}
-    kinds = {
-        part: name if config is text else config._attn_implementation  # noqa: SLF001 - no public way to read it
-        for part, config in parts.items()
-        if config is not None
-    }
-    module.set_attn_implementation({"": name, **kinds})
 
 
 def _own_config(module: torch.nn.Module) -> None:
