@@ -155,12 +155,13 @@ def uses_gpu(key: str, name: str) -> bool:
     seen = _signs()
     if name == "auto" and not seen:
         return False
-    shown, without = os.environ.get("CUDA_VISIBLE_DEVICES"), f"{key} = 'cpu', or an" if key else "an"
+    shown, ways = os.environ.get("CUDA_VISIBLE_DEVICES"), [f"{key} = 'cpu'"] if key else []
+    ways += ["an empty CUDA_VISIBLE_DEVICES"] if name == "auto" or not key else []
     raise ConfigError(
         f"{key or 'device'}: {name!r}, but torch sees no GPU{seen and f', and there are signs of one: {seen}'}. torch "
         f"{torch.__version__} is built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs'} and says: "
         f"{_torchs_words()}. CUDA_VISIBLE_DEVICES is {'not set' if shown is None else repr(shown)}. What to do is in "
-        f"docs/installation.md; {without} empty CUDA_VISIBLE_DEVICES does without a GPU"
+        f"docs/installation.md; {', or '.join(ways)} does without a GPU"
     )
 
 

@@ -66,6 +66,8 @@ def test_a_gpu_that_torch_does_not_see_is_told_in_the_drivers_words(nvidia_smi, 
             "rollout.device = 'cpu'",
         ):
             assert fact in text
+        # Whoever asks for one has none by hiding all.
+        assert ("an empty CUDA_VISIBLE_DEVICES" in text) is (name == "auto")
     assert choose_device("rollout.device", "cpu") == torch.device("cpu")
     # Whoever hides them wants none.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -301,7 +301,7 @@ def room(plan: Plan, found: int, machine: int) -> str:
         return f"{told}; its memory of {size(machine)} does not hold the {size(needed)} of it that all processes take"
     of_each, none, recipe = memory_on_cpu(plan), "this machine has none", plan.job.recipe
     if hidden():
-        none = "CUDA_VISIBLE_DEVICES hides what this machine has"
+        none = "CUDA_VISIBLE_DEVICES hides any GPU of this machine"
     pools = ("policy", "rollout")[: 1 + plan.job.uses_rollouts]
     if asked := [f"{pool}.device" for pool in pools if getattr(recipe, pool).device == "cuda"]:
         return f"{none}, and {' and '.join(asked)} = 'cuda' asks for them"

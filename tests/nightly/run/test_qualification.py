@@ -123,6 +123,8 @@ def test_wrong_values_are_refused_and_nothing_run_is_no_success(tmp_path):
             parsed(asked)
         assert said in told.getvalue()
     assert parsed(["--stages", "a,, b"]).stages == ["A", "B"]
+    made = subprocess.run(["make", "gpu-asked", "DEVICE=CPU"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (made.returncode, "DEVICE= takes cuda or cpu and is CPU" in made.stdout) == (2, True)
     done = qualify("--device", "cpu", "--tiny", "--out", tmp_path, "--minutes", "0.01")
     assert (done.returncode, "nothing has run" in done.stderr) == (1, True)
 

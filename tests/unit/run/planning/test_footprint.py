@@ -193,7 +193,7 @@ def test_gpus_that_do_not_hold_their_processes_are_refused(plan, monkeypatch):
     assert "and a run would be refused: nvidia-smi says: lost" in room(plan, 2, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert crowded(plan) == ""
-    assert "CUDA_VISIBLE_DEVICES hides what this machine has, so device 'auto' is the CPU" in room(plan, 0, 1 << 60)
+    assert "CUDA_VISIBLE_DEVICES hides any GPU of this machine, so device 'auto' is the CPU" in room(plan, 0, 1 << 60)
 
 
 def test_the_share_of_a_gpu_that_an_engine_takes_counts(tmp_path, monkeypatch):
