@@ -149,7 +149,7 @@ def break_up(state: State, reason: str) -> None:
 
 
 def missing(state: State) -> dict[Role, tuple[int, int]]:
-    """How many replicas are lacking without which the run cannot go on, and of how many, by role."""
+    """Count, by role, the replicas that are lacking and without which the run cannot go on, and those wanted."""
     wanted: dict[Role, int] = {"policy": state.settings.policy_replicas, "rollout": state.settings.rollout_replicas}
     there = {"policy": state.members["policy"], "rollout": state.members["rollout"] - state.draining}
     least = {role: min(1, number) if state.is_complete(role) else number for role, number in wanted.items()}
@@ -166,7 +166,7 @@ def _missing_words(state: State) -> str:
 
 
 def num_awaited(state: State) -> int:
-    """How many are missing in all, if any of them could come now: the other pool keeps those out that may not wake."""
+    """Count all that are missing, if any of them could come now: the other pool keeps those out that may not wake."""
     found = missing(state)
     can_come = any(turns.may_wake(state, role) for role in found)
     return sum(lacking for lacking, _ in found.values()) if can_come else 0

@@ -1,4 +1,4 @@
-"""What one step of the engine does: which units it feeds to which slots, and which sequences draw from it."""
+"""Plans one step of the engine: which units it feeds to which slots, and which sequences draw from it."""
 
 from __future__ import annotations
 
