@@ -128,7 +128,8 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_TI: torch.Tensor, weight_OI: torch.Tensor, scaling: Scaling, split: Split | None
     ) -> torch.Tensor:
-        ctx.save_for_backward(hidden_TI, weight_OI)
+        of_hidden, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(hidden_TI if of_weight else None, weight_OI if of_hidden else None)
         ctx.scaling, ctx.split = scaling, split
         left = quantise(hidden_TI, E4M3, scaling, _group(split, "inputs"))
         right = quantise(weight_OI, E4M3, scaling, _group(split, "inputs" if scaling == "rowwise" else None))
@@ -198,7 +199,8 @@ def float8_product(rows_PI: torch.Tensor, matrices_EIO: torch.Tensor, ends_E: to
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_PI: torch.Tensor, matrices_EIO: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows_PI, matrices_EIO, ends_E)
+        of_rows, of_matrices, _ = ctx.needs_input_grad
+        ctx.save_for_backward(rows_PI if of_matrices else None, matrices_EIO if of_rows else None, ends_E)
         right = quantise(matrices_EIO.transpose(1, 2), E4M3, "rowwise")
         return multiply_grouped(quantise(rows_PI, E4M3, "rowwise"), right, ends_E, rows_PI.dtype)
 
@@ -209,7 +211,7 @@ class _Experts(torch.autograd.Function):
         of_rows = of_matrices = None
         if ctx.needs_input_grad[0]:
             right = quantise(matrices_EIO, E4M3, "rowwise")
-            of_rows = multiply_grouped(quantise(grad_PO, E4M3, "rowwise"), right, ends_E, rows_PI.dtype)
+            of_rows = multiply_grouped(quantise(grad_PO, E4M3, "rowwise"), right, ends_E, grad_PO.dtype)
         if ctx.needs_input_grad[1]:
             of_matrices = grouped_product(rows_PI.T, grad_PO.contiguous(), ends_E)
         return of_rows, of_matrices, None

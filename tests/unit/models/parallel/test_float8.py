@@ -147,13 +147,21 @@ def test_zeros_and_no_rows(subtests):
             assert linear(torch.zeros(0, INPUTS)).shape == (0, OUTPUTS)
 
 
-def test_a_frozen_weight_gets_no_gradient():
+@pytest.mark.parametrize("kind", ["tensorwise", "rowwise", "experts"])
+def test_a_frozen_weight_gets_no_gradient_and_what_it_multiplies_is_not_kept(kind):
     linear = layer_with(torch.randn(OUTPUTS, INPUTS)).requires_grad_(requires_grad=False)
-    compute_in_float8(linear, "tensorwise")
-    hidden = torch.randn(4, INPUTS, requires_grad=True)
-    linear(hidden).sum().backward()
+    if kind == "experts":
+        matrices, ends = linear.weight.T[None], torch.tensor([4], dtype=torch.int32)
+        linear.forward = lambda hidden: float8_product(hidden, matrices, ends)
+    else:
+        compute_in_float8(linear, kind)
+    hidden, kept = torch.randn(4, INPUTS, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.shape) or each, lambda each: each):
+        result = linear(hidden)
+    result.sum().backward()
     assert linear.weight.grad is None
     assert hidden.grad.abs().sum() > 0
+    assert hidden.shape not in kept
 
 
 def split(styles, scaling):
