@@ -126,6 +126,7 @@ def run_stage(
     """Run checks, in a process that is started again if one of them ends it."""
     began = time.monotonic()
     deadline = min(began + budget.stage_s, budget.until)
+    late = "the stage's time was up" if deadline < budget.until else "the time of --minutes was up"
     names = [check.name for check in checks]
     with tempfile.TemporaryDirectory(prefix=f"cosmos-gpu-{stage}-") as folder:
         while names and time.monotonic() < deadline:
@@ -141,17 +142,25 @@ def run_stage(
             limits = {
                 check.name: float("inf") if is_tiny else max(_LEAST_S, _SLACK * check.seconds) for check in checks
             }
-            names = _round(asked, limits, deadline, lambda figure: report.add(stage, figure), log)
+            names = _round(asked, limits, (deadline, late), lambda figure: report.add(stage, figure), log)
     for name in names:
-        report.add(stage, Figure(name=name, verdict="skipped", note="the stage's time was up"))
+        report.add(stage, Figure(name=name, verdict="skipped", note=late))
     report.seconds[stage] = time.monotonic() - began
     report.write()
 
 
 def _round(
-    asked: Mapping[str, Any], limits: Mapping[str, float], deadline: float, tell: Callable[[Figure], None], log: Path
+    asked: Mapping[str, Any],
+    limits: Mapping[str, float],
+    end: tuple[float, str],
+    tell: Callable[[Figure], None],
+    log: Path,
 ) -> list[str]:
-    """Run checks, of which each has its seconds, until their process has ended; the names of those that are left."""
+    """Run checks, of which each has its seconds, until their process has ended; the names of those that are left.
+
+    `end` is the time at which all of them end, and what is said then.
+    """
+    deadline, late = end
     names: list[str] = asked["checks"]
     left, begun, reason, until = list(names), "", "", deadline
     process = _Process(asked, log)
@@ -166,7 +175,7 @@ def _round(
                 left.remove(begun)
                 begun, until = "", deadline
     except queue.Empty:
-        reason = "the stage's time was up while it ran" if until == deadline else f"not done in {limits[begun]:.0f} s"
+        reason = f"{late} while it ran" if until == deadline else f"not done in {limits[begun]:.0f} s"
     finally:
         code = process.end()
     if code == 0 and not reason:

@@ -15,7 +15,7 @@ import pytest
 from tests.gpu.qualify.__main__ import parsed
 from tests.gpu.qualify.checks import CHECKS, STAGES, Check
 from tests.gpu.qualify.report import Report, judged
-from tests.gpu.qualify.stage import Budget
+from tests.gpu.qualify.stage import Budget, run_stage
 
 ROOT = Path(__file__).parents[3]
 QUICK = ["test_policy_step", "0.6B, eager", "0.6B, log-probs", "after sleep", "0.6B, publication", "side", "8B, dp"]
@@ -140,13 +140,17 @@ def test_where_no_gpu_can_be_used_it_says_why(tmp_path):
     assert "make gpu DEVICE=cpu TINY=1" in done.stderr
 
 
-def test_where_time_is_short_the_most_valuable_comes_first():
+def test_where_time_is_short_the_most_valuable_comes_first(tmp_path):
     checks = {
         stage: [Check(name=f"{value}", seconds=60, value=value, call="") for value in (1, 3, 2)] for stage in "AB"
     }
     left_out = Budget.of(checks, minutes=3, stage_s=480, is_tiny=False).left_out
     assert set(left_out) == {("A", "3"), ("B", "2"), ("B", "3")}
     assert "takes about 60 s" in left_out["B", "3"]
+    report = Report(folder=tmp_path, name="x", machine={"device": "x"}, titles={"A": "kernels"})
+    for budget in (Budget(until=0, stage_s=480, left_out={}), Budget(until=float("inf"), stage_s=0, left_out={})):
+        run_stage("A", checks["A"][:1], device="cpu", is_tiny=True, report=report, budget=budget, log=tmp_path)
+    assert [each.note for each in report.figures["A"]] == ["the time of --minutes was up", "the stage's time was up"]
     # Two calls of eight minutes hold what matters most.
     first = sum(check.seconds for checks in CHECKS.values() for check in checks if check.value == 1)
     assert first <= 2 * 8 * 60
