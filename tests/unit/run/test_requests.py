@@ -1,18 +1,25 @@
 """What is asked of a run, at a controller that answers as it is told to."""
 
 import threading
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 import zmq
 
+from cosmos_core.config.loading import save_job
+from cosmos_core.control.journal import Journal
+from cosmos_core.control.machine.events import Commanded
 from cosmos_core.errors import ConfigError, ReplicaError
-from cosmos_core.run import requests
-from cosmos_core.transport import key_folder, sockets
+from cosmos_core.run import address, observer, requests
+from cosmos_core.run.folder import held
+from cosmos_core.transport import key_folder, keys, sockets
 from cosmos_core.transport.authentication import listen
 from cosmos_core.transport.key_folder import AllowList
 from cosmos_core.transport.keys import ALLOWED, controller_key
-from cosmos_core.transport.messages import DOWN, REQUEST, UP, Answer, Command, Drain
+from cosmos_core.transport.messages import DOWN, REQUEST, UP, Answer, Command, Drain, Profile
+from cosmos_core.transport.sockets import Closing
+from cosmos_service_tools.profile import _follow
 
 DRAIN = Drain(name="rollout-1")
 
@@ -89,3 +96,63 @@ def test_a_folder_that_is_no_run_and_a_run_that_is_over_are_refused(tmp_path, mo
     monkeypatch.setattr(requests, "absence", lambda job: "its controller is gone")
     with pytest.raises(ReplicaError, match=r"does not go on \(its controller is gone\)"):
         requests.ask(tmp_path, DRAIN)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_profile_outlives_its_controller_and_ends_with_its_run(is_taken, is_told, history, job, monkeypatch):
+    history.join()
+    history.stop()
+    history.end()
+    earlier = len(history.entries)
+    history.resume(0)
+    history.join()
+    job.directory.mkdir()
+    save_job(job)
+    session, asked, polls = ExitStack(), [], iter(range(99))
+    request = Profile(role="policy", ranks=(0,), steps=2)
+
+    class Told(Closing):
+        """An observer of a run that was resumed, whose controller is gone for a while, and that ends then."""
+
+        last_sequence, silence_s, answers = 0, 0.0, {}
+        newest = property(lambda self: len(history.entries))
+        ask = staticmethod(lambda _request, ident: asked.append(ident))
+        close = session.close
+
+        def __init__(self, *_arguments):
+            session.enter_context(held(job.directory))
+
+        def poll(self, _timeout_s):
+            match next(polls):
+                case 0:
+                    return self.fresh(earlier)
+                case 2 if is_taken:
+                    history.append(Commanded(ident=asked[0], request=REQUEST.encode(request)))
+                case 9:
+                    history.stop()
+                    history.end()
+                    with Journal(job.journal) as journal:
+                        for _, _, event in history.entries:
+                            journal.append(event)
+                        journal.commit()
+                    if not is_told:
+                        session.close()
+                        return []
+            return self.fresh()
+
+        def fresh(self, until=None):
+            found = history.entries[self.last_sequence : until]
+            self.last_sequence += len(found)
+            return found
+
+    monkeypatch.setattr(observer, "Observer", Told)
+    monkeypatch.setattr(requests, "address_of", lambda directory, job: "tcp://127.0.0.1:9")
+    monkeypatch.setattr(address, "read_address", lambda job: None)
+    monkeypatch.setattr(keys, "person_key", lambda folder, may_ask: None)
+    if is_taken:
+        assert _follow(job.directory, request).problems == {"policy-0": "the run ended before it had traced all"}
+    else:
+        with pytest.raises(ReplicaError, match="the run ended before anything was traced"):
+            _follow(job.directory, request)
+    assert next(polls) == 10

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
+    from cosmos_core.config.job import Job
     from cosmos_core.control.machine.state import Profiling, State
     from cosmos_core.run.observer import Observer
     from cosmos_core.transport.messages import Profile
@@ -76,29 +77,37 @@ def _follow(run: Path, request: Profile) -> Profiling:
     address = address_of(run, job)
     with Observer(address, job.run_id, person_key(job.keys, may_ask=True)) as observer:
         ident, is_told = pending.add(request), False
-        for state, now in _states(observer, address):
+        for state, now, is_over in _states(observer, job, address):
             pending.send(observer, now)
             if refusal := observer.answers.get(ident):
                 raise ReplicaError(f"{run}: refused: {refusal}")
-            if state is None or state.profile is None or state.profile.ident != ident:
-                continue
-            if not is_told:
-                is_told = True
-                typer.echo(_words(state.profile, request), err=True)
-            if not state.profile.orders or state.has_ended:
-                return state.profile
-    raise AssertionError("it goes on until the controller is gone")
+            found = None if state is None else state.profile
+            if found is not None and found.ident == ident:
+                if not is_told:
+                    is_told = True
+                    typer.echo(_words(found, request), err=True)
+                if is_over:
+                    found.problems |= dict.fromkeys(found.orders, "the run ended before it had traced all")
+                if is_over or not found.orders:
+                    return found
+            elif is_over:
+                break
+    raise ReplicaError(f"{run}: the run ended before anything was traced")
 
 
-def _states(observer: Observer, address: str) -> Iterator[tuple[State | None, float]]:
-    """The run's state after each look at it, and the time."""
+def _states(observer: Observer, job: Job, address: str) -> Iterator[tuple[State | None, float, bool]]:
+    """The run's state after each look at it, the time, and whether the run has ended."""
     import time  # noqa: PLC0415
 
+    from cosmos_core.control.journal import replay  # noqa: PLC0415
     from cosmos_core.control.machine import core  # noqa: PLC0415
     from cosmos_core.errors import ReplicaError  # noqa: PLC0415
+    from cosmos_core.run.address import read_address  # noqa: PLC0415
+    from cosmos_core.run.folder import is_held  # noqa: PLC0415
 
     state, began = None, time.monotonic()
-    while True:
+    # Whoever has the run starts a controller that is gone again.
+    while read_address(job) is not None or is_held(job.directory):
         if found := observer.poll(_POLL_S):
             state = core.fold((event for _, _, event in found), state)
         now = time.monotonic()
@@ -107,7 +116,9 @@ def _states(observer: Observer, address: str) -> Iterator[tuple[State | None, fl
                 f"the controller at {address} has said nothing for {_SILENCE_S:g} s: it hangs, or is gone; traces that "
                 "were written lie in the run's profiles/"
             )
-        yield state, now
+        # The end of an earlier session is in the journal, too.
+        yield state, now, state is not None and state.has_ended and observer.newest <= observer.last_sequence
+    yield replay(job.journal), time.monotonic(), True
 
 
 def _words(profiling: Profiling, request: Profile) -> str:
