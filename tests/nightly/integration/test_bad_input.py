@@ -121,7 +121,7 @@ def lost(folder: Path) -> str:
 
 def foreign(folder: Path) -> str:
     (folder / "model-00002-of-00007.safetensors").write_text("no safetensors, but a file of that name")
-    return "is truncated or no safetensors file: 39 bytes"
+    return "is truncated or no safetensors file, with 39 bytes"
 
 
 @pytest.mark.parametrize("damage", [cut, lost, foreign])

@@ -19,6 +19,7 @@ from cosmos_core.protocols import EngineCapabilities, Provider, hookimpl
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
+from cosmos_core.weights import slices
 
 class Unlucky(EmbeddedEngine):
     commits = 0
@@ -26,10 +27,10 @@ class Unlucky(EmbeddedEngine):
     def _apply(self, update, cache):
         self.commits += 1
         if self.commits in (3, 4):
-            piece, data = next(each for each in update.pieces() if each[0].name == "model.norm.weight")
-            bad = data.clone()
-            bad.view(torch.uint8).flatten()[:1].bitwise_xor_(1)
-            update.write(piece, bad)
+            name = "model.norm.weight"
+            bad = self._tensors_to_write()[name].clone()
+            bad.view(torch.uint8).flatten()[:1].bitwise_xor_(self.commits)
+            update.write(slices.whole(name, tuple(bad.shape)), bad)
         return super()._apply(update, cache)
 
 @hookimpl
