@@ -239,6 +239,8 @@ gpu: gpu-asked $(GPU_NEEDS) ## Qualify this machine's GPU: make gpu [STAGES=A,B]
 gpu-asked:
 	@$(if $(filter command,$(origin STAGE) $(origin MINUTE)),echo "make gpu takes STAGES= and MINUTES= and no STAGE= or MINUTE="; exit 2)
 	@$(if $(filter-out cuda cpu,$(DEVICE)),echo "make gpu: DEVICE= takes cuda or cpu and is $(DEVICE)"; exit 2)
+	@echo "$(STAGES)" | grep -qixE '([ ,]*[A-F]([ ,]+[A-F])*[ ,]*)?' || { \
+		echo "make gpu: STAGES= takes letters from A to F, with commas between them, and is $(STAGES)"; exit 2; }
 	@[ "$(DEVICE)" = cpu ] || ls /dev/nvidia[0-9]* >/dev/null 2>&1 || command -v nvidia-smi >/dev/null || { \
 		echo "make gpu needs a CUDA device, and this machine has none: there is neither /dev/nvidia0 nor nvidia-smi."; \
 		echo "make gpu DEVICE=cpu TINY=1 goes through all of it on a CPU, with tiny shapes"; exit 2; }

@@ -123,8 +123,18 @@ def test_wrong_values_are_refused_and_nothing_run_is_no_success(tmp_path):
             parsed(asked)
         assert said in told.getvalue()
     assert parsed(["--stages", "a,, b"]).stages == ["A", "B"]
-    made = subprocess.run(["make", "gpu-asked", "DEVICE=CPU"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (made.returncode, "DEVICE= takes cuda or cpu and is CPU" in made.stdout) == (2, True)
+    every, beyond = ",".join(STAGES), chr(ord(max(STAGES)) + 1)
+    for asked, said in [
+        ("DEVICE=CPU", "DEVICE= takes cuda or cpu and is CPU"),
+        (f"STAGES=A,{beyond}", f"STAGES= takes letters from A to {max(STAGES)}, with commas between them, and is A,"),
+        ("STAGES=AB", "and is AB"),
+        ("STAGES=,", "and is ,"),
+        (f"STAGES={every}", ""),
+        ("STAGES=a,, b", ""),
+    ]:
+        command = ["make", "gpu-asked", "DEVICE=cpu", asked]
+        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (made.returncode, said in made.stdout) == (2 if said else 0, True), made.stdout
     done = qualify("--device", "cpu", "--tiny", "--out", tmp_path, "--minutes", "0.01")
     assert (done.returncode, "nothing has run" in done.stderr) == (1, True)
 
