@@ -62,7 +62,8 @@ def judged(
         is_judged: False for a speed on a machine that no speed is asked of: its bounds are shown.
         note: As of the figure.
     """
-    bounds = [f"{sign} {shown(each)}" for sign, each in (("≥", least), ("≤", most)) if each is not None]
+    limits = (("≥", least), ("≤", most))
+    bounds = [f"{sign} {shown(each)} {unit}".strip() for sign, each in limits if each is not None]
     is_kept = (least is None or value >= least) and (most is None or value <= most)
     verdict: Verdict = "measured" if not bounds or not is_judged else "passed" if is_kept else "failed"
     return Figure(name=name, value=value, unit=unit, bound=", ".join(bounds), verdict=verdict, note=note)

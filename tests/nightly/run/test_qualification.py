@@ -60,7 +60,7 @@ def test_every_stage_runs_on_a_cpu(tmp_path):
         **{f"0.6B, embedded after sleep: {part}": "passed" for part in parts},
     }
     speed = found["D"]["0.6B, publication: published to loaded, attested"]
-    assert (speed["verdict"], speed["bound"]) == ("measured", "≥ 20")
+    assert (speed["verdict"], speed["bound"]) == ("measured", "≥ 20 GB/s")
     assert speed["value"] > 0
     assert f"| {speed['name']} |" in page
 
@@ -173,4 +173,5 @@ def test_what_is_no_number_keeps_to_no_bound(tmp_path):
         assert f"| loss | {value} | ≤ 1 | failed |" in report.markdown()
         assert json.loads((tmp_path / "x.json").read_text())["stages"]["A"]["figures"][-1]["verdict"] == "failed"
     assert judged("loss", 0.5, most=1, least=0.1).verdict == "passed"
+    assert judged("pause", 43.2, "ms", most=0.5).line == "failed    pause: 43.2 ms (bound: ≤ 0.5 ms)"
     assert judged("loss", 2.0, most=1, is_judged=False).verdict == "measured"
