@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 
 from tests.gpu.qualify.checks import BENCHMARKS, CHECKS, ROOT, Check
-from tests.gpu.qualify.report import Figure, Report
+from tests.gpu.qualify.report import Figure, Report, Verdict
 from tests.gpu.qualify.where import Where
 
 TINY_S: Final = 5.0
@@ -88,8 +88,9 @@ class _Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put("")
 
     def told(self, deadline: float) -> dict[str, Any] | None:
@@ -126,6 +127,7 @@ def run_stage(
     """Run checks, in a process that is started again if one of them ends it."""
     began = time.monotonic()
     deadline = min(began + budget.stage_s, budget.until)
+    cut_off: Verdict = "failed" if deadline < budget.until else "skipped"
     late = "the stage's time was up" if deadline < budget.until else "the time of --minutes was up"
     names = [check.name for check in checks]
     with tempfile.TemporaryDirectory(prefix=f"cosmos-gpu-{stage}-") as folder:
@@ -142,7 +144,7 @@ def run_stage(
             limits = {
                 check.name: float("inf") if is_tiny else max(_LEAST_S, _SLACK * check.seconds) for check in checks
             }
-            names = _round(asked, limits, (deadline, late), lambda figure: report.add(stage, figure), log)
+            names = _round(asked, limits, (deadline, late, cut_off), lambda figure: report.add(stage, figure), log)
     for name in names:
         report.add(stage, Figure(name=name, verdict="skipped", note=late))
     report.seconds[stage] = time.monotonic() - began
@@ -152,17 +154,18 @@ def run_stage(
 def _round(
     asked: Mapping[str, Any],
     limits: Mapping[str, float],
-    end: tuple[float, str],
+    end: tuple[float, str, Verdict],
     tell: Callable[[Figure], None],
     log: Path,
 ) -> list[str]:
     """Run checks, of which each has its seconds, until their process has ended; the names of those that are left.
 
-    `end` is the time at which all of them end, and what is said then.
+    `end` is the time at which all of them end, what is said then, and the verdict on the check that runs then.
     """
-    deadline, late = end
+    deadline, late, cut_off = end
     names: list[str] = asked["checks"]
     left, begun, reason, until = list(names), "", "", deadline
+    verdict: Verdict = "failed"
     process = _Process(asked, log)
     try:
         while (told := process.told(until)) is not None:
@@ -175,7 +178,9 @@ def _round(
                 left.remove(begun)
                 begun, until = "", deadline
     except queue.Empty:
-        reason = f"{late} while it ran" if until == deadline else f"not done in {limits[begun]:.0f} s"
+        reason = f"not done in {limits[begun]:.0f} s"
+        if until == deadline:
+            reason, verdict = f"{late} while it ran", cut_off
     finally:
         code = process.end()
     if code == 0 and not reason:
@@ -184,7 +189,7 @@ def _round(
         # Of a process that did not even begin, another would be no better.
         lost = [begun] if begun else left
         for name in lost:
-            tell(Figure(name=name, verdict="failed", note=reason or f"exit code {code}: {process.last_words()}"))
+            tell(Figure(name=name, verdict=verdict, note=reason or f"exit code {code}: {process.last_words()}"))
         left = [name for name in left if name not in lost]
     return left
 

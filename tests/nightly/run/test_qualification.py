@@ -161,6 +161,15 @@ def test_where_time_is_short_the_most_valuable_comes_first(tmp_path):
     for budget in (Budget(until=0, stage_s=480, left_out={}), Budget(until=float("inf"), stage_s=0, left_out={})):
         run_stage("A", checks["A"][:1], device="cpu", is_tiny=True, report=report, budget=budget, log=tmp_path)
     assert [each.note for each in report.figures["A"]] == ["the time of --minutes was up", "the stage's time was up"]
+    # Whoever gave it no more time is told that no figure came, not that something is wrong.
+    checks = [check for check in CHECKS["C"] if check.name == "0.6B, log-probs"]
+    report.titles["C"], now = "engine", time.monotonic()
+    for budget in (Budget(until=now + 1, stage_s=480, left_out={}), Budget(until=now + 480, stage_s=1, left_out={})):
+        run_stage("C", checks, device="cpu", is_tiny=True, report=report, budget=budget, log=tmp_path / "log")
+    assert [(each.verdict, each.note) for each in report.figures["C"]] == [
+        ("skipped", "the time of --minutes was up while it ran"),
+        ("failed", "the stage's time was up while it ran"),
+    ]
     # Two calls of eight minutes hold what matters most.
     first = sum(check.seconds for checks in CHECKS.values() for check in checks if check.value == 1)
     assert first <= 2 * 8 * 60
