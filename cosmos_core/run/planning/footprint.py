@@ -91,6 +91,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _GIB = 1 << 30
 GPU_MEMORY: Final[Mapping[str, int]] = {"80 GB (H100)": 79 * _GIB, "141 GB (H200)": 139 * _GIB}
 """Bytes that a program can have of GPUs of common sizes."""
+NO_GPU: Final = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
+"""The end of a verdict on what is too large for any of these."""
 CONTEXT_BYTES: Final = _GIB // 2
 """Of a GPU, what a process's CUDA context takes."""
 NCCL_BYTES: Final = 7 * _GIB // 16
@@ -269,9 +271,9 @@ def verdict(ranks: Sequence[RankMemory], device: str, uncounted: Sequence[str] =
         for name, num_bytes in GPU_MEMORY.items()
         if share <= USABLE and least <= (share or USABLE) * num_bytes
     }
-    none = f"no GPU of {' or '.join(GPU_MEMORY)} holds it with a tenth free"
+    none = NO_GPU
     if share and least <= USABLE * max(GPU_MEMORY.values()):
-        none = f"{none}, where its engine takes {share:.0%} of one"
+        none = f"{NO_GPU}, where its engine takes {share:.0%} of one"
     if not lacking:
         most = f"at most {size(needed)} a process{where}"
         holds = f"a GPU of {' or '.join(fitting)} holds it with a tenth free" if fitting else none

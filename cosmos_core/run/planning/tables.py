@@ -15,7 +15,7 @@ from cosmos_core.config.schema import EnvironmentConfig, MeshConfig, Recipe
 from cosmos_core.config.structure import unstructure
 from cosmos_core.devices import visible_gpus
 from cosmos_core.run.launch.launcher import capabilities_of
-from cosmos_core.run.planning.footprint import machine_memory, memory_by_pool, room, size, verdicts
+from cosmos_core.run.planning.footprint import NO_GPU, machine_memory, memory_by_pool, room, size, verdicts
 from cosmos_core.run.planning.memory import RankMemory, longest_sample, version_bytes, whole_over_tp
 from cosmos_core.run.planning.parts import Parts
 from cosmos_core.run.planning.plan import Plan
@@ -27,6 +27,10 @@ _MANY_EPOCHS = 100
 _SHOWN = 800
 _PART_WIDTH = 26
 _SIZE_WIDTH = 13
+_SMALLER = {
+    "policy": "a larger policy.mesh.dp_shard, policy.lora and policy.parallel.recompute take less (docs/layouts.md)",
+    "rollout": "rollout.mesh.tp and rollout.quantization take less, if the engine has them (docs/engines.md)",
+}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -244,7 +248,7 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     of = "of either pool, in turns" if job.takes_turns else "of a replica"
     yield "GPUs", f"{needed}, one for each process {of}; {here}" if needed else "none: every device is 'cpu'"
     for pool, told in verdicts(plan).items():
-        yield f"{pool} memory", told
+        yield f"{pool} memory", f"{told}; {_SMALLER[pool]}" if told.endswith(NO_GPU) else told
     kinds = [recipe.policy.optimizer.kind, *([] if recipe.warmup is None else [recipe.warmup.optimizer.kind])]
     if len(set(kinds)) > 1:
         yield "optimizer", f"{kinds[0]}, and {kinds[1]} in the warm-up: memory is that of the one that keeps more"

@@ -9,6 +9,8 @@ import pytest
 from cosmos_core.config.loading import load_recipe
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models.diffusion.model import DiffusionModel
+from cosmos_core.run.planning import tables
+from cosmos_core.run.planning.footprint import NO_GPU
 from cosmos_core.run.planning.parts import look_at_rows
 from cosmos_core.run.planning.plan import check_present, make_plan
 from cosmos_core.run.planning.tables import _pace, _rows
@@ -60,6 +62,12 @@ def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     told = "reward.0.options.key_variable: NO_SUCH_KEY is not set in this environment; set it to the key"
     assert made.parts.absent == (told,)
     assert ("missing here", f"a run on this machine would be refused: {told}") in list(_pace(made))
+    # What no GPU holds is told with what takes less.
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "verdicts", lambda plan: {"policy": f"144.5 GiB: {NO_GPU}", "rollout": "1 GiB: fits"})
+        told = dict(_pace(made))
+    assert f"{NO_GPU}; a larger policy.mesh.dp_shard, policy.lora and" in told["policy memory"]
+    assert told["rollout memory"] == "1 GiB: fits"
     with pytest.raises(ConfigError, match=r"^reward\.0\.options\.key_variable: NO_SUCH_KEY"):
         check_present(made.parts)
     monkeypatch.setenv("NO_SUCH_KEY", "k")
