@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -28,15 +28,21 @@ ELSEWHERE: Final = {
 
 @attrs.frozen
 class Problem:
-    """One wrong value: the keys that lead to it, and what is wrong with it."""
+    """One wrong value: the keys that lead to it, and what is wrong with it.
+
+    Attributes:
+        known: Of an unknown key: the keys of its table, and of tables below with their dotted names.
+    """
 
     path: tuple[Key, ...]
     text: str
+    known: tuple[Collection[str], Collection[str]] | None = None
 
     def render(self, root: str) -> str:
         """`root.path: text`."""
-        path = ".".join([*([root] if root else []), *(str(key) for key in self.path)])
-        return f"{path}: {self.text}" if path else self.text
+        keys = [*([root] if root else []), *map(str, self.path)]
+        hint = f"; {suggestion(keys[-1], *self.known, table='.'.join(keys[:-1]))}" if self.known else ""
+        return f"{'.'.join(keys)}: {self.text}{hint}" if keys else self.text
 
 
 class RefusedError(ValueError):
@@ -53,7 +59,7 @@ class RefusedError(ValueError):
 
     def under(self, key: Key) -> list[Problem]:
         """The problems as seen from the container that holds the value at `key`."""
-        return [Problem((key, *problem.path), problem.text) for problem in self.problems]
+        return [attrs.evolve(problem, path=(key, *problem.path)) for problem in self.problems]
 
 
 def show(value: Any) -> str:
@@ -74,8 +80,11 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 1) -> list[str]:
     return [candidate for plain in close for candidate in by_plain[plain]][:limit]
 
 
-def suggestion(name: str, known: Iterable[str], nested: Iterable[str] = (), *, limit: int = 1) -> str:
-    """`did you mean …?`, of tables below with their dotted names (`nested`), or what is allowed if nothing is alike."""
+def suggestion(name: str, known: Iterable[str], nested: Iterable[str] = (), *, table: str = "", limit: int = 1) -> str:
+    """`did you mean …?`, or what is allowed if nothing is alike.
+
+    Of tables below it knows dotted names (`nested`), and tells them with that of `table`.
+    """
     candidates = sorted(known)
     homes: dict[str, list[str]] = {}
     tables = (table for path in nested for table in itertools.accumulate(path.split("."), "{}.{}".format))
@@ -84,6 +93,7 @@ def suggestion(name: str, known: Iterable[str], nested: Iterable[str] = (), *, l
     homes |= {own: [own] for own in candidates}
     homes = {**{word: homes[own] for word, own in ELSEWHERE.items() if own in homes}, **homes}
     if close := [path for found in nearest(name, homes, limit=limit) for path in homes[found]]:
+        close = [f"{table}.{path}" if table and path not in candidates else path for path in close]
         return f"did you mean {' or '.join(close)}?"
     return f"allowed: {', '.join(candidates)}" if candidates else "nothing is allowed here"
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get
 import attrs
 import cattrs
 
-from cosmos_core.config.problems import ELSEWHERE, Key, Problem, RefusedError, nearest, show, suggestion
+from cosmos_core.config.problems import ELSEWHERE, Key, Problem, RefusedError, nearest, show
 from cosmos_core.errors import ConfigError
 
 Hook: TypeAlias = Callable[[Any, Any], Any]
@@ -266,7 +266,7 @@ def _attrs_hook(cls: type, converter: cattrs.Converter) -> Hook:
         if not isinstance(data, Mapping):
             raise RefusedError.of(f"expected a table, got {show(data)}")
         problems = [
-            Problem((key,), f"unknown option; {suggestion(str(key), own, (name for name, _ in fields(cls)))}")
+            Problem((key,), "unknown option", known=(own, [name for name, _ in fields(cls)]))
             for key in data
             if key not in own
         ]

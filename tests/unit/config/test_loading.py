@@ -90,6 +90,8 @@ def test_an_unknown_key_of_an_override_names_the_nearest(recipe_file):
         load_recipe(recipe_file, overrides=["policy.replcas=2"])
     with pytest.raises(ConfigError, match=r"polcy: unknown option; did you mean policy\?"):
         load_recipe(recipe_file, overrides=["polcy.replicas=2"])
+    with pytest.raises(ConfigError, match=r"policy.lerning_rate: unknown option; did you mean policy.optimizer.lr\?"):
+        load_recipe(recipe_file, overrides=["policy.lerning_rate=1e-6"])
     with pytest.raises(ConfigError, match=r"^checkpoint: unknown option; did you mean policy.checkpoint\?$"):
         load_recipe(recipe_file, overrides=["checkpoint.interval=20"])
 
