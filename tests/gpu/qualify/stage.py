@@ -27,7 +27,9 @@ from tests.gpu.qualify.where import Where
 TINY_S: Final = 5.0
 """What a check is taken to need with tiny shapes."""
 _SLACK, _LEAST_S = 3.0, 240.0
-"""A check hangs after so many times what it should need, and not before so many seconds."""
+"""A check hangs after so many times what it should need, and is not ended before so many seconds."""
+_TINY_SLOW_S: Final = 300.0
+"""A check with tiny shapes is not ended, but hangs if it has had so long when time is up."""
 _END_S: Final = 20.0
 """What runs that are asked to end may take."""
 _BROKEN: Final = "CUDA error"
@@ -141,10 +143,8 @@ def run_stage(
                 "folder": folder,
                 "until": until,
             }
-            limits = {
-                check.name: float("inf") if is_tiny else max(_LEAST_S, _SLACK * check.seconds) for check in checks
-            }
-            names = _round(asked, limits, (deadline, late, cut_off), lambda figure: report.add(stage, figure), log)
+            slow = {check.name: _TINY_SLOW_S if is_tiny else _SLACK * check.seconds for check in checks}
+            names = _round(asked, slow, (deadline, late, cut_off), lambda figure: report.add(stage, figure), log)
     for name in names:
         report.add(stage, Figure(name=name, verdict="skipped", note=late))
     report.seconds[stage] = time.monotonic() - began
@@ -153,18 +153,19 @@ def run_stage(
 
 def _round(
     asked: Mapping[str, Any],
-    limits: Mapping[str, float],
+    slow: Mapping[str, float],
     end: tuple[float, str, Verdict],
     tell: Callable[[Figure], None],
     log: Path,
 ) -> list[str]:
-    """Run checks, of which each has its seconds, until their process has ended; the names of those that are left.
+    """Run checks until their process has ended; the names of those that are left.
 
-    `end` is the time at which all of them end, what is said then, and the verdict on the check that runs then.
+    `slow` is after how many seconds each hangs; `end` the time at which all of them end, what is said then, and the
+    verdict on a check that does not hang then.
     """
     deadline, late, cut_off = end
     names: list[str] = asked["checks"]
-    left, begun, reason, until = list(names), "", "", deadline
+    left, begun, reason, until, since = list(names), "", "", deadline, time.monotonic()
     verdict: Verdict = "failed"
     process = _Process(asked, log)
     try:
@@ -172,15 +173,16 @@ def _round(
             if "figure" in told:
                 tell(Figure(**told["figure"]))
             elif "begun" in told:
-                begun = told["begun"]
-                until = min(deadline, time.monotonic() + limits[begun])
+                begun, since = told["begun"], time.monotonic()
+                until = deadline if asked["tiny"] else min(deadline, since + max(_LEAST_S, slow[begun]))
             else:
                 left.remove(begun)
                 begun, until = "", deadline
     except queue.Empty:
-        reason = f"not done in {limits[begun]:.0f} s"
-        if until == deadline:
-            reason, verdict = f"{late} while it ran", cut_off
+        took = time.monotonic() - since
+        reason = f"not done in {took:.0f} s" if begun else f"no check began in {took:.0f} s"
+        if until == deadline and took <= slow.get(begun, _LEAST_S):
+            reason, verdict = f"{late} while it ran" if begun else late, cut_off
     finally:
         code = process.end()
     if code == 0 and not reason:

@@ -1,9 +1,11 @@
 """`make gpu` in its dry form; what is asked of a GPU is asked by the same code (docs/gpu.md)."""
 
 import contextlib
+import functools
 import io
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.qualify import stage
 from tests.gpu.qualify.__main__ import parsed
 from tests.gpu.qualify.checks import CHECKS, STAGES, Check
 from tests.gpu.qualify.report import Report, judged
@@ -150,7 +153,23 @@ def test_where_no_gpu_can_be_used_it_says_why(tmp_path):
     assert "make gpu DEVICE=cpu TINY=1" in done.stderr
 
 
-def test_where_time_is_short_the_most_valuable_comes_first(tmp_path):
+class Hanging:
+    """A process that begins its check, if at all, and tells no more."""
+
+    def __init__(self, asked, log, *, begins):
+        self.lines = [{"begun": asked["checks"][0]}] * begins
+
+    def told(self, deadline):
+        if self.lines:
+            return self.lines.pop()
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        raise queue.Empty
+
+    def end(self):
+        return -signal.SIGKILL
+
+
+def test_where_time_is_short_the_most_valuable_comes_first(tmp_path, monkeypatch):
     checks = {
         stage: [Check(name=f"{value}", seconds=60, value=value, call="") for value in (1, 3, 2)] for stage in "AB"
     }
@@ -161,15 +180,21 @@ def test_where_time_is_short_the_most_valuable_comes_first(tmp_path):
     for budget in (Budget(until=0, stage_s=480, left_out={}), Budget(until=float("inf"), stage_s=0, left_out={})):
         run_stage("A", checks["A"][:1], device="cpu", is_tiny=True, report=report, budget=budget, log=tmp_path)
     assert [each.note for each in report.figures["A"]] == ["the time of --minutes was up", "the stage's time was up"]
-    # Whoever gave it no more time is told that no figure came, not that something is wrong.
-    checks = [check for check in CHECKS["C"] if check.name == "0.6B, log-probs"]
-    report.titles["C"], now = "engine", time.monotonic()
-    for budget in (Budget(until=now + 1, stage_s=480, left_out={}), Budget(until=now + 480, stage_s=1, left_out={})):
-        run_stage("C", checks, device="cpu", is_tiny=True, report=report, budget=budget, log=tmp_path / "log")
-    assert [(each.verdict, each.note) for each in report.figures["C"]] == [
-        ("skipped", "the time of --minutes was up while it ran"),
-        ("failed", "the stage's time was up while it ran"),
-    ]
+    # Whoever gave it no more time is told that no figure came, and that something is wrong only with what hangs.
+    minutes, stages = "the time of --minutes was up", "the stage's time was up"
+    for begins, seconds, until, verdict, note in [
+        (True, 60, 1, "skipped", f"{minutes} while it ran"),
+        (True, 60, 480, "failed", f"{stages} while it ran"),
+        (True, 0.3, 1, "failed", "not done in 1 s"),
+        (False, 60, 1, "skipped", minutes),
+        (False, 60, 480, "failed", stages),
+    ]:
+        monkeypatch.setattr(stage, "_Process", functools.partial(Hanging, begins=begins))
+        report = Report(folder=tmp_path, name="x", machine={"device": "x"}, titles={"A": "kernels"})
+        budget = Budget(until=time.monotonic() + until, stage_s=1 if until > 1 else 480, left_out={})
+        check = Check(name="it", seconds=seconds, value=1, call="")
+        run_stage("A", [check], device="cpu", is_tiny=False, report=report, budget=budget, log=tmp_path)
+        assert [(each.verdict, each.note) for each in report.figures["A"]] == [(verdict, note)]
     # Two calls of eight minutes hold what matters most.
     first = sum(check.seconds for checks in CHECKS.values() for check in checks if check.value == 1)
     assert first <= 2 * 8 * 60
