@@ -43,5 +43,5 @@ def compare(
     else:
         show(found)
     if page is not None:
-        write_page(found, page)
+        write_page(found, page, is_chosen=output is not None)
         typer.echo(f"Curves: {page}", err=as_json)

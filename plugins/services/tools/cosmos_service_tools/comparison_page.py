@@ -40,8 +40,8 @@ def check_page(path: Path) -> None:
         raise ConfigError(f"--output: {path.parent} is no folder; make it, or choose another file")
 
 
-def write_page(runs: Sequence[Compared], path: Path) -> None:
-    """Write the page; raises ConfigError if it cannot be written."""
+def write_page(runs: Sequence[Compared], path: Path, *, is_chosen: bool) -> None:
+    """Write the page, to a file of `--output` or into a run's folder; raises ConfigError if it cannot be written."""
     charts = _charts(runs)
     first = [charts.pop(title) for title in (*_FIRST.values(), f"Loss{_OF_WARMUP}") if title in charts]
     parts: dict[str, list[Chart]] = {}
@@ -62,7 +62,10 @@ def write_page(runs: Sequence[Compared], path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--output: {path} cannot be written: {error.strerror}") from error
+        if is_chosen:
+            raise ConfigError(f"--output: {path} cannot be written: {error.strerror}") from error
+        where = f"{path.parent}: no {path.name} can be written into the first run's folder: {error.strerror}"
+        raise ConfigError(f"{where}; give the page's file with --output FILE.html") from error
 
 
 def _report(run: Compared, page: Path) -> str:

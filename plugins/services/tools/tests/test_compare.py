@@ -158,12 +158,16 @@ def test_what_cannot_be_compared_is_said(cosmos, here, run):
     cosmos("compare", "old")
     assert "None of them has a curve." in (here / "old/comparison.html").read_text()
 
-    (here / "empty").mkdir()
+    for name in ("old/comparison.html", "page.html", "empty"):
+        (here / name).unlink(missing_ok=True)
+        (here / name).mkdir()
     (here / "new/recipe.resolved.toml").write_text("[run")
     for arguments, message in [
         (("empty",), r"empty: not the folder of a run \(it has no job.json\)"),
         (("new",), r"recipe.resolved.toml: cannot be read: TOMLDecodeError"),
         (("old", "--output", "old/job.json"), r"--output: old/job.json does not end in .html; give the page's file"),
+        (("old",), r"^old: no comparison.html .*: Is a directory; give the page's file with --output FILE.html$"),
+        (("old", "--output", "page.html"), r"^--output: page.html cannot be written: Is a directory$"),
         (("old", "--output", "gone/x.html"), r"--output: gone is no folder; make it, or choose another file"),
     ]:
         with pytest.raises(ConfigError, match=message):
