@@ -56,9 +56,8 @@ class KubernetesLauncher:
         )
 
     def _hints(self) -> Iterator[str]:
-        if any(part.gpus for part in self._pods) and not (
-            self._options.cpus_per_node or self._options.cpus_per_process
-        ):
+        chosen = self._options.cpus_per_node or self._options.cpus_per_process or self._context.threads
+        if any(part.gpus for part in self._pods) and not chosen:
             yield (
                 "a process has a CPU for each thread and worker, and no more: launch.options.cpus_per_node gives each "
                 "that has GPUs its share of a node's"

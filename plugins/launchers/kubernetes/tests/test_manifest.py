@@ -203,8 +203,10 @@ def test_memory_that_is_given_counts_and_what_the_plan_does_not_count_is_told():
         ["16 CPUs and 112Gi of memory a pod", f"2 CPUs and 18Gi of memory a pod{uncounted}"],
         ["16 CPUs and 12Gi of memory a pod", "8 CPUs and 1.5Gi of memory a pod"],
     ]
-    *told, hint = KubernetesLauncher(OPTIONS, CONTEXT).render().notes
-    assert [note.partition("; ")[2][:7] for note in told] == ["16 CPUs", "4 CPUs "]
+    # Who chose threads has chosen CPUs.
+    assert len(KubernetesLauncher(OPTIONS, CONTEXT).render().notes) == 2
+    *told, hint = KubernetesLauncher(OPTIONS, attrs.evolve(CONTEXT, threads=None)).render().notes
+    assert [note.partition("; ")[2][:7] for note in told] == ["8 CPUs ", "3 CPUs "]
     assert "launch.options.cpus_per_node gives each that has GPUs its share" in hint
 
 

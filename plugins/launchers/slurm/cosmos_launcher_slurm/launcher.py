@@ -57,16 +57,15 @@ class SlurmLauncher:
         )
 
     def _words(self, part: Component) -> str:
-        cpus = f"{part.cpus_per_task} CPU{'s' * (part.cpus_per_task > 1)} each"
+        cpus, processes = f"{_count(part.cpus_per_task, 'CPU')} each", _count(part.tasks, "process", "es")
         if part.nodes is None:
-            processes = f"{part.tasks} process{'es' * (part.tasks > 1)}"
             without = "" if part.role == CONTROLLER else " without GPUs (launch.options.gpus_per_node gives them)"
             return f"{processes}{without}, {cpus}"
-        if not (self._options.cpus_per_node or self._options.cpus_per_process):
+        if not (self._options.cpus_per_node or self._options.cpus_per_process or self._context.threads):
             cpus = f"{cpus} (launch.options.cpus_per_node gives each its share of a node's)"
-        nodes = f"{part.nodes} node{'s' * (part.nodes > 1)} of {part.gpus_per_node} GPUs"
-        memory = f"{math.ceil(part.memory_bytes / 2**30):,} GiB of memory on each by the plan"
-        return f"{nodes}, {part.tasks} processes on each, {cpus}; {memory}"
+        nodes, gib = _count(part.nodes, "node"), math.ceil(part.memory_bytes / 2**30)
+        memory = f"; {gib:,} GiB of memory on each by the plan" if gib else ""
+        return f"{nodes} of {_count(part.gpus_per_node, 'GPU')}, {processes} on each, {cpus}{memory}"
 
     def ready(self) -> None:
         """Find out whether sbatch is here, and whether the largest node is large enough.
@@ -196,6 +195,10 @@ class SlurmLauncher:
             spec.module,
             *spec.arguments,
         ]
+
+
+def _count(number: int, what: str, ending: str = "s") -> str:
+    return f"{number} {what}{ending * (number > 1)}"
 
 
 def _role(name: str) -> str:

@@ -56,16 +56,21 @@ def test_each_pool_is_a_component_with_nodes_for_its_replicas():
 
 def test_components_are_told_with_their_cpus_and_the_memory_that_the_plan_counts():
     policy, rollout = (attrs.evolve(pool, host_bytes=10 << 30) for pool in CONTEXT.pools)
-    first, *told = SlurmLauncher(OPTIONS, attrs.evolve(CONTEXT, pools=(policy, rollout))).render().notes
+    free = attrs.evolve(CONTEXT, pools=(policy, rollout), threads=None)
+    first, *told = SlurmLauncher(OPTIONS, free).render().notes
     assert first == "component 0, controller: 1 process, 2 CPUs each"
-    hint = "2 CPUs each (launch.options.cpus_per_node gives each its share of a node's)"
+    hint = "1 CPU each (launch.options.cpus_per_node gives each its share of a node's)"
     assert told == [
         f"component 1, policy: 6 nodes of 8 GPUs, 8 processes on each, {hint}; 80 GiB of memory on each by the plan",
         f"component 2, rollout: 2 nodes of 8 GPUs, 4 processes on each, {hint}; 40 GiB of memory on each by the plan",
     ]
-    shared = attrs.evolve(CONTEXT, pools=(policy, rollout), takes_turns=True)
+    shared = attrs.evolve(free, takes_turns=True)
     _, told = SlurmLauncher(attrs.evolve(OPTIONS, cpus_per_process=1), shared).render().notes
     assert told.endswith(": 6 nodes of 8 GPUs, 8 processes on each, 1 CPU each; 120 GiB of memory on each by the plan")
+    # What is one, what the plan does not count, and CPUs that were chosen.
+    alone = attrs.evolve(CONTEXT, pools=(Pool(role="policy", replicas=1, processes=1, gpus=1),))
+    _, told = SlurmLauncher(attrs.evolve(OPTIONS, gpus_per_node=1), alone).render().notes
+    assert told == "component 1, policy: 1 node of 1 GPU, 1 process on each, 2 CPUs each"
 
 
 def test_processes_share_the_cpus_of_a_node_by_gpus():
