@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, get_args
 
 import attrs
 
 from cosmos_core.config.schema import ControlConfig
 from cosmos_core.control.connections import IsThere, Lines
-from cosmos_core.control.machine import membership, recovery
+from cosmos_core.control.machine import membership, recovery, turns
 from cosmos_core.control.machine.events import GroupStalled, JoinTimedOut, RegroupDue, RolledBack
 from cosmos_core.control.write_ahead_log import WriteAheadLog
+from cosmos_core.transport.messages import Role
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -28,16 +30,37 @@ _LOOK_S: Final = 0.09
 
 @attrs.define
 class _Since:
-    """Since when something has been the case, or so much has been lacking."""
+    """Since when something has been the case."""
 
     began_at: float = 0.0
-    least: int = 0
+    is_so: bool = False
 
-    def lasts(self, now: float, *, holds: int) -> float:
-        """Seconds for which it has held, and never less of it; 0 while it does not."""
-        if not 0 < self.least <= holds:
-            self.began_at, self.least = now, holds
-        return now - self.began_at if holds else 0.0
+    def lasts(self, now: float, *, holds: bool) -> float:
+        """Seconds for which it has held; 0 while it does not."""
+        if not (holds and self.is_so):
+            self.began_at, self.is_so = now, holds
+        return now - self.began_at
+
+
+@attrs.define
+class _Missing:
+    """Since when replicas of each role have been missing, or the run last came nearer to what it waits for.
+
+    Pools are made one after the other at a start: what joins lets all go on waiting, but not again once it was lost.
+    """
+
+    least: dict[Role, int] = attrs.field(factory=dict)
+    began_at: dict[Role, float] = attrs.field(factory=dict)
+
+    def lasts(self, now: float, lacking: Mapping[Role, int], *, can_come: bool) -> float:
+        """Seconds for which a role has been lacking replicas, the longest; 0 while none is, or none can come."""
+        is_nearer = any(lacking.get(role, 0) < least for role, least in self.least.items())
+        for role in get_args(Role):
+            number = lacking.get(role, 0)
+            self.least[role] = min(number, self.least.get(role, number))
+        earlier = {} if is_nearer or not can_come else self.began_at
+        self.began_at = {role: earlier.get(role, now) for role in lacking}
+        return max((now - began_at for began_at in self.began_at.values()), default=0.0)
 
 
 class FailureDetector:
@@ -49,7 +72,7 @@ class FailureDetector:
         self._control: Final = control
         self._ticked_at = now
         self._looked_at = -math.inf
-        self._missing: Final = _Since()
+        self._missing: Final = _Missing()
         self._regrouping: Final = _Since()
         self._headless: Final = _Since()
         self._generation = 0
@@ -72,8 +95,9 @@ class FailureDetector:
         if self._is_headless(now):
             _LOG.warning("all policy replicas were lost at step %d; going back to a checkpoint", state.step)
             self._log.record(RolledBack(step=recovery.newest_kept(state)))
-        # Pools are made one after the other at a start: each that joins counts, but not again once it was lost.
-        if self._missing.lasts(now, holds=membership.num_awaited(state)) > control.join_timeout_s:
+        missing = {role: lacking for role, (lacking, _) in membership.missing(state).items()}
+        can_come = any(turns.may_wake(state, role) for role in missing)
+        if self._missing.lasts(now, missing, can_come=can_come) > control.join_timeout_s:
             self._log.record(JoinTimedOut(timeout_s=control.join_timeout_s))
         if self._regrouping.lasts(now, holds=state.is_regrouping) > _REGROUP_S:
             self._log.record(RegroupDue())

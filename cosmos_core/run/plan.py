@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from rich.console import Console
 
 from cosmos_core.config.job import Job
 from cosmos_core.config.schema import Recipe
+from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ConfigError, TransportError
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.policy.checkpoints.checkpoint import check_writable, completed
 from cosmos_core.protocols import Pool
 from cosmos_core.protocols.launcher import ClusterLauncher, Submission
 from cosmos_core.run import folder, provenance
+from cosmos_core.run.fork import in_fork
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.launcher import capabilities_of, make_launcher, pools
 from cosmos_core.run.planning.preflight import check_gpus, check_keys, check_present, unset_variables
@@ -125,6 +128,13 @@ def check_again(job: Job, *, is_changed: bool = False, joins: Role | None = None
         from cosmos_core.run.planning.plan import check_changed, plan_again  # noqa: PLC0415
 
     check_gpu_memory(check_changed(job) if is_changed else plan_again(job), joins)
+
+
+def check_joins(job: Job, role: Role) -> None:
+    """Refuse to start one replica of a role, which joins a run, if this machine's GPUs cannot run it."""
+    check_gpus(job.recipe, role)
+    if visible_gpus():
+        in_fork(partial(check_again, job, joins=role))
 
 
 def checked_launcher(job: Job, plugins: PluginSet) -> Launcher:

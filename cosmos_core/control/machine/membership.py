@@ -165,13 +165,6 @@ def _missing_words(state: State) -> str:
     return " and ".join(found) or "nothing any more"
 
 
-def num_awaited(state: State) -> int:
-    """Count all that are missing, if any of them could come now: the other pool keeps those out that may not wake."""
-    found = missing(state)
-    can_come = any(turns.may_wake(state, role) for role in found)
-    return sum(lacking for lacking, _ in found.values()) if can_come else 0
-
-
 def refusal(state: State, name: str) -> str:
     """Say why a replica cannot leave; empty if it can."""
     replica = state.replicas.get(name)

@@ -330,6 +330,23 @@ def test_replicas_and_groups_are_waited_for_so_long(make_office, settings):
     assert office.journal.kinds().count(JoinTimedOut) == 1
     assert " of 2 rollout replicas" in office.server_loop.state.reason
 
+    # Who is lost has the whole time to come again, however long another has not come.
+    office = Office(settings(rollout_replicas=2, policy_replicas=1))
+    office.say(HELLO)
+    office.say(attrs.evolve(HELLO, name="r0", role="rollout", incarnation="a"), b"r0")
+    others = ["r0"]
+    for second in range(170):
+        office.wait(1)
+        if second < 60:
+            office.say(beat(1))
+        if second == 80:
+            others.append("r1")
+            office.say(attrs.evolve(HELLO, name="r1", role="rollout", incarnation="a"), b"r1")
+        for name in others:
+            office.say(attrs.evolve(beat(1), name=name, incarnation="a"), name.encode())
+    assert office.journal.kinds().count(ReplicaLost) == 1
+    assert JoinTimedOut not in office.journal.kinds()
+
     # Of pools that share GPUs, one is made after the other, and who was killed comes again once the other pool sleeps.
     office = Office(settings(warmup=2, policy_replicas=1, takes_turns=True))
     office.wait(90)

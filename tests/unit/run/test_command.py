@@ -25,6 +25,7 @@ from cosmos_core.plugins.discovery import discover
 from cosmos_core.plugins.recipe import selections
 from cosmos_core.policy.checkpoints.checkpoint import COMPLETE, Contents, marker, path_of, read_place
 from cosmos_core.run import command, folder, fork_server, provenance
+from cosmos_core.run import plan as preparing
 from cosmos_core.run.command import resume_run, run_recipe
 from cosmos_core.run.follower import Follower
 from cosmos_core.run.planning import footprint
@@ -136,7 +137,7 @@ def test_a_replica_joins_where_its_gpus_hold_it_alone(directory, monkeypatch):
     asked = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
     monkeypatch.setattr(joining, "joined_with", lambda *_: [])
-    monkeypatch.setattr(joining, "in_fork", lambda call: call())
+    monkeypatch.setattr(preparing, "in_fork", lambda call: call())
     monkeypatch.setattr(planning, "plan_again", lambda job: "plan")
     monkeypatch.setattr(footprint, "check_gpu_memory", lambda plan, joins: asked.append((plan, joins)))
 

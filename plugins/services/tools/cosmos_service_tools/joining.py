@@ -7,7 +7,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,6 @@ import attrs
 from cosmos_core.config.job import Job
 from cosmos_core.config.loading import load_job
 from cosmos_core.control.machine.state import State
-from cosmos_core.devices import visible_gpus
 from cosmos_core.errors import ConfigError, ReplicaError
 from cosmos_core.plugins.choice import choose
 from cosmos_core.plugins.discovery import discover
@@ -25,13 +23,11 @@ from cosmos_core.replica.lifetime import LOST
 from cosmos_core.run.address import announced
 from cosmos_core.run.fleet import Fleet, Member, replica_specs
 from cosmos_core.run.follower import Follower
-from cosmos_core.run.fork import in_fork
 from cosmos_core.run.interrupts import Interrupts
 from cosmos_core.run.launch import Launcher
 from cosmos_core.run.launch.local import LocalLauncher
 from cosmos_core.run.observer import Observer
-from cosmos_core.run.plan import check_again
-from cosmos_core.run.planning.preflight import check_gpus
+from cosmos_core.run.plan import check_joins
 from cosmos_core.run.provenance import joined_with
 from cosmos_core.run.requests import PendingRequests
 from cosmos_core.run.restart_policy import RestartPolicy
@@ -83,9 +79,7 @@ def prepare(role: Role, folder: Path, address: str, *, name: str | None, checkpo
             f"{folder}: this machine has other code than the run: {'; '.join(differences)}. Install the same, or let "
             "the run go on with this: cosmos run --resume"
         )
-    check_gpus(job.recipe, role)
-    if visible_gpus():
-        in_fork(partial(check_again, job, joins=role))
+    check_joins(job, role)
     if name is None:
         host = _STRANGE.sub("-", socket.gethostname().partition(".")[0]).strip("-") or "host"
         name = f"{role}-{host}-{secrets.token_hex(2)}"
