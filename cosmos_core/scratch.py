@@ -58,7 +58,9 @@ def remove_abandoned(path: Path) -> bool:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_uid == os.getuid():
+            found = os.fstat(lock)
+            # By now another may be there by its name, which somebody has entered.
+            if found.st_uid == os.getuid() and os.path.samestat(found, os.lstat(path)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 return True
         finally:

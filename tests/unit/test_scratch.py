@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -53,3 +54,21 @@ def test_a_folder_that_others_tidy_away_before_it_is_locked_is_made_again(tmp_pa
             assert not remove_abandoned(folder)
         monkeypatch.undo()
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_is_entered_while_one_of_its_name_is_tidied_away_stays(tmp_path, monkeypatch):
+    abandoned, real, entered = tmp_path / "cosmos-scratch-shared", fcntl.flock, []
+    abandoned.mkdir()
+
+    def lock_late(*arguments):
+        monkeypatch.undo()
+        assert remove_abandoned(abandoned)
+        entered.append(shared_scratch("shared", str(tmp_path)))
+        entered[0].__enter__()
+        return real(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    assert not remove_abandoned(abandoned)
+    assert abandoned.is_dir()
+    entered[0].__exit__(None, None, None)
+    assert not abandoned.exists()

@@ -1,4 +1,4 @@
-"""Plans one step of the engine: which units it feeds to which slots, and which sequences draw from it."""
+"""A planned step of the engine: which units are fed to which slots, and which sequences draw from it."""
 
 from __future__ import annotations
 
