@@ -1,5 +1,7 @@
 """What a plan says about memory, and how it says it."""
 
+import ast
+import inspect
 import io
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,9 +15,10 @@ from cosmos_core.config.schema import MeshConfig
 from cosmos_core.devices import Gpu
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Preflight
-from cosmos_core.run.planning import footprint
+from cosmos_core.run.planning import footprint, memory
 from cosmos_core.run.planning.footprint import (
     CONTEXT_BYTES,
+    GPU_MEMORY,
     NCCL_BYTES,
     OUTSIDE,
     check_gpu_memory,
@@ -28,7 +31,7 @@ from cosmos_core.run.planning.footprint import (
     size,
     verdict,
 )
-from cosmos_core.run.planning.memory import CACHE, RankMemory
+from cosmos_core.run.planning.memory import CACHE, ITEM_SIZES, RankMemory
 from cosmos_core.run.planning.plan import make_plan
 from cosmos_core.run.planning.processes import gpus
 from cosmos_core.run.planning.tables import print_plan
@@ -279,6 +282,17 @@ def test_pools_that_take_turns_need_the_larger_of_two(plan, both):
     assert any("4, one for each process of either pool, in turns; " in line for line in printed(turning, 200))
 
 
+def parts_of_memory():
+    """The names that the plan gives to parts: the other keys of dictionaries in the modules that count them."""
+    others = {*GPU_MEMORY, *ITEM_SIZES, "policy", "rollout", "host", "always", "never", "auto", "on", "off"}
+    for module in (memory, footprint):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            for key in node.keys if isinstance(node, ast.Dict) else ():
+                name = getattr(module, key.id) if isinstance(key, ast.Name) else key and ast.literal_eval(key)
+                if name and name not in others:
+                    yield name.partition(" (")[0]
+
+
 def test_what_is_whole_and_what_is_measured_has_a_row(plan, both):
     assert (plan.job.num_measured_prompts, plan.job.uses_rollouts) == (plan.job.num_evaluation_prompts, False)
     assert (both.job.num_measured_prompts, both.job.uses_rollouts) == (8, True)
@@ -291,6 +305,12 @@ def test_what_is_whole_and_what_is_measured_has_a_row(plan, both):
     assert any("8 held-out prompts (rewards, and their demonstrations' loss), " in line for line in lines)
     assert any("held-out demonstrations (their loss), " in line for line in printed(plan, 200))
     assert not any("whole on each of tp" in line for line in printed(plan, 200))
+    # Parts of memory have theirs in the documentation.
+    page = (RECIPES.parent / "docs" / "layouts.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    named = {name.strip() for cell in cells for name in cell.replace("(host)", "").split(",")}
+    assert "restored moments" in (parts := set(parts_of_memory()))
+    assert parts <= named
 
 
 def test_a_world_model_has_no_rows_of_language_models(tmp_path):
