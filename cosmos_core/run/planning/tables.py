@@ -27,10 +27,6 @@ _MANY_EPOCHS = 100
 _SHOWN = 800
 _PART_WIDTH = 26
 _SIZE_WIDTH = 13
-_SMALLER = {
-    "policy": "a larger policy.mesh.dp_shard, policy.lora and policy.parallel.recompute take less (docs/layouts.md)",
-    "rollout": "rollout.mesh.tp and rollout.quantization take less, if the engine has them (docs/engines.md)",
-}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -248,7 +244,7 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
     of = "of either pool, in turns" if job.takes_turns else "of a replica"
     yield "GPUs", f"{needed}, one for each process {of}; {here}" if needed else "none: every device is 'cpu'"
     for pool, told in verdicts(plan).items():
-        yield f"{pool} memory", f"{told}; {_SMALLER[pool]}" if told.endswith(NO_GPU) else told
+        yield f"{pool} memory", f"{told}; {_smaller(pool, recipe)}" if told.endswith(NO_GPU) else told
     kinds = [recipe.policy.optimizer.kind, *([] if recipe.warmup is None else [recipe.warmup.optimizer.kind])]
     if len(set(kinds)) > 1:
         yield "optimizer", f"{kinds[0]}, and {kinds[1]} in the warm-up: memory is that of the one that keeps more"
@@ -274,6 +270,17 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "missing", f"a run would be refused: {plan.parts.facts.absent_weights}"
     for absent in (*plan.parts.preflight.absent.splitlines(), *plan.parts.absent):
         yield "missing here", f"a run on this machine would be refused: {absent}"
+
+
+def _smaller(pool: str, recipe: Recipe) -> str:
+    """What takes less memory, of that which the recipe has not set."""
+    lora, recompute = recipe.policy.lora, recipe.policy.parallel.recompute
+    if pool == "policy":
+        full = {"none": ", or policy.parallel.recompute", "selective": ", or policy.parallel.recompute = 'full'"}
+        unset = f"{'' if lora else ', or policy.lora'}{full.get(recompute, '')}"
+        return f"it takes less with a larger policy.mesh.dp_shard{unset} (docs/layouts.md)"
+    unset = ", or rollout.quantization" if recipe.rollout.quantization == "none" else ""
+    return f"it takes less with a larger rollout.mesh.tp{unset}, if the engine has it (docs/engines.md)"
 
 
 def _dialogues(plan: Plan, environment: EnvironmentConfig) -> str:

@@ -13,7 +13,7 @@ from cosmos_core.run.planning import tables
 from cosmos_core.run.planning.footprint import NO_GPU
 from cosmos_core.run.planning.parts import look_at_rows
 from cosmos_core.run.planning.plan import check_present, make_plan
-from cosmos_core.run.planning.tables import _pace, _rows
+from cosmos_core.run.planning.tables import _pace, _rows, _smaller
 from cosmos_core.types import Payload, Prompt
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "arithmetic.toml"
@@ -66,8 +66,19 @@ def test_rewards_are_planned_without_what_they_load(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(tables, "verdicts", lambda plan: {"policy": f"144.5 GiB: {NO_GPU}", "rollout": "1 GiB: fits"})
         told = dict(_pace(made))
-    assert f"{NO_GPU}; a larger policy.mesh.dp_shard, policy.lora and" in told["policy memory"]
+    larger = "it takes less with a larger policy.mesh.dp_shard"
+    lora, recompute, end = ", or policy.lora", ", or policy.parallel.recompute", " (docs/layouts.md)"
+    assert told["policy memory"].endswith(f"{NO_GPU}; {larger}{lora}{recompute}{end}")
     assert told["rollout memory"] == "1 GiB: fits"
+    for overrides, said in [
+        (["policy.lora={}"], f"{larger}{recompute}{end}"),
+        (["policy.parallel.recompute=full"], f"{larger}{lora}{end}"),
+        (["policy.lora={}", "policy.parallel.recompute=selective"], f"{larger}{recompute} = 'full'{end}"),
+    ]:
+        assert _smaller("policy", load_recipe(RECIPE, overrides=overrides)) == said
+    for form, said in [("none", ", or rollout.quantization,"), ("fp8", ",")]:
+        recipe = load_recipe(RECIPE, overrides=[f"rollout.quantization={form}"])
+        assert f"with a larger rollout.mesh.tp{said} if the engine has it" in _smaller("rollout", recipe)
     with pytest.raises(ConfigError, match=r"^reward\.0\.options\.key_variable: NO_SUCH_KEY"):
         check_present(made.parts)
     monkeypatch.setenv("NO_SUCH_KEY", "k")
