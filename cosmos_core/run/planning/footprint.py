@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -215,28 +216,39 @@ def _uncounted(ranks: Sequence[RankMemory], besides: Sequence[str]) -> tuple[str
     return (*(() if all(rank.is_whole for rank in ranks) else ("activations",)), *besides)
 
 
-def host_memory(plan: Plan, *, on_gpus: bool = True) -> int:
-    """Bytes of a machine's memory that all processes take beside their devices', if they are all on one machine."""
-    recipe, nothing = plan.job.recipe, {} if on_gpus else {_ASLEEP: 0}
-    return sum(
-        getattr(recipe, pool).replicas * rank.count * sum({**rank.host, **nothing}.values())
-        for pool, ranks in memory_by_pool(plan).items()
-        for rank in ranks
-    )
+def host_memory(plan: Plan) -> int:
+    """Bytes of a machine's memory that all processes take, if they are all on one machine with GPUs."""
+    pools = ("policy", "rollout")
+    on_cpu = _awake(plan, [pool for pool in pools if getattr(plan.job.recipe, pool).device == "cpu"])
+    return _beside(plan) + sum(on_cpu.values())
 
 
 def memory_on_cpu(plan: Plan) -> dict[str, int]:
     """Bytes of all processes, by pool and `host`, if they are all on the CPU of one machine.
 
-    Of pools that take turns it has the larger. The memory of a CPU sleeps in a file.
+    The memory of a CPU sleeps in a file.
     """
-    awake = dict[str, int]()
-    for pool, ranks in memory_by_pool(plan).items():
-        replicas: int = getattr(plan.job.recipe, pool).replicas
-        awake[pool] = replicas * sum(rank.count * sum({**rank.device, OUTSIDE: 0}.values()) for rank in ranks)
-    if plan.job.takes_turns:
-        awake = dict([max(awake.items(), key=lambda each: each[1])])
-    return {**awake, "host": host_memory(plan, on_gpus=False)}
+    return {**_awake(plan, ("policy", "rollout")), "host": _beside(plan, {_ASLEEP: 0})}
+
+
+def _awake(plan: Plan, pools: Sequence[str]) -> dict[str, int]:
+    """Bytes of a CPU's memory that some pools take as their device; of those that take turns it has the larger."""
+    awake = {
+        pool: getattr(plan.job.recipe, pool).replicas
+        * sum(rank.count * sum({**rank.device, OUTSIDE: 0}.values()) for rank in ranks)
+        for pool, ranks in memory_by_pool(plan).items()
+        if pool in pools
+    }
+    return dict(sorted(awake.items(), key=lambda each: each[1])[-1:]) if plan.job.takes_turns else awake
+
+
+def _beside(plan: Plan, without: Mapping[str, int] = MappingProxyType({})) -> int:
+    """Bytes of a machine's memory that all processes take beside their devices'."""
+    return sum(
+        getattr(plan.job.recipe, pool).replicas * rank.count * sum({**rank.host, **without}.values())
+        for pool, ranks in memory_by_pool(plan).items()
+        for rank in ranks
+    )
 
 
 def machine_memory() -> int:

@@ -23,6 +23,7 @@ from cosmos_core.run.planning.footprint import (
     OUTSIDE,
     check_gpu_memory,
     crowded,
+    host_memory,
     machine_memory,
     memory_by_pool,
     memory_on_cpu,
@@ -279,6 +280,15 @@ def test_pools_that_take_turns_need_the_larger_of_two(plan, both):
     assert "and policy.device and rollout.device = 'cuda' asks for them" in room(turning, 0, 1 << 60)
     (rank,) = memory_by_pool(other(turning, policy={"device": "cpu"}))["policy"]
     assert OUTSIDE not in rank.device
+    # A pool on the CPU takes the memory of a machine that has GPUs for the other, and of two in turns the larger.
+    mixed, on_cpu = other(both, policy={"device": "cpu"}), {"device": "cpu"}
+    (rank,), (rollout,) = memory_by_pool(mixed).values()
+    held = 4 * sum({**rank.device, **rank.host}.values()) + sum(rollout.host.values())
+    assert host_memory(mixed) == held > host_memory(both) > 0
+    assert f"; its memory of {size(held - 1)} does not hold the {size(held)} of it" in room(mixed, 1, held - 1)
+    assert room(mixed, 1, held) == "this machine has 1"
+    for alone in (other(each, policy=on_cpu, rollout=on_cpu) for each in (both, turning)):
+        assert host_memory(alone) == sum(memory_on_cpu(alone).values())
     assert any("4, one for each process of either pool, in turns; " in line for line in printed(turning, 200))
 
 
