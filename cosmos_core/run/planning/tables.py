@@ -273,7 +273,7 @@ def _pace(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _smaller(pool: str, recipe: Recipe) -> str:
-    """What takes less memory, of that which the recipe has not set."""
+    """Name what would take less memory and is not set by the recipe."""
     lora, recompute = recipe.policy.lora, recipe.policy.parallel.recompute
     if pool == "policy":
         full = {"none": ", or policy.parallel.recompute", "selective": ", or policy.parallel.recompute = 'full'"}
