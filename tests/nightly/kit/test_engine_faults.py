@@ -14,8 +14,8 @@ MODULE = """
 import attrs
 import threading
 import torch
-import cosmos_core.rollout.embedded.engine as built_in
 from cosmos_core.protocols import EngineCapabilities, Preflight, Provider, hookimpl
+from cosmos_core.rollout.embedded import sampler
 from cosmos_core.rollout.embedded.engine import EmbeddedEngine
 from cosmos_core.rollout.embedded.options import EmbeddedOptions
 
@@ -264,18 +264,18 @@ PLANTED = {
         "draw from the distribution whose log-probs are reported",
         """
         def _step(self):
-            draw = built_in.draw
+            draw = sampler.draw
 
             def uniform(logits, row_sampling):
                 tokens, _ = draw(torch.zeros_like(logits), row_sampling)
                 logprobs = torch.log_softmax(logits / row_sampling.temperature_R[:, None], -1)
                 return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
-            built_in.draw = uniform
+            sampler.draw = uniform
             try:
                 super()._step()
             finally:
-                built_in.draw = draw
+                sampler.draw = draw
         """,
     ),
     "takes-the-first-temperature": Fault(
