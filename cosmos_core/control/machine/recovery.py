@@ -4,8 +4,7 @@ The weights of a step live in the policy replicas that hold them, in its checkpo
 run's seed is. Where the newest step is in none of these, the run is rolled back to its newest checkpoint, or to its
 beginning. Rollout replicas stay: what they loaded of steps that were undone they give up
 (`RolloutDirective.rollbacks`), as the versions will come again with other weights. What they generated since counts as
-`rolled-back`, as it does in a run that is resumed, and its prompts, and all that were trained on since, are queued as
-they were.
+`rolled-back`, and its prompts, and all that were trained on since, are queued as they were.
 """
 
 from __future__ import annotations
@@ -152,8 +151,6 @@ def roll_back(state: State, event: RolledBack) -> None:
 def resume(state: State, event: Resumed) -> None:
     """Go back to just after a step: its weights are in a checkpoint, whatever came later did not happen.
 
-    Only samples that were generated later are still counted, as dropped.
-
     Evaluations of weights up to that step stay, because those weights did not change; what scores them may have.
     """
     mark = state.marks.get(event.step)
@@ -174,7 +171,7 @@ def resume(state: State, event: Resumed) -> None:
         step=event.step,
         fenced=state.fenced,
         generation_number=state.generation_number,
-        ledgers=[ledger.rolled_back(then) for ledger, then in zip(state.ledgers, mark.ledgers, strict=True)],
+        ledgers=[Ledger.restore(then) for then in mark.ledgers],
         next_lease=state.next_lease,
         steps=[record for record in state.steps if record.step <= event.step],
         evaluations=_kept_evaluations(state, event),

@@ -150,13 +150,8 @@ def test_a_resumed_run_is_the_fold_up_to_its_step(run):
     assert it.state.outcome == "finished"
     then = core.fold(it.events[:length])
     assert then.step == 4
-    generated, consumed = it.state.ledger.samples.generated, then.ledger.samples.consumed
     it.resume(4)
     state = it.state
-    # What was generated after the checkpoint is waste, and told.
-    samples = state.ledger.samples
-    assert (samples.generated, samples.consumed) == (generated, consumed)
-    assert sum(samples.dropped.values()) == generated - consumed > samples.dropped["rolled-back"] > 0
     assert (state.step, state.outcome, state.has_started, state.replicas) == (4, "", False, {})
     assert state.steps == then.steps
     assert [ledger.consumed for ledger in state.ledgers] == [ledger.consumed for ledger in then.ledgers]
