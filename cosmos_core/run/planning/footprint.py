@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -228,7 +227,7 @@ def memory_on_cpu(plan: Plan) -> dict[str, int]:
 
     The memory of a CPU sleeps in a file.
     """
-    return {**_awake(plan, ("policy", "rollout")), "host": _beside(plan, {_ASLEEP: 0})}
+    return {**_awake(plan, ("policy", "rollout")), "host": _beside(plan, without=_ASLEEP)}
 
 
 def _awake(plan: Plan, pools: Sequence[str]) -> dict[str, int]:
@@ -242,12 +241,14 @@ def _awake(plan: Plan, pools: Sequence[str]) -> dict[str, int]:
     return dict(sorted(awake.items(), key=lambda each: each[1])[-1:]) if plan.job.takes_turns else awake
 
 
-def _beside(plan: Plan, without: Mapping[str, int] = MappingProxyType({})) -> int:
-    """Bytes of a machine's memory that all processes take beside their devices'."""
+def _beside(plan: Plan, *, without: str = "") -> int:
+    """Bytes of a machine's memory that all processes take beside their devices'; `without` is a part left out."""
     return sum(
-        getattr(plan.job.recipe, pool).replicas * rank.count * sum({**rank.host, **without}.values())
+        getattr(plan.job.recipe, pool).replicas * rank.count * num_bytes
         for pool, ranks in memory_by_pool(plan).items()
         for rank in ranks
+        for part, num_bytes in rank.host.items()
+        if part != without
     )
 
 

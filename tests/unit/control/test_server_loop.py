@@ -308,7 +308,7 @@ def test_silence_is_noticed_and_a_pause_of_the_controller_is_none(make_office):
     assert ReplicaLost in office.journal.kinds()
 
 
-def test_replicas_and_groups_are_waited_for_so_long(make_office, settings):
+def test_replicas_are_waited_for_so_long(make_office, settings):
     office = make_office()
     office.say(HELLO)
     for _ in range(25):
@@ -347,7 +347,9 @@ def test_replicas_and_groups_are_waited_for_so_long(make_office, settings):
     assert office.journal.kinds().count(ReplicaLost) == 1
     assert JoinTimedOut not in office.journal.kinds()
 
-    # Of pools that share GPUs, one is made after the other, and who was killed comes again once the other pool sleeps.
+
+def test_pools_that_share_gpus_and_groups_are_waited_for_so_long(make_office, settings):
+    # One pool is made after the other, and who was killed comes again once the other pool sleeps.
     office = Office(settings(warmup=2, policy_replicas=1, takes_turns=True))
     office.wait(90)
     office.say(attrs.evolve(HELLO, name="r0", role="rollout", incarnation="two"), b"r")
