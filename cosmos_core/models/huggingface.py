@@ -58,8 +58,8 @@ from cosmos_core.models.weights.exporting import (
 from cosmos_core.models.weights.streaming import Streamed, absent_weights, folder_of
 from cosmos_core.protocols import Decided, Layout, MicroBatch, ModelCapabilities, ModelContext, ModelFacts
 from cosmos_core.protocols.frozen import Comparison, KLTarget
-from cosmos_core.protocols.model import Trial
-from cosmos_core.types import Payload, Prompt
+from cosmos_core.protocols.model import ReadTurn, Trial
+from cosmos_core.types import Message, Payload, Prompt
 
 CAPABILITIES: Final = ModelCapabilities(
     mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
@@ -245,11 +245,13 @@ class HuggingFaceModel:
         """The prompt of a payload as text, special tokens in it."""
         return str(self.tokenizer.decode(values(payload, "prompt").tolist()))
 
-    def encode_observation(
-        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
-    ) -> list[int]:
-        """Encode what an environment answers (see `TextEncoder.observation_ids`)."""
-        return self.text.observation_ids(prompt, written, observation, role)
+    def encode_turns(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> list[int]:
+        """Encode what others say after a turn of the model (see `TextEncoder.turns_ids`)."""
+        return self.text.turns_ids(prompt, written, turns)
+
+    def read_turn(self, prompt: Prompt, ids: Sequence[int]) -> ReadTurn:
+        """Read a turn of the model (see `TextEncoder.read_turn`)."""
+        return self.text.read_turn(prompt, ids)
 
     def build(
         self, *, seed: int, dtype: torch.dtype, device: torch.device, layout: Layout | None = None

@@ -1,16 +1,15 @@
 """Token ids of prompts, demonstrations and observations: the tokenizer, the chat template, what ends a completion.
 
-A tokenizer is loaded from a checkpoint, or a byte-level BPE trained on the dataset. What an environment answers, and
-what a row's user says, may spell `<|im_end|>` or the placeholder of an image. Only the chat template writes such
-tokens. In words they are text, encoded as any other (`Words`).
+A tokenizer is loaded from a checkpoint, or a byte-level BPE trained on the dataset. The template writes chats, tools
+and calls of them; how a model's own turn is read is told by `tool_formats`.
 """
 
 from __future__ import annotations
 
-import functools
+import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -22,11 +21,15 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config, tok
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.models import tool_formats
 from cosmos_core.models.vision.images import MARK
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.loading import first_line
+from cosmos_core.models.words import Words, strings, with_strings
 from cosmos_core.protocols import ModelContext
-from cosmos_core.types import JSON, Message, Prompt
+from cosmos_core.protocols.model import ReadTurn
+from cosmos_core.types import JSON, Message, Prompt, ToolCall
+from cosmos_core.types.tools import arguments_of, names_of, read_tools
 
 PAD: Final = "<pad>"
 BOS: Final = "<bos>"
@@ -110,96 +113,6 @@ def _refuse_code(path: str) -> None:
         )
 
 
-class Words:
-    """Encodes words beside what a template writes.
-
-    Of the tokens in `stops`, which end a completion, those of the ordinary vocabulary, such as the end of a line, are
-    words all the same.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> None:
-        self.tokenizer: Final = tokenizer
-        added = tokenizer.added_tokens_decoder
-        special = {id_ for id_, token in added.items() if token.special} | set(tokenizer.all_special_ids)
-        # What no token spells becomes the unknown token; that steers nothing, unless it ends completions, too.
-        special -= {tokenizer.unk_token_id} - set(stops)
-        self._steering: Final = frozenset(filter(self._is_apart, special)) | (added.keys() & set(stops) - special)
-        texts = {token for id_ in self._steering if isinstance(token := tokenizer.convert_ids_to_tokens(id_), str)}
-        longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
-        self._pattern: Final = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        # An episode's turns come again with each of its observations.
-        self._checked: Final = functools.lru_cache(maxsize=256)(self._check)
-
-    def spells(self, text: str) -> str:
-        """The first steering token that a text spells; empty if it spells none."""
-        found = self._pattern.search(text)
-        return found.group() if found else ""
-
-    def ids(self, text: str) -> list[int]:
-        """Words alone."""
-        if not self.spells(text):
-            return list(self._checked(text))
-        (guarded,), spelt = self.guarded([text])
-        return self.joined(guarded, spelt)
-
-    def guarded(self, texts: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-        """Words that a template can write as they are, and whose ids `joined` makes.
-
-        Marks stand in them for what spells steering tokens; the second says what each mark stands for. A DataError says
-        that the tokenizer makes a steering token of what spells none, as one that normalises may.
-        """
-        for text in texts:
-            for piece in self._pattern.split(text):
-                self._checked(piece)
-        found = sorted({spelt for text in texts for spelt in self._pattern.findall(text)})
-        base = "%spelt"
-        while any(base in text for text in texts):
-            base += "%spelt"
-        marks = {spelt: f"{base}-{index}%" for index, spelt in enumerate(found)}
-        put = [self._pattern.sub(lambda match: marks[match.group()], text) for text in texts]
-        return put, {mark: spelt for spelt, mark in marks.items()}
-
-    def joined(self, text: str, spelt: Mapping[str, str]) -> list[int]:
-        """Text that a template wrote of guarded words: between marks as it is, and what these stand for as words.
-
-        Raises:
-            DataError: What a mark stands for cannot be encoded as words.
-        """
-        if not spelt:
-            return self._encoded(text)
-        pieces = re.split("(" + "|".join(map(re.escape, spelt)) + ")", text)
-        return [
-            id_ for piece in pieces for id_ in (self._spelt(spelt[piece]) if piece in spelt else self._encoded(piece))
-        ]
-
-    def _is_apart(self, special: int) -> bool:
-        """Tell whether its text, as words, is encoded otherwise; a special token may be an ordinary one, too."""
-        text = self.tokenizer.convert_ids_to_tokens(special)
-        return isinstance(text, str) and special not in self._encoded(text, split_special_tokens=True)
-
-    def _encoded(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
-        ids: list[int] = encoded["input_ids"]
-        return ids
-
-    def _spelt(self, token: str) -> list[int]:
-        """The text of a steering token; sign by sign where the tokenizer knows it as no special one."""
-        ids = self._encoded(token, split_special_tokens=True)
-        if self._steering.isdisjoint(ids):
-            return ids
-        return [id_ for sign in token for id_ in self._checked(sign)]
-
-    def _check(self, text: str) -> list[int]:
-        ids = self._encoded(text)
-        if steering := self._steering.intersection(ids):
-            token = self.tokenizer.convert_ids_to_tokens(min(steering))
-            raise DataError(
-                f"the words {text!r:.80} hold what the tokenizer takes for the token {token!r}, which only a chat "
-                "template may write; leave it out of what the environment answers, or of the row"
-            )
-        return ids
-
-
 _LOG: Final = logging.getLogger(__name__)
 GENERATION_FILE = "generation_config.json"
 _ANSWER: Final = "%answer%"
@@ -218,6 +131,11 @@ class HuggingFaceOptions:
     chat_template: str | None = option(None, help="A Jinja chat template to use instead of the tokenizer's.")
     chat_template_options: Mapping[str, JSON] = option(
         factory=dict, help="Extra variables of the chat template, such as `enable_thinking = false`."
+    )
+    tool_format: tool_formats.FormatName = option(
+        "auto",
+        help="How the model writes calls of tools, and its reasoning: `auto` finds it in the tokenizer's own response "
+        "template, the chat template, and the special tokens, in this order.",
     )
 
 
@@ -255,7 +173,7 @@ class TextEncoder:
 
     def forget(self) -> None:
         """Load the tokenizer, and look at its template, anew when they are needed next."""
-        for name in ("tokenizer", "words", "takes_parts"):
+        for name in ("tokenizer", "words", "takes_parts", "tool_format", "_opening"):
             self.__dict__.pop(name, None)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -264,6 +182,8 @@ class TextEncoder:
         Plain text is the author's own, special tokens included. In a chat, only the template and the turns of the model
         have any: what the others say is words.
         """
+        if isinstance(prompt.text, str) and prompt.tools:
+            raise DataError("the prompt has tools and is plain text; tools are for chats")
         if isinstance(prompt.text, str):
             encoded = self.tokenizer(prompt.text, add_special_tokens=self.model.options.add_special_tokens)
             ids: list[int] = encoded["input_ids"]
@@ -283,26 +203,113 @@ class TextEncoder:
         end_id = None if isinstance(prompt.text, str) else self.tokenizer.get_vocab().get(self.model.turn_end or "")
         return [*ids, self.stop_id() if end_id is None else end_id]
 
-    def observation_ids(self, prompt: Prompt, written: Sequence[int], observation: str, role: str) -> list[int]:
-        """Plain text as it is; in a chat, the rest of the model's turn and a turn of `role`, by the template.
+    def turns_ids(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> list[int]:
+        """Plain text as it is; in a chat, the rest of the model's turn and what others say next, by the template.
 
-        Whatever the observation spells, it is words. A role that the template does not take is the user's.
+        Whatever others say, it is words. A role that the template does not take is the user's.
         """
+        if not turns or any(turn.role == "assistant" for turn in turns):
+            raise DataError("what follows the model's turn are turns of others, one at least; nobody speaks for it")
         if isinstance(prompt.text, str):
-            return self.words.ids(observation)
-        mark = _ANSWER
-        while mark in observation:
-            mark += _ANSWER
-        answer = Message(role=self._role(role), content=observation)
-        turns = (*prompt.text, Message(role="assistant", content=mark), answer)
-        guarded, spelt = self._guarded(attrs.evolve(prompt, text=turns))
+            return self.words.ids("".join(turn.content for turn in turns))
+        # Reasoning of earlier turns, which not every template takes beside calls, changes nothing of what follows.
+        before = attrs.evolve(prompt, text=tuple(attrs.evolve(turn, reasoning="") for turn in prompt.text))
+        calls = self.read_turn(prompt, written).message.tool_calls if turns[0].role == "tool" else ()
+        found = self._after_calls(before, written, calls, turns) if calls else None
+        return self._after_words(before, written, turns) if found is None else found
+
+    def _after_words(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> list[int]:
+        """The ids that follow a turn of the model, in whose place a mark stands."""
+        mark, template = _mark(prompt, turns), self.template_for(has_tools=bool(prompt.tools))
+        taken = [attrs.evolve(turn, role=self._role(turn.role, template)) for turn in turns]
+        own = (*prompt.text, Message(role="assistant", content=mark))
+        guarded, spelt = self._guarded(attrs.evolve(prompt, text=(*own, *taken)))
         _, found, rest = self.chat_text(guarded).rpartition(mark)
         if not found:
             raise DataError("the chat template leaves out the model's turn before the user's; it cannot go on")
         ids = self.words.joined(rest, spelt)
-        # The model has ended its turn itself, perhaps with another of its stop tokens.
-        ends_twice = bool(ids and written) and (ids[0] == written[-1] or {ids[0], written[-1]} <= self.stop_ids())
-        return ids[1:] if ends_twice else ids
+        if not ids or not written or not self._ends_twice(attrs.evolve(prompt, text=own), mark, written[-1], ids):
+            return ids
+        return ids[1:]
+
+    def _ends_twice(self, own: Prompt, mark: str, end: int, ids: Sequence[int]) -> bool:
+        """Tell whether the first of the ids ends the turn that the model itself has ended, with `end`.
+
+        That may be another of its stop tokens, or one that the template writes only behind the last turn of all, and
+        another behind earlier ones.
+        """
+        stops, steering = self.words.stops, self.words.steering
+        if ids[0] == end or {ids[0], end} <= stops:
+            return True
+        if end not in stops or not steering.issuperset(ids[:2]):
+            return False
+        last = self.written(self.chat_turns(own), is_open=False).rpartition(mark)[2]
+        return self.words.joined(last, {})[:1] == [end]
+
+    def _after_calls(
+        self, prompt: Prompt, written: Sequence[int], calls: Sequence[ToolCall], turns: Sequence[Message]
+    ) -> list[int] | None:
+        """The ids that follow a turn of the model that calls tools; None if the template does not tell them.
+
+        It writes calls by these names, whose arguments are the mark, and ends the turn with a stop token: there the
+        model's own turn ended. Some templates take one call a turn.
+        """
+        mark, asked = _mark(prompt, turns), (turns[0], attrs.evolve(turns[0], content=PROBE))
+        for shown in (calls, calls[:1]):
+            marked = tuple(attrs.evolve(call, arguments=json.dumps({"value": mark})) for call in shown)
+            before = (*prompt.text, Message(role="assistant", content="", tool_calls=marked))
+            try:
+                guarded = [self._guarded(attrs.evolve(prompt, text=(*before, turn, *turns[1:]))) for turn in asked]
+                (rest, head) = (self.chat_text(text).rpartition(mark)[2] for text, _ in guarded)
+            except DataError:
+                continue
+            head, is_written, _ = head.partition(PROBE)
+            ends = self.words.stop_in(head)
+            if is_written and ends and rest.startswith(head):
+                has_ended = bool(written) and written[-1] in self.words.stops
+                return self.words.joined(rest[ends.end() if has_ended else ends.start() :], guarded[0][1])
+        return None
+
+    def read_turn(self, prompt: Prompt, ids: Sequence[int]) -> ReadTurn:
+        """Read a turn of the model by the format of its calls, and of its reasoning."""
+        if isinstance(prompt.text, str):
+            said = str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+            return ReadTurn(message=Message(role="assistant", content=said))
+        ended = bool(ids) and ids[-1] in self.words.stops
+        text = str(self.tokenizer.decode(list(ids[:-1] if ended else ids)))
+        own = self._own_format if prompt.tools else None
+        if own is not None:
+            parsed = tool_formats.parse_by_template(self.tokenizer, own, text, prompt.tools, self._opening)
+        else:
+            parsed = tool_formats.parse(
+                self.tool_format,
+                text,
+                tools=prompt.tools,
+                ended=ended,
+                is_thinking=self._opening.rstrip().endswith(tool_formats.THINK),
+            )
+        content = parsed.content if parsed.malformed else self.words.without_steering(parsed.content)
+        message = Message(role="assistant", content=content, tool_calls=parsed.calls, reasoning=parsed.reasoning)
+        return ReadTurn(message=message, malformed=parsed.malformed)
+
+    @cached_property
+    def tool_format(self) -> str:
+        """The name of the format in which the model calls tools: the recipe's, else that of the template and tokens."""
+        given = self.model.options.tool_format
+        if given != "auto":
+            return given
+        return tool_formats.find_format(self.template_for(has_tools=True) or "", self.tokenizer.get_vocab())
+
+    @property
+    def _own_format(self) -> Mapping[str, Any] | None:
+        """The tokenizer's own declaration of how turns are read, unless the recipe names a format."""
+        own = getattr(self.tokenizer, "response_template", None)
+        return own if self.model.options.tool_format == "auto" else None
+
+    @cached_property
+    def _opening(self) -> str:
+        """A turn of the model as the template begins it, and what is before it."""
+        return self.written(self.chat_turns(Prompt(text=(Message(role="user", content=PROBE),))))
 
     def refuse_spelt(self, prompt: Prompt) -> None:
         """Refuse a chat with images or videos in which others than the model spell steering tokens.
@@ -323,20 +330,27 @@ class TextEncoder:
         for turn in prompt.text:
             if token := self.words.spells(turn.role):
                 raise DataError(f"the role {turn.role!r:.80} of a turn spells the token {token!r}; name another role")
-        texts, spelt = self.words.guarded([turn.content for turn in prompt.text if turn.role != "assistant"])
+        others = [turn for turn in prompt.text if turn.role != "assistant"]
+        said = [text for turn in others for text in (turn.content, turn.tool_call_id)]
+        texts, spelt = self.words.guarded([*said, *strings(prompt.tools)])
         following = iter(texts)
-        turns = (t if t.role == "assistant" else attrs.evolve(t, content=next(following)) for t in prompt.text)
-        return attrs.evolve(prompt, text=tuple(turns)), spelt
+        turns = tuple(
+            turn
+            if turn.role == "assistant"
+            else attrs.evolve(turn, content=next(following), tool_call_id=next(following))
+            for turn in prompt.text
+        )
+        return attrs.evolve(prompt, text=turns, tools=with_strings(prompt.tools, following)), spelt
 
-    def _role(self, role: str) -> str:
-        """The role of an observation, or `user` where the template does not write what another says."""
+    def _role(self, role: str, template: str | None) -> str:
+        """The role of a turn, or `user` where the template does not write what another says."""
         if role == "user":
             return role
-        key = (self.chat_template, role)
+        key = (template, role)
         if key not in self._takes:
             said = (("user", "?"), ("assistant", "!"), (role, PROBE))
             turns = tuple(Message(role=who, content=what) for who, what in said)
-            self._takes[key] = PROBE in self.written(self.chat_turns(Prompt(text=turns)))
+            self._takes[key] = PROBE in self.written(self.chat_turns(Prompt(text=turns)), template=template)
             if not self._takes[key]:
                 _LOG.warning("the chat template takes no turns of %r: observations of that role are the user's", role)
         return role if self._takes[key] else "user"
@@ -346,42 +360,96 @@ class TextEncoder:
         """The Jinja template of chats; of several by name, the default."""
         return default_template(self.tokenizer.chat_template)
 
+    def template_for(self, *, has_tools: bool) -> str | None:
+        """The template of chats, of several by name that for tools where there are any."""
+        named = self.tokenizer.chat_template
+        own = named.get("tool_use") if has_tools and isinstance(named, Mapping) else None
+        return self.chat_template if own is None else own
+
     def chat_turns(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The turns of a chat, as the template takes them."""
         assert not isinstance(prompt.text, str)
-        return [{"role": turn.role, "content": turn.content} for turn in prompt.text]
+        template = self.template_for(has_tools=bool(prompt.tools)) or ""
+        thinks = next((key for key in tool_formats.REASONING_KEYS if re.search(rf"\b{key}\b", template)), None)
+        names = {call.id: call.name for turn in prompt.text for call in turn.tool_calls if call.id}
+        turns = []
+        for turn in prompt.text:
+            made: dict[str, Any] = {"role": turn.role, "content": turn.content}
+            if turn.tool_calls:
+                made["tool_calls"] = [self._call(call, template) for call in turn.tool_calls]
+            if turn.tool_call_id:
+                made["tool_call_id"] = turn.tool_call_id
+            if turn.role == "tool" and turn.tool_call_id in names:
+                made["name"] = names[turn.tool_call_id]
+            if turn.reasoning and thinks:
+                made[thinks] = turn.reasoning
+            turns.append(made)
+        return turns
 
-    def chat_text(self, prompt: Prompt) -> str:
-        """A chat as text, special tokens in it.
+    def _call(self, call: ToolCall, template: str) -> dict[str, Any]:
+        arguments = arguments_of(call)
+        key = (template, "mapping")
+        if key not in self._takes:
+            # Some add arguments to a text, and some write a mapping as Python does.
+            function = {"name": "a_tool", "arguments": {"value": PROBE}}
+            said: list[dict[str, Any]] = [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+            ]
+            text = self.written(said, template=template)
+            self._takes[key] = PROBE in text and f"'{PROBE}'" not in text
+        function = {"name": call.name, "arguments": arguments if self._takes[key] else call.arguments}
+        return {"type": "function", **({"id": call.id} if call.id else {}), "function": function}
+
+    def chat_text(self, prompt: Prompt, *, is_open: bool = True) -> str:
+        """A chat as text, special tokens in it, up to where the model answers (`is_open`).
 
         Raises:
-            DataError: There is no template, or it does not take the turns.
+            DataError: There is no template, or it does not take the turns, or the tools.
         """
-        if self.chat_template is None:
+        template = self.template_for(has_tools=bool(prompt.tools))
+        if template is None:
             raise DataError(
                 "the prompt is a chat, and the tokenizer has no chat template; "
                 "set model.options.chat_template or use plain text prompts"
             )
+        tools, turns = read_tools(prompt.tools), self.chat_turns(prompt)
         try:
-            return self.render(self.chat_turns(prompt))
+            text = self.render(turns, tools, template=template, is_open=is_open)
         except loading.TEMPLATE_ERRORS as error:
             raise DataError(f"the chat template fails on this prompt: {loading.first_line(error)}") from error
+        if tools and (template, "tools") not in self._takes:
+            if self.written(turns, template=template) == text or any(name not in text for name in names_of(tools)):
+                raise DataError(
+                    f"the prompt has {len(tools)} tools, and the chat template does not write them; set "
+                    "model.options.chat_template to one that takes tools"
+                )
+            self._takes[template, "tools"] = True
+        return text
 
-    def render(self, turns: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, JSON]] = (),
+        *,
+        template: str | None = None,
+        is_open: bool = True,
+    ) -> str:
         """Turns as the template writes them; it may raise any of `loading.TEMPLATE_ERRORS`."""
         text: str = self.tokenizer.apply_chat_template(
             list(turns),
-            chat_template=self.chat_template,
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=template or self.chat_template,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=is_open,
             **self.model.options.chat_template_options,
         )
         return text
 
-    def written(self, turns: Sequence[Mapping[str, Any]]) -> str:
+    def written(self, turns: Sequence[Mapping[str, Any]], *, template: str | None = None, is_open: bool = True) -> str:
         """Turns as the template writes them; empty if it does not take them."""
         try:
-            return self.render(turns)
+            return self.render(turns, template=template, is_open=is_open)
         except loading.TEMPLATE_ERRORS:
             return ""
 
@@ -401,3 +469,12 @@ class TextEncoder:
             listed = GenerationConfig.from_pretrained(path).eos_token_id
             stops.update([listed] if isinstance(listed, int) else listed or ())
         return frozenset(stops)
+
+
+def _mark(prompt: Prompt, turns: Sequence[Message]) -> str:
+    """A text that stands for the model's turn, and that nobody else says."""
+    others = [turn.content for turn in (*prompt.text, *turns) if isinstance(turn, Message)]
+    mark = _ANSWER
+    while any(mark in text for text in (*others, *strings(prompt.tools))):
+        mark += _ANSWER
+    return mark

@@ -17,7 +17,7 @@ import attrs
 from cosmos_core.protocols.facts import ModelFacts
 from cosmos_core.protocols.frozen import Blended, Comparison, DivergenceKind, KLTarget
 from cosmos_core.protocols.layout import Axis, Layout
-from cosmos_core.types import JSON, Payload, Prompt
+from cosmos_core.types import JSON, Message, Payload, Prompt
 
 if TYPE_CHECKING:
     import torch
@@ -292,29 +292,48 @@ class SleepingModel(Protocol):
         """Use the device again."""
 
 
+@attrs.frozen(kw_only=True)
+class ReadTurn:
+    """A turn of a model, as others read it.
+
+    Attributes:
+        message: What it says, thinks and calls. A call that cannot be read stays in its content as it was written.
+        malformed: For each such call, what is wrong with it and where, in a sentence.
+    """
+
+    message: Message
+    malformed: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class MultiTurnModel(Protocol):
-    """A model whose completions may go on after words that are not its own: an environment's observations.
+    """A model whose completions may go on after words that are not its own: an environment's, or a tool's.
 
     Optional, beside `Model`. `pack` then takes payloads with `decided` (see `cosmos_core.types.Payload`).
     """
 
-    def encode_observation(
-        self, prompt: Prompt, written: Sequence[int], observation: str, *, role: str = "user"
-    ) -> Sequence[int]:
+    def encode_turns(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> Sequence[int]:
         """The token ids between the end of the model's turn and its next one.
 
-        They follow `written` as they are: nothing that was generated is ever encoded anew. What the observation spells
-        is words: it never becomes a token that ends a turn or begins one, or that stands for an image.
+        They follow `written` as they are: nothing that was generated is ever encoded anew. What the turns spell is
+        words: it never becomes a token that ends a turn or begins one, or that stands for an image.
 
         Args:
-            prompt: What the dialogue began with; in a chat, the observation is a turn by its template.
+            prompt: What was said before the model's last turn, its beginning at least. In a chat, what follows are
+                turns by its template, in plain text their contents as they are.
             written: The token ids of the model's last turn, the stop token included; none before its first.
-            observation: What the environment answered.
-            role: Whose turn of a chat that is, if the template takes turns of that role; else it is the user's.
+            turns: What others say next. A role that the chat's template does not take is the user's.
 
         Raises:
-            DataError: The observation cannot be encoded.
+            DataError: The turns cannot be encoded.
+        """
+
+    def read_turn(self, prompt: Prompt, ids: Sequence[int]) -> ReadTurn:
+        """Read a turn of the model; whatever the model wrote, nothing is raised.
+
+        Args:
+            prompt: What was said before it. Without `tools`, nothing is a call.
+            ids: Its token ids, cut or whole.
         """
 
 

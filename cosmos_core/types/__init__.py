@@ -1,7 +1,7 @@
 """Frozen records that flow between the planes. No torch, no numpy, no I/O."""
 
 from cosmos_core.types.payload import Array, Payload
-from cosmos_core.types.prompt import JSON, Message, Prompt, Scalar
+from cosmos_core.types.prompt import JSON, Message, Prompt, Scalar, ToolCall
 from cosmos_core.types.sample import Group, Sample, SampleStatus, WeightVersion
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "Sample",
     "SampleStatus",
     "Scalar",
+    "ToolCall",
     "WeightVersion",
 ]

@@ -18,11 +18,37 @@ Scalar: TypeAlias = bool | int | float | str | None
 
 
 @attrs.frozen(kw_only=True)
+class ToolCall:
+    """A call of a tool by a model.
+
+    Attributes:
+        name: Of the tool.
+        arguments: The JSON text of an object, as it was written.
+        id: Names the call for the message that answers it; empty where nobody has named it.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class Message:
-    """One turn of a chat."""
+    """One turn of a chat.
+
+    Attributes:
+        role: Whose turn it is.
+        content: What was said.
+        tool_calls: The tools that a turn of the assistant calls.
+        tool_call_id: Of a tool's turn, the `id` of the call that it answers.
+        reasoning: What the assistant thought before it said the content, where its format tells the two apart.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    reasoning: str = ""
 
 
 GIVEN_FRAMES: Final = "num_given_frames"
@@ -41,6 +67,7 @@ class Prompt:
             where the row has none.
         media: Locations (paths or URLs) of conditioning images or videos, in order; where they stand in the text is for
             the model to say.
+        tools: The tools that the model may call in a chat, as objects of OpenAI's API (see `cosmos_core.types.tools`).
         metadata: Anything else the row carries; shown in samples, never interpreted by the core.
     """
 
@@ -49,6 +76,7 @@ class Prompt:
     demonstration: str | None = None
     rejected: str | None = None
     media: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, JSON], ...] = ()
     metadata: Mapping[str, JSON] = attrs.field(factory=dict)
 
     @property

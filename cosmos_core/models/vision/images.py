@@ -22,7 +22,7 @@ import attrs
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cosmos_core.errors import DataError
-from cosmos_core.types import Message, Prompt
+from cosmos_core.types import Prompt
 
 IMAGE_MARK: Final = "<image>"
 VIDEO_MARK: Final = "<video>"
@@ -65,7 +65,7 @@ def _with_turns(prompt: Prompt, turns: Sequence[str]) -> Prompt:
     if isinstance(prompt.text, str):
         return attrs.evolve(prompt, text=turns[0])
     named = zip(prompt.text, turns, strict=True)
-    return attrs.evolve(prompt, text=tuple(Message(role=turn.role, content=text) for turn, text in named))
+    return attrs.evolve(prompt, text=tuple(attrs.evolve(turn, content=text) for turn, text in named))
 
 
 def text_parts(content: str) -> list[dict[str, str]]:

@@ -174,7 +174,8 @@ class Episodes:
         try:
             if sample.prompt is group.prompt:
                 # Plain text may hold special tokens, which words may not.
-                words = self._multi_turn.encode_observation(sample.prompt, (), sample.words)
+                said = Message(role="user", content=sample.words)
+                words = self._multi_turn.encode_turns(sample.prompt, (), [said])
                 opening = extended(row, words)
             else:
                 opening = self.model.encode(sample.prompt)
@@ -274,7 +275,7 @@ class Episodes:
         """Show the model what was answered, if there is room for it and for one more unit."""
         assert sample.dialogue is not None
         try:
-            ids = self._multi_turn.encode_observation(sample.prompt, written, said.content, role=said.role)
+            ids = self._multi_turn.encode_turns(sample.prompt, written, [said])
         except DataError as error:
             self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be encoded: {error}")
             return

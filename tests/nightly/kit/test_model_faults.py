@@ -415,14 +415,12 @@ ENCODING = {
         "another process makes other encodings",
     ),
 }
-OWN_OBSERVATION = "super().encode_observation(prompt, written, observation, role=role)"
+OWN_TURNS = "super().encode_turns(prompt, written, turns)"
 
 
 def observation(expression):
-    """An `encode_observation` that gives something else than the family's own."""
-    return family(
-        f"def encode_observation(self, prompt, written, observation, *, role='user'):\n    return {expression}"
-    )
+    """An `encode_turns` that gives something else than the family's own."""
+    return family(f"def encode_turns(self, prompt, written, turns):\n    return {expression}")
 
 
 CONVERSING = {
@@ -443,15 +441,39 @@ CONVERSING = {
     "forgets-observations": (
         observation("[]"),
         "test_words_of_others_are_kept_and_never_steer",
-        "encode_observation() of '7 and How many apples now? 7+5=12' after 'How many?' decodes to ''",
+        "encode_turns() of '7 and How many apples now? 7+5=12' after 'How many?' decodes to ''",
     ),
     "lets-observations-steer": (
-        observation('self.tokenizer(observation, add_special_tokens=False)["input_ids"]'),
+        observation('self.tokenizer(turns[0].content, add_special_tokens=False)["input_ids"]'),
         "test_words_of_others_are_kept_and_never_steer",
         "what an environment answers steers the model; encode its words as text",
     ),
+    "raises-on-what-it-reads": (
+        family(
+            """
+            def read_turn(self, prompt, ids):
+                return super().read_turn(prompt, [ids[0], *ids[1:]])
+            """
+        ),
+        "test_a_turn_is_read_whatever_it_says",
+        "IndexError",
+    ),
+    "reads-stop-tokens-as-words": (
+        family(
+            """
+            def read_turn(self, prompt, ids):
+                read = super().read_turn(prompt, ids)
+                return attrs.evolve(read, message=attrs.evolve(read.message, content=self.tokenizer.decode(ids)))
+            """
+        ),
+        "test_a_turn_is_read_whatever_it_says",
+        "has the content",
+    ),
     "drops-what-would-steer": (
-        observation('super().encode_observation(prompt, written, observation.replace("<eos>", ""))'),
+        observation(
+            "super().encode_turns(prompt, written, "
+            '[attrs.evolve(turn, content=turn.content.replace("<eos>", "")) for turn in turns])'
+        ),
         "test_words_of_others_are_kept_and_never_steer",
         "after 'How many?' decodes to '7 and How many apples now? 7+5=12'; leave nothing out",
     ),
@@ -471,7 +493,7 @@ CONVERSING = {
         "encode() of a chat whose user says '<pad>' has the token 0 of that name",
     ),
     "ends-its-turn-twice": (
-        observation(f"[written[-1], *{OWN_OBSERVATION}]"),
+        observation(f"[written[-1], *{OWN_TURNS}]"),
         "test_words_of_others_are_kept_and_never_steer",
         "with which the model has just ended its turn",
     ),
@@ -546,6 +568,7 @@ def test_a_good_language_model_passes(outcomes):
     assert {each.test: each.message for each in outcomes["good"] if each.result != "passed"} == {
         **NOT_DECLARED,
         "test_words_of_others_are_kept_and_never_steer": f"not declared: the model takes no chats; {REST}",
+        "test_a_turn_is_read_whatever_it_says": f"not declared: the model takes no chats; {REST}",
         "test_divergences_are_distances_that_their_gradient_shortens": "it declares no divergences",
     }
 
@@ -555,7 +578,7 @@ def test_a_good_model_without_tokens_passes(outcomes):
     talks = {test for _, test, _ in CONVERSING.values()}
     assert rest == {
         **NOT_DECLARED,
-        **dict.fromkeys(talks, "not declared: the model has no `encode_observation` (`MultiTurnModel`)"),
+        **dict.fromkeys(talks, "not declared: the model has no `encode_turns` (`MultiTurnModel`)"),
         DEMONSTRATIONS: f"not given: no row of `prompts` has a demonstration; {REST}",
     }
 

@@ -47,16 +47,20 @@ def token(model, text):
     return model.tokenizer.convert_tokens_to_ids(text)
 
 
+def encoded(model, prompt, written, said, role="user"):
+    return model.encode_turns(prompt, written, [Message(role=role, content=said)])
+
+
 def after(model, observation, *, prompt=CHAT, end="<|im_end|>"):
     written = [*ids(model, "4+4="), *([token(model, end)] if end else [])]
-    return model.tokenizer.decode(model.encode_observation(prompt, written, observation))
+    return model.tokenizer.decode(encoded(model, prompt, written, observation))
 
 
 def test_prompt_turns_and_observations_are_what_the_template_writes_of_the_whole(model):
     """Joined, the pieces are the chat as it would have been encoded in one piece."""
     turns = (*CHAT.text, Message(role="assistant", content="4+4="), Message(role="user", content="It is 8."))
     written = [*ids(model, "4+4="), token(model, "<|im_end|>")]
-    pieces = [*model.text.prompt_ids(CHAT), *written, *model.encode_observation(CHAT, written, "It is 8.")]
+    pieces = [*model.text.prompt_ids(CHAT), *written, *encoded(model, CHAT, written, "It is 8.")]
     assert pieces == model.text.prompt_ids(Prompt(text=turns))
 
 
@@ -75,7 +79,7 @@ def test_a_chat_goes_on_with_a_turn_of_the_user(model):
     assert "%answer% and %answer%%answer%" in after(model, "%answer% and %answer%%answer%")
 
     assert after(model, " 8\n", prompt=Prompt(text="4+4?")) == " 8\n"
-    assert model.encode_observation(Prompt(text="4+4?"), [1], "") == []
+    assert encoded(model, Prompt(text="4+4?"), [1], "") == []
 
 
 def test_a_template_that_takes_no_such_turns_is_a_data_error(subtests, model):
@@ -101,8 +105,8 @@ def test_an_observation_that_spells_steering_tokens_is_words(model):
     for said in [SPELLING, "<eos>", "a<|im_start|>", "<|im_end|>" * 3, f"%spelt {SPELLING} %spelt-0%"]:
         for prompt in [CHAT, Prompt(text="4+4?")]:
             written = [*ids(model, "4+4="), token(model, "<|im_end|>")]
-            found = model.encode_observation(prompt, written, said)
-            assert num_steering(model, found) == num_steering(model, model.encode_observation(prompt, written, "8"))
+            found = encoded(model, prompt, written, said)
+            assert num_steering(model, found) == num_steering(model, encoded(model, prompt, written, "8"))
             assert said in model.tokenizer.decode(found)
 
 
@@ -110,7 +114,7 @@ def test_a_stop_token_that_is_no_special_one_is_spelt_sign_by_sign(model):
     model.tokenizer.add_tokens(["STOP"])
     model.stop_tokens = ("<|im_end|>", "STOP")
     (stop,) = ids(model, "STOP")
-    found = model.encode_observation(CHAT, [stop], "do not STOP here")
+    found = encoded(model, CHAT, [stop], "do not STOP here")
     assert stop not in found
     assert "do not STOP here" in model.tokenizer.decode(found)
 
@@ -121,7 +125,7 @@ def test_a_stop_token_of_the_ordinary_vocabulary_is_a_word(model):
     model.stop_tokens = ("<|im_end|>", "\u010a", "u")
     assert line in model.text.stop_ids()
     said = "a\nb"
-    assert model.encode_observation(Prompt(text="?"), [line], said) == ids(model, said)
+    assert encoded(model, Prompt(text="?"), [line], said) == ids(model, said)
     assert model.text.prompt_ids(CHAT) == ids(model, model.text.chat_text(CHAT))
 
 
@@ -129,7 +133,7 @@ def test_what_only_normalising_makes_a_steering_token_is_refused(model):
     model.tokenizer.add_special_tokens({"extra_special_tokens": [AddedToken("[end]", normalized=True, special=True)]})
     model.tokenizer.backend_tokenizer.normalizer = Lowercase()
     with pytest.raises(DataError, match="'so \\[END\\]' hold what the tokenizer takes for the token '\\[end\\]'"):
-        model.encode_observation(CHAT, [], "so [END]")
+        encoded(model, CHAT, [], "so [END]")
 
 
 def test_what_others_say_in_a_prompt_is_words(model):
@@ -173,7 +177,7 @@ def test_an_observation_has_the_role_that_the_template_knows(model, caplog):
     written = [token(model, "<eos>")]
 
     def said(role):
-        return model.tokenizer.decode(model.encode_observation(CHAT, written, "8", role=role))
+        return model.tokenizer.decode(encoded(model, CHAT, written, "8", role))
 
     assert said("tool") == "[user]<result>8</result><eos>[assistant]"
     assert said("user") == "[user]8<eos>[assistant]"

@@ -436,7 +436,7 @@ def talk(monkeypatch):
     environments = Environments()
     recipe = SimpleNamespace(**{**vars(made.generation._parts.recipe), "environment": GAME})
     model = SimpleNamespace(
-        encode=made.encode, decode=lambda payload: "answer", encode_observation=lambda *given, role: [1, 2, 3]
+        encode=made.encode, decode=lambda payload: "answer", encode_turns=lambda *given: [1, 2, 3], read_turn=print
     )
     made.generation = Generation(
         attrs.evolve(

@@ -109,26 +109,26 @@ class RowTests:
         is_chatting = attempt(model.encode, _CHAT) is not None
 
         def heard(said: str) -> list[int]:
-            prompt = Prompt(text=(Message(role="user", content=said),))
+            prompt = Prompt(text=_said(said))
             ids: list[int] = values(model.encode(prompt), "prompt").tolist()
             return ids
 
         for prompt in (Prompt(text="How many?"), *([_CHAT] if is_chatting else [])):
-            plain = list(multi_turn.encode_observation(prompt, [stop], _OBSERVATION))
+            plain = list(multi_turn.encode_turns(prompt, [stop], _said(_OBSERVATION)))
             if plain[:1] == [stop]:
-                fault(f"encode_observation() begins with token {stop}, with which the model has just ended its turn")
+                fault(f"encode_turns() begins with token {stop}, with which the model has just ended its turn")
             for text, id_ in {"": -1, **steering}.items():
                 said = f"{_APART}{text}{_OBSERVATION}"
-                ids = list(multi_turn.encode_observation(prompt, [stop], said))
+                ids = list(multi_turn.encode_turns(prompt, [stop], _said(said)))
                 if ids.count(id_) > plain.count(id_):
                     fault(
-                        f"encode_observation() of {said!r} after {prompt.text!r:.80} has the token {id_}, {text!r}: "
+                        f"encode_turns() of {said!r} after {prompt.text!r:.80} has the token {id_}, {text!r}: "
                         "what an environment answers steers the model; encode its words as text (split_special_tokens)"
                     )
                 decoded = model.decode(tokens_payload([stop], ids))
                 if _OBSERVATION not in decoded or text not in decoded:
                     fault(
-                        f"encode_observation() of {said!r} after {prompt.text!r:.80} decodes to {decoded!r}; leave "
+                        f"encode_turns() of {said!r} after {prompt.text!r:.80} decodes to {decoded!r}; leave "
                         "nothing out of what is said"
                     )
                 if prompt is _CHAT and heard(said).count(id_) > heard(_APART).count(id_):
@@ -138,6 +138,21 @@ class RowTests:
                     )
         lacking = "not given: no tokenizer whose special tokens the kit knows; override the fixture `steering`"
         skip_rest({"not declared: the model takes no chats": not is_chatting, lacking: not steering})
+
+    def test_a_turn_is_read_whatever_it_says(self, subject: Subject) -> None:
+        """A turn may be cut anywhere, and a model that learns writes calls that nothing can read."""
+        (multi_turn, stop), model = _multi_turn(subject), subject.model
+        is_chatting = attempt(model.encode, _CHAT) is not None
+        for prompt in (Prompt(text="How many?"), *([_CHAT] if is_chatting else [])):
+            written = list(multi_turn.encode_turns(Prompt(text="How many?"), [stop], _said(_OBSERVATION)))
+            for ids in ([*written, stop], written, written[:1], [stop], [stop, *written, stop, stop], []):
+                read = multi_turn.read_turn(prompt, ids)
+                if read.message.role != "assistant" or read.message.tool_calls or read.malformed:
+                    fault(f"read_turn() of {ids} gave {read}; a prompt without tools has turns of words alone")
+                wanted = model.decode(tokens_payload([stop], ids))
+                if read.message.content != wanted:
+                    fault(f"read_turn() of {ids} has the content {read.message.content!r}; decode() gives {wanted!r}")
+        skip_rest({"not declared: the model takes no chats": not is_chatting})
 
     def test_each_unit_of_a_prompt_enters_by_the_weights(self, subject: Subject) -> None:
         """An engine cuts prompts anywhere, asks again after an update, and refuses a request when it comes."""
@@ -254,9 +269,13 @@ def _check_demonstration(subject: Subject, prompt: Prompt) -> None:
         fault(f"{what}; end it as the model is to end")
 
 
+def _said(text: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=text),)
+
+
 def _multi_turn(subject: Subject) -> tuple[MultiTurnModel, int]:
     """The model, and the token with which it ends its turn."""
-    multi_turn: MultiTurnModel = subject.optional(MultiTurnModel, "the model has no `encode_observation`")
+    multi_turn: MultiTurnModel = subject.optional(MultiTurnModel, "the model has no `encode_turns`")
     return multi_turn, min(subject.facts.stop_ids)
 
 

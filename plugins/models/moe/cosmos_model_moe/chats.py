@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - DeepSeek writes its special tokens with characters that look like others
 """Chat templates for tokenizers that have none of their own."""
 
 from __future__ import annotations

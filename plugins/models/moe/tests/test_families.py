@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - DeepSeek writes its special tokens with characters that look like others
 """The families' conventions: where a completion ends, how a chat looks, what they are not for; and their logits."""
 
 import json

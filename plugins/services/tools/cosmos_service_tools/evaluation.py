@@ -45,7 +45,7 @@ def play(
 ) -> list[EpisodeResult]:
     """Play one dialogue of each held-out row, as an evaluation of a run does."""
     if not isinstance(served.model, MultiTurnModel):
-        raise ConfigError("environment: the model plugin has no encode_observation; remove [environment]")
+        raise ConfigError("environment: the model plugin has no encode_turns; remove [environment]")
     capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
     events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     found: dict[int, list[EpisodeResult]] = {}

@@ -78,8 +78,11 @@ class Model:
     def decode(self, payload):
         return ""
 
-    def encode_observation(self, prompt, written, observation, *, role="user"):
-        return [ord(letter) for letter in observation]
+    def encode_turns(self, prompt, written, turns):
+        return [ord(letter) for turn in turns for letter in turn.content]
+
+    def read_turn(self, prompt, ids):
+        raise AssertionError("environments are given text")
 
 
 class Done:

@@ -110,11 +110,15 @@ class Model:
     def decode(self, payload):
         return " ".join(str(token) for token in values(payload, "completion").tolist() if token != STOP)
 
-    def encode_observation(self, prompt, written, observation, *, role="user"):
-        if observation == "?":
+    def encode_turns(self, prompt, written, turns):
+        (said,) = turns
+        if said.content == "?":
             raise DataError("no such letter")
-        self.roles.append(role)
-        return [ord(letter) for letter in observation]
+        self.roles.append(said.role)
+        return [ord(letter) for letter in said.content]
+
+    def read_turn(self, prompt, ids):
+        raise AssertionError("environments are given text")
 
 
 class Rig:
