@@ -217,14 +217,38 @@ class RewardConfig:
 
 
 @attrs.frozen(kw_only=True)
+class AgentConfig:
+    """Environments that are agents: they call the model at an endpoint of the rollout replica."""
+
+    timeout_s: float = option(
+        600.0, help="Seconds until an agent that has not ended counts as timed out.", validator=AT_MOST_A_DAY
+    )
+    concurrency: int = option(
+        256, help="Agents that run at once in one worker process; others wait.", validator=POSITIVE
+    )
+    memory_gb: float | None = option(
+        None,
+        help="GB of memory that a worker process may have of its own, and each process that agents start; absent: any.",
+        validator=check.optional(ABOVE_ZERO),
+    )
+    names: tuple[str, ...] = option(
+        (), help='Names by which agents may ask for the model besides the run\'s, such as "gpt-4.1"; "*" is any.'
+    )
+    host: str = option("127.0.0.1", help="Address at which the endpoint listens, and by which agents reach it.")
+
+
+@attrs.frozen(kw_only=True)
 class EnvironmentConfig:
-    """The environment that answers the model's turns; without it, a completion is one turn."""
+    """The environment that answers the model's turns, or an agent that calls it; without, a completion is one turn."""
 
     plugin: str = option(help="Name of the environment plugin.")
     weight: float = option(0.0, help="Factor of the environment's own reward in the sum; 0 only reports it.")
-    max_turns: int = option(8, help="Most turns of the model in one completion.", validator=POSITIVE)
+    max_turns: int = option(
+        8, help="Most turns of the model in one completion; of an agent, most calls of the model.", validator=POSITIVE
+    )
     timeout_s: float = option(10.0, help="Seconds until an answer counts as timed out.", validator=AT_MOST_A_DAY)
     workers: int = option(1, help="Processes of one replica in which environments run.", validator=POSITIVE)
+    agent: AgentConfig = option(factory=AgentConfig, help="Agents, which call the model themselves.")
     options: Mapping[str, JSON] = option(factory=dict, help="The plugin's own options.")
 
     @property

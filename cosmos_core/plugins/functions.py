@@ -7,13 +7,14 @@ is itself the provider hook of the kind (`cosmos_reward`) is asked for its `Prov
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -28,7 +29,15 @@ from cosmos_core.data.options import RowsOptions
 from cosmos_core.errors import CosmosError, PluginBrokenError, PluginNotFoundError
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.plugins.reward_function import capabilities_of, reward_of
-from cosmos_core.protocols import DatasetCapabilities, Kind, NoOptions, Provider, hookimpl
+from cosmos_core.protocols import (
+    DatasetCapabilities,
+    EnvironmentCapabilities,
+    EnvironmentContext,
+    Kind,
+    NoOptions,
+    Provider,
+    hookimpl,
+)
 from cosmos_core.types import JSON
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -156,6 +165,8 @@ def provider_of(kind: Kind, target: Callable[..., Any]) -> Provider[Any]:
     def chosen(made: Any) -> dict[str, Any]:
         return {name: getattr(made, name) for name in options}
 
+    if kind == "environment" and (not isinstance(target, type) or hasattr(target, "run")):
+        return _agent(target, given, options, chosen)
     if isinstance(target, type):
         if lacking := [each for each in _METHODS[kind] if not callable(getattr(target, each, None))]:
             raise TypeError(f"the class has no {' and no '.join(lacking)}, as a {kind} has")
@@ -181,6 +192,35 @@ def provider_of(kind: Kind, target: Callable[..., Any]) -> Provider[Any]:
             capabilities=DatasetCapabilities(demonstrations=True, references=True, preferences=True),
         )
     raise TypeError(f"it is a function, and of a file a {kind} is a class")
+
+
+def _agent(
+    target: Callable[..., Any],
+    given: Sequence[str],
+    options: Mapping[str, inspect.Parameter],
+    chosen: Callable[[Any], dict[str, Any]],
+) -> Provider[Any]:
+    """The provider of an agent: a function of a session and a task, or a class that has it as its method `run`."""
+    capabilities = getattr(target, "capabilities", None) or EnvironmentCapabilities(rewards=True, deterministic=False)
+    capabilities = attrs.evolve(capabilities, calls_model=True)
+    made: type = _options(target, options)
+    if isinstance(target, type):
+        if len(given) > 1:
+            raise TypeError(f"the class is made of {', '.join(given)}; it may take the context, and options after a *")
+        return Provider(
+            create=lambda made, context: target(*([context] if given else ()), **chosen(made)),
+            options=made,
+            capabilities=capabilities,
+        )
+    if len(given) != 2:
+        raise TypeError(f"it takes {', '.join(given) or 'nothing'}; an agent takes a session and a task")
+
+    def create(made: Any, context: EnvironmentContext) -> Any:  # noqa: ARG001 - a function is told of its session alone
+        run = functools.partial(target, **chosen(made))
+        # What is awaited is told from what is called in a thread.
+        return type("AgentFunction", (), {"run": staticmethod(run)})()
+
+    return Provider(create=create, options=made, capabilities=capabilities)
 
 
 def _options(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], base: type = NoOptions) -> type:

@@ -26,7 +26,14 @@ from cosmos_core.protocols.engine import (
     Sampling,
     TensorSlice,
 )
-from cosmos_core.protocols.environment import Environment, EnvironmentCapabilities, EnvironmentContext, Turn
+from cosmos_core.protocols.environment import (
+    Agent,
+    Environment,
+    EnvironmentCapabilities,
+    EnvironmentContext,
+    Session,
+    Turn,
+)
 from cosmos_core.protocols.facts import ModelFacts
 from cosmos_core.protocols.hooks import RunInfo, hookimpl
 from cosmos_core.protocols.launcher import Exit, Launcher, LauncherCapabilities, LauncherContext, Pool, ProcessSpec
@@ -39,6 +46,7 @@ from cosmos_core.protocols.reward import Completion, Reward, RewardCapabilities,
 __all__ = [
     "KINDS",
     "PROTOCOL_VERSIONS",
+    "Agent",
     "Aggregation",
     "Algorithm",
     "AlgorithmCapabilities",
@@ -87,6 +95,7 @@ __all__ = [
     "RunInfo",
     "Sampling",
     "Score",
+    "Session",
     "Split",
     "TensorSlice",
     "Turn",

@@ -1,8 +1,9 @@
-"""The protocol of environment plugins: answer the model's turns of one dialogue until it is over."""
+"""The protocols of environment plugins: answer the model's turns of a dialogue, or be an agent that calls the model."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol
 
 import attrs
 
@@ -29,10 +30,12 @@ class EnvironmentCapabilities:
     Attributes:
         rewards: Whether its turns carry rewards, whose sum is reported and counts with `environment.weight`.
         deterministic: Whether the same prompt, seed and turns always get the same answers.
+        calls_model: Whether it is an `Agent`, which calls the model when it wants to; else an `Environment`.
     """
 
     rewards: bool = False
     deterministic: bool = True
+    calls_model: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -78,3 +81,47 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Let go of everything. Called once, whatever happened before, unless the worker itself was ended."""
+
+
+class Session(Protocol):
+    """An agent's way to the model: an endpoint of OpenAI's API that records what it generates for this session.
+
+    Attributes:
+        base_url: `http://…/v1`, which names the session; any client of `/chat/completions` or `/responses` may use it.
+        key: An API key that names the session, too, for clients that have a base URL of their own.
+        model: The name under which the model is served.
+        seed: The same for all samples of a group, so that they begin alike.
+        variables: `OPENAI_BASE_URL`, `OPENAI_API_KEY` and what else tells a program of the session.
+        client: An `openai.AsyncOpenAI` of the session; needs the package `openai`.
+    """
+
+    base_url: str
+    key: str
+    model: str
+    seed: int
+    variables: Mapping[str, str]
+
+    @property
+    def client(self) -> Any:
+        """See `client`."""
+
+
+class Agent(Protocol):
+    """A program that does a task by calling the model. An instance is made for each sample, in a worker process.
+
+    Many agents share the event loop of a worker, as environments do. A plain function is called in a thread. `run` has
+    `environment.agent.timeout_s`; it is cancelled then, and where the run needs the sample no more. Raising says that
+    the task could not be gone on with: its sample gets a status, unless a limit of the session was met, which makes it
+    truncated.
+    """
+
+    def run(self, session: Session, task: Prompt) -> Awaitable[float | None] | float | None:
+        """Do one task.
+
+        Args:
+            session: What it is to call. Calls whose messages go on from an earlier reply go on from its very tokens.
+            task: The dataset row.
+
+        Returns:
+            The agent's own reward, a finite number, if `rewards` is declared and the endpoint was told none; else None.
+        """

@@ -28,6 +28,8 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.rollout.endpoint.server import Endpoint
+from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.episode import Episodes
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
@@ -103,14 +105,18 @@ class Generation:
         self._events: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: Final = SupervisedThread("groups", self._run)
         self.num_ended = 0
+        self._endpoint: Endpoint | None = None
         self._episodes: Final = self._make_episodes()
 
-    def _make_episodes(self) -> Episodes | None:
+    def _make_episodes(self) -> Episodes | Agents | None:
         parts = self._parts
-        if parts.environments is None or parts.recipe.environment is None:
+        config = parts.recipe.environment
+        if parts.environments is None or config is None:
             return None
-        return Episodes(
-            environment=parts.recipe.environment,
+        agents = functools.partial(Agents, name=parts.recipe.run.name)
+        kind: Callable[..., Episodes | Agents] = agents if parts.environment.calls_model else Episodes
+        made = kind(
+            environment=config,
             capabilities=parts.environment,
             model=parts.model,
             engine=parts.engine,
@@ -118,21 +124,41 @@ class Generation:
             version=lambda: parts.version_lock.loaded,
             post=self._events.put,
         )
+        if isinstance(made, Agents):
+            self._endpoint = Endpoint(made, config.agent.host)
+        return made
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Counts of what happened with agents, for gauges."""
+        return self._episodes.counts if isinstance(self._episodes, Agents) else {}
 
     def start(self) -> None:
-        """Begin to finish groups."""
+        """Begin to finish groups, and to answer agents.
+
+        Raises:
+            ReplicaError: Their endpoint cannot listen.
+        """
+        if self._endpoint is not None:
+            assert isinstance(self._episodes, Agents)
+            self._endpoint.start()
+            self._episodes.url = self._endpoint.url
         self._thread.start()
 
     def close(self) -> None:
         """Stop, and write the samples that wait; what is not reported yet is forgotten. Idempotent."""
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._events.put(None)
         self._thread.join(5.0)
         if self._parts.samples is not None:
             self._parts.samples.close()
 
     def check(self) -> None:
-        """Raise ReplicaError if the thread failed."""
+        """Raise ReplicaError if a thread failed."""
         self._thread.check()
+        if self._endpoint is not None:
+            self._endpoint.check()
 
     @property
     def num_active(self) -> int:
@@ -272,7 +298,7 @@ class Generation:
             self._parts.version_lock.leave()
         self._score_active(lease.lease, played)
 
-    def _abandon(self, episodes: Episodes, lease: Lease) -> None:
+    def _abandon(self, episodes: Episodes | Agents, lease: Lease) -> None:
         if episodes.abandon(str(lease.lease)) and lease.purpose == "evaluation":
             self._parts.version_lock.leave()
 
@@ -282,7 +308,8 @@ class Generation:
             self._look_for_scores(lease)
         if work is None:
             return
-        texts = [self._parts.model.decode(each.generated.payload) for each in played]
+        decode = self._parts.model.decode
+        texts = [decode(each.generated.payload) if each.text is None else each.text for each in played]
         # What failed on its way has no score.
         whole = [pair for pair in zip(played, texts, strict=True) if pair[0].status.is_scored]
         completions = [scoring.to_score(work.prompt, *pair) for pair in whole]

@@ -314,6 +314,7 @@ class ReplicaMetrics:
             "weight_version": self._parts.version_lock.loaded,
             "transfer_s": self._sync.transfer_s,
             "held": len(self._parts.payloads.held),
+            **self._generation.counts,
             # Of what an engine's own processes take, this one is not told.
             **(memory() if self._parts.recipe.rollout.mesh.tp == 1 else {}),
             **({} if self._turns is None else self._turns.gauges()),

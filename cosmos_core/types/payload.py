@@ -72,6 +72,8 @@ class Payload:
       under the engine's declared semantics), ``versions`` int32 [N] (weight version that made each token).
       ``decided`` bool [C] says which of the completion the model generated, where others stand between: observations
       of an environment, which condition what follows and are never trained on. Without it all are, and C = N.
+      ``documents`` int32 [K] says that the completion is of several sequences, an agent's branches, and how many of its
+      units each has: the first follows ``prompt``, each other one begins anew. Without it there is one.
       A demonstration has ``prompt`` and ``completion`` only. A model that sees images or videos adds arrays of its own
       for what placeholders in ``prompt`` stand for.
     - ``latents``: ``times`` float32 [N], one for each decision (1 is noise, 0 is data), and of what was generated

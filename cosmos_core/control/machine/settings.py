@@ -18,7 +18,7 @@ from cosmos_core.config.schema import Recipe, WarmupConfig
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols.dataset import Window
 
-_SCORING: Final = re.compile(r"(reward\.\d+|environment)\.(?!(name|timeout_s|workers)$)")
+_SCORING: Final = re.compile(r"(reward\.\d+|environment)\.(?!(name|timeout_s|workers)$|agent\.(?!names$))")
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ import torch
 
 from cosmos_core.config.schema import PolicyConfig
 from cosmos_core.errors import TrainingError
+from cosmos_core.models.documents import pack_samples
 from cosmos_core.models.parallel.lora import trained_tensors
 from cosmos_core.policy.mesh.pipeline import Forward
 from cosmos_core.policy.training.executor import Executor, make_executor, watch_layers
@@ -83,7 +84,7 @@ class FrozenModel:
         Raises:
             TrainingError: This model packs the sequences otherwise.
         """
-        own = self._model.pack([self._readable(each) for each in payloads], **packing)
+        own = pack_samples(self._model, [self._readable(each) for each in payloads], **packing)
         if len(batches) > len(own):
             own += [min(own, key=lambda batch: batch.num_units)] * (len(batches) - len(own))
         for batch, mine in zip(batches, own, strict=True):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from cosmos_core.config.schema import PolicyConfig
+from cosmos_core.models.documents import pack_samples
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.world import World
 from cosmos_core.protocols import Aggregation, Algorithm, Decided, Decisions, MicroBatch, Model
@@ -262,7 +263,7 @@ class Packer:
             The micro-batches, the sequences in them, and how many of them, the first, are real.
         """
         sequences = chosen or share.sequences[:1] or tuple(filter(None, [share.filler]))
-        batches = self.model.pack([sequence.payload for sequence in sequences], **self.packing)
+        batches = pack_samples(self.model, [sequence.payload for sequence in sequences], **self.packing)
         num_real = len(batches) if chosen else 0
         number = self.world.most(len(batches))
         if number > len(batches):

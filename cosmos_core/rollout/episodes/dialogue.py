@@ -1,21 +1,15 @@
-"""One sample as it grows: the model's turns and an environment's observations, in token ids that are never redone.
-
-Shape legend: P units of the prompt, C units after it, N of these that the model decided.
-"""
+"""One sample as it grows: the model's turns and an environment's observations, in token ids that are never redone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import attrs
 import numpy as np
 
 from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.types import Array, Message, Payload, SampleStatus
-
-_RECORDED: Final = {"logprobs": np.float32, "versions": np.int32}
-"""What an engine says of each unit that it generated."""
+from cosmos_core.rollout.episodes.recording import Recording, Turn, ids_of, turn_of, with_prompt
+from cosmos_core.types import Message, Payload, SampleStatus
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -28,6 +22,7 @@ class EpisodeResult:
         reward: The environment's own; None where it gives none.
         detail: What there is to say of its turns, or why it failed.
         said: Who said what, where others than the model did.
+        text: The completion as rewards and people see it; None where it is the payload's, decoded.
     """
 
     generated: Generated
@@ -35,6 +30,7 @@ class EpisodeResult:
     reward: float | None = None
     detail: str = ""
     said: tuple[Message, ...] = ()
+    text: str | None = None
 
     @staticmethod
     def single(generated: Generated) -> EpisodeResult:
@@ -49,108 +45,52 @@ class Dialogue:
 
     Attributes:
         opening: What the dialogue begins with, as the model encodes it.
-        tokens: Token ids after it, [C].
-        decided: Which of them the model generated, [C].
-        turns: What the engine made, turn by turn.
+        recording: The model's turns.
         said: The same in words, and what was said in between.
     """
 
     opening: Payload
-    tokens: list[int] = attrs.field(factory=list)
-    decided: list[bool] = attrs.field(factory=list)
-    turns: list[Generated] = attrs.field(factory=list)
+    recording: Recording = attrs.field(factory=Recording)
     said: list[Message] = attrs.field(factory=list)
+    _given: list[int] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._given = np.frombuffer(self.opening.arrays["prompt"].data, np.int32).tolist()
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The model's turns."""
+        return self.recording.turns
 
     @property
     def num_units(self) -> int:
-        """P + C."""
-        return self.opening.arrays["prompt"].shape[0] + len(self.tokens)
+        """Units of all of it, the prompt's included."""
+        return sum(len(turn.given) + len(turn.made) for turn in self.turns) + len(self._given)
 
     @property
     def num_decided(self) -> int:
-        """N."""
-        return sum(self.decided)
+        """Units that the model decided."""
+        return self.recording.num_decided
 
     def add_turn(self, generated: Generated, text: str) -> list[int]:
         """Take in a turn of the model, as ids and as text; its token ids."""
-        ids = _ids(generated.payload.arrays["completion"])
-        self.tokens += ids
-        self.decided += [True] * len(ids)
-        self.turns.append(generated)
+        before = self.turns[-1] if self.turns else None
+        turn = turn_of(generated, self.opening, before, np.asarray(self._given, np.int32))
+        self.recording.add(turn)
+        self._given = []
         self.said.append(Message(role="assistant", content=text))
-        return ids
+        made: list[int] = turn.made.tolist()
+        return made
 
     def add_observation(self, ids: Sequence[int], said: Message) -> None:
         """Take in what the model is shown next, as ids and in words."""
         self.said.append(said)
-        self.tokens += ids
-        self.decided += [False] * len(ids)
+        self._given += ids
 
     def so_far(self) -> Payload:
         """The prompt of the next turn: everything, as it stands."""
-        return extended(self.opening, self.tokens)
+        return with_prompt(self.opening, np.concatenate([ids_of(self.turns), np.asarray(self._given, np.int32)]))
 
     def generated(self, reason: FinishReason, version: int) -> Generated:
-        """All of it as one completion; where nothing was generated, it is of the version given.
-
-        What a model's forwards recorded of a unit is that of the first turn in which it went through one: the forward
-        that priced the unit after it, if that is the model's own. Later turns recorded it anew, perhaps under other
-        weights.
-        """
-        recorded = {
-            name: Array(
-                dtype=np.dtype(dtype).name,
-                shape=(self.num_decided,),
-                data=b"".join(bytes(turn.payload.arrays[name].data) for turn in self.turns),
-            )
-            for name, dtype in _RECORDED.items()
-        }
-        arrays = {
-            **self.opening.arrays,
-            **self._records(),
-            "prompt": self.opening.arrays["prompt"],
-            "completion": _array(self.tokens, np.int32),
-            "decided": _array(self.decided, np.bool_),
-            **recorded,
-        }
-        return Generated(
-            payload=attrs.evolve(self.opening, arrays=arrays),
-            reason=reason,
-            oldest_version=min((turn.oldest_version for turn in self.turns), default=version),
-            newest_version=max((turn.newest_version for turn in self.turns), default=version),
-            num_units=self.num_decided,
-        )
-
-    def _records(self) -> dict[str, Array]:
-        """Records of forwards, by name: rows of all units but the last."""
-        turns = [turn.payload.arrays for turn in self.turns]
-        known = {*self.opening.arrays, "prompt", "completion", *_RECORDED}
-        names = [name for name in turns[-1] if name not in known] if turns else []
-        return {name: _rows([each[name] for each in turns]) for name in names}
-
-
-def extended(prompt: Payload, ids: Sequence[int]) -> Payload:
-    """A prompt that goes on with these token ids."""
-    if not ids:
-        return prompt
-    whole = _array([*_ids(prompt.arrays["prompt"]), *ids], np.int32)
-    return attrs.evolve(prompt, arrays={**prompt.arrays, "prompt": whole})
-
-
-def _rows(arrays: Sequence[Array]) -> Array:
-    """Rows of a growing sequence, each from the first array that has it."""
-    last, data, num_rows = arrays[-1], bytearray(), 0
-    for array in arrays:
-        row_size = array.nbytes // max(array.shape[0], 1)
-        data += memoryview(array.data).cast("B")[num_rows * row_size :]
-        num_rows = array.shape[0]
-    return attrs.evolve(last, data=bytes(data))
-
-
-def _ids(array: Array) -> list[int]:
-    return list(memoryview(array.data).cast("B").cast("i"))
-
-
-def _array(values: Sequence[int], dtype: type[np.generic]) -> Array:
-    data = np.asarray(values, dtype)
-    return Array(dtype=data.dtype.name, shape=data.shape, data=data.tobytes())
+        """All of it as one completion; where nothing was generated, it is of the version given."""
+        return self.recording.generated(self.opening, reason, version)

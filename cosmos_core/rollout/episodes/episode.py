@@ -24,7 +24,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
 )
 from cosmos_core.protocols.model import MultiTurnModel
-from cosmos_core.rollout.episodes.dialogue import Dialogue, EpisodeResult, extended
+from cosmos_core.rollout.episodes.dialogue import Dialogue, EpisodeResult
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.transport.bounds import DETAIL
@@ -175,8 +175,9 @@ class Episodes:
             if sample.prompt is group.prompt:
                 # Plain text may hold special tokens, which words may not.
                 said = Message(role="user", content=sample.words)
-                words = self._multi_turn.encode_turns(sample.prompt, (), [said])
-                opening = extended(row, words)
+                opened = Dialogue(opening=row)
+                opened.add_observation(self._multi_turn.encode_turns(sample.prompt, (), [said]), said)
+                opening = opened.so_far()
             else:
                 opening = self.model.encode(sample.prompt)
         except DataError as error:

@@ -35,6 +35,18 @@ class Open:
 
 
 @attrs.frozen(kw_only=True)
+class Begin:
+    """Begin an agent: the fields of its `Session`."""
+
+    episode: int
+    prompt: Prompt
+    seed: int
+    base_url: str
+    key: str
+    model: str
+
+
+@attrs.frozen(kw_only=True)
 class Act:
     """Answer a turn of the model."""
 
@@ -77,6 +89,14 @@ class Answered:
 
 
 @attrs.frozen(kw_only=True)
+class Ended:
+    """An agent has done its task, perhaps with a reward of its own."""
+
+    episode: int
+    reward: float | None
+
+
+@attrs.frozen(kw_only=True)
 class Failed:
     """An episode cannot go on: for a fault or a delay of its own, or because it is lost with its process."""
 
@@ -86,8 +106,9 @@ class Failed:
     is_lost: bool = False
 
 
-Reply: TypeAlias = Opened | Answered | Failed
-"""Settles what an episode was asked; a worker answers each `Open` and `Act` with one."""
+Question: TypeAlias = Open | Begin | Act
+Reply: TypeAlias = Opened | Answered | Ended | Failed
+"""Settles what an episode was asked; a worker answers each `Question` with one."""
 
-TO_WORKER: Final = Codec([Setup, Open, Act, Close])
-FROM_WORKER: Final = Codec([Ready, Broken, Began, Opened, Answered, Failed])
+TO_WORKER: Final = Codec([Setup, Open, Begin, Act, Close])
+FROM_WORKER: Final = Codec([Ready, Broken, Began, Opened, Answered, Ended, Failed])

@@ -12,6 +12,7 @@ import itertools
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +27,7 @@ from cosmos_core.rollout.episodes.messages import (
     TO_WORKER,
     Act,
     Began,
+    Begin,
     Close,
     Failed,
     Open,
@@ -44,10 +46,11 @@ Answer: TypeAlias = Callable[[Reply], None]
 class Asked:
     """A question that an episode has not answered yet; it has begun when it has its turn on the worker's event loop.
 
-    `since` is when it had its turn, or was asked (monotonic seconds).
+    `since` is when it had its turn, or was asked (monotonic seconds), and `timeout_s` what it may take from then on.
     """
 
     answer: Answer
+    timeout_s: float
     has_begun: bool = False
     since: float = attrs.field(factory=time.monotonic)
 
@@ -61,12 +64,11 @@ class EnvironmentProcess(WorkerProcess):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__("cosmos_core.rollout.episodes.worker", TO_WORKER.encode(setup), FROM_WORKER)
-        self._timeout_s: Final = setup.environment.timeout_s
         self.episodes: Final[dict[int, Asked | None]] = {}
 
-    def ask(self, episode: int, framed: bytes, answer: Answer) -> None:
+    def ask(self, episode: int, framed: bytes, asked: Asked) -> None:
         """Ask an episode something."""
-        self.episodes[episode] = Asked(answer=answer)
+        self.episodes[episode] = asked
         self.put(framed)
 
     def forget(self, episode: int) -> None:
@@ -99,9 +101,9 @@ class EnvironmentProcess(WorkerProcess):
         asked = [each for each in self.episodes.values() if each is not None]
         if not asked:
             return float("inf")
-        begun = [each.since for each in asked if each.has_begun]
-        since = min(begun) if begun else max(self.heard, min(each.since for each in asked))
-        return since + self._timeout_s + GRACE_S
+        begun = [each.since + each.timeout_s for each in asked if each.has_begun]
+        waited = max(self.heard, min(each.since for each in asked)) + asked[0].timeout_s
+        return (min(begun) if begun else waited) + GRACE_S
 
     def hang_up(self) -> None:
         """Say that nothing is asked any more: the worker closes its episodes, and ends."""
@@ -125,12 +127,19 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
         self._config: Final = environment
         self._setup: Final = Setup(environment=environment, seed=seed)
         self._homes: Final[dict[int, EnvironmentProcess]] = {}
+        self._waiting: Final[deque[tuple[int, bytes, Answer]]] = deque()
         self._numbers: Final = itertools.count()
 
     def open(self, prompt: Prompt, seed: int, answer: Answer) -> int:
         """Begin an episode: it answers `Opened` or `Failed`. Its number is how it is called from then on."""
         episode = next(self._numbers)
-        self._submit(lambda: self._open(episode, prompt, seed, answer))
+        self._submit(lambda: self._open(Open(episode=episode, prompt=prompt, seed=seed), answer))
+        return episode
+
+    def begin(self, begin: Begin, answer: Answer) -> int:
+        """Begin an agent, when one more may run: it answers `Ended` or `Failed`. The number of `begin` is set here."""
+        episode = next(self._numbers)
+        self._submit(lambda: self._open(attrs.evolve(begin, episode=episode), answer))
         return episode
 
     def act(self, episode: int, text: str, answer: Answer) -> None:
@@ -167,33 +176,50 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
                 continue  # it is told when it is asked next
             # Where none has begun, what held the worker up was none of those that waited.
             is_suspect = not is_stuck and (asked.has_begun or (is_late and not begun))
-            asked.answer(self._failed(episode, how, is_late=is_late) if is_suspect else _lost(episode, how))
+            asked.answer(self._failed(episode, asked, how, is_late=is_late) if is_suspect else _lost(episode, how))
 
-    def _failed(self, episode: int, how: str, *, is_late: bool) -> Failed:
-        late = f"no answer within {self._config.timeout_s:g} s"
+    def _failed(self, episode: int, asked: Asked, how: str, *, is_late: bool) -> Failed:
+        late = f"no answer within {asked.timeout_s:g} s"
         detail = late if is_late else f"the process of this episode ended while it had its turn ({how})"
         return Failed(episode=episode, timed_out=is_late, detail=detail)
 
-    def _open(self, episode: int, prompt: Prompt, seed: int, answer: Answer) -> None:
+    def _open(self, question: Open | Begin, answer: Answer) -> None:
+        episode = question.episode
         try:
-            framed = frame(TO_WORKER.encode(Open(episode=episode, prompt=prompt, seed=seed)))
+            framed = frame(TO_WORKER.encode(question))
         except (TypeError, ValueError, OverflowError, TransportError) as error:
             detail = f"the row cannot be sent to an environment worker: {error}"
             answer(Failed(episode=episode, timed_out=False, detail=detail))
             return
+        if isinstance(question, Begin):
+            self._waiting.append((episode, framed, answer))
+        else:
+            self._put(episode, framed, Asked(answer=answer, timeout_s=self._config.timeout_s))
+
+    def _put(self, episode: int, framed: bytes, asked: Asked) -> None:
         worker = min(self._workers, key=lambda each: len(each.episodes))
         self._homes[episode] = worker
-        worker.ask(episode, framed, answer)
+        worker.ask(episode, framed, asked)
+
+    def _dispatch(self) -> None:
+        """Begin agents that wait, as many as may run at once."""
+        agent = self._config.agent
+        while self._waiting and min(len(each.episodes) for each in self._workers) < agent.concurrency:
+            episode, framed, answer = self._waiting.popleft()
+            self._put(episode, framed, Asked(answer=answer, timeout_s=agent.timeout_s))
 
     def _act(self, episode: int, text: str, answer: Answer) -> None:
         worker = self._homes.get(episode)
         if worker is None or worker not in self._workers:
             answer(_lost(episode))
             return
-        worker.ask(episode, frame(TO_WORKER.encode(Act(episode=episode, text=sendable(text)))), answer)
+        asked = Asked(answer=answer, timeout_s=self._config.timeout_s)
+        worker.ask(episode, frame(TO_WORKER.encode(Act(episode=episode, text=sendable(text)))), asked)
 
     def _forget(self, episode: int) -> None:
         worker = self._homes.pop(episode, None)
+        if worker is None and (waits := next((each for each in self._waiting if each[0] == episode), None)):
+            self._waiting.remove(waits)
         if worker is not None and worker in self._workers:
             worker.forget(episode)
 

@@ -1,4 +1,4 @@
-"""A process in which environments run: `python -m cosmos_core.rollout.episodes.worker FD`.
+"""A process in which environments and agents run: `python -m cosmos_core.rollout.episodes.worker FD`.
 
 Each episode is an instance of its own, and what it is asked a coroutine beside those of the others. An episode that is
 over and goes on all the same, in a thread or in its `close`, cannot be ended: past a number of these, the worker ends.
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import logging
 import math
 import numbers
 import os
+import resource
 import socket
 import sys
 import threading
@@ -22,7 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import Environment, EnvironmentContext, Turn
+from cosmos_core.protocols import Agent, Environment, EnvironmentContext, Turn
+from cosmos_core.rollout.episodes.calling import AgentSession, Clients
 from cosmos_core.rollout.episodes.messages import (
     END_S,
     FROM_WORKER,
@@ -31,10 +34,13 @@ from cosmos_core.rollout.episodes.messages import (
     Act,
     Answered,
     Began,
+    Begin,
     Close,
+    Ended,
     Failed,
     Open,
     Opened,
+    Question,
     Setup,
 )
 from cosmos_core.rollout.workers import process
@@ -108,6 +114,7 @@ class Worker(process.Worker):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, TO_WORKER, FROM_WORKER)
         self._episodes: dict[int, Environment] = {}
+        self._clients = Clients()
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._calls = EpisodeThreads()
@@ -146,24 +153,54 @@ class Worker(process.Worker):
             return made
 
         make()  # what is wrong with the options is wrong with every episode
-        self._make, self._timeout_s = make, config.timeout_s
+        self._make, self._timeout_s, self._agent_timeout_s = make, config.timeout_s, config.agent.timeout_s
+        if config.agent.memory_gb is not None:
+            # Of what a process takes for itself: maps of files and of other processes are not counted.
+            most = int(config.agent.memory_gb * 1e9)
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         self.send(Ready())
 
-    async def _answer(self, message: Open | Act) -> None:
+    async def _answer(self, message: Question) -> None:
         self.send(Began(episode=message.episode))
-        deadline = asyncio.timeout(self._timeout_s)
+        timeout_s = self._agent_timeout_s if isinstance(message, Begin) else self._timeout_s
+        deadline = asyncio.timeout(timeout_s)
         try:
             with of_episode(message.episode):
                 async with deadline:
-                    reply = await (self._open(message) if isinstance(message, Open) else self._act(message))
+                    reply = await self._reply(message)
         except (Exception, asyncio.CancelledError) as error:  # any plugin error is an answer: it cannot go on
             # What a plugin awaits may be cancelled though nobody asked for the end of this task.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise  # the episode is being closed
             late = deadline.expired()
-            detail = f"no answer within {self._timeout_s:g} s" if late else described(error)
+            detail = f"no answer within {timeout_s:g} s" if late else described(error)
             reply = Failed(episode=message.episode, timed_out=late, detail=detail)
         self.send(reply)
+
+    async def _reply(self, message: Question) -> Opened | Answered | Ended | Failed:
+        if isinstance(message, Begin):
+            return await self._run(message)
+        return await (self._open(message) if isinstance(message, Open) else self._act(message))
+
+    async def _run(self, message: Begin) -> Ended | Failed:
+        agent: Agent = self._make()  # type: ignore[assignment] # the plugin's capabilities say which it is
+        session = AgentSession(
+            base_url=message.base_url,
+            key=message.key,
+            model=message.model,
+            seed=message.seed,
+            clients=self._clients,
+        )
+        call: Any = agent.run
+        if inspect.iscoroutinefunction(call):
+            value = await call(session, message.prompt)
+        else:
+            value = await asyncio.to_thread(call, session, message.prompt)
+            value = await value if inspect.isawaitable(value) else value
+        if value is not None and not _is_reward(value):
+            detail = f"run: the reward is no finite number but {value!r:.200}"
+            return Failed(episode=message.episode, timed_out=False, detail=detail)
+        return Ended(episode=message.episode, reward=None if value is None else float(value))
 
     async def _open(self, message: Open) -> Opened | Failed:
         environment = self._episodes[message.episode] = self._make()
@@ -262,15 +299,18 @@ def _unusable(text: Any) -> str:
     return f"an observation of {len(text)} characters; the longest is {_LONGEST}" if len(text) > _LONGEST else ""
 
 
+def _is_reward(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+
+
 def _wrong(turn: Any) -> str:
     """Say what is wrong with what `step` returned; empty if nothing is."""
     if not isinstance(turn, Turn):
         return f"it returned no Turn but {turn!r:.200}"
     if turn.observation is None and not turn.done:
         return "it returned no observation, and the dialogue is not done"
-    reward: Any = turn.reward
-    if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        return f"the reward is no finite number but {reward!r:.200}"
+    if not _is_reward(turn.reward):
+        return f"the reward is no finite number but {turn.reward!r:.200}"
     role: Any = turn.role
     if not isinstance(role, str) or not role.isidentifier() or role == "assistant":
         return f"the role is {role!r:.200}; name whose turn the observation is, such as 'user' or 'tool', not the model"

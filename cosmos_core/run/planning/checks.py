@@ -12,7 +12,7 @@ import attrs
 
 from cosmos_core.config.job import Stage
 from cosmos_core.config.mesh import data_ranks, world_size
-from cosmos_core.config.schema import Recipe
+from cosmos_core.config.schema import AgentConfig, Recipe
 from cosmos_core.config.sources import label
 from cosmos_core.plugins.recipe import group_size
 from cosmos_core.policy.mesh.layout import cut_bytes, misfits, rollout_misfits
@@ -398,6 +398,11 @@ def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield (
             f"environment.plugin: dialogues are of tokens, and engine {recipe.rollout.engine.plugin!r} makes payloads "
             f"of kind {', '.join(sorted(parts.engine.payload_kinds))}; remove [environment]"
+        )
+    if not capable.calls_model and config.agent != AgentConfig():
+        yield (
+            f"environment.agent: {config.plugin!r} answers turns, and calls no model; remove [environment.agent], or "
+            "take an agent"
         )
     if config.weight != 0.0 and not capable.rewards:
         yield (

@@ -1,0 +1,82 @@
+"""A call of the model by a client, whichever API it came through, and the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from cosmos_core.types import JSON, Message
+
+
+class CallError(Exception):
+    """A call is refused: the status of HTTP, OpenAI's code and the key that is wrong, and a sentence."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, JSON]:
+        """The error as OpenAI's API tells it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """A request of a client.
+
+    Attributes:
+        model: The name of the model that it asks for.
+        messages: The whole history, or what is new since the reply `previous`.
+        tools: The tools that the model may call, as OpenAI's API has them.
+        instructions: A system's turn before all others; empty: none.
+        previous: The id of a reply of the same session that this one goes on from; empty: none.
+        max_units: Most units of the reply; None for as many as the session has.
+        stops: Texts before which the reply ends.
+        num_choices: Replies that are asked for.
+        with_logprobs: Whether the log-prob of each unit is asked for.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, JSON], ...] = ()
+    instructions: str = ""
+    previous: str = ""
+    max_units: int | None = None
+    stops: tuple[str, ...] = ()
+    num_choices: int = 1
+    with_logprobs: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """One reply of the model.
+
+    Attributes:
+        message: The turn, its calls of tools read out of it.
+        reason: `stop`, `length` or `tool_calls`.
+        logprobs: Each unit as text, and its log-prob; empty where not asked for.
+        num_units: Units that were generated.
+    """
+
+    message: Message
+    reason: str
+    num_units: int
+    logprobs: Sequence[tuple[str, float]] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """The answer to a call: its id within the session, the choices, and the units of the prompt."""
+
+    id: str
+    model: str
+    created: int
+    choices: tuple[Choice, ...]
+    num_prompt_units: int
+
+    @property
+    def num_units(self) -> int:
+        """Units that were generated."""
+        return sum(choice.num_units for choice in self.choices)

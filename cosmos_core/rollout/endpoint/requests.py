@@ -1,0 +1,243 @@
+"""Reads bodies of `/v1/chat/completions` and `/v1/responses` as calls; the others are refused by a sentence.
+
+How replies are drawn is the run's: `temperature`, `top_p`, `top_k` and `seed` of a request change nothing, for what is
+trained on has to be drawn as the recipe says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from cosmos_core.rollout.endpoint.calls import Call, CallError
+from cosmos_core.types import JSON, Message, ToolCall
+
+_MOST: Final = 128
+"""Choices of a call."""
+_OF_THE_RUN: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
+_OF_A_SERVICE: Final = ("user", "metadata", "store", "service_tier", "safety_identifier", "include", "background")
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        *(*_OF_THE_RUN, *_OF_A_SERVICE, "stream", "stream_options", "prompt_cache_key", "prompt_cache_retention"),
+        *(
+            "parallel_tool_calls",
+            "max_tool_calls",
+            "verbosity",
+            "reasoning",
+            "reasoning_effort",
+            "prediction",
+            "truncation",
+        ),
+    }
+)
+_DEFAULTS: Final[Mapping[str, Sequence[Any]]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "text": ({}, {"format": {"type": "text"}}),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+}
+"""Keys that are taken with these values, which ask for nothing."""
+_Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str = ""
+
+
+class _Turn(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str = ""
+    tools: list[dict[str, Any]] = []
+
+
+class _ChatAsked(_Asked, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
+    max_tokens: _Positive | None = None
+    max_completion_tokens: _Positive | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1
+    stop: str | list[Annotated[str, msgspec.Meta(min_length=1)]] = ""
+    logprobs: bool = False
+
+
+class _ResponseAsked(_Asked, kw_only=True, forbid_unknown_fields=True):
+    input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    instructions: str = ""
+    previous_response_id: str = ""
+    max_output_tokens: _Positive | None = None
+
+
+class Streaming(msgspec.Struct):
+    """Options of how a reply is sent."""
+
+    stream: bool = False
+    include_usage: bool = False
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """A body as JSON; raises CallError if it is none."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise CallError(400, f"the body is no JSON object: {error}") from error
+
+
+def streaming(body: Mapping[str, Any]) -> Streaming:
+    """Say whether a body asks for a stream; raises CallError where that cannot be told."""
+    options = body.get("stream_options") or {}
+    usage = options.get("include_usage") if isinstance(options, Mapping) else options
+    given = {"stream": body.get("stream") or False, "include_usage": usage or False}
+    try:
+        return msgspec.convert(given, Streaming)
+    except msgspec.ValidationError as error:
+        raise CallError(400, f"stream, stream_options: {error}", param="stream") from error
+
+
+def read_chat(body: Mapping[str, Any]) -> Call:
+    """The call of a body of `/v1/chat/completions`; raises CallError if it is none, or asks for what there is not."""
+    asked = _converted(body, _ChatAsked)
+    stops = asked.stop if isinstance(asked.stop, list) else [asked.stop] if asked.stop else []
+    return Call(
+        model=asked.model,
+        messages=tuple(_message(turn, f"messages[{index}]") for index, turn in enumerate(asked.messages)),
+        tools=_tools(body, asked),
+        max_units=asked.max_completion_tokens or asked.max_tokens,
+        stops=tuple(stops),
+        num_choices=asked.n,
+        with_logprobs=asked.logprobs,
+    )
+
+
+def read_response(body: Mapping[str, Any]) -> Call:
+    """The call of a body of `/v1/responses`; raises CallError if it is none, or asks for what there is not."""
+    asked = _converted(body, _ResponseAsked)
+    items = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
+    tools: list[Mapping[str, JSON]] = []
+    for tool in _tools(body, asked):
+        if tool.get("type") != "function":
+            words = f"tools: {tool.get('type')!r} is a tool of OpenAI's own; only functions are called here"
+            raise CallError(400, words, param="tools")
+        tools.append({"type": "function", "function": {key: each for key, each in tool.items() if key in _OF_TOOLS}})
+    return Call(
+        model=asked.model,
+        messages=tuple(_joined(items)),
+        tools=tuple(tools),
+        instructions=asked.instructions,
+        previous=asked.previous_response_id,
+        max_units=asked.max_output_tokens,
+    )
+
+
+_OF_TOOLS: Final = ("name", "description", "parameters")
+
+
+def _converted(body: Mapping[str, Any], kind: Any) -> Any:
+    told = {key: value for key, value in body.items() if value is not None and key not in _WITHOUT_EFFECT}
+    told = {key: value for key, value in told.items() if value not in _DEFAULTS.get(key, ())}
+    if unknown := [key for key in told if key in _DEFAULTS]:
+        what = f"{unknown[0]}: {told[unknown[0]]!r:.80} cannot be done here; leave it out"
+        raise CallError(400, what, param=unknown[0], code="unsupported_value")
+    try:
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
+        raise CallError(400, f"the request cannot be read: {error}") from error
+
+
+def _tools(body: Mapping[str, Any], asked: _Asked) -> tuple[Mapping[str, JSON], ...]:
+    return () if body.get("tool_choice") == "none" else tuple(asked.tools)
+
+
+def _message(turn: _Turn, where: str) -> Message:
+    return Message(
+        role="system" if turn.role == "developer" else turn.role,
+        content=_words(turn.content, where),
+        tool_calls=tuple(
+            ToolCall(name=call.function.name, arguments=call.function.arguments, id=call.id)
+            for call in turn.tool_calls or ()
+        ),
+        tool_call_id=turn.tool_call_id or "",
+        reasoning=turn.reasoning_content or "",
+    )
+
+
+def _words(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    words = []
+    for part in content:
+        text = part.get("refusal") if part.get("type") == "refusal" else part.get("text")
+        if not isinstance(text, str):
+            kind = part.get("type")
+            what = "this model is served as one of text" if "image" in str(kind) else "only text can be read here"
+            raise CallError(400, f"{where}: a part of type {kind!r}; {what}", param="messages")
+        words.append(text)
+    return "".join(words)
+
+
+def _joined(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
+    """The messages of items: a turn of the model's is one, with all that it said and called."""
+    text: list[str] = []
+    calls: list[ToolCall] = []
+    is_open = False
+    for index, item in enumerate(items):
+        where, kind = f"input[{index}]", item.get("type", "message")
+        role = item.get("role", "user") if kind == "message" else ""
+        if kind == "reasoning":
+            continue  # what a model thought is recorded; it needs not be sent back
+        if role == "assistant":
+            text.append(_words(item.get("content"), where))
+            is_open = True
+        elif kind == "function_call":
+            calls.append(
+                ToolCall(
+                    name=_string(item, "name", where),
+                    arguments=_string(item, "arguments", where),
+                    id=_string(item, "call_id", where),
+                )
+            )
+            is_open = True
+        else:
+            if is_open:
+                yield Message(role="assistant", content="".join(text), tool_calls=tuple(calls))
+                text, calls, is_open = [], [], False
+            yield _other(item, kind, role, where)
+    if is_open:
+        yield Message(role="assistant", content="".join(text), tool_calls=tuple(calls))
+
+
+def _other(item: Mapping[str, Any], kind: str, role: str, where: str) -> Message:
+    if kind == "function_call_output":
+        return Message(
+            role="tool", content=_words(item.get("output"), where), tool_call_id=_string(item, "call_id", where)
+        )
+    if kind != "message" or not isinstance(role, str):
+        raise CallError(400, f"{where}: an item of type {kind!r}, which cannot be read here", param="input")
+    return Message(role="system" if role == "developer" else role, content=_words(item.get("content"), where))
+
+
+def _string(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise CallError(400, f"{where}.{key}: expected a string, got {value!r:.80}", param="input")
+    return value

@@ -1,0 +1,168 @@
+"""The HTTP server of a rollout replica, at which agents call the model for their sessions.
+
+A session is named by the path (`/s/SESSION/v1/…`), else by the header `X-Session`, else by the API key. Its name is a
+secret of 128 bits: whoever knows it may call for it, tell its reward, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket as sockets
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from cosmos_core.errors import ReplicaError
+from cosmos_core.rollout.endpoint import replies, requests
+from cosmos_core.rollout.endpoint.calls import Call, CallError, Reply
+from cosmos_core.threads import SupervisedThread
+
+LARGEST_BODY: Final = 32 << 20
+"""Bytes of a request; images in it are base64."""
+_START_S: Final = 10.0
+
+
+class Sessions(Protocol):
+    """Answers calls for sessions; any thread may ask."""
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The names under which the model is served."""
+
+    def call(self, session: str, call: Call) -> Future[Reply]:
+        """Answer a call; the future may raise CallError. To cancel it ends what is being generated."""
+
+    def reward(self, session: str, value: Any) -> Future[None]:
+        """Take the reward of a session; the future may raise CallError."""
+
+    def refused(self) -> None:
+        """Count a request that was refused."""
+
+
+class Endpoint:
+    """Serves on a thread of its own.
+
+    Attributes:
+        url: Where it listens, such as `http://127.0.0.1:8001`, once it has started.
+    """
+
+    def __init__(self, sessions: Sessions, host: str) -> None:
+        self._sessions: Final = sessions
+        self._host: Final = host
+        self._thread: Final = SupervisedThread("endpoint", self._run)
+        self._loop: Final = asyncio.new_event_loop()
+        self._stopped: Final = asyncio.Event()
+        self._started: Final = threading.Event()
+        self.url = ""
+
+    def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            ReplicaError: It cannot listen there.
+        """
+        try:
+            family = sockets.getaddrinfo(self._host, 0, type=sockets.SOCK_STREAM)[0][0]
+            self._socket = sockets.create_server((self._host, 0), family=family, backlog=4096)
+        except OSError as error:
+            raise ReplicaError(
+                f"environment.agent.host: cannot listen at {self._host}: {error.strerror or error}"
+            ) from error
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._thread.start()
+        self._started.wait(_START_S)
+
+    def close(self) -> None:
+        """Stop; calls that wait for a reply are dropped. Idempotent."""
+        if self._started.is_set():
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join(_START_S)
+
+    def check(self) -> None:
+        """Raise ReplicaError if it failed."""
+        self._thread.check()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guarded])
+        for prefix in ("", "/s/{session}"):
+            application.router.add_get(f"{prefix}/v1/models", self._models)
+            application.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
+            application.router.add_post(f"{prefix}/v1/responses", self._response)
+            application.router.add_post(f"{prefix}/reward", self._reward)
+        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self._socket).start()
+            self._started.set()
+            await self._stopped.wait()
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as refusal:
+            words = f"{request.method} {request.path}: {refusal.reason}"
+            if isinstance(refusal, web.HTTPRequestEntityTooLarge):
+                words = f"the body has more than {LARGEST_BODY} bytes; send less"
+            error = CallError(refusal.status, words)
+        except CallError as refusal:
+            error = refusal
+        self._sessions.refused()
+        return web.json_response(error.body(), status=error.status)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        models = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "cosmos-core"} for name in self._sessions.names
+        ]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = requests.read_body(await request.read())
+        wanted, reply = requests.streaming(body), await self._reply(request, requests.read_chat(body))
+        if not wanted.stream:
+            return web.json_response(replies.chat(reply))
+        return await _streamed(request, replies.chat_events(reply, with_usage=wanted.include_usage))
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        body = requests.read_body(await request.read())
+        wanted, reply = requests.streaming(body), await self._reply(request, requests.read_response(body))
+        if not wanted.stream:
+            return web.json_response(replies.response(reply, body))
+        return await _streamed(request, replies.response_events(reply, body))
+
+    async def _reply(self, request: web.Request, call: Call) -> Reply:
+        return await asyncio.wrap_future(self._sessions.call(session_of(request), call))
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        body = requests.read_body(await request.read())
+        await asyncio.wrap_future(self._sessions.reward(session_of(request), body.get("reward")))
+        return web.json_response({"reward": body["reward"]})
+
+
+def session_of(request: web.Request) -> str:
+    """The session that a request names; empty if it names none."""
+    key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    return request.match_info.get("session") or request.headers.get("X-Session") or key
+
+
+async def _streamed(request: web.Request, events: Iterable[bytes]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    with contextlib.suppress(ConnectionResetError):  # a client may leave before the end
+        for event in events:
+            await response.write(event)
+    return response

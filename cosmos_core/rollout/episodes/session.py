@@ -1,0 +1,136 @@
+"""Sessions of agents as they go on: their calls, and what these go on from."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cosmos_core.protocols import Request
+from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
+from cosmos_core.rollout.episodes.dialogue import EpisodeResult
+from cosmos_core.rollout.episodes.recording import Recording, Turn, ids_of, with_prompt
+from cosmos_core.types import Message, Payload
+
+
+@attrs.define(kw_only=True, eq=False)
+class Session:
+    """One sample on its way.
+
+    Attributes:
+        name: Its secret name.
+        index: Place in the group.
+        recording: The model's turns.
+        histories: What had been said after each reply, by the reply's id.
+        waiting: Calls that are being answered, by the ids of their requests.
+        num_calls: Calls so far.
+        num_requests: Requests to the engine so far.
+        malformed: What was wrong with the model's calls of tools.
+        limit: The bound that it met, in words; empty while it met none.
+        reward: Its own, None while nobody has told it.
+        episode: Its number in the pool.
+        played: How it came out; None while it goes on.
+    """
+
+    name: str
+    index: int
+    group: Group
+    recording: Recording = attrs.field(factory=Recording)
+    histories: dict[str, tuple[Message, ...]] = attrs.field(factory=dict)
+    waiting: dict[str, Future[Reply]] = attrs.field(factory=dict)
+    num_calls: int = 0
+    num_requests: int = 0
+    malformed: list[str] = attrs.field(factory=list)
+    limit: str = ""
+    reward: float | None = None
+    episode: int = -1
+    played: EpisodeResult | None = None
+
+
+@attrs.define(kw_only=True, eq=False)
+class Group:
+    """The samples of one request; a document of a sample may have `longest` units."""
+
+    request: Request
+    longest: int
+    done: Callable[[list[EpisodeResult]], None]
+    sessions: list[Session] = attrs.field(factory=list)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Asked:
+    """A call that is being answered.
+
+    Attributes:
+        session: Whose.
+        call: What is asked.
+        messages: The whole history.
+        before: The turn that it goes on from.
+        given: int32, ids between that turn and the reply.
+        future: Gets the reply.
+        most: Units that each reply may have.
+        choices: Those that are there, by their place.
+    """
+
+    session: Session
+    call: Call
+    messages: tuple[Message, ...]
+    before: Turn | None
+    given: np.ndarray
+    future: Future[Reply]
+    most: int = 0
+    choices: dict[int, tuple[Choice, list[Turn]]] = attrs.field(factory=dict)
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """All ids before the reply, int32."""
+        return np.concatenate([ids_of([] if self.before is None else self.before.path), self.given])
+
+
+def with_completion(ids: np.ndarray) -> Payload:
+    """Token ids as a completion, to be decoded."""
+    payload = with_prompt(Payload(kind="tokens", arrays={}), ids)
+    return attrs.evolve(payload, arrays={"completion": payload.arrays["prompt"]})
+
+
+def refuse(future: Future[Any], error: CallError) -> None:
+    """Refuse a call that has no answer yet."""
+    if not future.done():
+        future.set_exception(error)
+
+
+def num_known(before: Turn | None) -> int:
+    """Messages up to a turn."""
+    return 0 if before is None else sum(len(turn.messages) for turn in before.path)
+
+
+def whole(session: Session, call: Call) -> tuple[Message, ...]:
+    """The whole history of a call."""
+    past: tuple[Message, ...] = ()
+    if call.previous:
+        known = session.histories.get(call.previous.removeprefix("resp_"))
+        if known is None:
+            words = f"previous_response_id: no reply {call.previous!r:.80} of this session"
+            raise CallError(404, words, param="previous_response_id")
+        past = known[1:] if known[0].role == "system" and call.instructions else known
+    first = (Message(role="system", content=call.instructions),) if call.instructions else ()
+    messages = (*first, *past, *call.messages)
+    if messages[-1].role == "assistant":
+        raise CallError(400, "the last message is the model's own; end with another's", param="messages")
+    return messages
+
+
+def before_stop(message: Message, stops: Sequence[str]) -> Message:
+    """A message up to the first of the texts that end it."""
+    found = min((at for stop in stops if (at := message.content.find(stop)) >= 0), default=-1)
+    return message if found < 0 else attrs.evolve(message, content=message.content[:found])
+
+
+def with_ids(message: Message) -> Message:
+    """A message whose calls of tools have ids."""
+    calls = tuple(attrs.evolve(call, id=call.id or f"call_{secrets.token_hex(12)}") for call in message.tool_calls)
+    return attrs.evolve(message, tool_calls=calls)

@@ -1,1 +1,0 @@
-"""The environment `openenv`: dialogues with OpenEnv servers, over their WebSocket protocol."""
