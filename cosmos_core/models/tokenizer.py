@@ -25,7 +25,7 @@ from cosmos_core.models import tool_formats
 from cosmos_core.models.vision.images import MARK
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.loading import first_line
-from cosmos_core.models.words import Words, strings, with_strings
+from cosmos_core.models.words import Words, strings, unsaid, with_strings
 from cosmos_core.protocols import ModelContext
 from cosmos_core.protocols.model import ReadTurn
 from cosmos_core.types import JSON, Message, Prompt, ToolCall
@@ -160,6 +160,7 @@ class TextEncoder:
     def __init__(self, model: TextModel) -> None:
         self.model = model
         self._takes: dict[tuple[str | None, str], bool] = {}
+        self._forms: dict[str, type | None] = {}
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -182,9 +183,9 @@ class TextEncoder:
         Plain text is the author's own, special tokens included. In a chat, only the template and the turns of the model
         have any: what the others say is words.
         """
-        if isinstance(prompt.text, str) and prompt.tools:
-            raise DataError("the prompt has tools and is plain text; tools are for chats")
         if isinstance(prompt.text, str):
+            if prompt.tools:
+                raise DataError("the prompt has tools and is plain text; tools are for chats")
             encoded = self.tokenizer(prompt.text, add_special_tokens=self.model.options.add_special_tokens)
             ids: list[int] = encoded["input_ids"]
         else:
@@ -212,11 +213,19 @@ class TextEncoder:
             raise DataError("what follows the model's turn are turns of others, one at least; nobody speaks for it")
         if isinstance(prompt.text, str):
             return self.words.ids("".join(turn.content for turn in turns))
-        # Reasoning of earlier turns, which not every template takes beside calls, changes nothing of what follows.
-        before = attrs.evolve(prompt, text=tuple(attrs.evolve(turn, reasoning="") for turn in prompt.text))
         calls = self.read_turn(prompt, written).message.tool_calls if turns[0].role == "tool" else ()
-        found = self._after_calls(before, written, calls, turns) if calls else None
-        return self._after_words(before, written, turns) if found is None else found
+        # Reasoning of earlier turns, which not every template takes beside calls, changes nothing of what follows.
+        before = tuple(attrs.evolve(turn, reasoning="") for turn in prompt.text)
+        first = next((index for index, turn in enumerate(before) if turn.role == "assistant"), 0)
+        # Nor do most of these turns: in one the model may have called more tools at once than the template can write.
+        for shown in (before, before[:first]) if first else (before,):
+            told = attrs.evolve(prompt, text=shown)
+            try:
+                found = self._after_calls(told, written, calls, turns) if calls else None
+                return self._after_words(told, written, turns) if found is None else found
+            except DataError as error:
+                refused = error
+        raise refused
 
     def _after_words(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> list[int]:
         """The ids that follow a turn of the model, in whose place a mark stands."""
@@ -252,29 +261,28 @@ class TextEncoder:
         """The ids that follow a turn of the model that calls tools; None if the template does not tell them.
 
         It writes calls by these names, whose arguments are the mark, and ends the turn with a stop token: there the
-        model's own turn ended. Some templates take one call a turn.
+        model's own turn ended.
         """
         mark, asked = _mark(prompt, turns), (turns[0], attrs.evolve(turns[0], content=PROBE))
-        for shown in (calls, calls[:1]):
-            marked = tuple(attrs.evolve(call, arguments=json.dumps({"value": mark})) for call in shown)
-            before = (*prompt.text, Message(role="assistant", content="", tool_calls=marked))
-            try:
-                guarded = [self._guarded(attrs.evolve(prompt, text=(*before, turn, *turns[1:]))) for turn in asked]
-                (rest, head) = (self.chat_text(text).rpartition(mark)[2] for text, _ in guarded)
-            except DataError:
-                continue
-            head, is_written, _ = head.partition(PROBE)
-            ends = self.words.stop_in(head)
-            if is_written and ends and rest.startswith(head):
-                has_ended = bool(written) and written[-1] in self.words.stops
-                return self.words.joined(rest[ends.end() if has_ended else ends.start() :], guarded[0][1])
-        return None
+        marked = tuple(attrs.evolve(call, arguments=json.dumps({"value": mark})) for call in calls)
+        before = (*prompt.text, Message(role="assistant", content="", tool_calls=marked))
+        try:
+            guarded = [self._guarded(attrs.evolve(prompt, text=(*before, turn, *turns[1:]))) for turn in asked]
+            (rest, head) = (self.chat_text(text).rpartition(mark)[2] for text, _ in guarded)
+        except DataError:
+            return None
+        head, is_written, _ = head.partition(PROBE)
+        ends = self.words.stop_in(head)
+        if not is_written or ends is None or not rest.startswith(head):
+            return None
+        has_ended = bool(written) and written[-1] in self.words.stops
+        return self.words.joined(rest[ends.end() if has_ended else ends.start() :], guarded[0][1])
 
     def read_turn(self, prompt: Prompt, ids: Sequence[int]) -> ReadTurn:
         """Read a turn of the model by the format of its calls, and of its reasoning."""
         if isinstance(prompt.text, str):
-            said = str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-            return ReadTurn(message=Message(role="assistant", content=said))
+            text = str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+            return ReadTurn(message=Message(role="assistant", content=text))
         ended = bool(ids) and ids[-1] in self.words.stops
         text = str(self.tokenizer.decode(list(ids[:-1] if ended else ids)))
         own = self._own_format if prompt.tools else None
@@ -374,32 +382,42 @@ class TextEncoder:
         names = {call.id: call.name for turn in prompt.text for call in turn.tool_calls if call.id}
         turns = []
         for turn in prompt.text:
-            made: dict[str, Any] = {"role": turn.role, "content": turn.content}
-            if turn.tool_calls:
-                made["tool_calls"] = [self._call(call, template) for call in turn.tool_calls]
-            if turn.tool_call_id:
-                made["tool_call_id"] = turn.tool_call_id
-            if turn.role == "tool" and turn.tool_call_id in names:
-                made["name"] = names[turn.tool_call_id]
-            if turn.reasoning and thinks:
-                made[thinks] = turn.reasoning
-            turns.append(made)
+            more = {
+                "tool_calls": [self._call(call, template) for call in turn.tool_calls],
+                "tool_call_id": turn.tool_call_id,
+                "name": names.get(turn.tool_call_id) if turn.role == "tool" else None,
+                **({thinks: turn.reasoning} if thinks else {}),
+            }
+            given = {key: value for key, value in more.items() if value}
+            turns.append({"role": turn.role, "content": turn.content, **given})
         return turns
 
     def _call(self, call: ToolCall, template: str) -> dict[str, Any]:
         arguments = arguments_of(call)
-        key = (template, "mapping")
-        if key not in self._takes:
-            # Some add arguments to a text, and some write a mapping as Python does.
-            function = {"name": "a_tool", "arguments": {"value": PROBE}}
+        if template not in self._forms:
+            self._forms[template] = self._form(template)
+        form = self._forms[template]
+        if form is None:
+            raise DataError(f"a turn calls the tool {call.name!r}, and the chat template writes no calls of tools")
+        function = {"name": call.name, "arguments": arguments if form is dict else call.arguments}
+        return {"type": "function", **({"id": call.id} if call.id else {}), "function": function}
+
+    def _form(self, template: str) -> type | None:
+        """The type in which the template takes arguments of calls: an object or its text; None if it writes no calls.
+
+        Some add arguments to a text, and some write an object as Python does.
+        """
+        value = {"value": PROBE}
+        for arguments in (value, json.dumps(value)):
+            call = {"type": "function", "id": "aToolCall", "function": {"name": "a_tool", "arguments": arguments}}
             said: list[dict[str, Any]] = [
                 {"role": "user", "content": "?"},
-                {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
             ]
             text = self.written(said, template=template)
-            self._takes[key] = PROBE in text and f"'{PROBE}'" not in text
-        function = {"name": call.name, "arguments": arguments if self._takes[key] else call.arguments}
-        return {"type": "function", **({"id": call.id} if call.id else {}), "function": function}
+            if PROBE in text and f"'{PROBE}'" not in text:
+                return type(arguments)
+        return None
 
     def chat_text(self, prompt: Prompt, *, is_open: bool = True) -> str:
         """A chat as text, special tokens in it, up to where the model answers (`is_open`).
@@ -425,6 +443,10 @@ class TextEncoder:
                     "model.options.chat_template to one that takes tools"
                 )
             self._takes[template, "tools"] = True
+            if self.model.options.tool_format == "auto" and self._own_format is None and self.tool_format == "none":
+                _LOG.warning(
+                    "the format in which the model calls tools is not known; name it: model.options.tool_format"
+                )
         return text
 
     def render(
@@ -474,7 +496,4 @@ class TextEncoder:
 def _mark(prompt: Prompt, turns: Sequence[Message]) -> str:
     """A text that stands for the model's turn, and that nobody else says."""
     others = [turn.content for turn in (*prompt.text, *turns) if isinstance(turn, Message)]
-    mark = _ANSWER
-    while any(mark in text for text in (*others, *strings(prompt.tools))):
-        mark += _ANSWER
-    return mark
+    return unsaid(_ANSWER, [*others, *strings(prompt.tools)])

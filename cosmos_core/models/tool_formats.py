@@ -97,6 +97,7 @@ def find_format(template: str, vocabulary: Mapping[str, int]) -> str:
 
 
 _MARKS: Final = {
+    "none": ("<arg_key>",),  # GLM's, which has the tags of others
     "harmony": ("<|channel|>", "<|call|>"),
     "deepseek": ("<｜tool▁call▁begin｜>",),
     "qwen3-coder": ("<tool_call>", "<function="),
@@ -296,7 +297,7 @@ def _harmony(text: str, *, tools: Tools, ended: bool) -> Parsed:
         if recipient is None or not tools:
             parts["analysis" if "<|channel|>analysis" in header else "said"].append(body)
             continue
-        kind, _, name = recipient[1].rpartition(".")
+        kind, _, name = recipient[1].partition(".")
         found = _call(name, body) if is_closed else "it is cut before <|call|>"
         if kind != "functions":
             found = f"it is for {recipient[1]!r:.80}, and tools are functions.NAME"

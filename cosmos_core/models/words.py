@@ -69,9 +69,7 @@ class Words:
             for piece in self._pattern.split(text):
                 self._checked(piece)
         found = sorted({spelt for text in texts for spelt in self._pattern.findall(text)})
-        base = "%spelt"
-        while any(base in text for text in texts):
-            base += "%spelt"
+        base = unsaid("%spelt", texts)
         marks = {spelt: f"{base}-{index}%" for index, spelt in enumerate(found)}
         put = [self._pattern.sub(lambda match: marks[match.group()], text) for text in texts]
         return put, {mark: spelt for spelt, mark in marks.items()}
@@ -115,6 +113,14 @@ class Words:
                 "template may write; leave it out of what the environment answers, or of the row"
             )
         return ids
+
+
+def unsaid(base: str, texts: Collection[str]) -> str:
+    """A mark that is in none of the texts: the base, repeated."""
+    mark = base
+    while any(mark in text for text in texts):
+        mark += base
+    return mark
 
 
 def strings(value: Any) -> Iterator[str]:

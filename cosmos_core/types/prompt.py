@@ -81,7 +81,11 @@ class Prompt:
 
     @property
     def words(self) -> str:
-        """The text as people read it, each turn of a chat with its role."""
+        """The text as people read it, each turn of a chat with its role and the tools that it calls."""
         if isinstance(self.text, str):
             return self.text
-        return "\n".join(f"{message.role}: {message.content}" for message in self.text)
+        said = []
+        for message in self.text:
+            calls = "".join(f"<{call.name}>{call.arguments}" for call in message.tool_calls)
+            said.append(f"{message.role}: {message.content}{calls}")
+        return "\n".join(said)

@@ -225,8 +225,10 @@ def test_several_calls_and_a_second_round(make, name):
     found = text(model, model.encode_turns(CHAT, own, answer("three", "four")))
     assert found.index("three") < found.index("four")
 
-    first = Message(role="assistant", content="", tool_calls=calls[:1])
-    before = attrs.evolve(CHAT, text=(*CHAT.text, first, *answer("three")))
+    first = Message(role="assistant", content="So.", tool_calls=calls, reasoning="Hm.")
+    before = attrs.evolve(CHAT, text=(*CHAT.text, first, *answer("three", "four")))
+    assert "So." in before.words
+    assert f"<add>{ONE}" in before.words
     again = text(model, model.encode_turns(before, ids(model, written(name, TWO)), answer("five")))
     assert again.replace("five", "three") == text(
         model, model.encode_turns(CHAT, ids(model, written(name, ONE)), answer("three"))
@@ -338,6 +340,8 @@ def test_a_malformed_call_stays_in_the_content(name, said, why):
 
 
 def test_a_good_call_beside_a_bad_one():
+    dotted = parse("harmony", " to=functions.a.b<|channel|>commentary<|message|>{}<|call|>", tools=TOOLED, ended=False)
+    assert dotted.calls == (call("{}", "a.b"),)
     good, bad = (f'<tool_call>{{"name": "add", "arguments": {each}}}</tool_call>' for each in (ONE, "{"))
     found = parse("hermes", f"So {good} and {bad}", tools=TOOLED, ended=True)
     assert found.calls == (call(),)
@@ -371,12 +375,18 @@ def test_values_are_typed_by_the_schema(make):
     )
 
 
-def test_formats_are_found(make):
+def test_formats_are_found(make, caplog):
     for template, name in [(HERMES, "hermes"), (CODER, "qwen3-coder"), (DEEPSEEK, "deepseek"), (HARMONY, "harmony")]:
         assert find_format(template, {}) == name
         assert make(template).text.tool_format == name
     assert find_format("{{ messages }}", {"<|python_tag|>": 1}) == "llama3"
-    assert find_format("{{ messages }}", {"a": 1}) == "none"
+    for template in ("{{ messages }}", HERMES + "<arg_key>"):
+        assert find_format(template, {"a": 1}) == "none"
+    for options in ({}, {"tool_format": "hermes"}, {}):
+        make(HERMES + "{# <arg_key> #}", **options).encode(CHAT)
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "the format in which the model calls tools is not known",
+    ] * 2
     assert make(HERMES, tool_format="none").read_turn(CHAT, [4]).message.tool_calls == ()
 
 
@@ -435,6 +445,9 @@ def test_what_a_template_does_not_take_is_refused(make):
         spoken = Message(role="assistant", content="", tool_calls=(call(arguments),))
         with pytest.raises(DataError, match=r"a call of 'add': arguments .* no JSON"):
             make(HERMES).encode(attrs.evolve(CHAT, text=(*CHAT.text, spoken)))
+    spoken = Message(role="assistant", content="", tool_calls=(call(),))
+    with pytest.raises(DataError, match="a turn calls the tool 'add', and the chat template writes no calls of tools"):
+        make("{% for m in messages %}{{ m.content }}{% endfor %}").encode(Prompt(text=(*CHAT.text, spoken)))
     with pytest.raises(DataError, match="the chat template fails on this prompt: no previous tool call!"):
         make(HARMONY).encode(attrs.evolve(CHAT, text=(*CHAT.text, *answer("3"))))
     with pytest.raises(DataError, match="nobody speaks for it"):
