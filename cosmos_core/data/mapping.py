@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,9 +13,12 @@ from cosmos_core.data.options import FieldOptions, Template
 from cosmos_core.data.rows import BadRowError, LeftOutError, field, locations
 from cosmos_core.errors import DataError
 from cosmos_core.types import JSON, Message, Prompt
+from cosmos_core.types.tools import loads, read_messages, read_tools
 
 _LIKENESS: Final = 0.8
 """Finds `questions` where the column is `question`; `Summarize` is a prompt beside a column `summary`."""
+_PLAIN: Final = ("messages", "rejected_messages", "tools", "reference", "media")
+"""Options that name one field."""
 _WORD: Final = re.compile(r"\s*[\w-]+\s*")
 
 
@@ -25,24 +28,38 @@ def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[Message, ...], str
     Raises:
         BadRowError: There is no such field, or it holds no chat, or nothing before the answer.
     """
-    turns = _turns(field(row, name), name)
-    answer = turns.pop().content if turns[-1].role == "assistant" else None
-    if not turns:
-        raise BadRowError(f"field {name!r} has an answer, but nothing before it")
-    return tuple(turns), answer
-
-
-def _turns(value: Any, name: str) -> list[Message]:
+    value = field(row, name)
     if not isinstance(value, list) or not value:
         raise BadRowError(f"field {name!r} is no list of turns")
-    turns = []
-    for number, turn in enumerate(value, 1):
-        role = turn.get("role") if isinstance(turn, Mapping) else None
-        content = turn.get("content") if isinstance(turn, Mapping) else None
-        if not (isinstance(role, str) and role and isinstance(content, str)):
-            raise BadRowError(f"field {name!r}: turn {number} has no text for both `role` and `content`")
-        turns.append(Message(role=role, content=content))
-    return turns
+    turns = list(_read(read_messages, value, name))
+    last = turns.pop() if turns[-1].role == "assistant" else None
+    if last is not None and last.tool_calls:
+        raise BadRowError(f"field {name!r} ends with a call of a tool; a demonstration is text: leave that turn out")
+    if not turns:
+        raise BadRowError(f"field {name!r} has an answer, but nothing before it")
+    return tuple(turns), None if last is None else last.content
+
+
+def tools_of(row: Mapping[str, Any], name: str) -> tuple[Mapping[str, JSON], ...]:
+    """The tools in field `name`, a list of OpenAI's objects or the JSON text of one; none where it is null.
+
+    Raises:
+        BadRowError: There is no such field, or it holds something else.
+    """
+    value = field(row, name)
+    try:
+        value = loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise BadRowError(f"field {name!r} is no JSON: {error}") from error
+    tools: tuple[Mapping[str, JSON], ...] = () if value is None else _read(read_tools, value, name)
+    return tools
+
+
+def _read(read: Callable[[Any], Any], value: Any, name: str) -> Any:
+    try:
+        return read(value)
+    except DataError as error:
+        raise BadRowError(f"field {name!r}: {error}") from error
 
 
 class RowMapping(Protocol):
@@ -72,7 +89,8 @@ class FieldMapping:
         self._options = options
         given = {"prompt": options.prompt, "demonstration": options.demonstration, "rejected": options.rejected}
         self._templates = {name: Template(text) for name, text in given.items() if text is not None}
-        named = {options.messages, options.rejected_messages, options.reference, options.media, *options.metadata}
+        plain = (getattr(options, name) for name in _PLAIN)
+        named = {*plain, *options.metadata}
         filled = [template.fields for template in self._templates.values()]
         self._varying = frozenset(name for name in named if name is not None).union(*filled)
         self._unchecked = {name: str(given[name]) for name, each in self._templates.items() if not each.fields}
@@ -95,8 +113,7 @@ class FieldMapping:
         except BadRowError as error:
             if error.missing:
                 names = [name for name, template in self._templates.items() if error.missing in template.fields]
-                plain = ("messages", "rejected_messages", "reference", "media")
-                names += [name for name in plain if getattr(self._options, name) == error.missing]
+                names += [name for name in _PLAIN if getattr(self._options, name) == error.missing]
                 error.option = (names or ["metadata"])[0]
             raise
 
@@ -117,6 +134,7 @@ class FieldMapping:
             demonstration=demonstration,
             rejected=rejected,
             media=() if options.media is None else locations(row, options.media, folder),
+            tools=() if options.tools is None else tools_of(row, options.tools),
             metadata={name: plain(field(row, name), name) for name in options.metadata},
         )
 

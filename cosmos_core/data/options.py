@@ -98,8 +98,11 @@ class FieldOptions(RowsOptions):
     )
     messages: str | None = option(
         None,
-        help="Field with the turns of a chat (`role`, `content`), instead of `prompt`; a last turn of the assistant "
-        "is the demonstration.",
+        help="Field with the turns of a chat (`role`, `content`, and `tool_calls` and `tool_call_id` of OpenAI's API), "
+        "instead of `prompt`; a last turn of the assistant is the demonstration.",
+    )
+    tools: str | None = option(
+        None, help="Field with the tools that a chat's model may call: objects of OpenAI's API, or their JSON text."
     )
     chat: bool = option(False, help="Whether `prompt` is a user's turn, for the model's chat template.")
     system: str | None = option(None, help="A system turn to begin every chat with.")
@@ -154,6 +157,8 @@ class FieldOptions(RowsOptions):
             raise ValueError("`reference_pattern` needs `reference`, the field to search in")
         if self.system is not None and self.prompt is not None and not self.chat:
             raise ValueError("`system` needs `chat = true`: a plain text prompt has no turns")
+        if self.tools is not None and self.prompt is not None and not self.chat:
+            raise ValueError("`tools` needs `chat = true`: a plain text prompt calls none")
         if self.rejected is not None and self.rejected_messages is not None:
             raise ValueError("give at most one of `rejected` and `rejected_messages`")
         if self.rejected_messages is not None and self.messages is None:

@@ -15,7 +15,7 @@ import pytest
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import DatasetContext
-from cosmos_core.types import Message
+from cosmos_core.types import Message, ToolCall
 from cosmos_dataset_jsonl import FileDataset, JsonlOptions
 
 ROWS = [{"question": f"{n} and {n}?", "answer": f"{n}+{n}\n#### {2 * n:,}"} for n in range(0, 2000, 100)]
@@ -270,6 +270,45 @@ def test_chats(tmp_path, subtests):
             assert second.demonstration is None
 
 
+def called(arguments):
+    return {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+ASKED, CALL = {"role": "user", "content": "1 and 2?"}, called('{"x":  1}')
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_chats_with_tools(tmp_path):
+    turns = [
+        ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [CALL, called({"x": 2})], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    ]
+    rows = [
+        {"turns": turns, "tools": [TOOL]},
+        {"turns": turns, "tools": json.dumps([TOOL])},
+        {"turns": turns[:1], "tools": None},
+    ]
+    write(tmp_path / "rows.jsonl", rows)
+    dataset = make(tmp_path, prompt=None, messages="turns", tools="tools")
+    first, second, third = (dataset.row("train", index) for index in range(3))
+    assert first == second
+    assert (first.tools, third.tools) == ((TOOL,), ())
+    calls = tuple(ToolCall(name="add", arguments=arguments, id="c1") for arguments in ('{"x":  1}', '{"x": 2}'))
+    assert first.text[1:] == (
+        Message(role="assistant", content="", tool_calls=calls, reasoning="Hm."),
+        Message(role="tool", content="3", tool_call_id="c1"),
+    )
+    for bad, reason in [
+        ("{", "no JSON"),
+        ({"add": 1}, "give a list"),
+        ([TOOL, TOOL], "tool 2 is named 'add', and so is"),
+    ]:
+        write(tmp_path / "rows.jsonl", [{"turns": turns, "tools": bad}])
+        with pytest.raises(DataError, match=f"field 'tools'.*{reason}"):
+            make(tmp_path, prompt=None, messages="turns", tools="tools")
+
+
 def test_bad_chats(tmp_path, subtests):
     for turns, reason in [
         ([], "no list of turns"),
@@ -277,6 +316,12 @@ def test_bad_chats(tmp_path, subtests):
         ([{"role": "user"}], "turn 1 has no text for both `role` and `content`"),
         ([{"role": "user", "content": "x"}, 3], "turn 2 has no text"),
         ([{"role": "assistant", "content": "x"}], "has an answer, but nothing before it"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "turn 1 is of 'user' and has `tool_calls`"),
+        ([ASKED, {"role": "assistant", "tool_calls": [{}]}], "turn 2: call 1 is {}; give"),
+        ([ASKED, {"role": "assistant", "tool_calls": [called("{")]}], "turn 2: call 1 of 'add': .*'{', no JSON"),
+        ([ASKED, {"role": "assistant", "tool_calls": [called("[1]")]}], "give the JSON text of an object"),
+        ([ASKED, {"role": "assistant", "tool_calls": [CALL]}], "ends with a call of a tool; a demonstration is text"),
+        ([ASKED, {"role": "tool", "content": "3", "tool_call_id": 1}], "turn 2: tool_call_id and"),
     ]:
         with subtests.test(turns=turns, reason=reason):
             write(tmp_path / "rows.jsonl", [{"turns": turns}])

@@ -23,6 +23,7 @@ def test_contradictions(subtests):
         ({"prompt": "{q}", "heldout_rows": 0}, "heldout_rows"),
         ({"prompt": "{q}", "heldout_rows": 2, "heldout_fraction": 0.5}, "at most one of"),
         ({"prompt": "{q}", "rejected": "{w}"}, "`rejected` needs `demonstration`"),
+        ({"prompt": "{q}", "tools": "t"}, "`tools` needs `chat = true`"),
         ({"prompt": "{q}", "demonstration": "{a}", "rejected_messages": "w"}, "needs `messages`"),
         ({"messages": "m", "rejected": "{w}", "rejected_messages": "w"}, "at most one of `rejected`"),
         ({"prompt": "{q}", "on_bad_row": "skip", "check_rows": "when-read"}, 'needs `check_rows = "at-start"`'),

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cosmos_core.errors import PluginError
+from cosmos_core.errors import DataError, PluginError
 from cosmos_core.protocols import Completion, Score
 from cosmos_core.types import JSON, Message, Prompt
+from cosmos_core.types.tools import read_messages, read_tools, write_message
 
 VERSION: Final = 1
 
@@ -28,7 +29,7 @@ def completions_of(body: Any) -> list[Completion]:
         if body["version"] != VERSION:
             raise ValueError(f"version {body['version']!r}; this service speaks version {VERSION}")
         return [_read(each) for each in body["completions"]]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, DataError) as error:
         raise ValueError(f"no request to score completions: {type(error).__name__}: {error}") from None
 
 
@@ -61,6 +62,7 @@ def _completion(completion: Completion) -> dict[str, JSON]:
         "prompt": prompt.text if isinstance(prompt.text, str) else _messages(prompt.text),
         "reference": prompt.reference,
         "metadata": dict(prompt.metadata),
+        **({"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}),
         "text": completion.text,
         "turns": _messages(completion.turns),
         "truncated": completion.truncated,
@@ -69,14 +71,17 @@ def _completion(completion: Completion) -> dict[str, JSON]:
 
 
 def _messages(turns: Sequence[Message]) -> list[JSON]:
-    return [{"role": turn.role, "content": turn.content} for turn in turns]
+    return [write_message(turn) for turn in turns]
 
 
 def _read(item: Mapping[str, Any]) -> Completion:
     text = item["prompt"]
     return Completion(
         prompt=Prompt(
-            text=text if isinstance(text, str) else _turns(text), reference=item["reference"], metadata=item["metadata"]
+            text=text if isinstance(text, str) else _turns(text),
+            reference=item["reference"],
+            metadata=item["metadata"],
+            tools=read_tools(item.get("tools", ())),
         ),
         text=item["text"],
         turns=_turns(item["turns"]),
@@ -86,7 +91,7 @@ def _read(item: Mapping[str, Any]) -> Completion:
 
 
 def _turns(items: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    return tuple(Message(role=each["role"], content=each["content"]) for each in items)
+    return read_messages(items) if items else ()
 
 
 def _score(item: Any) -> Score | str:

@@ -20,7 +20,8 @@ from safetensors.numpy import save as safetensors
 
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Completion
-from cosmos_core.types import JSON, Array, Message, Payload
+from cosmos_core.types import JSON, Array, Payload
+from cosmos_core.types.tools import write_message
 from cosmos_reward_remote.access import Access
 from cosmos_reward_remote.exchange import Answer, Exchange
 
@@ -280,13 +281,9 @@ def _values(array: Array) -> npt.NDArray[Any]:
 
 def _described(seen: Seen) -> dict[str, JSON]:
     prompt = seen.completion.prompt
-    text: JSON = prompt.text if isinstance(prompt.text, str) else [_turn(turn) for turn in prompt.text]
+    text: JSON = prompt.text if isinstance(prompt.text, str) else [write_message(turn) for turn in prompt.text]
     described: dict[str, JSON] = {"prompt": text, "reference": prompt.reference, "metadata": dict(prompt.metadata)}
     return described | ({} if seen.fps is None else {"fps": seen.fps})
-
-
-def _turn(turn: Message) -> JSON:
-    return {"role": turn.role, "content": turn.content}
 
 
 def _text(completion: Completion) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from cosmos_core.errors import PluginError
 from cosmos_core.protocols import Completion, RewardContext
-from cosmos_core.types import Message, Prompt
+from cosmos_core.types import Message, Prompt, ToolCall
 from cosmos_reward_remote.protocol import completions_of, request_of
 from cosmos_reward_remote.service import Service, ServiceOptions
 
@@ -39,12 +39,19 @@ def test_completions_go_in_batches_and_scores_come_back_in_order(standin):
 
 
 def test_the_request_says_everything_of_a_completion():
+    call = ToolCall(name="add", arguments='{"x":  1}', id="c1")
     completion = Completion(
         prompt=Prompt(
-            text=(Message(role="user", content="?"),), reference={"a": [1, None]}, metadata={"source": "here"}
+            text=(Message(role="user", content="?"),),
+            reference={"a": [1, None]},
+            metadata={"source": "here"},
+            tools=({"type": "function", "function": {"name": "add"}},),
         ),
         text="x",
-        turns=(Message(role="assistant", content="x"),),
+        turns=(
+            Message(role="assistant", content="", tool_calls=(call,), reasoning="Hm."),
+            Message(role="tool", content="1", tool_call_id="c1"),
+        ),
         truncated=True,
         num_units=3,
     )
