@@ -45,6 +45,7 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
     ("engine", "cosmos-engine-vllm"): "vllm",
     ("environment", "cosmos-environment-calculator"): "calculator",
     ("environment", "cosmos-environment-gymnasium"): "gymnasium",
+    ("environment", "cosmos-environment-openenv"): "openenv",
     ("hook", "cosmos-tracker-mlflow"): "mlflow",
     ("launcher", "cosmos-launcher-kubernetes"): "kubernetes",
     ("launcher", "cosmos-launcher-slurm"): "slurm",

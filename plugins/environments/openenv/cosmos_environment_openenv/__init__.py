@@ -1,0 +1,1 @@
+"""The environment `openenv`: dialogues with OpenEnv servers, over their WebSocket protocol."""
