@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from cosmos_core.testing.conformance.agent import AgentConformance as AgentConformance
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance as AlgorithmConformance
     from cosmos_core.testing.conformance.dataset import DatasetConformance as DatasetConformance
     from cosmos_core.testing.conformance.engine.kit import EngineConformance as EngineConformance
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cosmos_core.testing.conformance.reward import RewardConformance as RewardConformance
 
 _HOMES: Final = {
+    "AgentConformance": "agent",
     "AlgorithmConformance": "algorithm.kit",
     "DatasetConformance": "dataset",
     "DenoisingEngineConformance": "engine.latents",

@@ -25,6 +25,11 @@ class Clients:
             ) from error
         return openai.AsyncOpenAI(api_key="none", base_url="http://none.invalid")
 
+    async def close(self) -> None:
+        """Close their connections, if there are any."""
+        if "_first" in self.__dict__:
+            await self._first.close()
+
     def of(self, base_url: str, key: str) -> Any:
         """A client that calls for the session."""
         return self._first.with_options(base_url=base_url, api_key=key)

@@ -39,7 +39,7 @@ async def _side_effects(make: Make, scripts: Sequence[Script]) -> list[str]:
     for script in scripts:
         what = EnvironmentConformance.shown(script)
         prompt, pauses = copy.deepcopy(script.prompt), [0.0]
-        beating = asyncio.ensure_future(_beat(pauses))
+        beating = asyncio.ensure_future(beat(pauses))
         await asyncio.sleep(0)
         environment: Environment = make()
         await environment.reset(prompt, 0)
@@ -62,7 +62,7 @@ async def _side_effects(make: Make, scripts: Sequence[Script]) -> list[str]:
     return problems
 
 
-async def _beat(pauses: list[float]) -> None:
+async def beat(pauses: list[float]) -> None:
     """Note how long it is between one turn on the event loop and the next, the one that goes on at the end included."""
     last = time.monotonic()
     while True:

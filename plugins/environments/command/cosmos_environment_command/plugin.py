@@ -1,0 +1,135 @@
+"""The agent `command`: a program does a task, in a process of its own, and calls the model over OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cosmos_core.config import option
+from cosmos_core.errors import ConfigError, DataError
+from cosmos_core.protocols import Agent, EnvironmentCapabilities, EnvironmentContext, Provider, Session, hookimpl
+from cosmos_core.types import Prompt
+
+_KEPT: Final = 1 << 16
+"""Bytes of each output that are kept, the last ones."""
+_SHOWN: Final = 300
+_CHUNK: Final = 1 << 14
+
+
+@attrs.frozen(kw_only=True)
+class CommandOptions:
+    """The program, and what is told of its output."""
+
+    command: tuple[str, ...] = option(
+        help='The program and its arguments, such as `["node", "agent.mjs"]`; no shell reads them.',
+        validator=attrs.validators.min_len(1),
+    )
+    directory: str | None = option(None, help="Folder in which it runs; the current one of `cosmos run` if absent.")
+    variables: Mapping[str, str] = option(factory=dict, help="More environment variables.")
+    reward: bool = option(False, help="Whether the last line that it prints is its own reward, a number.")
+
+
+class Command:
+    """Starts the program for a task."""
+
+    def __init__(self, options: CommandOptions, context: EnvironmentContext) -> None:  # noqa: ARG002 - all are given one
+        """Find the program.
+
+        Raises:
+            ConfigError: There is none of that name here.
+        """
+        program = options.command[0]
+        if not (shutil.which(program) or (Path(options.directory or "") / program).is_file()):
+            raise ConfigError(
+                f"environment.options.command: there is no program {program!r} here; install it, or give its path"
+            )
+        self._options: Final = options
+
+    async def run(self, session: Session, task: Prompt) -> float | None:
+        """Run the program to its end.
+
+        Raises:
+            DataError: It ended in failure, or printed no reward where one is wanted.
+        """
+        options = self._options
+        process = await asyncio.create_subprocess_exec(
+            *options.command,
+            cwd=options.directory,
+            env={**os.environ, **session.variables, **options.variables},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            process_group=0,
+        )
+        try:
+            outputs = await asyncio.gather(_write(process, task), _end_of(process.stdout), _end_of(process.stderr))
+            code = await process.wait()
+        finally:
+            # Whatever it started ends with it, also where the agent is cancelled.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if code:
+            said = outputs[2].strip() or outputs[1].strip() or "it printed nothing"
+            raise DataError(f"{options.command[0]} ended with exit code {code}: {said[-_SHOWN:]}")
+        return _reward_of(outputs[1]) if options.reward else None
+
+
+async def _write(process: asyncio.subprocess.Process, task: Prompt) -> None:
+    """Give it the row; it need not read it."""
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(json.dumps(row_of(task)).encode())
+        await process.stdin.drain()
+    process.stdin.close()
+    with contextlib.suppress(ConnectionError):
+        await process.stdin.wait_closed()
+
+
+async def _end_of(stream: Any) -> str:
+    """Read all of an output, and keep its end."""
+    kept = b""
+    while data := await stream.read(_CHUNK):
+        kept = (kept + data)[-_KEPT:]
+    return kept.decode(errors="replace")
+
+
+def row_of(task: Prompt) -> dict[str, Any]:
+    """The row as the program reads it: `text` or `messages`, `reference`, `media` and `metadata`."""
+    if isinstance(task.text, str):
+        said: dict[str, Any] = {"text": task.text}
+    else:
+        said = {"messages": [{"role": turn.role, "content": turn.content} for turn in task.text]}
+    return {**said, "reference": task.reference, "media": list(task.media), "metadata": dict(task.metadata)}
+
+
+def _reward_of(output: str) -> float:
+    lines = output.strip().splitlines()
+    last = lines[-1].strip() if lines else ""
+    try:
+        value = float(last)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(
+            f"the last line that the program printed is {last[:_SHOWN]!r}, and environment.options.reward says that it "
+            "is its reward, a number"
+        )
+    return value
+
+
+@hookimpl
+def cosmos_environment() -> Provider[Agent]:
+    """The provider hook."""
+    capabilities = EnvironmentCapabilities(calls_model=True, rewards=True, deterministic=False)
+    return Provider(create=Command, options=CommandOptions, capabilities=capabilities)

@@ -1,0 +1,1 @@
+"""Agents of the OpenAI Agents SDK, as agents of cosmos-core."""
