@@ -338,6 +338,11 @@ class Recipe:
         return {role: config for role, config in named.items() if config is not None}
 
     @property
+    def has_dialogues(self) -> bool:
+        """True if a sample may have several turns, each of which is a request for what follows all before it."""
+        return self.environment is not None
+
+    @property
     def reward_names(self) -> tuple[str, ...]:
         """The terms of a sample's reward: the rewards, and the environment's own where it counts."""
         names = tuple(reward.label for reward in self.reward)

@@ -156,6 +156,7 @@ class EngineContext:
         quantization: Format of the matrices of `ModelFacts.matrices`; products are computed in `dtype` or better.
         tensor_parallel: `rollout.mesh.tp`: processes of the engine's own that share each layer.
         sleeps: Whether it will be told to sleep.
+        dialogues: Whether requests are turns of dialogues: the prompt of the next is all that came before.
     """
 
     model: Model
@@ -168,11 +169,18 @@ class EngineContext:
     quantization: Quantization = "none"
     tensor_parallel: int = 1
     sleeps: bool = False
+    dialogues: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class EngineStats:
-    """Counters since the start, and gauges."""
+    """Counters since the start, and gauges.
+
+    Attributes:
+        prompt_units: Units of prompts that were processed.
+        cached_units: Those that were not, since an earlier request had left them in the cache.
+        evicted_units: Units that gave way there to others.
+    """
 
     num_running: int
     num_waiting: int
@@ -181,6 +189,8 @@ class EngineStats:
     busy_s: float
     paused_s: float
     weight_version: int
+    cached_units: int = 0
+    evicted_units: int = 0
 
 
 @attrs.frozen(kw_only=True)

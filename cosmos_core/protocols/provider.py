@@ -58,6 +58,7 @@ class Preflight:
         gpu_share_key: The key of the recipe that says so.
         outside_bytes: Of a GPU, what each process takes besides what plans count, and keeps while it sleeps.
         builds_on_host: Whether its first weights are made in the machine's memory, all of them, wherever it computes.
+        kept_share: Of a run of dialogues, what it keeps of turns that ended beside the KV cache, as a share of it.
     """
 
     problems: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class Preflight:
     gpu_share_key: str = "rollout.engine.plugin"
     outside_bytes: int = 0
     builds_on_host: bool = False
+    kept_share: float = 0.0
 
 
 T_co = TypeVar("T_co", covariant=True)

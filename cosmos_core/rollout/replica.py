@@ -89,6 +89,7 @@ def make_engine(job: Job, plugins: PluginSet, model: Model, replica: str) -> Rol
         quantization=config.quantization,
         tensor_parallel=config.mesh.tp,
         sleeps=config.placement == "colocated",
+        dialogues=job.recipe.has_dialogues,
     )
     engine = plugins.create("engine", config.engine.plugin, config.engine.options, context, "rollout.engine.options")
     return cast("RolloutEngine", engine)
@@ -307,6 +308,8 @@ class ReplicaMetrics:
             "waiting": stats.num_waiting,
             "generated_units": stats.generated_units,
             "prompt_units": stats.prompt_units,
+            "cached_units": stats.cached_units,
+            "evicted_units": stats.evicted_units,
             "units_per_s": self._rate(stats.generated_units),
             "busy_s": stats.busy_s,
             "paused_s": stats.paused_s,

@@ -5,6 +5,7 @@ Shape legend: S slots, H key-value heads, C capacity in units, D head dim (keys 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -68,8 +69,22 @@ class SlotCache:
         self._lay_out(num_used, num_kept, grows=grows)
 
     def prepare(self, plan: Plan) -> None:
-        """Make room for a step's units."""
+        """Make room for a step's units, and copy what is kept to the slots that start from it."""
         self.fit(max(plan.lengths), len(plan.lengths) if plan.uses_cache else 0, longest=plan.longest)
+        for slot, kept in plan.resumed:
+            for block, units in zip(itertools.chain(*self.layers.values()), kept.held, strict=True):
+                block[slot, :, : kept.num_units] = units
+
+    def size_of(self, num_units: int) -> int:
+        """Units of memory that so many units take where they are kept."""
+        return num_units
+
+    def keep(self, slot: int, num_units: int) -> list[torch.Tensor]:
+        """A copy of the first units of a slot: they lie outside of all slots."""
+        return [block[slot, :, :num_units].clone() for block in itertools.chain(*self.layers.values())]
+
+    def drop(self, held: list[torch.Tensor]) -> None:
+        """Keep no longer what `keep` gave."""
 
     def release(self, first: int) -> None:
         """Hold nothing in slots from `first` on: what is in them is written over."""

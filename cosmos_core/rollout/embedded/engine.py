@@ -7,18 +7,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import attrs
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import CachePolicy, EngineContext, FinishReason, Model, TensorSlice
+from cosmos_core.protocols import CachePolicy, EngineContext, EngineStats, FinishReason, Model, TensorSlice
 from cosmos_core.protocols.model import MoEModel, Record
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.protocols.vision import VisionModel
+from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.graphs import DecodeGraphs
 from cosmos_core.rollout.embedded.options import EmbeddedOptions, problems
 from cosmos_core.rollout.embedded.packed import PackedMatrices
 from cosmos_core.rollout.embedded.paged import PagedCache, cache_for, dense_because
 from cosmos_core.rollout.embedded.plan import Plan
+from cosmos_core.rollout.embedded.prefix_cache import PrefixCache
 from cosmos_core.rollout.embedded.runner import EncoderCache, Runner
 from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw_next
 from cosmos_core.rollout.embedded.scheduler import Scheduler
@@ -71,11 +74,25 @@ class EmbeddedEngine(TokenEngine):
         sizes = {"step": options.cache_step, "longest": context.context_length}
         self._cache = cache_for(calls, context.dtype, context.device, num_slots=context.max_in_flight, **sizes)
         self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, context.device)
+        self._prefixes = PrefixCache(self._cache, num_slots=context.max_in_flight, share=self._kept_share())
         self._scheduler = Scheduler(
-            self._cache, self._numbers, num_slots=context.max_in_flight, prefill_units=options.prefill_units
+            self._cache,
+            self._numbers,
+            self._prefixes,
+            num_slots=context.max_in_flight,
+            prefill_units=options.prefill_units,
         )
         self._recorder = Recorder.of(context.model, module)
         self._graphs = self._captured(dense_because(calls.values(), context.dtype, context.device))
+
+    def _kept_share(self) -> float:
+        """Share of the cache in which turns of dialogues that ended are kept."""
+        if not self._context.dialogues:
+            return 0.0
+        if isinstance(self._cache, SlotCache) and self._context.device.type != "cpu":
+            _LOG.info("each turn of a dialogue processes all before it: on GPUs, only a cache in pages keeps them")
+            return 0.0
+        return self._options.prefix_cache
 
     def _captured(self, dense: str) -> DecodeGraphs | None:
         """Graphs of steps that only decode, where there can be any; `dense` is why the cache is, if it is."""
@@ -103,6 +120,10 @@ class EmbeddedEngine(TokenEngine):
     def _vocabulary(self) -> int:
         return self._num_tokens
 
+    def stats(self) -> EngineStats:
+        """Counters and gauges."""
+        return attrs.evolve(super().stats(), evicted_units=self._prefixes.evicted_units)
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
@@ -114,6 +135,7 @@ class EmbeddedEngine(TokenEngine):
         if self._prompts is not None:
             self._prompts.retain(plan)
         self._prompted += len(plan.chunk_tokens)
+        self._reused += sum(kept.num_units for _, kept in plan.resumed)
         if drawn_2R is not None:
             # The only wait for the device in a step that feeds no prompt.
             tokens, logprobs = (row[: len(plan.drawn)] for row in drawn_2R.tolist())
@@ -229,6 +251,9 @@ class Recorder:
         num_units = plan.num_decoding + len(plan.chunk_tokens)
         for record in self._records:
             rows = _checked(newest, record, num_units).cpu()
+            for slot, kept in plan.resumed:
+                before = kept.records[record.name][: kept.num_units]
+                _held(plan.sequences[slot], record.name, rows)[: kept.num_units] = before
             for row, sequence in enumerate(plan.sequences[: plan.num_decoding]):
                 _held(sequence, record.name, rows)[len(sequence.tokens) - 1] = rows[row]
             for chunk in plan.chunks:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from cosmos_core.config.schema import POSITIVE, option
+from cosmos_core.config.schema import FRACTION, POSITIVE, option
 from cosmos_core.protocols import Model, PlannedRun, Preflight
 from cosmos_core.protocols.model import MoEModel
 
@@ -22,6 +22,12 @@ class EmbeddedOptions:
     )
     cache_step: int = option(
         32, help="The width of a dense KV cache changes by this many units per sequence.", validator=POSITIVE
+    )
+    prefix_cache: float = option(
+        0.5,
+        help="Turns of dialogues that ended are kept for the next one: in pages (on GPUs), in up to this share of the "
+        "KV cache of what is in flight, while that leaves it; on a CPU, in so much memory beside it. 0 keeps none.",
+        validator=FRACTION,
     )
     pack_matrices: bool = option(
         True, help="On a CPU in bfloat16: keep matrices packed for its kernels too: faster, at twice the memory."
@@ -40,7 +46,10 @@ class EmbeddedOptions:
 def preflight(options: EmbeddedOptions, planned: PlannedRun) -> Preflight:
     """Say what the engine cannot do of a run."""
     if planned.facts.attends_pluggably:
-        return Preflight(problems=tuple(problems(options, planned.model)))
+        # On GPUs the cache itself has room for it.
+        is_gpu = planned.device == "cuda" or (planned.device == "auto" and planned.has_gpu)
+        kept_share = 0.0 if is_gpu else options.prefix_cache
+        return Preflight(problems=tuple(problems(options, planned.model)), kept_share=kept_share)
     problem = (
         "rollout.engine.plugin: 'embedded' decodes through transformers' attention interface, and not all layers of "
         f"{planned.facts.architecture} are known to attend through it; take another engine, or train on demonstrations "

@@ -6,7 +6,7 @@ heads, K key-value heads, D head dim; R rows of a cache whose pages and units ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,10 @@ class PagedCache:
         layers: Keys and values of each layer.
         table: int32 [S, W]: pages of each slot, on the device; always the same memory.
         generation: Another one once `layers` lie in other memory.
+        evict: Gives up pages that are kept for sequences to come, some of them; False if there are none.
     """
+
+    evict: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class PagedCache:
     ) -> None:
         whole = longest + -longest % varlen.PAGE
         self.page = varlen.PAGE if varlen.reads_tables() else whole
-        self._most = 1 + num_slots * (whole // self.page)
+        self._most = 1
         self._held = np.zeros((num_slots, whole // self.page), np.int32)
         self.table = torch.zeros(self._held.shape, dtype=torch.int32, device=device)
         self._pages: list[list[int]] = [[] for _ in range(num_slots)]
@@ -89,16 +92,21 @@ class PagedCache:
         """Give slots the pages that they need for a step's units.
 
         What a chunk begins anew, it begins in pages of its own: others may share those that it had. A fork shares the
-        pages which its units fill; the rest of them is copied within the step (`copies`).
+        pages which its units fill; the rest of them is copied within the step (`copies`). What is kept of a sequence is
+        the slot's that starts from it.
         """
+        self._most = max(self._most, 1 + len(self._pages) * (self.size_of(plan.longest) // self.page))
+        for slot, kept in plan.resumed:
+            self._append(slot, kept.held)
+            self.drop(kept.held)
         for chunk in plan.chunks:
             if not chunk.start:
-                self._drop(chunk.slot)
+                self._empty_slot(chunk.slot)
         for fork in plan.forks:
             self._extend([(fork.source, plan.lengths[fork.source])])
             shared = self._pages[fork.source][: fork.num_units // self.page]
             for target in fork.targets:
-                self._drop(target)
+                self._empty_slot(target)
                 self._append(target, shared)
         self._extend(enumerate(plan.lengths))
         if self._is_changed:
@@ -118,14 +126,32 @@ class PagedCache:
     def move(self, sources: Sequence[int], targets: Sequence[int], num_units: int) -> None:  # noqa: ARG002
         """Let some slots have what others have, which hold nothing then."""
         for source, target in zip(sources, targets, strict=True):
-            self._drop(target)
+            self._empty_slot(target)
             self._pages[source], self._pages[target] = self._pages[target], self._pages[source]
             self._held[[source, target]] = self._held[[target, source]]
 
     def release(self, first: int) -> None:
         """Hold nothing in slots from `first` on."""
         for slot in range(first, len(self._pages)):
-            self._drop(slot)
+            self._empty_slot(slot)
+
+    def size_of(self, num_units: int) -> int:
+        """Units of memory that so many units take: whole pages."""
+        return num_units + -num_units % self.page
+
+    def keep(self, slot: int, num_units: int) -> list[int]:
+        """Pages with the first units of a slot, which stay when it has other ones."""
+        pages = self._pages[slot][: self.size_of(num_units) // self.page]
+        for page in pages:
+            self._counts[page] += 1
+        return pages
+
+    def drop(self, held: Sequence[int]) -> None:
+        """Keep no longer what `keep` gave."""
+        for page in held:
+            self._counts[page] -= 1
+            if not self._counts[page]:
+                self._free.append(page)
 
     def clear(self) -> None:
         """Hold nothing, in no memory."""
@@ -137,10 +163,13 @@ class PagedCache:
 
     def _extend(self, slots: Iterable[tuple[int, int]]) -> None:
         """Give slots pages for so many units."""
-        lacking = [(slot, -(-length // self.page) - len(self._pages[slot])) for slot, length in slots]
-        missing = sum(max(0, number) for _, number in lacking) - len(self._free)
-        if missing > 0:
-            self._grow(missing)
+        lacking = [(slot, self.size_of(length) // self.page - len(self._pages[slot])) for slot, length in slots]
+        needed = sum(max(0, number) for _, number in lacking)
+        # What is kept has the memory that sequences in flight do not need, and no other.
+        while len(self._counts) + needed - len(self._free) > self._most and needed > len(self._free) and self.evict():
+            pass
+        if needed > len(self._free):
+            self._grow(needed - len(self._free))
         for slot, number in lacking:
             if number > 0:
                 self._append(slot, [self._free.pop() for _ in range(number)])
@@ -164,11 +193,8 @@ class PagedCache:
         for page in pages:
             self._counts[page] += 1
 
-    def _drop(self, slot: int) -> None:
-        for page in self._pages[slot]:
-            self._counts[page] -= 1
-            if not self._counts[page]:
-                self._free.append(page)
+    def _empty_slot(self, slot: int) -> None:
+        self.drop(self._pages[slot])
         self._pages[slot].clear()
         self._held[slot] = 0
         self._is_changed = True

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
+import torch
 
 from cosmos_core.rollout.embedded.prefix import PrefixGroup
 from cosmos_core.rollout.serving.tokens import TokenSequence
@@ -30,6 +33,25 @@ class Fork:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class Kept:
+    """A sequence that has ended, and the keys and values that are kept of it.
+
+    Attributes:
+        tokens: All its token ids, int32: what goes on with it begins with them.
+        num_units: Units whose keys and values are held: all but the last.
+        size: Units of memory that these take.
+        held: The keys and values, as the cache keeps them.
+        records: What forwards recorded of these units, by name.
+    """
+
+    tokens: bytes
+    num_units: int
+    size: int
+    held: Any
+    records: Mapping[str, torch.Tensor]
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Plan:
     """One step.
 
@@ -40,6 +62,7 @@ class Plan:
         chunk_tokens: Tokens of the chunks, one after another.
         offsets: What the positions of each chunk's units have on their places.
         forks: Slots that start from what another holds.
+        resumed: Slots that start from what is kept of a sequence that has ended.
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
         kept: Token of the step whose logits are kept, for each chunk that draws.
@@ -52,6 +75,7 @@ class Plan:
     num_decoding: int
     chunks: tuple[Chunk, ...] = ()
     forks: tuple[Fork, ...] = ()
+    resumed: tuple[tuple[int, Kept], ...] = ()
     sequences: list[TokenSequence] = attrs.field(factory=list)
     chunk_tokens: list[int] = attrs.field(factory=list)
     offsets: list[int] = attrs.field(factory=list)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.paged import PagedCache
-from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
+from cosmos_core.rollout.embedded.plan import Chunk, Fork, Kept, Plan
+from cosmos_core.rollout.embedded.prefix_cache import PrefixCache
 from cosmos_core.rollout.embedded.sampler import SamplingFeatures, SlotNumbers
 from cosmos_core.rollout.serving.requests import WaitingQueue
 from cosmos_core.rollout.serving.tokens import TokenRequestState, TokenSequence
@@ -22,9 +23,16 @@ class Scheduler:
     """Admits waiting sequences in order of priority, then of arrival."""
 
     def __init__(
-        self, cache: SlotCache | PagedCache, numbers: SlotNumbers, *, num_slots: int, prefill_units: int
+        self,
+        cache: SlotCache | PagedCache,
+        numbers: SlotNumbers,
+        prefixes: PrefixCache,
+        *,
+        num_slots: int,
+        prefill_units: int,
     ) -> None:
         self._cache = cache
+        self._prefixes = prefixes
         self._numbers = numbers
         self._num_slots = num_slots
         self._prefill_units = prefill_units
@@ -74,7 +82,11 @@ class Scheduler:
             partial.cached, partial.prefix_version, partial.origin = 0, version, partial
 
     def requeue(self) -> None:
-        """Set every running sequence back to waiting: its cache is to be computed anew, its units stay."""
+        """Set every running sequence back to waiting: its cache is to be computed anew, its units stay.
+
+        Nothing is kept of those that ended.
+        """
+        self._prefixes.clear()
         running, self._running, self._partial, self._features = self._running, [], None, None
         self._cache.release(0)
         for sequence in running:
@@ -82,8 +94,11 @@ class Scheduler:
         self.add(running)
 
     def remove(self, finished: Iterable[TokenSequence]) -> None:
-        """Take sequences out, running or waiting, and close the gaps."""
+        """Take sequences out, running or waiting, keep what they may be continued with, and close the gaps."""
         gone = set(finished)
+        for sequence in gone:
+            if sequence.slot >= 0:
+                self._prefixes.keep(sequence)
         if any(sequence.slot < 0 for sequence in gone):
             self._waiting.remove(gone)
         if any(sequence.slot >= 0 for sequence in gone):
@@ -117,7 +132,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Decide the next step and place what is admitted."""
-        draft = _Draft(self._prefill_units, may_decode=self._partial is None)
+        draft = _Draft(self._prefill_units, self._prefixes, may_decode=self._partial is None)
         num_decoding = len(self._running)
         if self._partial is not None:
             num_decoding -= 1
@@ -174,6 +189,7 @@ class Scheduler:
             chunk_tokens=tokens,
             offsets=[sequence.parent.offset for sequence, _, _ in draft.chunks],
             forks=draft.forks(),
+            resumed=tuple((sequence.slot, kept) for sequence, kept in draft.resumed),
             drawn=drawn.copy(),
             logit_rows=rows if draft.shares else None,
             kept=kept,
@@ -189,13 +205,16 @@ class _Draft:
         chunks: (sequence, first unit to feed, end), in the order of their slots.
         shares: Samples that draw from the logits of another's prompt.
         late: Samples that only lack the last unit of their prompt, so they decode at once.
+        resumed: Sequences that go on with one that has ended, and what is kept of it.
     """
 
-    def __init__(self, budget: int, *, may_decode: bool) -> None:
+    def __init__(self, budget: int, prefixes: PrefixCache, *, may_decode: bool) -> None:
         self.chunks: list[tuple[TokenSequence, int, int]] = []
         self.shares: dict[TokenSequence, list[TokenSequence]] = {}
         self.late: list[TokenSequence] = []
+        self.resumed: list[tuple[TokenSequence, Kept]] = []
         self._budget = budget
+        self._prefixes = prefixes
         self._may_decode = may_decode
         self._leaders: dict[TokenRequestState, TokenSequence] = {}
         self._forks: dict[tuple[TokenSequence, int], list[TokenSequence]] = {}
@@ -220,6 +239,9 @@ class _Draft:
         sequence.origin = sequence if source is None else source.origin
         if source is not None:
             self._forks.setdefault((source, sequence.cached), []).append(sequence)
+        elif (kept := self._prefixes.take(sequence)) is not None:
+            sequence.cached = kept.num_units
+            self.resumed.append((sequence, kept))
         if leader is not None and sequence.cached == size:
             self.shares.setdefault(leader, []).append(sequence)
         elif leader is None and holder is not None and sequence.cached == size - 1 and self._may_decode:

@@ -100,6 +100,7 @@ class ServedEngine(abc.ABC, Generic[S]):
         self._draining: tuple[int, list[Future[None]]] | None = None
         self._generated = 0
         self._prompted = 0
+        self._reused = 0
         self._busy_s = 0.0
         self._paused_s = 0.0
 
@@ -260,6 +261,7 @@ class ServedEngine(abc.ABC, Generic[S]):
             busy_s=self._busy_s,
             paused_s=self._paused_s + (0.0 if since is None else time.monotonic() - since),
             weight_version=queue.version,
+            cached_units=self._reused,
         )
 
     def end_profile(self) -> None:

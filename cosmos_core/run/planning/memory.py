@@ -443,15 +443,15 @@ IN_FLIGHT_COPIES: Final = 4
 
 def longest_sample(recipe: Recipe, context_length: int, longest_prompt: int) -> int:
     """Most units of a sample that is trained on; those of an environment's observations are bounded by nothing else."""
-    if recipe.environment is not None:
+    if recipe.has_dialogues:
         return min(context_length, recipe.policy.micro_batch_units)
     return min(context_length, longest_prompt + recipe.rollout.sampling.max_units)
 
 
 def rollout_memory(
-    recipe: Recipe, facts: ModelFacts, longest_prompt: int, engine: EngineCapabilities
+    recipe: Recipe, facts: ModelFacts, longest_prompt: int, engine: EngineCapabilities, kept_share: float = 0.0
 ) -> dict[str, int]:
-    """Bytes of each process of one rollout replica by part.
+    """Bytes of each process of one rollout replica by part; `kept_share` is `Preflight.kept_share`.
 
     The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
     than with what they stand for, needs less for parameters. Of an engine that denoises the latents of samples in
@@ -478,6 +478,7 @@ def rollout_memory(
         "parameters": item_size * (facts.num_parameters - split + math.ceil(split / tp)),
         **({CODES: codes} if codes else {}),
         CACHE: cache,
+        **({"prefix cache (at most)": math.ceil(kept_share * cache)} if kept_share and recipe.has_dialogues else {}),
         "logits (estimate)": logits,
         **({"decode graphs (estimate)": logits} if is_gpu and engine.replays_steps else {}),
     }

@@ -135,6 +135,47 @@ PLANTED = {
             return digest
         """,
     ),
+    "keeps-turns-over-a-recompute": Fault(
+        "test_the_next_turn_of_a_dialogue_is_what_it_would_be_afresh",
+        "log-probs are not the trainer's: unit",
+        """
+        def _apply(self, update, cache):
+            self._prefixes.clear = lambda: None
+            return super()._apply(update, cache)
+        """,
+    ),
+    "draws-otherwise-over-a-kept-turn": Fault(
+        "test_the_next_turn_of_a_dialogue_is_what_it_would_be_afresh",
+        "draws depend on the seed, the sample and the unit, whatever is in a cache",
+        """
+        def _build(self):
+            super()._build()
+            take = self._prefixes.take
+            def taken(sequence):
+                kept = take(sequence)
+                if kept is not None:
+                    request = sequence.parent.request
+                    sequence.parent.request = attrs.evolve(request, seed=request.seed + 1)
+                return kept
+            self._prefixes.take = taken
+        """,
+    ),
+    "forgets-records-of-kept-turns": Fault(
+        "test_every_unit_that_was_computed_has_its_record",
+        "differs by",
+        """
+        def _build(self):
+            super()._build()
+            keep = self._prefixes.keep
+            def kept(sequence):
+                keep(sequence)
+                for each in self._prefixes._kept:
+                    for rows in each.records.values():
+                        rows[:] = 0
+            self._prefixes.keep = kept
+        """,
+        capabilities="records=True",
+    ),
     "shares-prompts-over-updates": Fault(
         "test_an_update_is_loaded_and_attested",
         "log-probs are not the trainer's: unit",

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from cosmos_core.control.journal import entries
+from cosmos_core.models.tokens import token_array
 from cosmos_core.protocols import Request, Sampling
 from cosmos_core.run.follower import Follower
 from cosmos_core.testing.conformance.engine.subject import tokens_of
+from cosmos_core.testing.conformance.model.subject import tensor_of
 from cosmos_core.types import Array, Prompt
 from tests.commandline import CommandLine
 
@@ -71,3 +73,29 @@ def test_of_a_dialogue_what_the_model_decided_is_scored(start, model, pricer):
     torch.testing.assert_close(parts, whole[torch.from_numpy(told)], atol=0, rtol=0)
     (theirs,) = pricer.logprobs([dialogue], temperature=1.3)
     torch.testing.assert_close(parts, theirs, atol=1e-4, rtol=0)
+
+
+def test_a_next_turn_reuses_the_one_before_until_weights_come(start, model, pricer):
+    """With either way to load: vLLM keeps blocks of 32 units, and forgets or hides them all."""
+    engine, version = start(dialogues=True), 0
+    opening = model.encode(Prompt(text="What are two and two, and three and three, and four and four together? " * 2))
+    size = opening.arrays["prompt"].shape[0]
+    for cache, weights in (("none", 0), ("recompute", 1), ("keep", 2)):
+        first = Request(request_id="first", prompt=opening, sampling=Sampling(max_units=24), seed=3)
+        ((made,),) = engine.generate([first])
+        prompt = attrs.evolve(
+            opening, arrays={"prompt": token_array([*tokens_of(made, "prompt"), *tokens_of(made), 5])}
+        )
+        if weights:
+            version += 1
+            engine.load(version, pricer.tensors(weights), cache)
+        before = engine.stats()
+        ((turn,),) = engine.generate(
+            [Request(request_id="next", prompt=prompt, sampling=Sampling(max_units=8), seed=4)]
+        )
+        after = engine.stats()
+        reused, processed = after.cached_units - before.cached_units, after.prompt_units - before.prompt_units
+        assert reused + processed == size + 25
+        assert reused == (0 if weights else (size + 24) // 32 * 32)
+        (theirs,) = pricer.logprobs([turn.payload], temperature=1.0, weights=weights)
+        torch.testing.assert_close(tensor_of(turn.payload, "logprobs"), theirs, atol=1e-4, rtol=0)

@@ -99,7 +99,9 @@ def versions(generated) -> list[int]:
     return np.frombuffer(generated.payload.arrays["versions"].data, np.int32).tolist()
 
 
-def make_engine(model=None, *, max_in_flight=8, context_length=128, dtype=torch.float32, **options) -> EmbeddedEngine:
+def make_engine(
+    model=None, *, max_in_flight=8, context_length=128, dtype=torch.float32, dialogues=False, **options
+) -> EmbeddedEngine:
     context = EngineContext(
         model=model or FakeModel(),
         dtype=dtype,
@@ -107,6 +109,7 @@ def make_engine(model=None, *, max_in_flight=8, context_length=128, dtype=torch.
         max_in_flight=max_in_flight,
         context_length=context_length,
         seed=1,
+        dialogues=dialogues,
     )
     return EmbeddedEngine(EmbeddedOptions(**options), context)
 

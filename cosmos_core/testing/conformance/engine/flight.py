@@ -263,6 +263,28 @@ class FlightTests(Readings):
         _expect_update_in_flight(subject, cache="keep", loads={3: 0, 4: 4})
         _expect_update_in_flight(subject, cache="recompute", loads={3: 3, 4: 4})
 
+    def test_the_next_turn_of_a_dialogue_is_what_it_would_be_afresh(self, subject: Subject) -> None:
+        """An engine may keep what it computed for an earlier turn, and not over a recompute; it changes nothing."""
+        needs(subject.has_tokens, "payload kind tokens")
+        needs(subject.texts, "prompts of tokens alone")
+        engine = subject.start(dialogues=True)
+        first = [subject.request(index, index, seed=index, num_samples=2) for index in subject.texts[:3]]
+        turns = subject.next_turns(flat(engine.generate(first)))
+        reused = flat(engine.generate(turns))
+        subject.expect_logprobs(reused)
+        for version, weights in ((1, 1), (2, 0)):
+            # What the first turns leave now is what the weights before computed.
+            engine.generate(first)
+            engine.load(version, subject.pricer.tensors(weights), "recompute")
+            afresh = flat(engine.generate(turns))
+            subject.expect_versions(afresh, {version})
+            subject.expect_logprobs(afresh, weights=weights)
+        if subject.capabilities.seeded and not all(map(subject.read.same, reused, afresh)):
+            fault(
+                "a next turn drew other units where an earlier one had left its cache than it did afresh; draws depend "
+                "on the seed, the sample and the unit, whatever is in a cache"
+            )
+
     def test_it_sleeps_and_goes_on_with_the_weights_that_it_is_given_then(self, subject: Subject) -> None:
         """Others use the memory meanwhile: nothing in flight is lost, and nothing is computed with what was there."""
         needs(subject.capabilities.sleeps, "sleeps")

@@ -384,8 +384,10 @@ class EngineConformance(FlightTests, PluginConformance):
             "counters": lambda *_: (),
             "after_step": lambda *_: {},
         }
-        engine = subject.start(model=twin(context.model, **methods))
-        for generated in flat(engine.generate(subject.ragged(1, num_samples=3))):
+        engine = subject.start(model=twin(context.model, **methods), dialogues=True)
+        opened = flat(engine.generate(subject.ragged(1, num_samples=3)))
+        turns = subject.next_turns(opened) if len(subject.texts) == len(subject.prompts) else []
+        for generated in (*opened, *flat(engine.generate(turns))):
             _expect_record(subject, generated)
         handles = engine.submit(subject.long(6))
         engine.wait_for_units(engine.stats().generated_units + 10)

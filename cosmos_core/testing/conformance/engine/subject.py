@@ -316,11 +316,25 @@ class Subject:
         """True if what it generates are tokens."""
         return "tokens" in self.capabilities.payload_kinds
 
+    @property
+    def texts(self) -> list[int]:
+        """The numbers of prompts that are nothing but tokens."""
+        return [index for index, prompt in enumerate(self.prompts) if prompt.arrays.keys() == {"prompt"}]
+
     def request(self, name: object, prompt: int | Payload, *, seed: int = 0, priority: int = 0, **more: Any) -> Request:
         """A request for a prompt, or the one of a number; 8 units at `temperature` unless said otherwise."""
         drawn = Sampling(**{"temperature": self.read.temperature, "max_units": 8, **more})
         given = self.prompts[prompt] if isinstance(prompt, int) else prompt
         return Request(request_id=str(name), prompt=given, sampling=drawn, seed=seed, priority=priority)
+
+    def next_turns(self, results: Sequence[Generated]) -> list[Request]:
+        """A next turn for each completion of a text: all that came before, and some tokens."""
+        turns = []
+        for index, each in enumerate(results):
+            said = token_array([*tokens_of(each, "prompt"), *tokens_of(each), *range(3 + index % 4)])
+            whole = attrs.evolve(each.payload, arrays={"prompt": said})
+            turns.append(self.request(f"turn {index}", whole, seed=index))
+        return turns
 
     def long(self, count: int, **more: Any) -> list[Request]:
         """Requests that are long enough to be paused, aborted or updated in flight."""
@@ -419,9 +433,9 @@ def expect_array(generated: Generated, name: str, dtype: str, shape: tuple[int, 
         )
 
 
-def tokens_of(generated: Generated) -> list[int]:
-    """The tokens of a completion."""
-    return [int(token) for token in tensor_of(generated.payload, "completion")]
+def tokens_of(generated: Generated, name: str = "completion") -> list[int]:
+    """The tokens of a completion, or of its prompt."""
+    return [int(token) for token in tensor_of(generated.payload, name)]
 
 
 def flat(results: Iterable[Sequence[Generated]]) -> list[Generated]:

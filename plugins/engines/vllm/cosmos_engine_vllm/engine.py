@@ -109,6 +109,7 @@ class VllmEngine(TokenEngine):
             )
         if not sample.num_generated:
             self._prompted += sample.parent.num_prompt - drawn.num_cached
+            self._reused += drawn.num_cached
         sample.tokens.extend(drawn.tokens)
         sample.logprobs.extend(drawn.logprobs)
         self._generated += len(drawn.tokens)

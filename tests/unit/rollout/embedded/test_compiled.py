@@ -120,6 +120,9 @@ def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
     assert "not all layers of Qwen3Config are known to attend through it" in problem
     planned = attrs.evolve(planned, facts=attrs.evolve(planned.facts, attends_pluggably=True))
     assert preflight(compiles, planned).problems == ()
+    for device, has_gpu, share in [("cpu", True, 0.25), ("auto", False, 0.25), ("auto", True, 0), ("cuda", False, 0)]:
+        there = attrs.evolve(planned, device=device, has_gpu=has_gpu)
+        assert preflight(EmbeddedOptions(prefix_cache=0.25), there).kept_share == share
     model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
     model.record = lambda module: dict
     model.counters, model.after_step = lambda module: (), lambda module: {}

@@ -10,6 +10,7 @@ from transformers import Qwen3Config
 from cosmos_core.rollout.embedded import engine as engine_module
 from cosmos_core.rollout.embedded.cache import SlotCache
 from cosmos_core.rollout.embedded.prefix import PrefixGroup
+from cosmos_core.rollout.embedded.prefix_cache import PrefixCache
 from cosmos_core.rollout.embedded.sampler import SlotNumbers
 from cosmos_core.rollout.embedded.scheduler import Scheduler
 from cosmos_core.rollout.serving.requests import ServedHandle
@@ -77,7 +78,8 @@ def test_a_sample_that_an_update_begins_again_shares_nothing_that_was_computed_b
     """Set back with more than a step's budget, it had taken the prompt over from another sample."""
     numbers = SlotNumbers(2, kit.VOCABULARY, torch.device("cpu"))
     cache = SlotCache({}, num_slots=2, step=32, dtype=torch.float32, device=torch.device("cpu"))
-    scheduler = Scheduler(cache, numbers, num_slots=2, prefill_units=35)
+    prefixes = PrefixCache(cache, num_slots=2, share=0.0)
+    scheduler = Scheduler(cache, numbers, prefixes, num_slots=2, prefill_units=35)
     request = kit.request("group", [3] * 10, num_samples=2, max_units=40)
     samples = TokenRequestState(request, ServedHandle(request), 0, [3] * 10).samples
     for sample in samples:

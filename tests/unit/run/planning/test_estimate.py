@@ -67,7 +67,10 @@ def test_memory_of_a_rollout_replica_by_hand():
         recipe(**settings, environment={"plugin": "game"}, policy={"optimizer": {"lr": 1e-6}, "micro_batch_units": 50}),
     )
     assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
-    assert rollout_memory(talks, FACTS, 20, EngineCapabilities())["KV cache (at most)"] == 2 * 2 * 8 * 2 * 50 * 3
+    kept = "prefix cache (at most)"
+    assert kept not in rollout_memory(plain, FACTS, 20, EngineCapabilities(), 0.5)
+    parts = rollout_memory(talks, FACTS, 20, EngineCapabilities(), 0.5)
+    assert (parts["KV cache (at most)"], parts[kept]) == (2 * 2 * 8 * 2 * 50 * 3, 2 * 2 * 8 * 2 * 25 * 3)
 
 
 def test_bytes_of_a_weight_sync():
