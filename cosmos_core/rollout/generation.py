@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import queue
@@ -28,10 +29,9 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.rollout.endpoint.server import Endpoint
 from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.episode import Episodes
+from cosmos_core.rollout.episodes.player import Player, player_of, serving
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.rewards import scoring
@@ -105,28 +105,24 @@ class Generation:
         self._events: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: Final = SupervisedThread("groups", self._run)
         self.num_ended = 0
-        self._endpoint: Endpoint | None = None
+        self._endpoint: Final = contextlib.ExitStack()
+        self._check_endpoint: Callable[[], None] = lambda: None
         self._episodes: Final = self._make_episodes()
 
-    def _make_episodes(self) -> Episodes | Agents | None:
+    def _make_episodes(self) -> Player | None:
         parts = self._parts
-        config = parts.recipe.environment
-        if parts.environments is None or config is None:
+        if parts.environments is None or parts.recipe.environment is None:
             return None
-        agents = functools.partial(Agents, name=parts.recipe.run.name)
-        kind: Callable[..., Episodes | Agents] = agents if parts.environment.calls_model else Episodes
-        made = kind(
-            environment=config,
-            capabilities=parts.environment,
+        return player_of(
+            parts.recipe.environment,
+            parts.environment,
+            name=parts.recipe.run.name,
             model=parts.model,
             engine=parts.engine,
             pool=parts.environments,
             version=lambda: parts.version_lock.loaded,
             post=self._events.put,
         )
-        if isinstance(made, Agents):
-            self._endpoint = Endpoint(made, config.agent.host)
-        return made
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -139,16 +135,12 @@ class Generation:
         Raises:
             ReplicaError: Their endpoint cannot listen.
         """
-        if self._endpoint is not None:
-            assert isinstance(self._episodes, Agents)
-            self._endpoint.start()
-            self._episodes.url = self._endpoint.url
+        self._check_endpoint = self._endpoint.enter_context(serving(self._episodes))
         self._thread.start()
 
     def close(self) -> None:
         """Stop, and write the samples that wait; what is not reported yet is forgotten. Idempotent."""
-        if self._endpoint is not None:
-            self._endpoint.close()
+        self._endpoint.close()
         self._events.put(None)
         self._thread.join(5.0)
         if self._parts.samples is not None:
@@ -157,8 +149,7 @@ class Generation:
     def check(self) -> None:
         """Raise ReplicaError if a thread failed."""
         self._thread.check()
-        if self._endpoint is not None:
-            self._endpoint.check()
+        self._check_endpoint()
 
     @property
     def num_active(self) -> int:
@@ -298,7 +289,7 @@ class Generation:
             self._parts.version_lock.leave()
         self._score_active(lease.lease, played)
 
-    def _abandon(self, episodes: Episodes | Agents, lease: Lease) -> None:
+    def _abandon(self, episodes: Player, lease: Lease) -> None:
         if episodes.abandon(str(lease.lease)) and lease.purpose == "evaluation":
             self._parts.version_lock.leave()
 

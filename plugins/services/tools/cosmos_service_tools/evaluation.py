@@ -23,7 +23,7 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Dataset, Request, Sampling
 from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.episode import Episodes
+from cosmos_core.rollout.episodes.player import player_of, serving
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.rewards.messages import Outcomes
 from cosmos_core.rollout.rewards.pool import RewardPool
@@ -42,24 +42,27 @@ def play(
     sampling: Sampling,
     *,
     seed: int,
+    name: str,
 ) -> list[EpisodeResult]:
-    """Play one dialogue of each held-out row, as an evaluation of a run does."""
+    """Play one dialogue of each held-out row, as an evaluation of the run `name` does."""
     if not isinstance(served.model, MultiTurnModel):
         raise ConfigError("environment: the model plugin has no encode_turns; remove [environment]")
     capabilities = PluginSet.load([("environment", environment.plugin)]).provider("environment", environment.plugin)
     events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     found: dict[int, list[EpisodeResult]] = {}
-    with contextlib.closing(EnvironmentPool(environment, seed=seed)) as pool:
+    with contextlib.closing(EnvironmentPool(environment, seed=seed)) as pool, contextlib.ExitStack() as stack:
         pool.start()
-        episodes = Episodes(
-            environment=environment,
-            capabilities=capabilities.capabilities,
+        episodes = player_of(
+            environment,
+            capabilities.capabilities,
+            name=name,
             model=served.model,
             engine=served.engine,
             pool=pool,
             version=lambda: 0,
             post=events.put,
         )
+        check = stack.enter_context(serving(episodes))
         for index, (row, prompt, payload) in enumerate(asked):
             request = Request(request_id=str(index), prompt=payload, sampling=sampling, seed=evaluation_seed(seed, row))
             keep = functools.partial(found.__setitem__, index)
@@ -69,6 +72,7 @@ def play(
                 events.get(timeout=_TICK_S)()
             except queue.Empty:
                 pool.check()
+                check()
                 served.engine.health()
     return [each for index in range(len(asked)) for each in found[index]]
 
@@ -191,7 +195,7 @@ def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> li
             fitting.append((row, prompt, payload))
     sampling = greedy(job.recipe)
     if environment is not None:
-        played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed)
+        played = play(served, environment, fitting, sampling, seed=job.recipe.run.seed, name=job.recipe.run.name)
         return [(prompt, each) for (_, prompt, _), each in zip(fitting, played, strict=True)]
     # Denoised samples depend on their noise: it is that of the run's own evaluations.
     seeds = [evaluation_seed(job.recipe.run.seed, row) for row, _, _ in fitting]
@@ -212,7 +216,7 @@ def _score(served: Served, answered: list[tuple[Prompt, EpisodeResult]], job: Jo
         done.set()
 
     asked = [
-        to_score(prompt, each, served.model.decode(each.generated.payload))
+        to_score(prompt, each, served.model.decode(each.generated.payload) if each.text is None else each.text)
         for prompt, each in answered
         if each.status.is_scored
     ]

@@ -129,7 +129,7 @@ def beginnings_in_a_run():
     """How the environment begins with each row, in an evaluation of a run."""
     engine, version_lock, reports = Engine(), VersionLock(), queue.SimpleQueue()
     version_lock.confirm(1)
-    pool = EnvironmentPool(DEALER, seed=RUN_SEED)
+    pool = EnvironmentPool(DEALER, seed=RUN_SEED, name="run")
     rewards = SimpleNamespace(
         submit=lambda completions, done: done([[Outcome(value=1.0, status=SampleStatus.OK)] for _ in completions]),
         scoring_s=0.0,
@@ -177,7 +177,7 @@ def beginnings_afterwards():
     model, engine = Model(), Engine()
     served = Served(model=model, engine=engine, context_length=100)
     asked = [(each, row(each), model.encode(row(each))) for each in ROWS]
-    played = play(served, DEALER, asked, Sampling(temperature=0.0, max_units=7), seed=RUN_SEED)
+    played = play(served, DEALER, asked, Sampling(temperature=0.0, max_units=7), seed=RUN_SEED, name="run")
     assert [each.status for each in played] == ["ok"] * len(ROWS)
     return sorted(engine.prompts)
 
