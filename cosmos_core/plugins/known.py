@@ -48,6 +48,7 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
     ("environment", "cosmos-environment-openai-agents"): "openai-agents",
     ("environment", "cosmos-environment-gymnasium"): "gymnasium",
     ("environment", "cosmos-environment-openenv"): "openenv",
+    ("environment", "cosmos-environment-textarena"): "textarena",
     ("hook", "cosmos-tracker-mlflow"): "mlflow",
     ("launcher", "cosmos-launcher-kubernetes"): "kubernetes",
     ("launcher", "cosmos-launcher-slurm"): "slurm",
