@@ -129,7 +129,7 @@ def beginnings_in_a_run():
     """How the environment begins with each row, in an evaluation of a run."""
     engine, version_lock, reports = Engine(), VersionLock(), queue.SimpleQueue()
     version_lock.confirm(1)
-    pool = EnvironmentPool(DEALER, seed=RUN_SEED, name="run")
+    pool = EnvironmentPool(DEALER, seed=RUN_SEED)
     rewards = SimpleNamespace(
         submit=lambda completions, done: done([[Outcome(value=1.0, status=SampleStatus.OK)] for _ in completions]),
         scoring_s=0.0,
