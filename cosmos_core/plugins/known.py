@@ -44,6 +44,7 @@ _PROVIDED: Final[Mapping[tuple[Kind, str], str]] = {
     ("engine", "cosmos-engine-diffusion"): "diffusion",
     ("engine", "cosmos-engine-vllm"): "vllm",
     ("environment", "cosmos-environment-calculator"): "calculator",
+    ("environment", "cosmos-environment-code-agent"): "code-agent",
     ("environment", "cosmos-environment-command"): "command",
     ("environment", "cosmos-environment-openai-agents"): "openai-agents",
     ("environment", "cosmos-environment-gymnasium"): "gymnasium",

@@ -1,0 +1,1 @@
+"""An agent for cosmos-core that repairs Python functions, in a sandbox."""
