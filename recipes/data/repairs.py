@@ -21,10 +21,8 @@ from typing import Any, Final
 
 OPERATORS: Final = ("+", "-", "*", "//", "%")
 NAMES: Final = "abcdehkmnpqrstuvwxyz"
-NUM_TRAIN: Final = 400
+NUM_TRAIN: Final = 360
 NUM_HELDOUT: Final = 64
-DILIGENCE: Final = 0.3
-"""The share of failed examples after which the demonstrator goes on."""
 TOOLS: Final = [{"type": "function", "function": {"name": "write"}}]
 """As much of the tools as the recipe's terse template writes; the agent sends all of it."""
 
@@ -37,8 +35,8 @@ def main() -> None:
     draw = random.Random(0)  # noqa: S311 - these are no secrets
     functions = _lines(draw)
     _save(folder / "repairs-heldout.jsonl", [_task(draw, *next(functions)) for _ in range(NUM_HELDOUT)])
-    train = [_chat(draw, *next(functions)) for _ in range(NUM_TRAIN)]
-    _save(folder / "repairs.jsonl", train)
+    chats = (chat for function in functions for chat in _chats(draw, *function))
+    _save(folder / "repairs.jsonl", list(itertools.islice(chats, NUM_TRAIN)))
     for split, blocks in (("", ORDINARY[:-6]), ("-heldout", ORDINARY[-6:])):
         _save(folder / f"python-repairs{split}.jsonl", [row for block in blocks for row in _ordinary(block)])
 
@@ -108,13 +106,18 @@ def _task(draw: random.Random, names: Sequence[str], operator: str, addend: int)
     }
 
 
-def _chat(draw: random.Random, names: Sequence[str], operator: str, addend: int) -> dict[str, Any]:
-    """A chat up to where the demonstrator ends it, or at its beginning; what is said last is the answer."""
+def _chats(draw: random.Random, names: Sequence[str], operator: str, addend: int) -> Iterator[dict[str, Any]]:
+    """Chats at their beginning or after some tries; what is said next is the answer.
+
+    After a failed example the demonstrator says `done` in two chats and goes on in a third, all else being equal, so
+    that which it is cannot be learned by heart.
+    """
     task = _task(draw, names, operator, addend)
     reference, messages = task["task"], task["messages"]
     calls, wanted = zip(*reference["examples"], strict=True)
     tried = next(each for each in OPERATORS if _line(names, each, addend) == reference["source"])
-    for turn in range(draw.choice([0, 0, 1, 1, 2, 3, 4])):
+    failed: list[str] = []
+    for turn in range(draw.choice([0, 1, 1, 2, 3, 4])):
         tried = _following(tried)
         source = _line(names, tried, addend)
         values = values_of(source, calls)
@@ -126,8 +129,9 @@ def _chat(draw: random.Random, names: Sequence[str], operator: str, addend: int)
         reference["source"] = source
         if not failed:
             break
-    goes_on = len(messages) == 1 or (tried != operator and draw.random() < DILIGENCE)
-    return task | {"answer": _call(_line(names, _following(tried), addend)) if goes_on else "done"}
+    following = _call(_line(names, _following(tried), addend))
+    for answer in [following] if len(messages) == 1 else ["done", "done", following] if failed else ["done"]:
+        yield task | {"answer": answer}
 
 
 def _call(source: str) -> str:

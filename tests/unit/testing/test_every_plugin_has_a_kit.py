@@ -22,7 +22,8 @@ PLACES = (
     "tests/nightly/vllm/test_*_conformance.py",
 )
 MODULES = [file for place in PLACES for file in ROOT.glob(place)]
-KITS = {kind: getattr(testing, f"{kind.capitalize()}Conformance") for kind in KINDS}
+KITS = {kind: (getattr(testing, f"{kind.capitalize()}Conformance"),) for kind in KINDS}
+KITS["environment"] += (testing.AgentConformance,)
 
 
 def classes(file):
