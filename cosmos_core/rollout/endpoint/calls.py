@@ -29,7 +29,8 @@ class Call:
     Attributes:
         model: The name of the model that it asks for.
         messages: The whole history, or what is new since the reply `previous`.
-        tools: The tools that the model may call, as OpenAI's API has them.
+        tools: The tools that the model is shown, as OpenAI's API has them.
+        may_call: Whether it may call them; else what it writes is words.
         instructions: A system's turn before all others; empty: none.
         previous: The id of a reply of the same session that this one goes on from; empty: none.
         max_units: Most units of the reply; None for as many as the session has.
@@ -41,6 +42,7 @@ class Call:
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, JSON], ...] = ()
+    may_call: bool = True
     instructions: str = ""
     previous: str = ""
     max_units: int | None = None

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
+from cosmos_core.errors import DataError
 from cosmos_core.rollout.endpoint.calls import Call, CallError
 from cosmos_core.types import JSON, Message, ToolCall
+from cosmos_core.types.tools import read_tools
 
 _MOST: Final = 128
 """Choices of a call."""
@@ -121,7 +123,8 @@ def read_chat(body: Mapping[str, Any]) -> Call:
     return Call(
         model=asked.model,
         messages=tuple(_message(turn, f"messages[{index}]") for index, turn in enumerate(asked.messages)),
-        tools=_tools(body, asked),
+        tools=_tools(asked.tools),
+        may_call=body.get("tool_choice") != "none",
         max_units=asked.max_completion_tokens or asked.max_tokens,
         stops=tuple(stops),
         num_choices=asked.n,
@@ -134,15 +137,16 @@ def read_response(body: Mapping[str, Any]) -> Call:
     asked = _converted(body, _ResponseAsked)
     items = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
     tools: list[Mapping[str, JSON]] = []
-    for tool in _tools(body, asked):
+    for tool in asked.tools:
         if tool.get("type") != "function":
             words = f"tools: {tool.get('type')!r} is a tool of OpenAI's own; only functions are called here"
             raise CallError(400, words, param="tools")
-        tools.append({"type": "function", "function": {key: each for key, each in tool.items() if key in _OF_TOOLS}})
+        tools.append({"type": "function", "function": {key: tool.get(key) for key in _OF_TOOLS}})
     return Call(
         model=asked.model,
         messages=tuple(_joined(items)),
-        tools=tuple(tools),
+        tools=_tools(tools),
+        may_call=body.get("tool_choice") != "none",
         instructions=asked.instructions,
         previous=asked.previous_response_id,
         max_units=asked.max_output_tokens,
@@ -164,8 +168,16 @@ def _converted(body: Mapping[str, Any], kind: Any) -> Any:
         raise CallError(400, f"the request cannot be read: {error}") from error
 
 
-def _tools(body: Mapping[str, Any], asked: _Asked) -> tuple[Mapping[str, JSON], ...]:
-    return () if body.get("tool_choice") == "none" else tuple(asked.tools)
+def _tools(tools: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
+    try:
+        return read_tools([{key: _given(each) for key, each in tool.items()} for tool in tools])
+    except DataError as error:
+        raise CallError(400, str(error), param="tools") from error
+
+
+def _given(value: Any) -> Any:
+    """A table without what is null: clients write it for what they leave out."""
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else value
 
 
 def _message(turn: _Turn, where: str) -> Message:

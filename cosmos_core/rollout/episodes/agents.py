@@ -49,7 +49,8 @@ from cosmos_core.rollout.episodes.session import (
     with_ids,
 )
 from cosmos_core.transport.bounds import DETAIL
-from cosmos_core.types import Payload, Prompt, SampleStatus
+from cosmos_core.types import Message, Payload, Prompt, SampleStatus
+from cosmos_core.types.tools import names_of as names_of_tools
 
 _CHUNK: Final = 32
 """Units after which it is looked for texts that end a reply."""
@@ -296,7 +297,7 @@ class Agents:
         if size >= group.longest:
             what = f"a prompt of {size} units, and prompt and reply may have {group.longest} together"
             raise self._met(session, what, code="context_length_exceeded")
-        asked.most = min(own, group.longest - size, call.max_units or most)
+        asked.most = min(max(own // call.num_choices, 1), group.longest - size, call.max_units or most)
         return asked
 
     @staticmethod
@@ -368,10 +369,7 @@ class Agents:
 
     def _conclude(self, asked: Asked, place: int, made: list[Turn], ids: np.ndarray, *, is_stopped: bool) -> None:
         session, call = asked.session, asked.call
-        read = self._multi_turn.read_turn(Prompt(text=asked.messages, tools=call.tools), ids.tolist())
-        self._count("tool_calls_malformed", len(read.malformed))
-        session.malformed += read.malformed
-        message = with_ids(before_stop(read.message, call.stops))
+        message = with_ids(before_stop(self._read(asked, ids), call.stops))
         if not is_stopped and asked.most < (call.max_units or math.inf):
             session.limit = (
                 session.limit or f"a reply was cut after {len(ids)} units, all that the session had room for"
@@ -386,6 +384,19 @@ class Agents:
         asked.choices[place] = (choice, made)
         if len(asked.choices) == call.num_choices:
             self._deliver(asked)
+
+    def _read(self, asked: Asked, ids: np.ndarray) -> Message:
+        """A turn of the model as a message; what calls a tool that there is not is words, and is counted."""
+        call, tools = asked.call, asked.call.tools if asked.call.may_call else ()
+        read = self._multi_turn.read_turn(Prompt(text=asked.messages, tools=tools), ids.tolist())
+        message, malformed = read.message, read.malformed
+        known = names_of_tools(call.tools)
+        if unknown := [each.name for each in message.tool_calls if each.name not in known]:
+            message = Message(role="assistant", content=self._decoded(ids), reasoning=message.reasoning)
+            malformed = (*malformed, f"it calls {unknown[0]!r:.80}, and the tools are {', '.join(known)}")
+        self._count("tool_calls_malformed", len(malformed))
+        asked.session.malformed += malformed
+        return message
 
     def _deliver(self, asked: Asked) -> None:
         """Record all choices, and give them to the client, unless it has left."""

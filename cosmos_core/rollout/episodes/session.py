@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import attrs
@@ -99,7 +100,7 @@ def with_completion(ids: np.ndarray) -> Payload:
 
 def refuse(future: Future[Any], error: CallError) -> None:
     """Refuse a call that has no answer yet."""
-    if not future.done():
+    with contextlib.suppress(InvalidStateError):  # it was answered, or its client has left
         future.set_exception(error)
 
 

@@ -332,6 +332,27 @@ def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
     assert np.concatenate(own).tolist() == [-each for each in values(payload, "logprobs").tolist()]
 
 
+def test_calls_of_what_there_is_not_and_calls_that_are_not_wanted_are_words():
+    async def agent(client):
+        async def said(**more):
+            reply = await client.chat.completions.create(model="run", messages=[user("a")], tools=[CALCULATOR], **more)
+            (choice,) = reply.choices
+            assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+            return choice.message.content
+
+        assert await said() == "call:launch:{}"
+        assert await said() == "call::{}"
+        assert await said(tool_choice="none") == "call:calculate:{}"
+
+    replies = ["call:launch:{}", "call::{}", "call:calculate:{}"]
+    with rig(lambda words, number: replies[number - 1]) as made:
+        made.call(agent)
+        made.end()
+        played = made.sample()
+        assert made.agents.counts["tool_calls_malformed"] == 3
+    assert played.detail == "agent: 3 calls; 3 branches; 3 malformed calls"
+
+
 def test_responses_are_served_too():
     def script(words, number):
         return "call:calculate:{}" if number == 1 else "four" if number == 2 else "x"
@@ -401,6 +422,8 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]: a part of type 'image"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, 400, "the last message is the model's own"),
     ({"messages": [user("a")], "stream": "perhaps"}, 400, "stream, stream_options: Expected `bool`, got `str`"),
+    ({"messages": [user("a")], "tools": [{"type": "function"}]}, 400, "tool"),
+    ({"messages": [user("a")], "tools": [CALCULATOR, CALCULATOR]}, 400, "calculate"),
     (b"{", 400, "the body is no JSON object: Input data was truncated"),
     (b'"' + b"x" * LARGEST_BODY + b'"', 413, "the body has more than"),
 ]
