@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from cosmos_core.protocols import Kind
+
 if TYPE_CHECKING:
     from cosmos_core.testing.conformance.agent import AgentConformance as AgentConformance
     from cosmos_core.testing.conformance.algorithm.kit import AlgorithmConformance as AlgorithmConformance
@@ -38,6 +40,11 @@ _HOMES: Final = {
     "fault": "plugin",
 }
 __all__ = list(_HOMES)
+
+
+def kit_of(kind: Kind, capabilities: object = None) -> str:
+    """The name of the kit for plugins of a kind that declare these capabilities."""
+    return f"{'Agent' if getattr(capabilities, 'calls_model', False) else kind.capitalize()}Conformance"
 
 
 def __getattr__(name: str) -> Any:

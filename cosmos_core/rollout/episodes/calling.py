@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import attrs
 
 from cosmos_core.errors import PluginBrokenError
+from cosmos_core.protocols import Agent
+from cosmos_core.types import Prompt
 
 
 class Clients:
@@ -60,3 +64,12 @@ class AgentSession:
     def client(self) -> Any:
         """An `openai.AsyncOpenAI`."""
         return self.clients.of(self.base_url, self.key)
+
+
+async def done_by(agent: Agent, session: AgentSession, task: Prompt) -> Any:
+    """What an agent returns of a task; one that is a plain function is called in a thread."""
+    run: Any = agent.run
+    if inspect.iscoroutinefunction(run):
+        return await run(session, task)
+    value = await asyncio.to_thread(run, session, task)
+    return await value if inspect.isawaitable(value) else value

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import logging
 import math
 import numbers
@@ -25,7 +24,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Agent, Environment, EnvironmentContext, Turn
-from cosmos_core.rollout.episodes.calling import AgentSession, Clients
+from cosmos_core.rollout.episodes.calling import AgentSession, Clients, done_by
 from cosmos_core.rollout.episodes.messages import (
     END_S,
     FROM_WORKER,
@@ -191,12 +190,7 @@ class Worker(process.Worker):
             seed=message.seed,
             clients=self._clients,
         )
-        call: Any = agent.run
-        if inspect.iscoroutinefunction(call):
-            value = await call(session, message.prompt)
-        else:
-            value = await asyncio.to_thread(call, session, message.prompt)
-            value = await value if inspect.isawaitable(value) else value
+        value = await done_by(agent, session, message.prompt)
         if value is not None and not _is_reward(value):
             detail = f"run: the reward is no finite number but {value!r:.200}"
             return Failed(episode=message.episode, timed_out=False, detail=detail)

@@ -11,8 +11,6 @@ from pathlib import Path
 from cosmos_core import testing
 from cosmos_core.plugins.discovery import entries
 from cosmos_core.plugins.known import KNOWN
-from cosmos_core.protocols import KINDS
-from cosmos_core.testing.conformance.plugin import PluginConformance
 
 ROOT = Path(__file__).parents[3]
 PLACES = (
@@ -22,8 +20,7 @@ PLACES = (
     "tests/nightly/vllm/test_*_conformance.py",
 )
 MODULES = [file for place in PLACES for file in ROOT.glob(place)]
-KITS = {kind: (getattr(testing, f"{kind.capitalize()}Conformance"),) for kind in KINDS}
-KITS["environment"] += (testing.AgentConformance,)
+KITS = tuple(getattr(testing, name) for name in testing.__all__ if name.endswith("Conformance"))
 
 
 def classes(file):
@@ -32,7 +29,7 @@ def classes(file):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = [cls for name, cls in inspect.getmembers(module, inspect.isclass) if name.startswith("Test")]
-    return [cls for cls in found if issubclass(cls, PluginConformance) and issubclass(cls, KITS[cls.kind])]
+    return [cls for cls in found if issubclass(cls, KITS)]
 
 
 def proven():

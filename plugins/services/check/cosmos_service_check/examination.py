@@ -246,33 +246,33 @@ def _kits(subject: Subject, usable: Mapping[PluginRecord, Loaded], given: Given)
     project = subject.project if given == Given() else None
     gaps = {record: _gap(record, loaded, given) if project is None else "" for record, loaded in usable.items()}
     yield from (check(f"{each.kind} {each.name}, kit", not_run=[gap]) for each, gap in gaps.items() if gap)
-    ready = [record for record, gap in gaps.items() if not gap]
+    ready = {record: usable[record].kit for record, gap in gaps.items() if not gap}
     try:
         outcomes = run_kits(subject, ready, project, given) if ready else []
     except PluginError as error:
         yield check("kit", fault=[str(error)])
         return
-    yield from (_check_kit(record, outcomes) for record in ready)
+    yield from (_check_kit(record, kit, outcomes) for record, kit in ready.items())
 
 
 def run_kits(
-    subject: Subject, records: Sequence[PluginRecord], project: Path | None, given: Given
+    subject: Subject, kits: Mapping[PluginRecord, str], project: Path | None, given: Given
 ) -> Sequence[Outcome]:
-    """Run the conformance classes in a project's tests, or one for each plugin that is made on the spot.
+    """Run the conformance classes in a project's tests, or one of its kit for each plugin, made on the spot.
 
     Raises:
         PluginError: pytest could not run, or took too long.
     """
     with scratch("check") as place:
         if project is None:
-            classes = (_class(each, f"{each.distribution}:{each.name}", given) for each in records)
+            classes = (_class(each, f"{each.distribution}:{each.name}", kit, given) for each, kit in kits.items())
             (place / "test_conformance.py").write_text("\n".join(["import pytest", *classes]))
         return run_pytest(
             project or place,
             timeout_s=_KIT_S,
             environment=subject.environment,
-            modules=attrs.evolve(subject, records=records).packages,
-            plugins=[(record.kind, record.name) for record in records],
+            modules=attrs.evolve(subject, records=[*kits]).packages,
+            plugins=[(record.kind, record.name) for record in kits],
         )
 
 
@@ -285,16 +285,15 @@ def _gap(record: PluginRecord, loaded: Loaded, given: Given) -> str:
     return f"{wanted} {' '.join(flags)}" if flags else ""
 
 
-def _check_kit(record: PluginRecord, outcomes: Sequence[Outcome]) -> Check:
+def _check_kit(record: PluginRecord, kit: str, outcomes: Sequence[Outcome]) -> Check:
     """Judge the outcomes of one plugin among those of all conformance classes."""
     name = f"{record.kind} {record.name}, kit"
     theirs = [each for each in outcomes if each.kind == record.kind and each.plugin.rpartition(":")[2] == record.name]
     # A module that cannot be collected is in no class.
     broken = [each for each in outcomes if not each.plugin and each.result == "failed"]
     if not theirs and not broken:
-        kit = f"{record.kind.capitalize()}Conformance"
         head = f"no test inherits {kit} for {record.name}; add tests/test_conformance.py:"
-        return check(name, fault=[f"{head}\n{_class(record, record.name, Given())}"])
+        return check(name, fault=[f"{head}\n{_class(record, record.name, kit, Given())}"])
     results = {result: [each for each in theirs if each.result == result] for result in get_args(Result)}
     summary = ", ".join(f"{len(each)} {result}" for result, each in results.items() if each and result != "not run")
     failed, uncollected, left = map(_alike, (results["failed"], broken, results["not run"]))
@@ -313,9 +312,8 @@ def _alike(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{names[0]}{others[message]}: {message}" for message, names in tests.items()]
 
 
-def _class(record: PluginRecord, plugin: str, given: Given) -> str:
+def _class(record: PluginRecord, plugin: str, kit: str, given: Given) -> str:
     """A module with a conformance class; literals of plain data are their own `repr`."""
-    kit = f"{record.kind.capitalize()}Conformance"
     title = "".join(part.capitalize() for part in re.split(r"\W|_", record.name))
     head = ["from cosmos_core.testing import " + kit, "", "", f"class Test{title}({kit}):", f'    plugin = "{plugin}"']
     body = [f"    {name} = {value!r}" for name, value in (("config", given.config), ("path", given.path)) if value]

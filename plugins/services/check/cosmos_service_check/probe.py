@@ -26,6 +26,7 @@ from cosmos_core.plugins.compatibility import protocol_deprecation
 from cosmos_core.plugins.discovery import PluginRecord
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Kind
+from cosmos_core.testing import kit_of
 from cosmos_core.testing.conformance.processes import exchange
 
 _HEAVY: Final = ("torch", "transformers", "vllm", "mlflow", "matplotlib", "tensorflow", "jax")
@@ -45,6 +46,7 @@ class Loaded:
         unusable: Why it cannot be loaded; empty if it can.
         deprecation: Why its protocol version will be refused; empty if it will not.
         required: Names of the options without a default.
+        kit: Name of the kit that proves it.
     """
 
     unimported: str = ""
@@ -54,6 +56,7 @@ class Loaded:
     protocol: int = 0
     deprecation: str = ""
     required: tuple[str, ...] = ()
+    kit: str = ""
 
 
 def load(record: PluginRecord, environment: Mapping[str, str]) -> Loaded:
@@ -95,6 +98,7 @@ def load_here(kind: Kind, selection: str, module: str) -> Loaded:
         imported,
         protocol=provider.protocol,
         deprecation=protocol_deprecation(kind, provider.protocol),
+        kit=kit_of(kind, provider.capabilities),
         required=tuple(
             name
             for name, each in fields(provider.options)

@@ -19,7 +19,7 @@ import pytest
 
 from cosmos_core import testing
 from cosmos_core.errors import PluginError
-from cosmos_core.testing import conformance
+from cosmos_core.testing import conformance, kit_of
 from cosmos_core.testing.conformance.plugin import PluginConformance
 from cosmos_core.testing.conformance.processes import exchange
 
@@ -130,7 +130,7 @@ class _Recorder:
         if self._plugins is not None:
             items[:] = [item for item in items if _is_kit_of(_class(item), self._plugins)]
         for cls in filter(None, map(_class, items)):
-            self._kits[_key(cls)] = getattr(testing, f"{cls.kind.capitalize()}Conformance")
+            self._kits[_key(cls)] = _kit(cls)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -168,6 +168,14 @@ def _class(item: pytest.Item) -> Kit | None:
 def _key(cls: Kit) -> tuple[str, str]:
     """The plugin that a class is for; a class that names none has tests that fail and say so."""
     return cls.kind, getattr(cls, "plugin", "")
+
+
+def _kit(cls: Kit) -> Kit:
+    """The whole kit that a class inherits, such as that of agents; its kind's where it has only parts of one."""
+    ours = (each for each in cls.__mro__ if each.__module__.startswith(conformance.__name__))
+    whole = [each.__name__ for each in ours if each.__name__ in testing.__all__]
+    kit: Kit = getattr(testing, whole[0] if whole else kit_of(cls.kind))
+    return kit
 
 
 def _is_kit_of(cls: Kit | None, plugins: Collection[tuple[str, str]]) -> bool:

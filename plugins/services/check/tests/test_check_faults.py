@@ -155,9 +155,27 @@ def test_a_missing_requirement_is_to_be_installed(tmp_path):
     assert text(verdict).endswith("\nINCOMPLETE: 2 checks not run")
 
 
-def test_a_good_wheel_passes_without_being_installed(tmp_path):
-    files = {"cosmos_reward_good/__init__.py": HEADER + GOOD, "cosmos_reward_good/py.typed": ""}
-    verdict = check(build(tmp_path, "cosmos-reward-good", files, "[cosmos_core.rewards]\ngood = cosmos_reward_good\n"))
+AGENT = """
+from cosmos_core.protocols import EnvironmentCapabilities, Provider, hookimpl
+
+class Asker:
+    def __init__(self, options, context): ...
+
+    async def run(self, session, task):
+        await session.client.chat.completions.create(model=session.model, messages=[{"role": "user", "content": "?"}])
+
+@hookimpl
+def cosmos_environment():
+    return Provider(create=Asker, capabilities=EnvironmentCapabilities(calls_model=True))
+"""
+
+
+@pytest.mark.parametrize(("kind", "source"), [("reward", HEADER + GOOD), ("environment", AGENT)])
+def test_a_good_wheel_passes_without_being_installed(kind, source, tmp_path):
+    name = f"cosmos_{kind}_good"
+    files = {f"{name}/__init__.py": source, f"{name}/py.typed": ""}
+    entry_points = f"[cosmos_core.{kind}s]\ngood = {name}\n"
+    verdict = check(build(tmp_path, name.replace("_", "-"), files, entry_points))
     assert not any(found(verdict).values()), text(verdict)
     assert text(verdict).endswith("\nPASSED")
 
