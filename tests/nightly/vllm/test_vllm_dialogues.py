@@ -60,6 +60,53 @@ def test_the_calculators_recipe_trains_on_dialogues_of_vllm(tmp_path):
         assert '"ERROR"' not in log.read_text(), log.read_text()
 
 
+AGENT = """
+import json
+
+import aiohttp
+
+TOOL = {"name": "calculate", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}
+
+
+def value(arguments):
+    left, _, right = json.loads(arguments).get("expression", "").partition("*")
+    return str(int(left) * int(right)) if left.isdecimal() and right.isdecimal() else "error"
+
+
+async def agent(session, task):
+    question = {"role": "user", "content": task.metadata["question"]}
+    messages = [{"role": "system", "content": "Answer with #### and the number."}, question]
+    async with aiohttp.ClientSession() as client:
+        for _ in range(4):
+            body = {"model": session.model, "messages": messages, "tools": [{"type": "function", "function": TOOL}]}
+            async with client.post(session.base_url + "/chat/completions", json=body) as reply:
+                message = (await reply.json())["choices"][0]["message"]
+            messages.append(message)
+            if not message.get("tool_calls"):
+                return
+            for call in message["tool_calls"]:
+                said = value(call["function"]["arguments"])
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
+"""
+
+
+def test_agents_call_vllm(tmp_path):
+    (tmp_path / "mine.py").write_text(AGENT)
+    cosmos = CommandLine(tmp_path, timeout_s=380.0)
+    recipe = str(RECIPE.with_name("agent-calculator.toml"))
+    overrides = [part for each in (*SETTINGS, "run.steps=3") for part in ("--set", each)]
+    cosmos("run", recipe, "--environment", f"{tmp_path}/mine.py:agent", *overrides)
+    assert not cosmos.left_behind()
+    folder = tmp_path / "runs" / "agent-calculator"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["outcome"], summary["samples"]["consumed"]) == ("finished", 3 * SAMPLES)
+    assert set(summary["samples"]["dropped"]) <= {"stale", "run_ended", "unused"}, summary["samples"]["dropped"]
+    follower = Follower()
+    follower.fold(entries(folder / "journal.sqlite"))
+    found = [timed.record.metrics.get("mismatch_kl", 0.0) for timed in follower.steps if timed.record.stage == 1]
+    assert max(map(abs, found)) < 1e-4
+
+
 def test_of_a_dialogue_what_the_model_decided_is_scored(start, model, pricer):
     engine = start()
     prompt = model.encode(Prompt(text="Two and two"))
