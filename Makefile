@@ -10,9 +10,8 @@ PLUGINS := $(sort $(wildcard plugins/*/*/pyproject.toml))
 PLUGIN_DIRS := $(patsubst %/pyproject.toml,%,$(PLUGINS))
 # What its recipes of videos need.
 WITH_EXTRAS := $(patsubst plugins/datasets/world,plugins/datasets/world[video],$(PLUGIN_DIRS))
-# What its environment has: MLflow and the OpenAI Agents SDK need other releases of what both need, and no test there plays
-# TextArena's games.
-WITHOUT_VLLM := plugins/trackers/mlflow plugins/environments/openai-agents plugins/environments/textarena
+# What its environment has: MLflow and the OpenAI Agents SDK need other releases of what both need.
+WITHOUT_VLLM := plugins/trackers/mlflow plugins/environments/openai-agents
 WITH_VLLM := $(patsubst plugins/engines/vllm,plugins/engines/vllm[cpu],$(filter-out $(WITHOUT_VLLM),$(PLUGIN_DIRS)))
 PLUGIN_PACKAGES := $(notdir $(wildcard plugins/*/*/cosmos_*))
 DEMO_RUN := runs/arithmetic

@@ -208,7 +208,8 @@ def _library() -> Any:
         return importlib.import_module("textarena")
     except ImportError as error:
         raise ConfigError(
-            f"environment.plugin: 'textarena' needs its package ({error}); pip install textarena"
+            f"environment.plugin: 'textarena' needs its package ({error}); "
+            "pip install 'cosmos-environment-textarena[library]'"
         ) from error
 
 

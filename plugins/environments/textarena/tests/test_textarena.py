@@ -196,5 +196,5 @@ async def as_long_as_it_goes(environment, turns):
 
 def test_the_package_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ConfigError, match=r"pip install textarena"):
+    with pytest.raises(ConfigError, match=r"pip install 'cosmos-environment-textarena\[library\]'"):
         made(**GUESS)
