@@ -19,6 +19,7 @@ from cosmos_core.models.tokens import array_of, decided, values
 from cosmos_core.protocols import MicroBatch, Model
 from cosmos_core.protocols.model import Span
 from cosmos_core.types import Array, Payload
+from cosmos_core.types.payload import of_document
 
 _OF_DECISIONS = ("logprobs", "versions")
 
@@ -48,9 +49,13 @@ def documents_of(payload: Payload) -> list[Payload]:
             "completion": array_of(own[size_of_prompt:]),
             "decided": array_of(own_flags[size_of_prompt:]),
         }
-        number = int(own_flags.sum())
+        number, prefix = int(own_flags.sum()), of_document(index, "")
         for name, array in payload.arrays.items():
-            if name in _OF_DECISIONS:
+            if name.startswith(prefix):
+                arrays[name.removeprefix(prefix)] = array
+            elif ":" in name:
+                continue  # another document's
+            elif name in _OF_DECISIONS:
                 arrays[name] = _part(array, num_decided, num_decided + number)
             elif name not in arrays and name != "documents":
                 arrays[name] = _part(array, num_rows, num_rows + size - 1)

@@ -22,10 +22,10 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config, tok
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models import tool_formats
-from cosmos_core.models.vision.images import MARK
+from cosmos_core.models.vision.images import refuse_unseen
 from cosmos_core.models.weights import loading
 from cosmos_core.models.weights.loading import first_line
-from cosmos_core.models.words import Words, strings, unsaid, with_strings
+from cosmos_core.models.words import Joined, Words, strings, unsaid, with_strings
 from cosmos_core.protocols import ModelContext
 from cosmos_core.protocols.model import ReadTurn
 from cosmos_core.types import JSON, Message, Prompt, ToolCall
@@ -155,7 +155,13 @@ class TextModel(Protocol):
 
 
 class TextEncoder:
-    """Encodes what rows and environments say to a model, and decodes completions."""
+    """Encodes what rows and environments say to a model, and decodes completions.
+
+    Attributes:
+        shown: In the place of `Words.joined`, for turns that show images; None refuses these.
+    """
+
+    shown: Joined | None = None
 
     def __init__(self, model: TextModel) -> None:
         self.model = model
@@ -189,9 +195,10 @@ class TextEncoder:
             encoded = self.tokenizer(prompt.text, add_special_tokens=self.model.options.add_special_tokens)
             ids: list[int] = encoded["input_ids"]
         else:
-            # Placeholders of what is seen have been written into the words (see `refuse_spelt`).
+            refuse_unseen(() if self.shown else prompt.text)
+            # Placeholders of what is seen have been written into the words (see `vision.turns.refuse_spelt`).
             guarded, spelt = (prompt, {}) if prompt.media else self._guarded(prompt)
-            ids = self.words.joined(self.chat_text(guarded), spelt)
+            ids = self._joined(self.chat_text(guarded), spelt)
         if not ids:
             raise DataError(f"the prompt {prompt.text!r} encodes to no tokens")
         return ids
@@ -211,21 +218,26 @@ class TextEncoder:
         """
         if not turns or any(turn.role == "assistant" for turn in turns):
             raise DataError("what follows the model's turn are turns of others, one at least; nobody speaks for it")
+        refuse_unseen(() if self.shown else turns)
         if isinstance(prompt.text, str):
-            return self.words.ids("".join(turn.content for turn in turns))
+            (guarded,), spelt = self.words.guarded(["".join(turn.content for turn in turns)])
+            return self._joined(guarded, spelt)
         calls = self.read_turn(prompt, written).message.tool_calls if turns[0].role == "tool" else ()
         # Reasoning of earlier turns, which not every template takes beside calls, changes nothing of what follows.
         before = tuple(attrs.evolve(turn, reasoning="") for turn in prompt.text)
         first = next((index for index, turn in enumerate(before) if turn.role == "assistant"), 0)
         # Nor do most of these turns: in one the model may have called more tools at once than the template can write.
         for shown in (before, before[:first]) if first else (before,):
-            told = attrs.evolve(prompt, text=shown)
+            told = attrs.evolve(prompt, text=shown, media=())
             try:
                 found = self._after_calls(told, written, calls, turns) if calls else None
                 return self._after_words(told, written, turns) if found is None else found
             except DataError as error:
                 refused = error
         raise refused
+
+    def _joined(self, text: str, spelt: Mapping[str, str]) -> list[int]:
+        return (self.shown or self.words.joined)(text, spelt)
 
     def _after_words(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> list[int]:
         """The ids that follow a turn of the model, in whose place a mark stands."""
@@ -236,7 +248,7 @@ class TextEncoder:
         _, found, rest = self.chat_text(guarded).rpartition(mark)
         if not found:
             raise DataError("the chat template leaves out the model's turn before the user's; it cannot go on")
-        ids = self.words.joined(rest, spelt)
+        ids = self._joined(rest, spelt)
         if not ids or not written or not self._ends_twice(attrs.evolve(prompt, text=own), mark, written[-1], ids):
             return ids
         return ids[1:]
@@ -276,7 +288,7 @@ class TextEncoder:
         if not is_written or ends is None or not rest.startswith(head):
             return None
         has_ended = bool(written) and written[-1] in self.words.stops
-        return self.words.joined(rest[ends.end() if has_ended else ends.start() :], guarded[0][1])
+        return self._joined(rest[ends.end() if has_ended else ends.start() :], guarded[0][1])
 
     def read_turn(self, prompt: Prompt, ids: Sequence[int]) -> ReadTurn:
         """Read a turn of the model by the format of its calls, and of its reasoning."""
@@ -318,19 +330,6 @@ class TextEncoder:
     def _opening(self) -> str:
         """A turn of the model as the template begins it, and what is before it."""
         return self.written(self.chat_turns(Prompt(text=(Message(role="user", content=PROBE),))))
-
-    def refuse_spelt(self, prompt: Prompt) -> None:
-        """Refuse a chat with images or videos in which others than the model spell steering tokens.
-
-        Their placeholders are written into the words, and could not be told from what these spell.
-        """
-        for turn in () if isinstance(prompt.text, str) else prompt.text:
-            token = "" if turn.role == "assistant" else self.words.spells(MARK.sub("", turn.content))
-            if token:
-                raise DataError(
-                    f"the words {turn.content!r:.80} spell the token {token!r}, which beside images or videos "
-                    "cannot be told from those of the model; leave it out of the row"
-                )
 
     def _guarded(self, prompt: Prompt) -> tuple[Prompt, Mapping[str, str]]:
         """A chat in which marks stand for steering tokens that others than the model spell, and what they stand for."""

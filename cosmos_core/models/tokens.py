@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +13,8 @@ from cosmos_core.errors import DataError
 from cosmos_core.types import Array, Payload
 
 KIND: Final = "tokens"
+KINDS: Final = "kinds"
+"""The array that says which units are seen (see `cosmos_core.types.Payload`)."""
 
 
 def array_of(data: npt.NDArray[np.generic]) -> Array:
@@ -28,6 +31,13 @@ def tokens_payload(prompt: Sequence[int], completion: Sequence[int] | None = Non
     """A payload of a prompt, and of its completion if there is one."""
     given = {"prompt": prompt, "completion": completion}
     return Payload(kind=KIND, arrays={name: token_array(ids) for name, ids in given.items() if ids is not None})
+
+
+def with_completion(payload: Payload, completion: Sequence[int] | None) -> Payload:
+    """The payload of a prompt, with its completion if there is one."""
+    if completion is None:
+        return payload
+    return attrs.evolve(payload, arrays={**payload.arrays, "completion": token_array(completion)})
 
 
 def values(payload: Payload, name: str) -> npt.NDArray[np.generic]:

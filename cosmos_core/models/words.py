@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from cosmos_core.errors import DataError
+
+Joined: TypeAlias = Callable[[str, Mapping[str, str]], list[int]]
+"""See `Words.joined`."""
 
 
 class Words:
@@ -52,13 +55,6 @@ class Words:
         """A text without the steering tokens in it."""
         return self._pattern.sub("", text)
 
-    def ids(self, text: str) -> list[int]:
-        """Words alone."""
-        if not self.spells(text):
-            return list(self._checked(text))
-        (guarded,), spelt = self.guarded([text])
-        return self.joined(guarded, spelt)
-
     def guarded(self, texts: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
         """Words that a template can write as they are, and whose ids `joined` makes.
 
@@ -80,12 +76,15 @@ class Words:
         Raises:
             DataError: What a mark stands for cannot be encoded as words.
         """
+        return [id_ for ids in self.pieces(text, spelt, self._encoded) for id_ in ids]
+
+    def pieces(self, text: str, spelt: Mapping[str, str], encoded: Callable[[str], list[int]]) -> Iterator[list[int]]:
+        """The same piece by piece; `encoded` encodes what is between marks."""
         if not spelt:
-            return self._encoded(text)
-        pieces = re.split("(" + "|".join(map(re.escape, spelt)) + ")", text)
-        return [
-            id_ for piece in pieces for id_ in (self._spelt(spelt[piece]) if piece in spelt else self._encoded(piece))
-        ]
+            yield encoded(text)
+            return
+        for piece in re.split("(" + "|".join(map(re.escape, spelt)) + ")", text):
+            yield self._spelt(spelt[piece]) if piece in spelt else encoded(piece)
 
     def _is_apart(self, special: int) -> bool:
         """Tell whether its text, as words, is encoded otherwise; a special token may be an ordinary one, too."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from cosmos_core.types import Prompt
+from cosmos_core.types import Message, Prompt
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +49,9 @@ class Turn:
         done: Whether the dialogue is over: the model is asked no more.
         reward: What this turn adds to the dialogue's reward, a finite number; ignored unless `rewards` is declared.
         detail: What is worth showing people of this turn.
+        media: Locations of images that the observation shows: local paths and `data:` URLs. Only of a model that takes
+            images in turns (`cosmos_core.protocols.vision.DialogueVision`).
+        places: Before which character of the observation each of them stands, in order; empty: all before the first.
     """
 
     observation: str | None = None
@@ -56,6 +59,8 @@ class Turn:
     done: bool = False
     reward: float = 0.0
     detail: str = ""
+    media: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 class Environment(Protocol):
@@ -65,7 +70,7 @@ class Environment(Protocol):
     `step` have `environment.timeout_s`. Raising says that the dialogue cannot go on: its sample gets a status.
     """
 
-    async def reset(self, prompt: Prompt, seed: int) -> str | None:
+    async def reset(self, prompt: Prompt, seed: int) -> str | Message | None:
         """Begin a dialogue.
 
         Args:
@@ -73,7 +78,8 @@ class Environment(Protocol):
             seed: The same for all samples of a group, so that they begin alike.
 
         Returns:
-            Words that follow those of the prompt; None where the prompt says it all.
+            Words that follow those of the prompt, or a turn of the user's that may show images; None where the prompt
+            says it all.
         """
 
     async def step(self, text: str) -> Turn:

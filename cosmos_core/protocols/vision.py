@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import attrs
 
 from cosmos_core.protocols.model import MicroBatch
-from cosmos_core.types import Payload
+from cosmos_core.types import Message, Payload, Prompt
 
 if TYPE_CHECKING:
     import torch
@@ -101,4 +101,25 @@ class VisionModel(Protocol):
 
         It gives none where the token ids of the prompt say it all, and needs no weights; positions are those of
         `condition`. It raises `DataError` where the arrays of the payload do not fit the prompt.
+        """
+
+
+@runtime_checkable
+class DialogueVision(Protocol):
+    """A model whose dialogues may show images in any turn. Optional, beside `VisionModel` and `MultiTurnModel`.
+
+    `condition` and `pack` then take payloads with `kinds` (see `cosmos_core.types.Payload`).
+    """
+
+    def encode_seen_turns(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> Payload:
+        """What `MultiTurnModel.encode_turns` gives, as the `prompt` of a payload, with arrays of what the turns show.
+
+        Raises:
+            DataError: The turns cannot be encoded, or their images cannot be read.
+        """
+
+    def join(self, parts: Sequence[Payload]) -> Payload:
+        """One prompt of the prompts of parts that follow one another, with what they show.
+
+        A part without arrays for it shows nothing, whatever its ids are: so a model's own turns are text.
         """

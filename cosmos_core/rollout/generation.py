@@ -29,6 +29,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.protocols.vision import DialogueVision
 from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.player import Player, player_of, serving
@@ -122,7 +123,13 @@ class Generation:
             pool=parts.environments,
             version=lambda: parts.version_lock.loaded,
             post=self._events.put,
+            sees=self._sees,
         )
+
+    @property
+    def _sees(self) -> bool:
+        """Whether the turns of dialogues may show images."""
+        return self._parts.takes_media and isinstance(self._parts.model, DialogueVision)
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -253,8 +260,8 @@ class Generation:
         return group_seed(run_seed, self._parts.stage, lease.position)
 
     def _encode(self, row: int, prompt: Prompt) -> Payload:
-        if prompt.media and self._episodes is not None:
-            raise DataError(f"row {row}: it shows images or videos, and dialogues with environments are of text")
+        if prompt.media and self._episodes is not None and not self._sees:
+            raise DataError(f"row {row}: it shows images or videos, and the dialogues of this model are of text")
         if prompt.media and not self._parts.takes_media:
             raise DataError(f"row {row}: it shows images or videos, which the engine does not take")
         encoded = self._parts.model.encode(prompt)

@@ -62,6 +62,11 @@ class Array:
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
+def of_document(index: int, name: str) -> str:
+    """The name of an array of one of several documents of a payload (see `Payload`)."""
+    return f"{index}:{name}"
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Payload:
     """Named arrays of one kind.
@@ -75,7 +80,9 @@ class Payload:
       ``documents`` int32 [K] says that the completion is of several sequences, an agent's branches, and how many of its
       units each has: the first follows ``prompt``, each other one begins anew. Without it there is one.
       A demonstration has ``prompt`` and ``completion`` only. A model that sees images or videos adds arrays of its own
-      for what placeholders in ``prompt`` stand for.
+      for what placeholders stand for. Of a dialogue that shows some, ``kinds`` int64 says of each of its first units,
+      the prompt's at least, which those are (1 an image, 2 a video, 0 text, whatever it spells), and the arrays of one
+      of several documents have its number before their name: ``1:kinds``.
     - ``latents``: ``times`` float32 [N], one for each decision (1 is noise, 0 is data), and of what was generated
       ``logprobs`` float32 [N] and ``versions`` int32 [N]. The rest is between engine and model (see
       `cosmos_core.protocols.world`; latents are float32 [C, T, H, W]):

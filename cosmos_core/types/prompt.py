@@ -42,6 +42,8 @@ class Message:
         tool_calls: The tools that a turn of the assistant calls.
         tool_call_id: Of a tool's turn, the `id` of the call that it answers.
         reasoning: What the assistant thought before it said the content, where its format tells the two apart.
+        media: Locations of images that the turn shows, in order: local paths and `data:` URLs.
+        places: Before which character of the content each of them stands, in order; empty: all before the first.
     """
 
     role: str
@@ -49,6 +51,8 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     reasoning: str = ""
+    media: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 GIVEN_FRAMES: Final = "num_given_frames"
@@ -66,7 +70,7 @@ class Prompt:
         rejected: A completion that is worse than `demonstration`, for algorithms that learn from preferences; None
             where the row has none.
         media: Locations (paths or URLs) of conditioning images or videos, in order; where they stand in the text is for
-            the model to say.
+            the model to say. Turns of a chat may show others (`Message.media`).
         tools: The tools that the model may call in a chat, as objects of OpenAI's API (see `cosmos_core.types.tools`).
         metadata: Anything else the row carries; shown in samples, never interpreted by the core.
     """

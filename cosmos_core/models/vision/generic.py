@@ -9,12 +9,16 @@ Shape legend: U units of a packed row.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -25,25 +29,41 @@ from cosmos_core.models.parallel.forwards import layout_of
 from cosmos_core.models.small import compare, own_logits, verify_tiny
 from cosmos_core.models.tokenizer import FILE as TOKENIZER_FILE
 from cosmos_core.models.tokenizer import PROBE, HuggingFaceOptions, TextEncoder
-from cosmos_core.models.tokens import tokens_payload
-from cosmos_core.models.vision.images import IMAGE_MARK, filled, load_image, marked_parts, text_parts, with_marks
-from cosmos_core.models.vision.model import VisionLanguageModel, decoder_inputs
+from cosmos_core.models.tokens import KINDS, tokens_payload, values, view, with_completion
+from cosmos_core.models.vision.images import (
+    IMAGE_MARK,
+    MARK,
+    SEEN,
+    filled,
+    load_image,
+    marked_parts,
+    shows_in_turns,
+    text_parts,
+    with_marks,
+)
+from cosmos_core.models.vision.model import decoder_inputs
 from cosmos_core.models.vision.rows import (
     MEDIA,
     REQUIRED,
     TOLD,
     OwnPositions,
+    Processed,
     Processor,
     copy_files,
     example_images,
     is_media,
     is_there,
+    join,
     lay_out,
     shows,
     with_seen,
 )
+from cosmos_core.models.vision.turns import DialogueVisionModel, SeenImages, refuse_spelt
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload, Prompt
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @attrs.frozen(kw_only=True)
@@ -80,8 +100,9 @@ class ProcessorTextEncoder(TextEncoder):
         turns = super().chat_turns(prompt)
         if not self.takes_parts:
             return turns
-        cut = marked_parts if prompt.media else text_parts
-        return [{**turn, "content": cut(turn["content"])} for turn in turns]
+        mark = MARK if prompt.media else _SEEN
+        cut = [marked_parts(turn["content"], mark) or text_parts("") for turn in turns]
+        return [{**turn, "content": parts} for turn, parts in zip(turns, cut, strict=True)]
 
     def with_images(self, prompt: Prompt, image_token: str) -> str:
         """The text of a prompt with images, a placeholder in the place of each."""
@@ -92,7 +113,53 @@ class ProcessorTextEncoder(TextEncoder):
         return self.chat_text(written) if is_chat else str(written.text)
 
 
-class GenericVisionModel(VisionLanguageModel):
+_SEEN: Final = re.compile(SEEN)
+
+
+class _Images(SeenImages):
+    """Images of turns, by the processor."""
+
+    def __init__(self, text: TextEncoder, processor: Processor | None, images: Sequence[Image.Image]) -> None:
+        self._text, self._processor, self._images = text, processor, images
+        self._seen: list[Processed] = []
+        self._kinds = np.zeros(0, np.int64)
+        self.number = len(images)
+
+    def joined(self, text: str, spelt: Mapping[str, str]) -> list[int]:
+        """Pieces with images are the processor's."""
+        words, processor = self._text.words, self._processor
+        if processor is None:
+            return words.joined(text, spelt)
+        token, images = processor.image_token, iter(self._images)
+        text, self._seen = text.replace(SEEN, token), []
+        self.refuse_others(text.count(token))
+        kinds: dict[int, npt.NDArray[np.int64]] = {}
+
+        def encoded(piece: str) -> list[int]:
+            own = list(itertools.islice(images, piece.count(token)))
+            if not own:
+                return words.joined(piece, {})
+            self._seen.append(processor(piece, own))
+            ids = list(self._seen[-1].ids)
+            kinds[id(ids)] = self._seen[-1].kinds
+            return ids
+
+        pieces = list(words.pieces(text, spelt, encoded))
+        self._kinds = np.concatenate([kinds.get(id(ids), np.zeros(len(ids), np.int64)) for ids in pieces])
+        return [own for ids in pieces for own in ids]
+
+    def payload(self, ids: Sequence[int]) -> Payload:
+        """With what the processor made; the ids are the newest that were joined, or the end of them."""
+        if self._processor is None or not self._seen:
+            return tokens_payload(ids)
+        arrays = {
+            name: join([seen.arrays[name] for seen in self._seen], dim) for name, dim in self._processor.joins.items()
+        }
+        kinds = self._kinds[len(self._kinds) - len(ids) :]
+        return with_seen(Processed(ids=ids, kinds=kinds, arrays=arrays, given={}), None)
+
+
+class GenericVisionModel(DialogueVisionModel):
     """A vision-language model of transformers, images through its checkpoint's processor."""
 
     options: GenericOptions
@@ -170,10 +237,30 @@ class GenericVisionModel(VisionLanguageModel):
         verify_tiny(self._blueprint(), lambda small: self._verify_packed_images(small, processor), keeps_ids=True)
         return processor
 
+    def look(self, media: Sequence[str]) -> SeenImages:
+        """Images of turns; without any no processor is needed."""
+        processor = self._checked_processor if media else None
+        return _Images(self.text, processor, [load_image(location) for location in media])
+
+    def marks(self, media: Sequence[str]) -> list[str]:
+        """All are images."""
+        return [IMAGE_MARK] * len(media)
+
+    def kinds(self, payload: Payload) -> npt.NDArray[np.generic]:
+        """As the processor said."""
+        return values(payload, KINDS)
+
+    def joined_media(self, payloads: Sequence[Payload]) -> Mapping[str, npt.NDArray[np.generic]]:
+        """Arrays of the processor."""
+        names = {f"{MEDIA}{name}": dim for name, dim in self._checked_processor.joins.items()}
+        return {name: join([view(payload, name) for payload in payloads], dim) for name, dim in names.items()}
+
     def _encoded(self, prompt: Prompt, completion: Sequence[int] | None) -> Payload:
+        if shows_in_turns(prompt):
+            return with_completion(self.encode_shown(prompt), completion)
         if not prompt.media:
             return tokens_payload(self.text.prompt_ids(prompt), completion)
-        self.text.refuse_spelt(prompt)
+        refuse_spelt(self.text, prompt)
         processor = self._checked_processor
         images = [load_image(location) for location in prompt.media]
         text = self.text.with_images(prompt, processor.image_token)

@@ -2,7 +2,8 @@
 
 `<image>` and `<video>` mark places, in the order of `Prompt.media`. Without any mark, all media stand before the text,
 of a chat the first turn of the user. A prompt without media has no marks: there they are text as any other. Templates
-of processors take turns as lists of parts; others do not.
+of processors take turns as lists of parts; others do not. Turns that show images themselves (`Message.media`) say where
+each stands, and marks are words there.
 
 Media are local files and `data:` URLs. Nothing is fetched while training.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ import attrs
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cosmos_core.errors import DataError
-from cosmos_core.types import Prompt
+from cosmos_core.types import Message, Prompt
 
 IMAGE_MARK: Final = "<image>"
 VIDEO_MARK: Final = "<video>"
@@ -68,14 +70,70 @@ def _with_turns(prompt: Prompt, turns: Sequence[str]) -> Prompt:
     return attrs.evolve(prompt, text=tuple(attrs.evolve(turn, content=text) for turn, text in named))
 
 
+SEEN: Final = "\U0010fffd"
+"""Stands in the content of a turn for an image that it shows, a character that Unicode gives no meaning."""
+
+
+def refuse_unseen(text: str | Sequence[Message]) -> None:
+    """Refuse turns that show images, where nobody looks at them."""
+    number = 0 if isinstance(text, str) else sum(len(turn.media) for turn in text)
+    if number:
+        raise DataError(f"the turns show {number} images, and this model is one of text; leave them out")
+
+
+def shows_in_turns(prompt: Prompt) -> bool:
+    """Tell whether turns of a chat show images themselves."""
+    return not isinstance(prompt.text, str) and any(turn.media for turn in prompt.text)
+
+
+def with_seen_marks(turns: Sequence[Message]) -> tuple[Message, ...]:
+    """The turns, `SEEN` in their contents in the place of each image that they show.
+
+    Raises:
+        DataError: Their words have this character themselves, or places are none of the content.
+    """
+    return tuple(map(_with_seen_marks, turns))
+
+
+def _with_seen_marks(turn: Message) -> Message:
+    if SEEN in turn.content:
+        raise DataError(f"the words {turn.content!r:.80} have the character {SEEN!r}, which stands for images; drop it")
+    places = turn.places or (0,) * len(turn.media)
+    bounds = [0, *places, len(turn.content)]
+    if len(places) != len(turn.media) or sorted(bounds) != bounds:
+        raise DataError(
+            f"a turn of {len(turn.content)} characters shows {len(turn.media)} images at the places {list(places)}; "
+            "give a place for each, in order, or none"
+        )
+    parts = [turn.content[start:stop] for start, stop in itertools.pairwise(bounds)]
+    return attrs.evolve(turn, content=SEEN.join(parts), media=(), places=())
+
+
+def in_turns(prompt: Prompt, kinds: Sequence[str]) -> Prompt:
+    """A chat whose turns themselves show the media of its row, of these kinds (see `with_marks`)."""
+    media, turns = iter(prompt.media), []
+    for turn in with_marks(prompt, kinds).text:
+        assert isinstance(turn, Message)
+        marks = [mark.start() - n * len(mark.group()) for n, mark in enumerate(MARK.finditer(turn.content))]
+        if not kinds or not marks:
+            turns.append(turn)
+            continue
+        if turn.media:
+            raise DataError("a turn shows images of its own, and media of the row; give all to the turns")
+        content = MARK.sub("", turn.content)
+        own = tuple(itertools.islice(media, len(marks)))
+        turns.append(attrs.evolve(turn, content=content, media=own, places=tuple(marks)))
+    return attrs.evolve(prompt, text=tuple(turns), media=())
+
+
 def text_parts(content: str) -> list[dict[str, str]]:
     """A turn without images."""
     return [{"type": "text", "text": content}]
 
 
-def marked_parts(content: str) -> list[dict[str, str]]:
+def marked_parts(content: str, mark: re.Pattern[str] = MARK) -> list[dict[str, str]]:
     """A turn, cut at its marks."""
-    texts = [part for text in MARK.split(content) for part in (*text_parts(text), {"type": "image"})][:-1]
+    texts = [part for text in mark.split(content) for part in (*text_parts(text), {"type": "image"})][:-1]
     return [part for part in texts if part.get("text", True)]
 
 

@@ -4,7 +4,7 @@ transformers' processors need torchvision for videos only; here they are made wi
 as one text with the images of all its documents. So a processor is asked once what it makes of two images of different
 sizes, apart and together, and each of its arrays is joined in the way that gives the same.
 
-A payload with images has more arrays: `kinds` int64 [P], 0 for text, and those of a processor, named `media.…`. A row
+A payload with images has more arrays: `kinds` int64 [P or more], 0 for text, and those of a processor, `media.…`. A row
 with images has `told` int64 [U], its tokens without placeholders that stand for nothing (a policy may sample one), and
 the processor's arrays of all its documents, joined. Positions are counted by the model's own class of transformers.
 
@@ -35,7 +35,7 @@ from transformers.utils import cached_file
 from cosmos_core.errors import DataError, PluginIncompatibleError
 from cosmos_core.models.packing import PAD_TOKEN
 from cosmos_core.models.tokenizer import default_template
-from cosmos_core.models.tokens import array_of, tokens_payload, values, view
+from cosmos_core.models.tokens import KINDS, array_of, tokens_payload, values, view
 from cosmos_core.models.weights.loading import LIBRARY_ERRORS, first_line
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import JSON, Payload
@@ -264,7 +264,6 @@ class OwnPositions:
         return positions_AU
 
 
-KINDS: Final = "kinds"
 MEDIA: Final = "media."
 TOLD: Final = "told"
 
@@ -323,9 +322,13 @@ def _whole(payload: Payload, joins: Mapping[str, int]) -> Payload:
     wanted = {KINDS, *(f"{MEDIA}{name}" for name in joins)}
     if lost := sorted(wanted - payload.arrays.keys()):
         raise DataError(f"a payload with images lacks {', '.join(lost)}; it has {', '.join(payload.arrays)}")
-    sizes = [payload.arrays[name].shape for name in ("prompt", KINDS)]
-    if sizes[0] != sizes[1]:
-        raise DataError(f"a payload with images has {KINDS} {sizes[1]} of a prompt {sizes[0]}; give one for each unit")
+    least, size = (len(values(payload, name)) for name in ("prompt", KINDS))
+    most = least + (len(values(payload, "completion")) if "completion" in payload.arrays else 0)
+    if not least <= size <= most:
+        raise DataError(
+            f"a payload with images has {KINDS} of {size} units, its prompt {least}, and all of it {most}; give one "
+            "for each unit of the prompt, and of what follows up to the last that is seen"
+        )
     return payload
 
 

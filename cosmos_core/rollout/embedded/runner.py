@@ -150,7 +150,7 @@ class Runner:
                 features=self._prompts.enter(given.conditioning),
                 row=chunk.first,
                 start=0,
-                stop=given.num_given,
+                stop=given.conditioning.positions.shape[-1],
             )
             for given, chunk in zip(batch, chunks, strict=True)
             if given.conditioning is not None

@@ -13,6 +13,7 @@ import msgspec
 
 from cosmos_core.errors import DataError
 from cosmos_core.rollout.endpoint.calls import Call, CallError
+from cosmos_core.rollout.endpoint.images import image_of
 from cosmos_core.types import JSON, Message, ToolCall
 from cosmos_core.types.tools import read_tools
 
@@ -181,9 +182,10 @@ def _given(value: Any) -> Any:
 
 
 def _message(turn: _Turn, where: str) -> Message:
+    said = {"content": _words(turn.content, where)} if turn.role == "assistant" else _content(turn.content, where)
     return Message(
         role="system" if turn.role == "developer" else turn.role,
-        content=_words(turn.content, where),
+        **said,
         tool_calls=tuple(
             ToolCall(name=call.function.name, arguments=call.function.arguments, id=call.id)
             for call in turn.tool_calls or ()
@@ -193,18 +195,32 @@ def _message(turn: _Turn, where: str) -> Message:
     )
 
 
-def _words(content: Any, where: str) -> str:
+def _content(content: Any, where: str, param: str = "messages") -> dict[str, Any]:
+    """Words of a turn, the images that it shows, and where these stand: fields of a `Message`."""
     if content is None or isinstance(content, str):
-        return content or ""
-    words = []
-    for part in content:
-        text = part.get("refusal") if part.get("type") == "refusal" else part.get("text")
+        return {"content": content or ""}
+    words, media, places = "", [], []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in ("image_url", "input_image"):
+            media.append(image_of(part, where, param))
+            places.append(len(words))
+            continue
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
-            kind = part.get("type")
-            what = "this model is served as one of text" if "image" in str(kind) else "only text can be read here"
-            raise CallError(400, f"{where}: a part of type {kind!r}; {what}", param="messages")
-        words.append(text)
-    return "".join(words)
+            what = f"{where}: a part of type {kind!r}; only text and images can be read here"
+            raise CallError(400, what, param=param)
+        words += text
+    return {"content": words, "media": tuple(media), "places": tuple(places)}
+
+
+def _words(content: Any, where: str) -> str:
+    """What the model itself said, which shows nothing."""
+    read = _content(content, where)
+    if read.get("media"):
+        raise CallError(400, f"{where}: the model's own turn has an image; show it in another's", param="messages")
+    words: str = read["content"]
+    return words
 
 
 def _joined(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
@@ -240,12 +256,11 @@ def _joined(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
 
 def _other(item: Mapping[str, Any], kind: str, role: str, where: str) -> Message:
     if kind == "function_call_output":
-        return Message(
-            role="tool", content=_words(item.get("output"), where), tool_call_id=_string(item, "call_id", where)
-        )
+        said = _content(item.get("output"), where, "input")
+        return Message(role="tool", **said, tool_call_id=_string(item, "call_id", where))
     if kind != "message" or not isinstance(role, str):
         raise CallError(400, f"{where}: an item of type {kind!r}, which cannot be read here", param="input")
-    return Message(role="system" if role == "developer" else role, content=_words(item.get("content"), where))
+    return Message(role="system" if role == "developer" else role, **_content(item.get("content"), where, "input"))
 
 
 def _string(item: Mapping[str, Any], key: str, where: str) -> str:

@@ -36,7 +36,18 @@ from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed
 from cosmos_core.rollout.episodes.messages import Reply as WorkerReply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.rollout.episodes.recording import Turn, cut, ids_of, names_of, turn_of, with_prompt
+from cosmos_core.rollout.episodes.recording import (
+    Turn,
+    cut,
+    encode_turns,
+    follow,
+    ids_of,
+    names_of,
+    parts_of,
+    refuse_unseen,
+    turn_of,
+    words_of,
+)
 from cosmos_core.rollout.episodes.session import (
     Asked,
     Group,
@@ -49,7 +60,7 @@ from cosmos_core.rollout.episodes.session import (
     with_ids,
 )
 from cosmos_core.transport.bounds import DETAIL
-from cosmos_core.types import Message, Payload, Prompt, SampleStatus
+from cosmos_core.types import Message, Prompt, SampleStatus
 from cosmos_core.types.tools import names_of as names_of_tools
 
 _CHUNK: Final = 32
@@ -71,6 +82,7 @@ class Agents:
         version: Gives the version of the weights that are loaded.
         post: Runs what follows a call or an answer on the one thread of all sessions.
         name: The name of the model.
+        sees: Whether turns may show images.
         url: Where the endpoint listens.
         counts: How often what happened, for gauges.
     """
@@ -83,6 +95,7 @@ class Agents:
     version: Callable[[], int]
     post: Callable[[Callable[[], None]], None]
     name: str
+    sees: bool = False
     url: str = ""
     counts: dict[str, int] = attrs.field(init=False)
     _groups: dict[str, Group] = attrs.field(factory=dict, init=False)
@@ -187,7 +200,7 @@ class Agents:
         told += [why] if why else []
         opening = session.group.request.prompt
         return EpisodeResult(
-            generated=recording.generated(opening, reason, self.version()),
+            generated=recording.generated(opening, reason, self.version(), self.model),
             status=status,
             reward=session.reward if self.capabilities.rewards else None,
             detail=f"{self.environment.label}: {'; '.join(told)}"[:DETAIL],
@@ -281,15 +294,23 @@ class Agents:
         messages = whole(session, call)
         names = names_of(messages, call.tools)
         before, size = session.recording.find(messages, names)
+        refuse_unseen(messages, sees=self.sees)
         if before is None:
-            encoded = self.model.encode(Prompt(text=messages, tools=call.tools))
-            given = np.frombuffer(encoded.arrays["prompt"].data, np.int32)
+            given = self.model.encode(Prompt(text=messages, tools=call.tools))
         else:
             prompt = Prompt(text=messages[: size - 1], tools=call.tools)
-            ids = self._multi_turn.encode_turns(prompt, before.made.tolist(), messages[size:])
-            given = np.asarray(ids, np.int32)
-        asked = Asked(session=session, call=call, messages=messages, before=before, given=given, future=future)
-        size, group = len(asked.prompt), session.group
+            given = encode_turns(self.model, prompt, before.made.tolist(), messages[size:], sees=self.sees)
+        path = [] if before is None else before.path
+        asked = Asked(
+            session=session,
+            call=call,
+            messages=messages,
+            before=before,
+            given=given,
+            prompt=follow([*parts_of(path), given], self.model),
+            future=future,
+        )
+        size, group = asked.num_prompt, session.group
         most, decided = group.request.sampling.max_units, session.recording.num_decided
         if (own := most - decided) <= 0:
             what = f"the model's own units, {decided}, are all of the {most} that its turns together may have"
@@ -309,15 +330,15 @@ class Agents:
     def _ask(self, asked: Asked, place: int, made: list[Turn], number: int = 1) -> None:
         """Ask the engine for replies, from `place` on, or for more of one of which the turns `made` are there."""
         session, request = asked.session, asked.session.group.request
-        ids = np.concatenate([asked.prompt, *(turn.made for turn in made)])
-        rest = asked.most - (len(ids) - len(asked.prompt))
+        own = [words_of(turn.made) for turn in made]
+        rest = asked.most - sum(len(turn.made) for turn in made)
         sampling = attrs.evolve(
             request.sampling, num_samples=number, max_units=min(rest, _CHUNK) if asked.call.stops else rest
         )
         more = attrs.evolve(
             request,
             request_id=f"{request.request_id}/{session.index}/{session.num_requests}",
-            prompt=with_prompt(Payload(kind="tokens", arrays={}), ids),
+            prompt=follow([asked.prompt, *own], self.model),
             sampling=sampling,
             seed=turn_seed(request.seed, session.index, session.num_requests),
         )
@@ -335,7 +356,12 @@ class Agents:
                 for index, each in enumerate(generated):
                     self._refusing(asked.future, functools.partial(self._take, asked, place + index, made, more, each))
 
-        for handle in self.engine.submit([more]):
+        try:
+            handles = self.engine.submit([more])
+        except EngineError as error:
+            session.waiting.pop(more.request_id)
+            raise CallError(400, f"this cannot be generated from: {error}", param="messages") from error
+        for handle in handles:
             handle.add_done_callback(lambda handle: self.post(functools.partial(take, handle)))
 
     def _given_up(self, future: Future[Reply], request_id: str) -> None:
@@ -346,10 +372,10 @@ class Agents:
     def _take(self, asked: Asked, place: int, made: list[Turn], request: Request, generated: Generated) -> None:
         """Take in a reply, or a part of one that is looked through for texts that end it."""
         before = made[-1] if made else asked.before
-        given = np.empty(0, np.int32) if made else asked.given
+        given = words_of(()) if made else asked.given
         turn = turn_of(generated, request.prompt, before, given)
         made = [*made, turn]
-        ids = ids_of(made)[len(asked.given) :]
+        ids = ids_of(made)[len(made[0].given) :]
         is_stopped = generated.reason is FinishReason.STOP
         if size := self._stop_in(ids, len(turn.made), asked.call.stops):
             is_stopped = True
@@ -411,7 +437,7 @@ class Agents:
             model=asked.call.model or self.name,
             created=int(time.time()),
             choices=tuple(choice for choice, _ in chosen),
-            num_prompt_units=len(asked.prompt),
+            num_prompt_units=asked.num_prompt,
         )
         session.histories[reply.id] = (*asked.messages, chosen[0][0].message)
         asked.future.set_result(reply)

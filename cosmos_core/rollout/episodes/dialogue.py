@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-import numpy as np
 
-from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.rollout.episodes.recording import Recording, Turn, ids_of, turn_of, with_prompt
+from cosmos_core.protocols import FinishReason, Generated, Model
+from cosmos_core.rollout.episodes.recording import Recording, Turn, follow, parts_of, turn_of, words_of
 from cosmos_core.types import Message, Payload, SampleStatus
 
 
@@ -45,17 +44,19 @@ class Dialogue:
 
     Attributes:
         opening: What the dialogue begins with, as the model encodes it.
+        model: Joins what is shown: a `DialogueVision`, where something is.
         recording: The model's turns.
         said: The same in words, and what was said in between.
     """
 
     opening: Payload
+    model: Model
     recording: Recording = attrs.field(factory=Recording)
     said: list[Message] = attrs.field(factory=list)
-    _given: list[int] = attrs.field(factory=list, init=False)
+    _given: Payload = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._given = np.frombuffer(self.opening.arrays["prompt"].data, np.int32).tolist()
+        self._given = self.opening
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -65,7 +66,7 @@ class Dialogue:
     @property
     def num_units(self) -> int:
         """Units of all of it, the prompt's included."""
-        return sum(len(turn.given) + len(turn.made) for turn in self.turns) + len(self._given)
+        return sum(len(turn.given) + len(turn.made) for turn in self.turns) + self._given.arrays["prompt"].shape[0]
 
     @property
     def num_decided(self) -> int:
@@ -75,22 +76,22 @@ class Dialogue:
     def add_turn(self, generated: Generated, text: str) -> list[int]:
         """Take in a turn of the model, as ids and as text; its token ids."""
         before = self.turns[-1] if self.turns else None
-        turn = turn_of(generated, self.opening, before, np.asarray(self._given, np.int32))
+        turn = turn_of(generated, self.so_far(), before, self._given)
         self.recording.add(turn)
-        self._given = []
+        self._given = words_of(())
         self.said.append(Message(role="assistant", content=text))
         made: list[int] = turn.made.tolist()
         return made
 
-    def add_observation(self, ids: Sequence[int], said: Message) -> None:
-        """Take in what the model is shown next, as ids and in words."""
+    def add_observation(self, encoded: Payload, said: Message) -> None:
+        """Take in what the model is shown next, as the prompt of a payload and in words."""
         self.said.append(said)
-        self._given += ids
+        self._given = follow([self._given, encoded], self.model)
 
     def so_far(self) -> Payload:
         """The prompt of the next turn: everything, as it stands."""
-        return with_prompt(self.opening, np.concatenate([ids_of(self.turns), np.asarray(self._given, np.int32)]))
+        return follow([*parts_of(self.turns), self._given], self.model)
 
     def generated(self, reason: FinishReason, version: int) -> Generated:
         """All of it as one completion; where nothing was generated, it is of the version given."""
-        return self.recording.generated(self.opening, reason, version)
+        return self.recording.generated(self.opening, reason, version, self.model)

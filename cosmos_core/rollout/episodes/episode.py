@@ -23,10 +23,10 @@ from cosmos_core.protocols import (
     Request,
     RolloutEngine,
 )
-from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.episodes.dialogue import Dialogue, EpisodeResult
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened, Reply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
+from cosmos_core.rollout.episodes.recording import encode_turns, refuse_unseen
 from cosmos_core.transport.bounds import DETAIL
 from cosmos_core.types import Message, Payload, Prompt, SampleStatus
 
@@ -38,7 +38,7 @@ class _Sample:
     Attributes:
         index: Place in the group.
         prompt: The row; of a chat, with the environment's first words.
-        words: The environment's first words.
+        words: The environment's first words, and what it shows with them.
         dialogue: What was said; None before it begins.
         episode: Its number in the pool.
         request_id: Its newest request.
@@ -49,7 +49,7 @@ class _Sample:
 
     index: int
     prompt: Prompt
-    words: str | None = None
+    words: Message | None = None
     dialogue: Dialogue | None = None
     episode: int = -1
     request_id: str = ""
@@ -87,6 +87,7 @@ class Episodes:
         pool: Has the environments.
         version: Gives the version of the weights that are loaded.
         post: Runs what follows an answer on the one thread of all episodes.
+        sees: Whether turns may show images.
     """
 
     environment: EnvironmentConfig
@@ -96,12 +97,8 @@ class Episodes:
     pool: EnvironmentPool
     version: Callable[[], int]
     post: Callable[[Callable[[], None]], None]
+    sees: bool = False
     _groups: dict[str, _Group] = attrs.field(factory=dict, init=False)
-
-    @property
-    def _multi_turn(self) -> MultiTurnModel:
-        assert isinstance(self.model, MultiTurnModel)
-        return self.model
 
     def begin(
         self, request: Request, prompt: Prompt, *, longest: int, done: Callable[[list[EpisodeResult]], None]
@@ -149,7 +146,7 @@ class Episodes:
 
     def _first_turns(self, group: _Group) -> None:
         going = [sample for sample in group.samples if sample.played is None]
-        openings: dict[str | None, Payload | str] = {}
+        openings: dict[Message | None, Payload | str] = {}
         for sample in going:
             if sample.words not in openings:
                 openings[sample.words] = self._opening(group, sample)
@@ -157,9 +154,9 @@ class Episodes:
             if isinstance(opening, str):
                 self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, opening)
             else:
-                sample.dialogue = Dialogue(opening=opening)
+                sample.dialogue = Dialogue(opening=opening, model=self.model)
                 if sample.words is not None:
-                    sample.dialogue.said.append(Message(role="user", content=sample.words))
+                    sample.dialogue.said.append(sample.words)
         if len(openings) == 1 and len(going) == len(group.samples) and not group.is_over:
             self._ask_all(group, going)
         else:
@@ -174,11 +171,11 @@ class Episodes:
         try:
             if sample.prompt is group.prompt:
                 # Plain text may hold special tokens, which words may not.
-                said = Message(role="user", content=sample.words)
-                opened = Dialogue(opening=row)
-                opened.add_observation(self._multi_turn.encode_turns(sample.prompt, (), [said]), said)
+                opened = Dialogue(opening=row, model=self.model)
+                opened.add_observation(self._encoded(sample, (), sample.words), sample.words)
                 opening = opened.so_far()
             else:
+                refuse_unseen([sample.words], sees=self.sees)
                 opening = self.model.encode(sample.prompt)
         except DataError as error:
             return f"the environment's first words cannot be encoded: {error}"
@@ -270,22 +267,30 @@ class Episodes:
         elif len(sample.dialogue.turns) == self.environment.max_turns:
             self._cut(group, sample, f"not done after {self.environment.max_turns} turns")
         else:
-            self._observe(group, sample, written, Message(role=reply.role, content=reply.observation or ""))
+            seen = {"media": reply.media, "places": reply.places}
+            self._observe(group, sample, written, Message(role=reply.role, content=reply.observation or "", **seen))
 
     def _observe(self, group: _Group, sample: _Sample, written: Sequence[int], said: Message) -> None:
         """Show the model what was answered, if there is room for it and for one more unit."""
         assert sample.dialogue is not None
         try:
-            ids = self._multi_turn.encode_turns(sample.prompt, written, [said])
+            encoded = self._encoded(sample, written, said)
         except DataError as error:
             self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be encoded: {error}")
             return
-        if self._room(group, sample.dialogue) <= 0 or sample.dialogue.num_units + len(ids) >= group.longest:
+        size = encoded.arrays["prompt"].shape[0]
+        if self._room(group, sample.dialogue) <= 0 or sample.dialogue.num_units + size >= group.longest:
             met = self._met(group, sample.dialogue)
-            self._cut(group, sample, f"no room for an observation of {len(ids)} units and a turn: {met}")
+            self._cut(group, sample, f"no room for an observation of {size} units and a turn: {met}")
             return
-        sample.dialogue.add_observation(ids, said)
-        self._ask(group, sample)
+        sample.dialogue.add_observation(encoded, said)
+        try:
+            self._ask(group, sample)
+        except EngineError as error:
+            self._end(group, sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be shown: {error}")
+
+    def _encoded(self, sample: _Sample, written: Sequence[int], said: Message) -> Payload:
+        return encode_turns(self.model, sample.prompt, written, [said], sees=self.sees)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -299,7 +304,7 @@ class Episodes:
 
     def _end(self, group: _Group, sample: _Sample, status: SampleStatus, why: str = "") -> None:
         self.pool.forget(sample.episode)
-        dialogue = sample.dialogue or Dialogue(opening=group.request.prompt)
+        dialogue = sample.dialogue or Dialogue(opening=group.request.prompt, model=self.model)
         reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
         name = self.environment.label
         told = [*sample.details, *([why] if why else [])]
@@ -317,8 +322,8 @@ class Episodes:
             group.done(played)
 
 
-def _with_words(prompt: Prompt, words: str) -> Prompt:
+def _with_words(prompt: Prompt, words: Message) -> Prompt:
     """A chat that goes on with an environment's words, one more turn of the user; plain text stays as it is."""
     if isinstance(prompt.text, str):
         return prompt
-    return attrs.evolve(prompt, text=(*prompt.text, Message(role="user", content=words)))
+    return attrs.evolve(prompt, text=(*prompt.text, words))

@@ -9,7 +9,7 @@ import attrs
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
-from cosmos_core.types import Prompt
+from cosmos_core.types import Message, Prompt
 
 END_S: Final = 3.0
 """How long a worker that is to end may take to close its episodes."""
@@ -70,10 +70,10 @@ class Began:
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """An episode has begun, perhaps with words that follow the prompt's."""
+    """An episode has begun, perhaps with a turn of the user's that follows the prompt."""
 
     episode: int
-    words: str | None
+    words: Message | None
 
 
 @attrs.frozen(kw_only=True)
@@ -86,6 +86,8 @@ class Answered:
     done: bool
     reward: float
     detail: str
+    media: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -17,8 +17,12 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from cosmos_core.protocols import FinishReason, Generated
-from cosmos_core.types import JSON, Array, Message, Payload
+from cosmos_core.errors import DataError
+from cosmos_core.protocols import FinishReason, Generated, Model
+from cosmos_core.protocols.model import MultiTurnModel
+from cosmos_core.protocols.vision import DialogueVision
+from cosmos_core.types import JSON, Array, Message, Payload, Prompt
+from cosmos_core.types.payload import of_document
 
 _RECORDED: Final = ("logprobs", "versions")
 """Arrays of what an engine says of each unit that it generated."""
@@ -31,6 +35,7 @@ class Turn:
     Attributes:
         before: The turn that it continues; None where it begins a document.
         given: int32, ids between that turn and this one: of a document's first, its prompt.
+        shown: Arrays of what these ids show; none where they are words alone.
         made: int32, ids of this turn, the stop token included.
         recorded: The engine's arrays of these ids, by name; records of forwards have rows of all units before, too.
             What a forward recorded of a unit is kept of the first turn in which it went through one: the forward that
@@ -45,6 +50,7 @@ class Turn:
     made: np.ndarray
     recorded: Mapping[str, Array]
     versions: tuple[int, int]
+    shown: Mapping[str, Array] = attrs.field(factory=dict)
     messages: tuple[Message, ...] = ()
     history: str = ""
 
@@ -59,13 +65,14 @@ class Turn:
         return path[::-1]
 
 
-def turn_of(generated: Generated, prompt: Payload, before: Turn | None, given: np.ndarray, **said: Any) -> Turn:
+def turn_of(generated: Generated, prompt: Payload, before: Turn | None, given: Payload, **said: Any) -> Turn:
     """The turn that an engine generated from `prompt`, which is all that came before and ends with `given`."""
     arrays = generated.payload.arrays
     known = {*prompt.arrays, "completion", "decided"}
     return Turn(
         before=before,
-        given=given,
+        given=np.frombuffer(given.arrays["prompt"].data, np.int32),
+        shown=shown_in(given),
         made=np.frombuffer(arrays["completion"].data, np.int32),
         recorded={name: array for name, array in arrays.items() if name not in known},
         versions=(generated.oldest_version, generated.newest_version),
@@ -85,6 +92,57 @@ def cut(turn: Turn, size: int) -> Turn:
         for name, array in turn.recorded.items()
     }
     return attrs.evolve(turn, made=turn.made[:size], recorded=recorded)
+
+
+def follow(parts: Sequence[Payload], model: Model) -> Payload:
+    """One prompt of prompts that follow each other, with what they show."""
+    if len(parts) == 1:
+        return parts[0]
+    if any(map(shown_in, parts)):
+        assert isinstance(model, DialogueVision), "nothing else makes arrays for what turns show"
+        return model.join(parts)
+    return words_of(np.concatenate([np.frombuffer(part.arrays["prompt"].data, np.int32) for part in parts]))
+
+
+def parts_of(turns: Sequence[Turn]) -> list[Payload]:
+    """What turns that follow each other are given, and what they make, as prompts; what a model makes shows nothing."""
+    both = [(turn.given, turn.shown, turn.made) for turn in turns]
+    return [
+        Payload(kind="tokens", arrays={"prompt": _array(ids), **shown})
+        for given, seen, made in both
+        for ids, shown in ((given, seen), (made, {}))
+    ]
+
+
+def encode_turns(
+    model: Model, prompt: Prompt, written: Sequence[int], turns: Sequence[Message], *, sees: bool
+) -> Payload:
+    """The ids between the model's turn and its next one, with what they show, as a prompt; DataError as the model."""
+    if any(turn.media for turn in turns):
+        refuse_unseen(turns, sees=sees)
+        assert isinstance(model, DialogueVision), "whoever says that it sees has asked"
+        return model.encode_seen_turns(prompt, written, turns)
+    assert isinstance(model, MultiTurnModel), "planning has checked"
+    return words_of(model.encode_turns(prompt, written, turns))
+
+
+def refuse_unseen(turns: Sequence[Message], *, sees: bool) -> None:
+    """Refuse turns that show images, unless these are seen."""
+    if not sees and (number := sum(len(turn.media) for turn in turns)):
+        raise DataError(
+            f"the turns show {number} images, and the dialogues of this run are of text: its model or its engine takes "
+            "no images in turns; leave them out"
+        )
+
+
+def shown_in(payload: Payload) -> Mapping[str, Array]:
+    """What the ids of a prompt show: all other arrays."""
+    return {name: array for name, array in payload.arrays.items() if name != "prompt"}
+
+
+def words_of(ids: Sequence[int] | np.ndarray) -> Payload:
+    """Token ids as a prompt that shows nothing."""
+    return Payload(kind="tokens", arrays={"prompt": _array(np.asarray(ids, np.int32))})
 
 
 def with_prompt(prompt: Payload, ids: np.ndarray) -> Payload:
@@ -107,7 +165,8 @@ def names_of(messages: Sequence[Message], tools: Sequence[Mapping[str, JSON]]) -
     names = [digest.hexdigest()]
     for message in messages:
         calls = [[call.name, _canonical(call.arguments)] for call in message.tool_calls]
-        said = json.dumps([message.role, message.content, calls])
+        seen = [message.media, message.places] if message.media else []
+        said = json.dumps([message.role, message.content, calls, *seen])
         digest.update(said.encode("utf-8", "surrogatepass"))
         names.append(digest.hexdigest())
     return names
@@ -157,11 +216,15 @@ class Recording:
         """The messages of the document of the newest turn."""
         return tuple(message for turn in self.turns[-1].path for message in turn.messages) if self.turns else ()
 
-    def generated(self, opening: Payload, reason: FinishReason, version: int) -> Generated:
-        """All documents as one completion; of a session without turns, `opening` and nothing, of the version given."""
+    def generated(self, opening: Payload, reason: FinishReason, version: int, model: Model) -> Generated:
+        """All documents as one completion; of a session without turns, `opening` and nothing, of the version given.
+
+        `model` joins what turns show.
+        """
         documents = self.documents()
         if not documents:
-            return _generated(_arrays(opening, [], [], {}), reason, (version, version), opening)
+            arrays = {**shown_in(opening), **_arrays([], [], {}, opening.arrays["prompt"])}
+            return _generated(arrays, reason, (version, version), opening)
         begins = ids_of(documents[0])[: len(documents[0][0].given)]
         completion: list[np.ndarray] = []
         decided: list[np.ndarray] = []
@@ -177,9 +240,15 @@ class Recording:
             completion.append(units[skipped:])
             decided.append(flags[skipped:])
             sizes.append(len(units) - skipped)
-        arrays = _arrays(opening, completion, decided, dict(_joined(order, documents)), begins)
+        arrays = _arrays(completion, decided, dict(_joined(order, documents)), _array(begins))
+        shown = [shown_in(follow(parts_of(turns), model)) for turns in documents]
         if len(documents) > 1:
             arrays["documents"] = _array(np.asarray(sizes, np.int32))
+            arrays |= {
+                of_document(index, name): array for index, own in enumerate(shown) for name, array in own.items()
+            }
+        else:
+            arrays |= shown[0]
         versions = [version for turn in order for version in turn.versions]
         return _generated(arrays, reason, (min(versions), max(versions)), opening)
 
@@ -214,18 +283,13 @@ def _rows(arrays: Sequence[Array]) -> tuple[bytes, int]:
 
 
 def _arrays(
-    opening: Payload,
-    completion: Sequence[np.ndarray],
-    decided: Sequence[np.ndarray],
-    recorded: Mapping[str, Array],
-    begins: np.ndarray | None = None,
+    completion: Sequence[np.ndarray], decided: Sequence[np.ndarray], recorded: Mapping[str, Array], begins: Array
 ) -> dict[str, Array]:
     nothing = {"logprobs": _array(np.empty(0, np.float32)), "versions": _array(np.empty(0, np.int32))}
     return {
-        **opening.arrays,
         **nothing,
         **recorded,
-        **({} if begins is None else {"prompt": _array(begins)}),
+        "prompt": begins,
         "completion": _array(np.concatenate([*completion, np.empty(0, np.int32)])),
         "decided": _array(np.concatenate([*decided, np.empty(0, np.bool_)])),
     }

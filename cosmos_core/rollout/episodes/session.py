@@ -14,7 +14,7 @@ import numpy as np
 from cosmos_core.protocols import Request
 from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.recording import Recording, Turn, ids_of, with_prompt
+from cosmos_core.rollout.episodes.recording import Recording, Turn, with_prompt
 from cosmos_core.types import Message, Payload
 
 
@@ -71,7 +71,8 @@ class Asked:
         call: What is asked.
         messages: The whole history.
         before: The turn that it goes on from.
-        given: int32, ids between that turn and the reply.
+        given: The ids between that turn and the reply, with what they show, as a prompt.
+        prompt: All before the reply, likewise.
         future: Gets the reply.
         most: Units that each reply may have.
         choices: Those that are there, by their place.
@@ -81,15 +82,16 @@ class Asked:
     call: Call
     messages: tuple[Message, ...]
     before: Turn | None
-    given: np.ndarray
+    given: Payload
+    prompt: Payload
     future: Future[Reply]
     most: int = 0
     choices: dict[int, tuple[Choice, list[Turn]]] = attrs.field(factory=dict)
 
     @property
-    def prompt(self) -> np.ndarray:
-        """All ids before the reply, int32."""
-        return np.concatenate([ids_of([] if self.before is None else self.before.path), self.given])
+    def num_prompt(self) -> int:
+        """Units before the reply."""
+        return self.prompt.arrays["prompt"].shape[0]
 
 
 def with_completion(ids: np.ndarray) -> Payload:

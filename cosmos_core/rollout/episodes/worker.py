@@ -45,6 +45,7 @@ from cosmos_core.rollout.episodes.messages import (
 from cosmos_core.rollout.workers import process
 from cosmos_core.rollout.workers.process import Ready, described, live, shown
 from cosmos_core.threads import awaitable
+from cosmos_core.types import Message
 
 _MOST: Final = 4096
 """Threads, more than a worker has dialogues: one is started only where all others are busy, so that no call waits."""
@@ -105,6 +106,9 @@ _MOST_STUCK: Final = 8
 """Episodes that are over and go on; each costs a thread, and perhaps a share of every other episode's time."""
 _LONGEST: Final = 1 << 20
 """Characters of an observation; no context takes more, and every one of them is held by three processes."""
+
+_MOST_MEDIA: Final = 1 << 25
+"""Characters of what an observation shows, all `data:` URLs together."""
 
 
 class Worker(process.Worker):
@@ -198,8 +202,12 @@ class Worker(process.Worker):
 
     async def _open(self, message: Open) -> Opened | Failed:
         environment = self._episodes[message.episode] = self._make()
-        words = await environment.reset(message.prompt, message.seed)
-        if words is not None and (problem := _unusable(words)):
+        said: Any = await environment.reset(message.prompt, message.seed)
+        if said is None:
+            return Opened(episode=message.episode, words=None)
+        words = said if isinstance(said, Message) else Message(role="user", content=said)
+        problem = f"the role is {words.role!r:.200}, and the user speaks first" if words.role != "user" else ""
+        if problem := problem or _unusable(words.content) or _unshown(words):
             return Failed(episode=message.episode, timed_out=False, detail=f"reset: {problem}")
         return Opened(episode=message.episode, words=words)
 
@@ -214,6 +222,8 @@ class Worker(process.Worker):
             done=bool(turn.done),
             reward=float(turn.reward),
             detail=shown(str(turn.detail)),
+            media=turn.media,
+            places=turn.places,
         )
 
     # -- the end of episodes ------------------------------------------------------------------------------------------
@@ -293,6 +303,17 @@ def _unusable(text: Any) -> str:
     return f"an observation of {len(text)} characters; the longest is {_LONGEST}" if len(text) > _LONGEST else ""
 
 
+def _unshown(said: Any) -> str:
+    """The reason why the media of a turn, or their places, are none; empty if they are some."""
+    media, places = said.media, said.places
+    if not isinstance(media, tuple) or not all(isinstance(each, str) for each in media):
+        return f"the media are no tuple of locations but {media!r:.200}"
+    if not isinstance(places, tuple) or not all(type(each) is int for each in places):
+        return f"the places of media are no tuple of integers but {places!r:.200}"
+    size = sum(map(len, media))
+    return f"media of {size} characters; the most are {_MOST_MEDIA}" if size > _MOST_MEDIA else ""
+
+
 def _is_reward(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
@@ -308,7 +329,7 @@ def _wrong(turn: Any) -> str:
     role: Any = turn.role
     if not isinstance(role, str) or not role.isidentifier() or role == "assistant":
         return f"the role is {role!r:.200}; name whose turn the observation is, such as 'user' or 'tool', not the model"
-    return "" if turn.observation is None else _unusable(turn.observation)
+    return _unshown(turn) if turn.observation is None else _unusable(turn.observation) or _unshown(turn)
 
 
 if __name__ == "__main__":

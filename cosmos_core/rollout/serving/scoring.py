@@ -16,7 +16,7 @@ from cosmos_core.protocols import Model
 from cosmos_core.protocols.model import MoEModel
 from cosmos_core.protocols.vision import Conditioning
 from cosmos_core.rollout.serving.tokens import check_ids, condition
-from cosmos_core.types import Payload
+from cosmos_core.types import Array, Payload
 
 _GENERATED: Final = frozenset({"completion", "decided", "logprobs", "versions"})
 
@@ -26,7 +26,7 @@ class ScoringInput:
     """A sequence to score.
 
     Attributes:
-        prompt: What it begins with, by itself.
+        prompt: What it begins with, by itself; of a dialogue that shows something, up to the last of that at least.
         tokens: All of it.
         num_given: Leading tokens that are only conditioned on, at least 1: the prompt.
         decided_N: Which tokens after these are scored, rising.
@@ -62,6 +62,11 @@ def _given(payload: Payload, index: int, model: Model, context_length: int, voca
             f"and at most {context_length} units in all"
         )
     begins = _prompt_of(payload, model)
+    if (kinds := payload.arrays.get("kinds")) is not None and len(kinds.shape) == 1 and kinds.shape[0] > len(prompt):
+        # What an environment shows is entered with the prompt.
+        ids = np.asarray((prompt + completion)[: kinds.shape[0]], np.int32)
+        whole = Array(dtype="int32", shape=ids.shape, data=ids.tobytes())
+        begins = attrs.evolve(begins, arrays={**begins.arrays, "prompt": whole})
     conditioning = condition(begins, model, where)
     return ScoringInput(
         prompt=begins,

@@ -409,12 +409,12 @@ def environment_misfits(recipe: Recipe, parts: Parts) -> Iterator[str]:
             f"environment.weight: {config.weight}, but environment {config.plugin!r} gives no rewards; "
             "set it to 0, and add a [[reward]]"
         )
-    if parts.measured.num_with_media:
+    if parts.measured.num_with_media and not parts.sees_turns:
         yield (
-            f"environment.plugin: dialogues are of text, and {parts.measured.num_with_media} of "
-            f"{parts.measured.num_rows} train rows of dataset {recipe.dataset.plugin!r} show images or videos: what a "
-            "model makes of these is laid out for the row's own prompt, and the prompts of later turns go on beyond "
-            "it; take another dataset, or remove [environment]"
+            f"environment.plugin: the dialogues of model plugin {recipe.model.plugin!r} are of text (it is no "
+            f"`DialogueVision`), and {parts.measured.num_with_media} of {parts.measured.num_rows} train rows of "
+            f"dataset {recipe.dataset.plugin!r} show images or videos; take another dataset or model, or remove "
+            "[environment]"
         )
 
 

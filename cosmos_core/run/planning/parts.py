@@ -91,6 +91,7 @@ class Parts:
         records: What the model's options ask the engine to record.
         preflight: What the engine says of the run.
         is_multi_turn: Whether the model encodes turns that are not its own (`MultiTurnModel`).
+        sees_turns: Whether any of these turns may show images (`DialogueVision`).
         consults: Of each stage whose algorithm consults frozen models, by index: which, and by which comparison.
         imitates: Demonstrations for each group, of stages whose algorithm imitates some beside rollouts, by index.
         frozen: What was found of the frozen models.
@@ -113,6 +114,7 @@ class Parts:
     omitted: Mapping[Split, tuple[Omission, ...]] = attrs.field(factory=dict)
     preflight: Preflight = Preflight()
     is_multi_turn: bool = True
+    sees_turns: bool = False
     consults: Mapping[int, Mapping[FrozenRole, Comparison | None]] = attrs.field(factory=dict)
     imitates: Mapping[int, int] = attrs.field(factory=dict)
     frozen: Mapping[FrozenRole, FrozenFacts] = attrs.field(factory=dict)

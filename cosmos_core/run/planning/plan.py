@@ -32,6 +32,7 @@ from cosmos_core.protocols import AlgorithmCapabilities, Dataset, Model, Preflig
 from cosmos_core.protocols.dataset import Window
 from cosmos_core.protocols.frozen import Comparison, FrozenRole
 from cosmos_core.protocols.model import MoEModel, MultiTurnModel
+from cosmos_core.protocols.vision import DialogueVision
 from cosmos_core.run.launch.launcher import capabilities_of
 from cosmos_core.run.planning.checks import placement_misfits, problems, unlike
 from cosmos_core.run.planning.first_row import look_at_first
@@ -254,6 +255,7 @@ def _parts(job: Job, plugins: PluginSet, dataset: Dataset, model: Model, sizes: 
         records=tuple(model.records()) if isinstance(model, MoEModel) else (),
         environment=environment,
         is_multi_turn=isinstance(model, MultiTurnModel),
+        sees_turns=isinstance(model, DialogueVision),
         consults=consults,
         imitates=imitates,
         unmet=lacking,

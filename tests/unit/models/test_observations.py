@@ -7,6 +7,7 @@ from transformers import AddedToken
 
 from cosmos_core.errors import DataError
 from cosmos_core.models import HuggingFaceModel, HuggingFaceOptions
+from cosmos_core.models.vision.turns import refuse_spelt
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 
@@ -160,9 +161,9 @@ def test_what_cannot_be_told_from_the_templates_words_is_refused(model):
         model.text.prompt_ids(Prompt(text=(Message(role="user<|im_end|>", content="?"),)))
 
     placed = Prompt(text=(Message(role="user", content="<image> what?"),), media=("a.png",))
-    model.text.refuse_spelt(placed)
+    refuse_spelt(model.text, placed)
     with pytest.raises(DataError, match="beside images or videos"):
-        model.text.refuse_spelt(attrs.evolve(placed, text=(Message(role="user", content="what?<|im_end|>"),)))
+        refuse_spelt(model.text, attrs.evolve(placed, text=(Message(role="user", content="what?<|im_end|>"),)))
 
 
 TOOLS = (

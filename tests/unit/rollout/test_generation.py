@@ -516,7 +516,7 @@ def test_a_lease_that_is_taken_away_ends_its_dialogues_and_leaves_once(talk):
 def test_rows_that_show_something_have_no_dialogues(talk):
     talk.generation.reconcile([train(1, row=14)], ())
     (report,) = talk.wait_reports(1)
-    assert "dialogues with environments are of text" in report.detail
+    assert "the dialogues of this model are of text" in report.detail
 
 
 def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):

@@ -10,26 +10,46 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PretrainedConfig
 
 from cosmos_core.errors import DataError
-from cosmos_core.models import VisionLanguageModel
 from cosmos_core.models.packing import Row
 from cosmos_core.models.parallel.forwards import layout_of
+from cosmos_core.models.tokens import KINDS, tokens_payload, view, with_completion
+from cosmos_core.models.vision.images import IMAGE_MARK, VIDEO_MARK, shows_in_turns
+from cosmos_core.models.vision.turns import DialogueVisionModel, SeenImages, filled_marks, num_marks, refuse_spelt
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.protocols.vision import Shown
 from cosmos_core.types import Payload, Prompt
 from cosmos_model_qwen_vl.family import FAMILIES, IMAGE, VIDEO, VISION_END, VISION_START
 from cosmos_model_qwen_vl.options import QwenVLOptions
 from cosmos_model_qwen_vl.patches import Seen
-from cosmos_model_qwen_vl.row import ARRAYS, lay_out, with_seen
+from cosmos_model_qwen_vl.row import ARRAYS, kinds_of, lay_out, with_seen
 from cosmos_model_qwen_vl.showing import show
 from cosmos_model_qwen_vl.tower import look
 from cosmos_model_qwen_vl.vision import Vision, place
 
 
-class QwenVLModel(VisionLanguageModel):
+class _Images(SeenImages):
+    """Images and videos of turns, as patches."""
+
+    def __init__(self, model: QwenVLModel, seen: Sequence[Seen]) -> None:
+        self._model, self._seen, self.number = model, seen, len(seen)
+
+    def joined(self, text: str, spelt: Mapping[str, str]) -> list[int]:
+        """Placeholders are written into the text: words in it spell none."""
+        self.refuse_others(num_marks(text))
+        return self._model.text.words.joined(filled_marks(text, [each.text for each in self._seen]), spelt)
+
+    def payload(self, ids: Sequence[int]) -> Payload:
+        """With the patches."""
+        return with_seen(tokens_payload(ids), self._seen, self._model.vision.tokens)
+
+
+class QwenVLModel(DialogueVisionModel):
     """A Qwen vision-language model."""
 
     model_types: ClassVar[frozenset[str] | None] = frozenset(FAMILIES)
@@ -70,6 +90,8 @@ class QwenVLModel(VisionLanguageModel):
         Raises:
             DataError: The prompt cannot be encoded, or its media cannot be read.
         """
+        if shows_in_turns(prompt):
+            return self.encode_shown(prompt)
         seen = self._see(prompt)
         return with_seen(super().encode(place(prompt, seen)), seen, self.vision.tokens)
 
@@ -81,12 +103,30 @@ class QwenVLModel(VisionLanguageModel):
         """
         if prompt.demonstration is None:
             raise DataError("the row has no demonstration, and the algorithm learns from demonstrations")
+        if shows_in_turns(prompt):
+            return with_completion(self.encode_shown(prompt), self.text.demonstration_ids(prompt))
         seen = self._see(prompt)
         return with_seen(super().encode_demonstration(place(prompt, seen)), seen, self.vision.tokens)
 
+    def look(self, media: Sequence[str]) -> SeenImages:
+        """Images and videos of turns."""
+        return _Images(self, self.vision.see(media))
+
+    def marks(self, media: Sequence[str]) -> list[str]:
+        """What each is."""
+        return [VIDEO_MARK if each.step_s else IMAGE_MARK for each in self.vision.see(media)]
+
+    def kinds(self, payload: Payload) -> npt.NDArray[np.generic]:
+        """As said, else by the placeholders."""
+        return kinds_of(payload, self.vision.tokens)
+
+    def joined_media(self, payloads: Sequence[Payload]) -> Mapping[str, npt.NDArray[np.generic]]:
+        """Patches, grids and times, one after another."""
+        return {name: np.concatenate([view(payload, name) for payload in payloads]) for name in sorted(ARRAYS)}
+
     def _see(self, prompt: Prompt) -> list[Seen]:
         if prompt.media:
-            self.text.refuse_spelt(prompt)
+            refuse_spelt(self.text, prompt)
         return self.vision.see(prompt.media)
 
     def pack(
@@ -110,7 +150,7 @@ class QwenVLModel(VisionLanguageModel):
 
     def is_media(self, name: str) -> bool:
         """Tell whether an array of a payload is of what its prompt shows (see `cosmos_model_qwen_vl.row`)."""
-        return name in ARRAYS
+        return name in ARRAYS or name == KINDS
 
     def embed(self, module: torch.nn.Module, row: Row) -> dict[str, Any]:
         """Embeddings of the tokens, with what is seen in their places, and what deeper layers add to those."""

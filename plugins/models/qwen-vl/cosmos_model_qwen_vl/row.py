@@ -2,7 +2,8 @@
 
 A payload with media has three arrays more, of everything seen in the order of its placeholders: `patches` uint8 [M, W],
 `grids` int32 [n, 3] (patches over time, height and width of each) and `steps_s` float32 [n] (seconds that a temporal
-patch of a video lasts; 0 for an image).
+patch of a video lasts; 0 for an image). Without `kinds`, the prompt's placeholders are what is seen (see
+`cosmos_core.types.Payload`); with them, a placeholder that the model itself wrote is text.
 
 Shape legend: U units of a packed row, K places of visual tokens in it, M patches, W values of one, n images and videos.
 """
@@ -19,7 +20,7 @@ import torch
 
 from cosmos_core.errors import DataError
 from cosmos_core.models import values
-from cosmos_core.models.tokens import array_of, view
+from cosmos_core.models.tokens import KINDS, array_of, view
 from cosmos_core.protocols import MicroBatch
 from cosmos_core.types import Array, Payload
 from cosmos_model_qwen_vl.patches import Seen
@@ -96,7 +97,7 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
         kinds_U = torch.zeros_like(tokens_U)
         if payload is not None and not ARRAYS.isdisjoint(payload.arrays):
             check_seen(payload, batch.sequences[number], tokens)
-            prompt = tokens.kinds(values(payload, "prompt"))[:length]
+            prompt = kinds_of(payload, tokens)[:length]
             kinds_U[: len(prompt)] = torch.from_numpy(prompt)
         positions.append(_positions(tokens_U, kinds_U, payload, rope))
         places.append(kinds_U.nonzero()[:, 0] + start)
@@ -114,6 +115,27 @@ def lay_out(batch: MicroBatch, payloads: Sequence[Payload], tokens: MediaTokens,
     return attrs.evolve(batch, inputs={**batch.inputs, **inputs})
 
 
+def kinds_of(payload: Payload, tokens: MediaTokens) -> npt.NDArray[np.int64]:
+    """The kind of each unit of the prompt, and of those after it up to the last that is seen.
+
+    Raises:
+        DataError: What the payload says of them fits neither its units nor their placeholders.
+    """
+    if KINDS not in payload.arrays:
+        return tokens.kinds(values(payload, "prompt"))
+    kinds_P, units = values(payload, KINDS).astype(np.int64), values(payload, "prompt")
+    least = len(units)
+    if "completion" in payload.arrays:
+        units = np.concatenate([units, values(payload, "completion")])
+    others = tokens.kinds(units[: len(kinds_P)])
+    if not least <= len(kinds_P) <= len(units) or (others != kinds_P)[kinds_P != TEXT].any():
+        raise DataError(
+            f"{KINDS} of {len(kinds_P)} units, of a prompt of {least} and {len(units)} units in all, are not those of "
+            "its placeholders; encode the dialogue anew"
+        )
+    return kinds_P
+
+
 def check_seen(payload: Payload, index: int, tokens: MediaTokens) -> None:
     """Refuse arrays that do not belong together: they may come from anywhere.
 
@@ -122,7 +144,7 @@ def check_seen(payload: Payload, index: int, tokens: MediaTokens) -> None:
             image and no video has.
     """
     found = {name: _form(payload.arrays.get(name)) for name in sorted(ARRAYS)}
-    kinds_P = tokens.kinds(values(payload, "prompt"))
+    kinds_P = kinds_of(payload, tokens)
     seen_K = kinds_P[kinds_P != TEXT]
     num_patches = len(seen_K) * tokens.merged
     _, number, *_ = *found[STEPS], 0

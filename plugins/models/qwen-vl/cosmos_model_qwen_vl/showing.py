@@ -12,7 +12,7 @@ from cosmos_core.models.tokens import view
 from cosmos_core.protocols.vision import Shown
 from cosmos_core.types import Payload
 from cosmos_model_qwen_vl.rope import TEXT
-from cosmos_model_qwen_vl.row import ARRAYS, GRIDS, PATCHES, STEPS, check_seen
+from cosmos_model_qwen_vl.row import ARRAYS, GRIDS, PATCHES, STEPS, check_seen, kinds_of
 from cosmos_model_qwen_vl.vision import Vision
 
 
@@ -29,7 +29,7 @@ def show(payload: Payload, vision: Vision) -> list[Shown]:
     steps_n = torch.from_numpy(values(payload, STEPS).copy())
     sizes = grids_n3.prod(1).tolist()
     patches = torch.split(torch.from_numpy(view(payload, PATCHES).copy()), sizes)
-    is_seen_P = torch.from_numpy(vision.tokens.kinds(values(payload, "prompt")) != TEXT)
+    is_seen_P = torch.from_numpy(kinds_of(payload, vision.tokens) != TEXT)
     places = torch.split(is_seen_P.nonzero()[:, 0], [size // vision.tokens.merged for size in sizes])
     found = []
     for number, patches_MW in enumerate(patches):

@@ -1,5 +1,6 @@
 """Patches as transformers' own processor makes them, and placeholders where the text says."""
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -7,7 +8,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.models import values
-from cosmos_core.models.tokens import view
+from cosmos_core.models.tokens import array_of, tokens_payload, view
 from cosmos_core.protocols import ModelContext
 from cosmos_core.types import Message, Prompt
 from cosmos_model_qwen_vl import QwenVLModel, QwenVLOptions
@@ -41,6 +42,10 @@ def text(model, prompt):
                 number, rest = number + 1, rest[len(token) :]
             decoded = f"{before}{name}*{number}{rest}"
     return decoded.replace(VISION_START, "[").replace(VISION_END, "]")
+
+
+def contents(payload):
+    return {name: (array.shape, bytes(array.data)) for name, array in payload.arrays.items()}
 
 
 def test_patches_of_images_are_those_of_transformers(model, subtests):
@@ -159,3 +164,44 @@ def test_an_unknown_key_of_a_part_of_the_config_is_refused(tmp_path):
 def test_another_family_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="'gpt2' is not one of this plugin's: qwen2_5_vl, qwen3_vl"):
         QwenVLModel(QwenVLOptions(), ModelContext(path=None, config={"model_type": "gpt2"}, assets=tmp_path)).facts()
+
+
+def test_turns_show_images_as_rows_do(model):
+    wide, small = data_url(picture(40, 24, 1)), data_url(picture(16, 16, 2))
+    said = (
+        Message(role="user", content="Is  red?", media=(wide,), places=(3,)),
+        Message(role="assistant", content="yes"),
+        Message(role="user", content="or ", media=(small,), places=(3,)),
+    )
+    marked = tuple(
+        attrs.evolve(turn, content=content, media=(), places=())
+        for turn, content in zip(said, ["Is <image> red?", "yes", "or <image>"], strict=True)
+    )
+    rows = (
+        Prompt(text=said),
+        Prompt(text=(marked[0], *said[1:]), media=(wide,)),
+        Prompt(text=marked, media=(wide, small)),
+    )
+    in_turns, mixed, whole = map(model.encode, rows)
+    assert contents(in_turns) == contents(mixed) == contents(whole)
+    # What the model said is text, whatever it spells: here a placeholder.
+    stop = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    written = [model.tokenizer.convert_tokens_to_ids(IMAGE), stop]
+    first = Prompt(text=said[:1])
+    after = model.encode_seen_turns(first, written, said[2:])
+    going = model.join([model.encode(first), tokens_payload(written), after])
+    kinds = [model.vision.tokens.kinds(values(each, "prompt")).tolist() for each in (model.encode(first), after)]
+    assert values(going, "kinds").tolist() == [*kinds[0], 0, 0, *kinds[1]]
+    assert sum(kinds[1]) == len(view(after, PATCHES)) // 4
+    for name in (PATCHES, GRIDS):
+        assert np.array_equal(view(going, name), view(whole, name))
+    shown = model.shown(going)
+    assert [each.start for each in shown] == [
+        kinds[0].index(1),
+        len(kinds[0]) + 2 + kinds[1].index(1),
+    ]
+    assert model.condition(going).positions.shape[-1] == len(values(going, "prompt"))
+    for wrong in ([1], [1] * len(values(going, "prompt")), [0] * 900):
+        arrays = {**going.arrays, "kinds": array_of(np.asarray(wrong, np.int64))}
+        with pytest.raises(DataError, match="encode the dialogue anew"):
+            model.condition(attrs.evolve(going, arrays=arrays))

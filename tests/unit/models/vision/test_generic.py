@@ -13,7 +13,7 @@ from cosmos_core.errors import ConfigError, DataError, PluginIncompatibleError
 from cosmos_core.models import HuggingFaceModel, values
 from cosmos_core.models.plugin import create
 from cosmos_core.models.small import own_logits
-from cosmos_core.models.tokens import array_of
+from cosmos_core.models.tokens import array_of, tokens_payload
 from cosmos_core.models.vision import generic as generic_model
 from cosmos_core.models.vision.generic import GenericOptions, GenericVisionModel
 from cosmos_core.models.vision.images import load_image
@@ -327,3 +327,68 @@ def test_what_is_refused_is_what_transformers_own_forward_says_otherwise(tmp_pat
         both = own_logits(alone, [tensors])
         causal = own_logits(alone, [{name: value for name, value in tensors.items() if name != "token_type_ids"}])
     assert (both - causal).abs().max() > 1e-2
+
+
+def test_turns_show_images_as_rows_do(subtests, tmp_path):
+    for family in ("llava_next", "idefics3", "qwen2_vl"):
+        with subtests.test(family=family):
+            check_turns(checkpoint(tmp_path / family, family))
+
+
+def same(found, expected):
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        assert (found.arrays[name].shape, bytes(found.arrays[name].data)) == (array.shape, bytes(array.data)), name
+
+
+def check_turns(folder):
+    model = generic(folder)
+    wide, small, tall = picture(72, 40, 1), picture(20, 20, 2), picture(16, 50, 3)
+    said = [
+        Message(role="user", content="Is  red?", media=(wide,), places=(3,)),
+        Message(role="assistant", content="yes"),
+        Message(role="user", content="and or ", media=(small, tall), places=(4, 7)),
+    ]
+    marked = [attrs.evolve(turn, media=(), places=()) for turn in said]
+    marked[0] = attrs.evolve(marked[0], content="Is <image> red?")
+    marked[2] = attrs.evolve(marked[2], content="and <image>or <image>")
+    whole = model.encode(Prompt(text=tuple(marked), media=(wide, small, tall)))
+    same(model.encode(Prompt(text=tuple(said))), whole)
+    # A row's own media stand where they are marked, beside those of other turns.
+    same(model.encode(Prompt(text=(marked[0], *said[1:]), media=(wide,))), whole)
+    # In parts: what the model said is text, and nothing is encoded anew.
+    first = Prompt(text=(said[0],))
+    own = tokens_payload(model.tokenizer("yes", add_special_tokens=False)["input_ids"])
+    after = model.encode_seen_turns(first, values(own, "prompt").tolist(), said[2:])
+    same(model.join([model.encode(first), own, after]), whole)
+    placeholder = tokens_payload([int(values(whole, "prompt")[values(whole, "kinds") != 0][0])])
+    going = model.join([model.encode(first), placeholder, after])
+    assert values(going, "kinds").tolist() == [
+        *values(model.encode(first), "kinds").tolist(),
+        0,
+        *values(after, "kinds").tolist(),
+    ]
+    assert model.condition(going) is not None
+    # Words spell neither the placeholder nor the character that stands for an image.
+    token = model.processor.image_token
+    spelt, plain = (
+        model.encode_seen_turns(first, [], [Message(role="user", content=content, media=(small,))])
+        for content in (f"a {token}<image>", "a b")
+    )
+    assert np.count_nonzero(values(spelt, "kinds")) == np.count_nonzero(values(plain, "kinds")) > 0
+    for turn, refusal in [
+        (Message(role="user", content="\U0010fffd"), "stands for images"),
+        (Message(role="user", content="ab", media=(wide,), places=(3,)), "places \\[3\\]"),
+        (Message(role="user", content="ab", media=(wide, wide), places=(1,)), "shows 2 images at the places"),
+        (Message(role="user", content="ab", media=("none.png",)), "no such file"),
+        (Message(role="user", content="ab", media=("http://there/is.png",)), "nothing is fetched"),
+    ]:
+        with pytest.raises(DataError, match=refusal):
+            model.encode_seen_turns(first, [], [turn])
+    # A model of text says so, and so does a template that leaves images out.
+    with pytest.raises(DataError, match="the turns show 2 images, and this model is one of text"):
+        model.encode_turns(first, [], said[2:])
+    kept = "{{ m.content if m.role == 'assistant' else m.content[-2:] }}"
+    curt = generic(folder, chat_template=f"{{% for m in messages %}}{kept}|{{% endfor %}}")
+    with pytest.raises(DataError, match="the turns show 1 images, and the chat template writes 0 for them"):
+        curt.encode_seen_turns(first, [], [Message(role="user", content="ab", media=(wide,))])

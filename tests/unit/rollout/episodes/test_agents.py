@@ -15,20 +15,25 @@ import attrs
 import numpy as np
 import openai
 import pytest
+import torch
 
 from cosmos_core.config.schema import AgentConfig, EnvironmentConfig
 from cosmos_core.errors import DataError, PluginBrokenError
 from cosmos_core.models.documents import documents_of, pack_samples
 from cosmos_core.models.packing import pack
-from cosmos_core.models.tokens import decided, tokens_payload, values
+from cosmos_core.models.plugin import create as create_model
+from cosmos_core.models.tokens import decided, tokens_payload, values, view
+from cosmos_core.models.vision.generic import GenericOptions
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, Request, Sampling
+from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, ModelContext, Request, Sampling
 from cosmos_core.protocols.model import ReadTurn
+from cosmos_core.rollout.endpoint.requests import read_response
 from cosmos_core.rollout.endpoint.server import LARGEST_BODY, Endpoint
 from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus, ToolCall
+from tests.vision import checkpoint, picture
 
 STOP = 1
 WORDS = ["", "<end>", "system:", "user:", "assistant:", "tool:", "<tools>"]
@@ -160,17 +165,18 @@ class Pool:
 
 
 class Rig:
-    def __init__(self, script, config, *, max_units, longest, samples, rewards):
-        self.engine, self.pool, self.events = Engine(script), Pool(), queue.SimpleQueue()
+    def __init__(self, script, config, *, max_units, longest, samples, rewards, model=None, engine=None):
+        self.engine, self.pool, self.events = engine or Engine(script), Pool(), queue.SimpleQueue()
         self.agents = Agents(
             environment=config,
             capabilities=EnvironmentCapabilities(calls_model=True, rewards=rewards),
-            model=Chat(),
+            model=model or Chat(),
             engine=self.engine,
             pool=self.pool,
             version=lambda: self.engine.version,
             post=self.events.put,
             name="run",
+            sees=model is not None,
         )
         self.endpoint = Endpoint(self.agents, "127.0.0.1")
         self.played = queue.SimpleQueue()
@@ -205,8 +211,9 @@ class Rig:
 
 
 @contextmanager
-def rig(script, *, max_units=64, longest=200, samples=1, rewards=False, **config):
+def rig(script, *, max_units=64, longest=200, samples=1, rewards=False, model=None, engine=None, **config):
     limits = {"max_units": max_units, "longest": longest, "samples": samples, "rewards": rewards}
+    limits |= {"model": model, "engine": engine}
     made = Rig(script, EnvironmentConfig(plugin="agent", **config), **limits)
     made.endpoint.start()
     made.agents.url = made.endpoint.url
@@ -287,6 +294,55 @@ def test_a_dialogue_with_tools_is_one_document_of_the_engines_own_ids():
     assert values(played.generated.payload, "routing").tolist() == [1] * 10 + [2] * 8
     assert [turn.role for turn in played.said] == ["system", "user", "assistant", "tool", "assistant"]
     assert played.text == 'call:calculate:{"a":1} tool: 4 assistant: it is 4'
+
+
+def test_agents_show_images_and_each_branch_keeps_its_own(make, tmp_path):
+    context = ModelContext(path=str(checkpoint(tmp_path / "qwen2_vl", "qwen2_vl")), config=None, assets=tmp_path / "no")
+    model = create_model(GenericOptions(), context)
+    wide, small = picture(40, 24, 1), picture(20, 20, 2)
+
+    async def agent(client):
+        async def ask(*messages):
+            reply = await client.chat.completions.create(model="run", messages=list(messages), max_tokens=5)
+            return {"role": "assistant", "content": reply.choices[0].message.content}
+
+        shown = user([{"type": "text", "text": "what is "}, image(wide), {"type": "text", "text": "?"}])
+        first = await ask(shown)
+        await ask(shown, first, user([image(small), {"type": "text", "text": "or"}, image(wide)]))
+        # transformers' model takes neighbours, with no token between, for one.
+        with pytest.raises(
+            openai.BadRequestError, match="this cannot be generated from: request '7/0/2': what is seen"
+        ):
+            await ask(user([image(small), image(wide)]))
+        # Of the same words with another image nothing is known.
+        await ask(user([{"type": "text", "text": "what is "}, image(small), {"type": "text", "text": "?"}]))
+        parts = [{"type": "input_text", "text": "crop"}, {"type": "input_image", "image_url": small}]
+        await client.responses.create(model="run", input=[user(parts)], max_output_tokens=5)
+        crop = {"type": "function_call_output", "call_id": "1", "output": parts}
+        (tool,) = read_response({"input": [crop]}).messages
+        assert (tool.role, tool.content, tool.media, tool.places) == ("tool", "crop", (small,), (4,))
+
+    engine = make(model, context_length=300)
+    with rig(None, model=model, engine=engine, longest=300) as made:
+        made.engine.version = 0
+        made.call(agent)
+        made.end()
+        payload = made.sample().generated.payload
+    parts = documents_of(payload)
+    assert [len(view(part, "media.image_grid_thw")) for part in parts] == [3, 1, 1]
+    for part in parts:
+        placeholders = values(part, "kinds") == 1
+        assert placeholders.sum() == len(view(part, "media.pixel_values")) // 4
+        ids = np.concatenate([values(part, "prompt"), values(part, "completion")])[: len(placeholders)]
+        assert set(ids[placeholders]) == {model.tokenizer.convert_tokens_to_ids("<|image_pad|>")}
+    module = model.build(seed=1, dtype=torch.float32, device=torch.device("cpu"))
+    found = np.zeros(len(values(payload, "logprobs")), np.float32)
+    for batch in pack_samples(model, [payload], budget=400):
+        with torch.no_grad():
+            rest = model.decide(module, batch, temperature=1.0).logprobs_N.numpy()
+        for span, number in zip(batch.spans, batch.num_decisions, strict=True):
+            found[span.first : span.first + number], rest = rest[:number], rest[number:]
+    np.testing.assert_allclose(found, values(payload, "logprobs"), atol=1e-5, rtol=0)
 
 
 def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
@@ -413,13 +469,25 @@ def test_a_reply_ends_before_a_text_and_goes_on_from_what_was_generated():
     assert [each.sampling.max_units for each in made.engine.requests] == [32, 32, 2]
 
 
+def image(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 REFUSED = [
     ({"messages": [user("a")], "model": "gpt-9"}, 404, "the model 'gpt-9' is not served, but 'run', 'gpt-4.1'; envi"),
     ({"messages": [], "model": "run"}, 400, "the request cannot be read: Expected `array` of length >= 1"),
     ({"messages": [user("a")], "logit_bias": {"1": 2}}, 400, "logit_bias: {'1': 2} cannot be done here; leave it out"),
     ({"messages": [user("a")], "beam": 4}, 400, "the request cannot be read: Object contains unknown field `beam`"),
     ({"messages": [{"role": "robot", "content": "a"}]}, 400, "the chat template takes no turns of 'robot'"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]: a part of type 'image"),
+    ({"messages": [user([{"type": "audio"}])]}, 400, "messages[0]: a part of type 'audio'; only text and images"),
+    ({"messages": [user([{"type": "image_url"}])]}, 400, "messages[0]: an image without `image_url`"),
+    ({"messages": [user([image("http://there/is.png")])]}, 400, "'http://there/is.png' is no data: URL in base64, and"),
+    ({"messages": [user([image("file:///etc/passwd")])]}, 400, "'file:///etc/passwd' is no data: URL in base64, and n"),
+    ({"messages": [user([image("data:image/png;base64,a")])]}, 400, "messages[0]: the image is no base64"),
+    ({"messages": [user([image("data:image/png;base64,YWJj")])]}, 400, "cannot be read as one of PNG, JPEG, WEBP"),
+    ({"messages": [user([image(picture(4097, 4096))])]}, 400, "4097 x 4096 pixels; the most are 16777216 and 16777216"),
+    ({"messages": [user([image(picture(20, 20))])]}, 400, "the turns show 1 images, and the dialogues of this run are"),
+    ({"messages": [user("a"), {"role": "assistant", "content": [image(picture(2, 2))]}]}, 400, "own turn has an image"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, 400, "the last message is the model's own"),
     ({"messages": [user("a")], "stream": "perhaps"}, 400, "stream, stream_options: Expected `bool`, got `str`"),
     ({"messages": [user("a")], "tools": [{"type": "function"}]}, 400, "tool"),

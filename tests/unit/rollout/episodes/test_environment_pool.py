@@ -17,7 +17,7 @@ from cosmos_core.types import Message, Prompt
 
 def test_an_episode_begins_answers_and_ends(shared):
     episode, opened = shared.open("alpha", 9)
-    assert opened.words == "alpha 9"
+    assert opened.words == Message(role="user", content="alpha 9")
     first, second = shared.act(episode, "turns"), shared.act(episode, "turns")
     assert (first.observation, second.observation) == ("1", "2")
     assert (second.done, second.reward, second.detail) == (False, 0.5, "counted")
@@ -32,7 +32,7 @@ def test_an_episode_begins_answers_and_ends(shared):
 def test_a_prompt_may_say_it_all_and_may_be_a_chat(shared):
     assert shared.open("silent")[1].words is None
     episode = shared.pool.open(Prompt(text=(Message(role="user", content="hi"),)), 0, shared.replies.put)
-    assert shared.wait() == Opened(episode=episode, words="hi 0")
+    assert shared.wait() == Opened(episode=episode, words=Message(role="user", content="hi 0"))
 
 
 def test_what_cannot_be_used_fails_and_says_why(shared):

@@ -74,7 +74,8 @@ class Pool:
         self.seeds.append(seed)
         words = self.opens[episode] if episode < len(self.opens) else None
         failed = Failed(episode=episode, timed_out=words == "late", detail="no task")
-        answer(failed if words in ("late", "bad") else Opened(episode=episode, words=words))
+        said = None if words is None else Message(role="user", content=words)
+        answer(failed if words in ("late", "bad") else Opened(episode=episode, words=said))
         return episode
 
     def act(self, episode, text, answer):

@@ -352,7 +352,7 @@ def test_what_cannot_talk_with_an_environment_is_refused():
                     num_rows=9, num_demonstrations=9, shortest_prompt=1, longest_prompt=2, num_with_media=4
                 )
             },
-            "dialogues are of text, and 4 of 9 train rows of dataset 'numbers' show images or videos: what a model",
+            "of text (it is no `DialogueVision`), and 4 of 9 train rows of dataset 'numbers' show images or videos;",
         ),
         (
             {"reward": []},
