@@ -6,6 +6,7 @@ The file is text of this process. Each program has it before its own lines, in a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import sys
@@ -19,7 +20,6 @@ from cosmos_core.errors import PluginError
 from cosmos_environment_code_agent.tasks import Case
 
 _NAME: Final = "solution"
-_LONGEST_ANSWER: Final = 1 << 24
 _SHOWN: Final = 200
 
 
@@ -50,7 +50,7 @@ class Workspace:
             *(sys.executable, "-P", "-m", "cosmos_reward_code"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=_LONGEST_ANSWER,
+            limit=8 * self._limits["output_bytes"] + (1 << 16),  # escaped as JSON, and what else is in an answer
         )
         return self
 
@@ -89,7 +89,8 @@ class Workspace:
         assert self._process.stdout is not None
         asked = {"program": f"{self.source}\n\n{lines}\n", "name": _NAME, "limits": self._limits}
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-        await self._process.stdin.drain()
+        with contextlib.suppress(ConnectionError):
+            await self._process.stdin.drain()
         line = await self._process.stdout.readline()
         if not line:
             raise PluginError("the sandbox has ended by itself; its standard error says why")

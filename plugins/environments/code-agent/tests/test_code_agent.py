@@ -168,10 +168,11 @@ def test_what_a_program_may_not_do_ends_it_alone(subtests, tmp_path):
             ("import os; print(sorted(os.environ))", "['LANG', 'PYTHONHASHSEED', 'PYTHONUTF8']\n"),
             ("x = 'x' * (1 << 30)", "MemoryError"),
             ("import os; os.abort()", "[ended with -6]"),
+            ("print('\\0' * 700_000)", "\0" * 199),
         ]:
             with subtests.test(code=code):
                 server = Server([call("run", {"code": code})], [call("write", {"source": MENDED})], "Done.")
-                assert repaired(server, time_s=1.0, shown_characters=200) == 1.0
+                assert repaired(server, time_s=1.0, output_kb=1024, shown_characters=200) == 1.0
                 assert words in server.observations[0]
                 assert len(server.observations[0]) <= 200
         assert not (tmp_path / "new").exists()
@@ -230,8 +231,9 @@ def test_a_sandbox_that_ends_by_itself_is_an_error():
     async def play():
         async with Workspace(FAULTY, agent_of()._limits) as workspace:
             os.kill(workspace._process.pid, 9)
-            with pytest.raises(PluginError, match="the sandbox has ended by itself"):
-                await workspace.run("1")
+            for size in (1, 1 << 22):
+                with pytest.raises(PluginError, match="the sandbox has ended by itself"):
+                    await workspace.run("1" * size)
 
     asyncio.run(play())
 
