@@ -267,8 +267,9 @@ class Episodes:
         elif len(sample.dialogue.turns) == self.environment.max_turns:
             self._cut(group, sample, f"not done after {self.environment.max_turns} turns")
         else:
-            seen = {"media": reply.media, "places": reply.places}
-            self._observe(group, sample, written, Message(role=reply.role, content=reply.observation or "", **seen))
+            words, media, places = reply.observation or "", reply.media, reply.places
+            said = Message(role=reply.role, content=words, media=media, places=places)
+            self._observe(group, sample, written, said)
 
     def _observe(self, group: _Group, sample: _Sample, written: Sequence[int], said: Message) -> None:
         """Show the model what was answered, if there is room for it and for one more unit."""

@@ -8,9 +8,11 @@ from transformers import AutoModelForImageTextToText
 
 from cosmos_core.errors import EngineError
 from cosmos_core.models import values
-from cosmos_core.models.tokens import token_array
+from cosmos_core.models.tokens import token_array, view
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import EngineContext, Request, Sampling
+from cosmos_core.protocols import EngineContext, FinishReason, Request, Sampling
+from cosmos_core.rollout.episodes.dialogue import Dialogue
+from cosmos_core.rollout.episodes.recording import encode_turns
 from cosmos_core.types import Array, Message, Prompt
 from cosmos_core.weights.shards import canonical_tensors
 from cosmos_model_qwen_vl.alone import own_inputs, own_logits
@@ -201,3 +203,24 @@ def test_what_does_not_fit_its_prompt_is_refused_when_it_comes(prompts, start):
     with pytest.raises(EngineError, match=r"request '1'.*has 19 placeholders.*'grids': \('int32', 1, 3\)"):
         engine.submit(requests_of([prompts[0], wrong], max_units=2))
     results_of(engine, requests_of(prompts, max_units=2))
+
+
+def test_dialogues_that_show_images_have_the_log_probs_of_the_trainer(model, module, start):
+    engine, _ = start(prefill_units=7)
+    row = Prompt(text=(Message(role="user", content="Is <image> red?"),), media=(data_url(picture(40, 24, 1)),))
+    dialogue, written = Dialogue(opening=model.encode(row), model=model), []
+    for number, media in enumerate([(), (data_url(picture(16, 16, 2)), data_url(picture(24, 40, 3)))]):
+        if media:
+            said = Message(role="user", content="or so?", media=media, places=(0, 3))
+            dialogue.add_observation(encode_turns(model, row, written, [said], sees=True), said)
+        request = Request(request_id=str(number), prompt=dialogue.so_far(), sampling=Sampling(max_units=8), seed=number)
+        ((made,),) = results_of(engine, [request])
+        written = dialogue.add_turn(made, "")
+    payload = dialogue.generated(FinishReason.STOP, 0).payload
+    assert len(view(payload, "grids")) == 3
+    (batch,) = model.pack([payload], budget=1000)
+    with torch.no_grad():
+        expected = model.decide(module, batch, temperature=1.0).logprobs_N.numpy()
+    np.testing.assert_allclose(values(payload, "logprobs"), expected, atol=ROUNDING, rtol=0)
+    (score,) = engine.score([payload], temperature=1.0)
+    np.testing.assert_allclose(score.numpy(), expected, atol=ROUNDING, rtol=0)
