@@ -67,7 +67,7 @@ class AgentSession:
 
 
 async def done_by(agent: Agent, session: AgentSession, task: Prompt) -> Any:
-    """What an agent returns of a task; one that is a plain function is called in a thread."""
+    """Have an agent do a task, a plain function in a thread; returns what it returned."""
     run: Any = agent.run
     if inspect.iscoroutinefunction(run):
         return await run(session, task)

@@ -73,7 +73,12 @@ def _given(overrides: list[str]) -> Given:
 
 
 def new_plugin(
-    kind: Annotated[str, typer.Argument(help="model, algorithm, reward, dataset, engine, environment, launcher, hook")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="model, algorithm, reward, dataset, engine, environment, agent, launcher, hook"
+        ),
+    ],
     name: Annotated[str, typer.Argument(help="What recipes will call it, such as brevity or short-answers.")],
     *,
     into: Annotated[
@@ -97,7 +102,7 @@ def new_plugin(
     """  # noqa: D301 - the escape keeps the lines after it apart
     from cosmos_service_check.scaffold import new_package  # noqa: PLC0415
 
-    folder = new_package(kind, name, into=into.expanduser(), author=author, description=description, function=function)
+    folder = new_package(what, name, into=into.expanduser(), author=author, description=description, function=function)
     typer.echo(f"Made {folder}/. Next:\n")
     for command, purpose in (
         (f"cd {shlex.quote(str(folder))}", ""),

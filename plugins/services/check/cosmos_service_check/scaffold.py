@@ -1,8 +1,8 @@
 """Writes the package of a new plugin (`cosmos plugins new`), whole or not at all, from templates.
 
-`templates/common` holds what every package has, `templates/<kind>` what is special to a kind. Where both have a file,
-the kind's is taken; it usually extends the common one. A folder called `package` stands for the Python package. Files
-that end in `.j2` are rendered, others are copied.
+`templates/common` holds what every package has, `templates/<kind>` what is special to a kind, `templates/agent` to an
+agent. Where both have a file, the special one is taken; it usually extends the common one. A folder called `package`
+stands for the Python package. Files that end in `.j2` are rendered, others are copied.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from cosmos_core.protocols.provider import entry_point_group
 LONGEST: Final = 40
 """Characters of a name. The templates' lines are laid out for it."""
 
+KIND_OF: Final[Mapping[str, Kind]] = {**{kind: kind for kind in KINDS}, "agent": "environment"}
+"""What can be made, each with its kind of plugin: an agent is an environment that calls the model."""
+
 _IMPORTED: Final = frozenset({*protocols.__all__, "HuggingFaceModel", "HuggingFaceOptions"})
 """Classes that a template may import: a plugin's own must have another name."""
 
@@ -43,24 +46,24 @@ class Names:
     """The names of one package.
 
     Attributes:
-        kind: The plugin's kind.
+        what: What it is, of `KIND_OF`.
         name: What recipes say, `slow-one`.
     """
 
-    kind: Kind
+    what: str
     name: str
 
     @classmethod
-    def of(cls, kind: str, name: str) -> Names:
+    def of(cls, what: str, name: str) -> Names:
         """Check what a user typed.
 
         Raises:
             ConfigError: There is no such kind, or the name cannot be that of a plugin.
         """
-        names = cls(kind=_kind(kind), name=name)
-        prefix = f"cosmos-{kind}-"
+        names = cls(what=_known(what), name=name)
+        prefix = f"cosmos-{names.kind}-"
         if not is_valid(name):
-            example = nearest_valid(name)[:LONGEST].rstrip("-").removeprefix(prefix) or f"my-{kind}"
+            example = nearest_valid(name)[:LONGEST].rstrip("-").removeprefix(prefix) or f"my-{what}"
             raise ConfigError(f"a plugin cannot be named {name!r}: {RULE}, such as {example}")
         if name.startswith(prefix):
             raise ConfigError(f"the distribution's name is made from the plugin's: leave {prefix} out of {name!r}")
@@ -70,6 +73,11 @@ class Names:
         if taken:
             raise ConfigError(f"a plugin named {name!r} would have a class {min(taken)}, as the core has; take another")
         return names
+
+    @property
+    def kind(self) -> Kind:
+        """The plugin's kind."""
+        return KIND_OF[self.what]
 
     @property
     def distribution(self) -> str:
@@ -89,8 +97,8 @@ class Names:
     @property
     def plugin_class(self) -> str:
         """The class that does the work: `SlowOneEngine`."""
-        kind, stem = self.kind.capitalize(), self._stem
-        return stem if stem.endswith(kind) and stem != kind else stem + kind
+        what, stem = self.what.capitalize(), self._stem
+        return stem if stem.endswith(what) and stem != what else stem + what
 
     @property
     def options_class(self) -> str:
@@ -102,13 +110,12 @@ class Names:
         return "".join(word.capitalize() for word in self.name.split("-"))
 
 
-def _kind(typed: str) -> Kind:
-    for kind in KINDS:
-        if kind == typed:
-            return kind
-    close = nearest(typed, KINDS)
+def _known(typed: str) -> str:
+    if typed in KIND_OF:
+        return typed
+    close = nearest(typed, KIND_OF)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"{typed!r} is no kind of plugin{hint} (kinds: {', '.join(KINDS)})")
+    raise ConfigError(f"{typed!r} is no kind of plugin{hint} (kinds: {', '.join(KIND_OF)})")
 
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -148,7 +155,7 @@ def render(names: Names, *, author: str = "", description: str = "", function: s
     environment.filters |= {"quoted": quoted, "imported_from": _imported_from}
     variables = _variables(names, _one_line("--author", author), _summary(description)) | _source(names, function)
     files = {}
-    for path, template in _templates(environment, _FUNCTION if function else names.kind).items():
+    for path, template in _templates(environment, _FUNCTION if function else names.what).items():
         parts = [names.package if part == _PACKAGE else part for part in path.parts]
         files[PurePosixPath(*parts)] = _text(environment, template, variables)
     return files
@@ -161,8 +168,13 @@ def _source(names: Names, function: str) -> dict[str, str]:
     found = split(str(Path(function).expanduser()))
     record = None if found is None else function_record(names.kind, function)
     if found is None or record is None:
-        raise ConfigError(f"--from {function}: expected PATH.py:NAME, such as my_{names.kind}.py:{names.name}")
-    import_function(record)
+        raise ConfigError(f"--from {function}: expected PATH.py:NAME, such as my_{names.what}.py:{names.name}")
+    provider = getattr(import_function(record), f"cosmos_{names.kind}")()
+    is_agent = getattr(provider.capabilities, "calls_model", False)
+    if names.kind == "environment" and is_agent != (names.what == "agent"):
+        found_as = "an agent, which calls the model" if is_agent else "an environment, which answers turns"
+        what = "agent" if is_agent else "environment"
+        raise ConfigError(f"--from {function}: it is {found_as}; make it with: cosmos plugins new {what} {names.name}")
     return {"function": found[1], "source": found[0].read_text(encoding="utf-8")}
 
 
@@ -187,7 +199,8 @@ def _variables(names: Names, author: str, description: str) -> dict[str, Any]:
     release = Version(version(CORE))
     return {
         "kind": names.kind,
-        "Kind": names.kind.capitalize(),
+        "what": names.what,
+        "What": names.what.capitalize(),
         "name": names.name,
         "distribution": names.distribution,
         "package": names.package,
@@ -196,7 +209,7 @@ def _variables(names: Names, author: str, description: str) -> dict[str, Any]:
         "Options": names.options_class,
         "classes": sorted((names.plugin_class, names.options_class)),
         "author": author,
-        "description": description or f"The {names.kind} {names.name} for cosmos-core.",
+        "description": description or f"The {names.what} {names.name} for cosmos-core.",
         "protocol": PROTOCOL_VERSIONS[names.kind],
         "bound": f">={release.major}.{release.minor},<{release.major}.{release.minor + 1}",
     }
@@ -227,12 +240,12 @@ def _imported_from(names: Sequence[str], module: str) -> str:
 
 
 def new_package(
-    kind: str, name: str, *, into: Path, author: str = "", description: str = "", function: str = ""
+    what: str, name: str, *, into: Path, author: str = "", description: str = "", function: str = ""
 ) -> Path:
     """Write a complete package with a working minimal plugin.
 
     Args:
-        kind: What it plugs in.
+        what: What it is: a kind of plugin, or `agent`.
         name: What recipes will call it.
         into: The folder in which the package's own folder is made.
         author: Who makes it.
@@ -246,7 +259,7 @@ def new_package(
         ConfigError: An argument cannot be used, or the folder exists or cannot be made.
         PluginConflictError: Another plugin has the name.
     """
-    names = Names.of(kind, name)
+    names = Names.of(what, name)
     _check_free(names)
     files = render(names, author=author, description=description, function=function)
     if not into.is_dir():

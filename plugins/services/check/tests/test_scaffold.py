@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -21,7 +22,7 @@ from cosmos_core.plugins.known import KNOWN
 from cosmos_core.protocols import KINDS
 from cosmos_core.protocols.provider import entry_point_group
 from cosmos_service_check import scaffold
-from cosmos_service_check.scaffold import Names, new_package
+from cosmos_service_check.scaffold import KIND_OF, Names, new_package
 
 ROOT = Path(__file__).resolve().parents[4]
 LONG = "a" + "-b2" * 13
@@ -30,9 +31,8 @@ LONG = "a" + "-b2" * 13
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """One package of each kind, by kind."""
-    into = tmp_path_factory.mktemp("made")
-    return {kind: new_package(kind, "sample", into=into) for kind in KINDS}
+    """One package of each kind, and of an agent; these are environments, too."""
+    return {what: new_package(what, "sample", into=tmp_path_factory.mktemp(what)) for what in KIND_OF}
 
 
 def metadata(folder):
@@ -63,6 +63,30 @@ def test_a_package_of_a_function(tmp_path):
     for wrong, said in [("my_rewards.py", "expected PATH.py:NAME"), ("my_rewards.py:long", "nothing of that name")]:
         with pytest.raises(CosmosError, match=said):
             new_package("reward", "other", into=tmp_path, function=f"{tmp_path}/{wrong}")
+
+
+AGENT = """
+async def asker(session, task, *, hint: str = "Again."): ...
+
+class Echo:
+    def reset(self, prompt, seed): ...
+    def step(self, text): ...
+    def close(self): ...
+"""
+
+
+def test_a_function_of_a_session_and_a_task_becomes_an_agent(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(AGENT)
+    folder = new_package("agent", "asker", into=tmp_path, function=f"{file}:asker")
+    code = "from cosmos_environment_asker.plugin import cosmos_environment as hook; print(hook().options().hint)"
+    assert loaded(folder, code) == "Again.\n"
+    assert "class TestAskerAgent(AgentConformance)" in (folder / "tests" / "test_conformance.py").read_text()
+    recipe = load_recipe(folder / "example.toml")
+    assert (recipe.environment.plugin, "chat_template" in recipe.model.options) == ("asker", True)
+    for what, name, said in [("environment", "asker", "an agent, which calls"), ("agent", "Echo", "an environment")]:
+        with pytest.raises(ConfigError, match=said):
+            new_package(what, "other", into=tmp_path, function=f"{file}:{name}")
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -127,8 +151,8 @@ def test_a_known_name_is_refused_though_it_is_not_installed(tmp_path, monkeypatc
 
 
 def test_the_files_of_a_package(made):
-    for kind in KINDS:
-        folder = made[kind]
+    for what, kind in KIND_OF.items():
+        folder = made[what]
         assert folder.name == f"cosmos-{kind}-sample"
         package = f"cosmos_{kind}_sample"
         expected = {
@@ -151,8 +175,9 @@ def test_the_files_of_a_package(made):
         assert len([name for name in files if name.startswith("tests/")]) >= 2
         for name, path in files.items():
             text = path.read_text()
+            text = re.sub("chat_template = .*", "", text.replace("${{", ""))
             assert "{%" not in text, name
-            assert "{{" not in text.replace("${{", ""), name
+            assert "{{" not in text, name
             assert not text.endswith("\n\n"), name
             if path.suffix == ".py":
                 assert ast.get_docstring(ast.parse(text)), name
@@ -160,15 +185,15 @@ def test_the_files_of_a_package(made):
 
 
 def test_the_metadata(made):
-    for kind in KINDS:
-        project = metadata(made[kind])["project"]
+    for what, kind in KIND_OF.items():
+        project = metadata(made[what])["project"]
         assert project["entry-points"] == {entry_point_group(kind): {"sample": f"cosmos_{kind}_sample.plugin"}}
         (core,) = [each for each in map(Requirement, project["dependencies"]) if each.name == "cosmos-core"]
         assert core.specifier.contains(__version__, prereleases=True)
         assert {clause.operator for clause in core.specifier} == {">=", "<"}
         assert project["license"] == "Apache-2.0"
         assert "authors" not in project
-        assert project["description"] == f"The {kind} sample for cosmos-core."
+        assert project["description"] == f"The {what} sample for cosmos-core."
 
 
 def test_author_and_description_are_written_as_they_are_or_refused(tmp_path):
@@ -223,8 +248,8 @@ def test_actions_are_pinned_and_keep_no_credentials(made):
 
 
 def test_the_example_is_a_recipe_that_names_the_plugin_and_only_what_the_group_installs(made):
-    for kind in KINDS:
-        recipe = load_recipe(made[kind] / "example.toml", overrides=[], selections={})
+    for what, kind in KIND_OF.items():
+        recipe = load_recipe(made[what] / "example.toml", overrides=[], selections={})
         named = {
             "model": {recipe.model.plugin},
             "algorithm": {recipe.algorithm.plugin, recipe.warmup.plugin},
@@ -238,18 +263,20 @@ def test_the_example_is_a_recipe_that_names_the_plugin_and_only_what_the_group_i
         assert "sample" in named[kind]
         assert recipe.run.steps <= 10
         needed = {KNOWN[each, name] for each in KINDS for name in named[each] - {"sample", "hf", "embedded", "local"}}
-        groups = metadata(made[kind])["dependency-groups"]
+        groups = metadata(made[what])["dependency-groups"]
         assert {Requirement(line).name for line in groups["example"]} == needed
         assert {"include-group": "example"} in groups["dev"]
 
 
 def test_the_readme_has_every_option_with_its_default(made, monkeypatch):
-    for kind in KINDS:
-        monkeypatch.syspath_prepend(made[kind])
+    for what, kind in KIND_OF.items():
+        monkeypatch.syspath_prepend(made[what])
+        for known in ("", ".plugin"):  # an agent's package has the name of an environment's
+            monkeypatch.delitem(sys.modules, f"cosmos_{kind}_sample{known}", raising=False)
         module = pytest.importorskip(f"cosmos_{kind}_sample.plugin")
         rows = [
             [cell.strip().strip("`") for cell in line.strip("|").split("|")]
-            for line in (made[kind] / "README.md").read_text().splitlines()
+            for line in (made[what] / "README.md").read_text().splitlines()
             if line.startswith("| `")
         ]
         told = {name: (default, meaning) for name, _, default, meaning in rows}
@@ -270,8 +297,9 @@ def test_importing_the_plugin_imports_no_torch(made):
 
 def test_ruff_has_nothing_to_say(tmp_path):
     for name in ["a", LONG]:
-        for kind in KINDS:
-            new_package(kind, name, into=tmp_path)
+        for what in KIND_OF:
+            (tmp_path / what).mkdir(exist_ok=True)
+            new_package(what, name, into=tmp_path / what)
         for command in (["check"], ["format", "--diff"]):
             ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
             done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -281,15 +309,16 @@ def test_ruff_has_nothing_to_say(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_mypy_has_nothing_to_say(made):
-    """All in one go, with the settings of a package that needs the most of them."""
-    environment = {**os.environ, "MYPYPATH": os.pathsep.join(map(str, made.values()))}
+    """All but the agent in one go, with the settings of a package that needs the most of them."""
     settings = made["model"] / "pyproject.toml"
-    packages = [f"--package=cosmos_{kind}_sample" for kind in KINDS]
     # What torch and the core are like is found once, and kept from run to run.
     kept = f"--cache-dir={ROOT / '.mypy_cache' / 'templates'}"
-    mypy = [sys.executable, "-m", "mypy", f"--config-file={settings}", kept, *packages]
-    done = subprocess.run(mypy, cwd=made["model"].parent, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for each in (KINDS, ["agent"]):
+        environment = {**os.environ, "MYPYPATH": os.pathsep.join(str(made[what]) for what in each)}
+        packages = [f"--package=cosmos_{KIND_OF[what]}_sample" for what in each]
+        mypy = [sys.executable, "-m", "mypy", f"--config-file={settings}", kept, *packages]
+        done = subprocess.run(mypy, cwd=settings.parent, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
