@@ -112,7 +112,7 @@ class DialogueVision(Protocol):
     """
 
     def encode_seen_turns(self, prompt: Prompt, written: Sequence[int], turns: Sequence[Message]) -> Payload:
-        """What `MultiTurnModel.encode_turns` gives, as the `prompt` of a payload, with arrays of what the turns show.
+        """Encode turns as `MultiTurnModel.encode_turns` does, as the `prompt` of a payload with arrays of what is seen.
 
         Raises:
             DataError: The turns cannot be encoded, or their images cannot be read.

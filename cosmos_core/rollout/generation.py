@@ -128,7 +128,7 @@ class Generation:
 
     @property
     def _sees(self) -> bool:
-        """Whether the turns of dialogues may show images."""
+        """Tell whether the turns of dialogues may show images."""
         return self._parts.takes_media and isinstance(self._parts.model, DialogueVision)
 
     @property

@@ -247,7 +247,7 @@ class GenericVisionModel(DialogueVisionModel):
         return [IMAGE_MARK] * len(media)
 
     def kinds(self, payload: Payload) -> npt.NDArray[np.generic]:
-        """As the processor said."""
+        """The kinds that the processor told."""
         return values(payload, KINDS)
 
     def joined_media(self, payloads: Sequence[Payload]) -> Mapping[str, npt.NDArray[np.generic]]:

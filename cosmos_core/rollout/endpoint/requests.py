@@ -215,7 +215,7 @@ def _content(content: Any, where: str, param: str = "messages") -> dict[str, Any
 
 
 def _words(content: Any, where: str) -> str:
-    """What the model itself said, which shows nothing."""
+    """The words of the model's own turn, which shows nothing."""
     read = _content(content, where)
     if read.get("media"):
         raise CallError(400, f"{where}: the model's own turn has an image; show it in another's", param="messages")

@@ -105,7 +105,7 @@ def follow(parts: Sequence[Payload], model: Model) -> Payload:
 
 
 def parts_of(turns: Sequence[Turn]) -> list[Payload]:
-    """What turns that follow each other are given, and what they make, as prompts; what a model makes shows nothing."""
+    """Prompts of what turns in a row are given and make; what a model makes shows nothing."""
     both = [(turn.given, turn.shown, turn.made) for turn in turns]
     return [
         Payload(kind="tokens", arrays={"prompt": _array(ids), **shown})
@@ -136,7 +136,7 @@ def refuse_unseen(turns: Sequence[Message], *, sees: bool) -> None:
 
 
 def shown_in(payload: Payload) -> Mapping[str, Array]:
-    """What the ids of a prompt show: all other arrays."""
+    """The arrays of what the ids of a prompt show: all others."""
     return {name: array for name, array in payload.arrays.items() if name != "prompt"}
 
 
