@@ -194,7 +194,7 @@ class Agents:
         reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
         num_documents = len(recording.documents())
         self.counts["branches"] += max(num_documents - 1, 0)
-        told = [f"{session.num_calls} calls"]
+        told = [f"{session.num_calls} call{'' if session.num_calls == 1 else 's'}"]
         told += [f"{num_documents} branches"] if num_documents > 1 else []
         told += session.malformed[:1] if len(session.malformed) < 2 else [f"{len(session.malformed)} malformed calls"]
         told += [why] if why else []

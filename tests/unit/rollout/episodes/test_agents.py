@@ -558,7 +558,7 @@ FAILED, TRUNCATED = SampleStatus.ENVIRONMENT_FAILED, SampleStatus.TRUNCATED
             "of the model: a prompt of 4 units",
         ),
         (2, {"longest": 6}, Failed(episode=0, timed_out=False, detail="boom"), TRUNCATED, "a reply was cut after 2"),
-        (1, {}, Failed(episode=0, timed_out=False, detail="boom"), FAILED, "agent: 1 calls; boom"),
+        (1, {}, Failed(episode=0, timed_out=False, detail="boom"), FAILED, "agent: 1 call; boom"),
         (0, {}, Ended(episode=0, reward=None), FAILED, "the agent ended without a reply of the model"),
         (1, {"weight": 1.0}, Ended(episode=0, reward=None), FAILED, "ended without a reward, and environment.weight"),
         (1, {}, Failed(episode=0, timed_out=True, detail="slow"), SampleStatus.ENVIRONMENT_TIMEOUT, "slow"),
