@@ -40,6 +40,7 @@ def small_settings(*stages: StageSettings, **changes: object) -> Settings:
         evaluation_interval=0,
         policy_checkpoint_interval=0,
         rewards=("right",),
+        waits_for_oldest=True,
     )
     return attrs.evolve(settings, **changes)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -95,10 +96,29 @@ def form(state: State) -> None:
     if len(ledger.finished) < size:
         return
     # Those that will be stale first: the order of positions would let them wait for what came back to the queue.
-    oldest = sorted(ledger.finished.values(), key=lambda group: (group.oldest_version, group.position))[:size]
-    positions = sorted(group.position for group in oldest)
+    finished = sorted(ledger.finished.values(), key=lambda group: (group.oldest_version, group.position))
+    if state.settings.waits_for_oldest and state.stage.uses_rollouts and _must_wait(state, finished, size):
+        return
+    positions = sorted(group.position for group in finished[:size])
     ledger.batch(positions)
     _order(state, [ledger.batched[position] for position in positions])
+
+
+def _must_wait(state: State, finished: Sequence[GroupRef], size: int) -> bool:
+    """True if a step of the oldest finished groups would take places that groups in flight need to be trained in time.
+
+    Groups of a version, and of older ones, fit into the later steps that may train them, or this step waits for one of
+    those in flight. Leases are granted such that all fit, so nothing becomes stale because it is slow.
+    """
+    left = Counter([*state.ledger.in_flight.values(), *(group.oldest_version for group in finished[size:])])
+    # Whatever is older is stale already, as the bound was lowered, and not waited for.
+    oldest, newest = state.step - state.settings.sync_max_staleness, finished[size - 1].oldest_version
+    num_left = 0
+    for version in sorted(version for version in left if oldest <= version < newest):
+        num_left += left[version]
+        if num_left > (version - oldest) * size:
+            return True
+    return False
 
 
 def repeat(state: State) -> None:

@@ -120,7 +120,7 @@ def _wave(state: State) -> None:
 def _lease(state: State, replica: Replica) -> None:
     number = state.next_lease
     state.next_lease += 1
-    position = state.ledger.lease(number)
+    position = state.ledger.lease(replica.version)
     replica.leases[number] = Lease(
         lease=number,
         purpose="train",

@@ -43,17 +43,17 @@ def _ledger(ledger: Ledger) -> Iterator[str]:
 
 
 def _leases(state: State) -> Iterator[str]:
-    leased = {}
+    leased: list[int] = []
     for replica in state.replicas.values():
         training = [lease for lease in replica.leases.values() if lease.purpose == "train"]
-        leased.update({lease.position: lease.lease for lease in training})
+        leased += [lease.position for lease in training]
         if len(training) != replica.num_training:
             yield f"{replica.name} has {len(training)} training leases, counted {replica.num_training}"
         most = (state.settings.capacity - 1) * state.settings.rollout_group_size
         if replica.role == "rollout" and replica.name not in state.spare and load(state, replica) <= most:
             yield f"{replica.name} has room, and would not be given anything"
-    if leased != state.ledger.in_flight:
-        yield f"leases {leased} are not what is in flight, {state.ledger.in_flight}"
+    if sorted(leased) != (in_flight := sorted(state.ledger.in_flight)):
+        yield f"leases of {sorted(leased)} are not what is in flight, {in_flight}"
     groups = [*state.ledger.finished.values(), *state.ledger.batched.values()]
     held = {group.lease for group in groups if group.holder in state.replicas}
     holding = [lease for replica in state.replicas.values() for lease in replica.held]

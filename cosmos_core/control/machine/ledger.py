@@ -40,7 +40,7 @@ class Ledger:
     queued: list[int] = attrs.field(factory=list)
     """A heap: what came back is given out again before anything new, lowest position first."""
     in_flight: dict[int, int] = attrs.field(factory=dict)
-    """Position to lease."""
+    """Position to the weight version that its replica had when it was leased: what it generates is no older."""
     finished: dict[int, GroupRef] = attrs.field(factory=dict)
     batched: dict[int, GroupRef] = attrs.field(factory=dict)
     consumed: int = 0
@@ -75,10 +75,10 @@ class Ledger:
         self.next_position += 1
         return self.next_position - 1
 
-    def lease(self, lease: int) -> int:
+    def lease(self, version: int) -> int:
         """Next position, to in flight."""
         position = self.next()
-        self.in_flight[position] = lease
+        self.in_flight[position] = version
         return position
 
     def finish(self, group: GroupRef) -> None:

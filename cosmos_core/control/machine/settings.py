@@ -81,6 +81,7 @@ class Settings:
         fixed: Keys that might, and cannot in this run, and why.
         takes_turns: Whether the pools share GPUs (`rollout.placement`), and one sleeps while the other is awake.
         unit: What samples are made of; only those of tokens may be right or wrong, and have an accuracy.
+        waits_for_oldest: Whether a step waits for prompts in flight that it would make stale; earlier releases did not.
         scoring: What scores depend on, by key of the recipe; empty where an earlier release did not say.
     """
 
@@ -109,6 +110,7 @@ class Settings:
     fixed: dict[str, str] = attrs.field(factory=dict)
     takes_turns: bool = False
     unit: Unit = "token"
+    waits_for_oldest: bool = False
     scoring: dict[str, str] = attrs.field(factory=dict)
 
     @property
@@ -190,6 +192,7 @@ def settings_of(job: Job) -> Settings:
         fixed=fixed,
         takes_turns=job.takes_turns,
         unit=job.unit,
+        waits_for_oldest=True,
         scoring={key: value for key, value in facts_of(recipe, {}).items() if _SCORING.match(key)},
     )
     _validate(settings)

@@ -107,10 +107,14 @@ PLANTS = (
         "a batch is made of prompts in the order in which they came",
         (
             f"{MACHINE}.batch_assembly:form",
-            "sorted(ledger.finished.values(), key=lambda group: (group.oldest_version, group.position))[:size]",
-            "list(ledger.finished.values())[:size]",
+            "sorted(ledger.finished.values(), key=lambda group: (group.oldest_version, group.position))",
+            "list(ledger.finished.values())",
         ),
         (f"{MACHINE}.batch_assembly:form", "for position in positions]", "for position in positions[::-1]]"),
+    ),
+    plant(
+        "a step leaves no room for those in flight that will be stale",
+        (f"{MACHINE}.batch_assembly:_must_wait", "(version - oldest) * size", "(version - oldest + 1) * size"),
     ),
     plant(
         "demonstrations are read once more than they are wanted",

@@ -57,6 +57,10 @@ class Asked:
                 found = first if key in _PACE else found
         return found
 
+    def is_bound_set(self) -> bool:
+        """Whether the bound on staleness may be lower than it was when prompts were leased."""
+        return any(key == "sync.max_staleness" for _, key, _ in self._changes)
+
     def values(self, settings: Settings, step: int) -> dict[str, Scalar]:
         """Of dynamic keys at a step, those that are not as in the recipe: the newest change counts."""
         found = {key: value for first, key, value in self._changes if first <= step}
@@ -88,6 +92,7 @@ class Promises:
         self._running = 0
         """The step that was running after the event before."""
         self._leaving: set[str] = set()
+        self._num_stale = 0
         self._outcome = ""
 
     def lose(self, leases: Iterable[int]) -> None:
@@ -101,6 +106,7 @@ class Promises:
         yield from self._grants(state)
         yield from self._evaluations(state)
         yield from self._leaves(state)
+        yield from self._slow(state)
         yield from _present(state)
         self._running = state.running.order.step if state.running is not None else 0
         if state.outcome != self._outcome:
@@ -192,6 +198,12 @@ class Promises:
                 is_free = generation is not None and generation.is_ready and replica.name not in generation.formed
             if not is_free:
                 yield "drain", f"{replica.name} is told to leave, and is not free: its group is {generation}"
+
+    def _slow(self, state: State) -> Iterator[tuple[str, str]]:
+        """No prompt that was leased in time becomes stale, however slow it is, unless somebody lowers the bound."""
+        before, self._num_stale = self._num_stale, sum(ledger.dropped.get("stale", 0) for ledger in state.ledgers)
+        if self._num_stale > before and not self.asked.is_bound_set():
+            yield "stale", f"{self._num_stale - before} prompts are too old for step {state.step + 1}"
 
     def _settled(self, state: State) -> Iterator[tuple[str, str]]:
         values = self.asked.values(state.settings, state.step + 1)

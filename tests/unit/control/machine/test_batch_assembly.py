@@ -4,9 +4,11 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as some
 
+from cosmos_core.config.dynamic import DynamicKey
 from cosmos_core.control.machine.batch_assembly import LEAST_USELESS, MAX_ATTEMPTS, balanced
-from cosmos_core.control.machine.events import RegroupDue
+from cosmos_core.control.machine.events import Commanded, RegroupDue
 from cosmos_core.control.machine.records import MOST_REASONS, OTHER_REASONS
+from cosmos_core.transport.messages import REQUEST, Set
 from cosmos_core.transport.reports import GroupFailed, StepDone, StepFailed
 
 
@@ -50,7 +52,7 @@ def test_a_group_with_too_few_scored_samples_is_dropped(run, make_sample):
 def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run, make_sample, subtests):
     for oldest, is_dropped in [(0, True), (1, False), (2, False)]:
         with subtests.test(oldest=oldest):
-            it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9)
+            it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9, waits_for_oldest=False)
             it.start()
             old = it.leases()[0]
             for step in (1, 2):
@@ -66,7 +68,7 @@ def test_staleness_is_bounded_by_the_oldest_token_when_the_sample_is_trained(run
 
 
 def test_a_finished_group_that_grows_stale_while_it_waits_is_dropped(run, make_sample):
-    it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9)
+    it = run(capacity=9, sync_max_staleness=1, prompts=1, steps=9, waits_for_oldest=False)
     it.start()
     first, old = it.leases()
     it.finish("r0", first)
@@ -101,8 +103,57 @@ def test_a_step_takes_what_will_be_stale_first(run, make_sample):
     assert taken == [1, 2, 0]
 
 
+def test_a_step_leaves_room_for_those_in_flight_that_would_be_stale(run, make_sample):
+    pace = (("sync.max_staleness", 2), ("sync.interval", 1))
+    dynamic = tuple(DynamicKey(key=key, type="integer", value=value, at_least=0.0) for key, value in pace)
+
+    def slow_at_first(**changes):
+        it = run(capacity=9, sync_max_staleness=2, prompts=2, steps=9, **changes)
+        it.start()
+
+        def finish(*positions):
+            for lease in [lease for lease in it.leases() if lease.position in positions]:
+                began = it.state.ledger.in_flight[lease.position]
+                it.finish("r0", lease, *(make_sample(n, version=began, newest=it.state.step) for n in range(4)))
+            return [group.position for group in it.state.running.order.groups] if it.state.running else []
+
+        def train():
+            it.train()
+            it.report("r0", *it.fakes["r0"]._load(it.directive("r0")))
+
+        assert finish(3, 4) == [3, 4]
+        train()
+        assert [lease.position for lease in it.leases()] == [0, 1, 2, 5, 6, 7]
+        return it, finish, train
+
+    # Of the six of version 0 that steps 1 to 3 train four are left, which are all the places of steps 2 and 3.
+    it, finish, train = slow_at_first()
+    assert finish(6, 7) == finish(5) == []
+    assert finish(2) == [2, 5]
+    train()
+    assert finish(8, 9) == finish(1) == []
+    assert finish(0) == [0, 1]
+    train()
+    # The places of step 4 are enough for those of version 1, and none of them is in flight.
+    assert (it.state.running.order.step, it.state.ledger.dropped) == (4, {})
+
+    # A lower bound makes what is in flight too old: nothing waits for that.
+    it, finish, train = slow_at_first(dynamic=dynamic)
+    assert finish(6, 7) == []
+    it.apply(Commanded(ident="set", request=REQUEST.encode(Set(overrides=("sync.max_staleness=0",)))))
+    assert [group.position for group in it.state.running.order.groups] == [6, 7]
+
+    # Runs of earlier releases do not wait, and their journals are read as they were written.
+    it, finish, train = slow_at_first(waits_for_oldest=False)
+    assert finish(6, 7) == [6, 7]
+    train()
+    assert finish(0, 1, 2) == [0, 1]
+    train()
+    assert it.state.ledger.dropped == {"stale": 1}
+
+
 def test_after_a_stale_prompt_fewer_are_given_out_until_none_is_for_some_steps(run, make_sample):
-    it = run(capacity=9, sync_max_staleness=2, prompts=1, steps=99)
+    it = run(capacity=9, sync_max_staleness=2, prompts=1, steps=99, waits_for_oldest=False)
     it.start()
 
     def go_on(step, version):

@@ -130,7 +130,7 @@ def test_versions_after_the_checkpoint_are_given_up_and_come_again_with_other_we
 
 
 def test_who_has_weights_of_the_checkpoint_or_before_goes_on_generating(run):
-    it = run(steps=8, policy_checkpoint_interval=3, sync_max_staleness=2, rollout_replicas=2)
+    it = run(steps=8, policy_checkpoint_interval=3, sync_max_staleness=8, rollout_replicas=2)
     it.start(rollouts=2)
     while it.state.step < 4:
         it.follow("p0", "r0")
