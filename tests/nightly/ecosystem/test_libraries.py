@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PLUGINS = {"datasets/reasoning-gym": "library"}
+PLUGINS = {"datasets/reasoning-gym": "library", "environments/verifiers": "library"}
 """Folders below `plugins`, and the extra that brings the library."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -20,7 +20,7 @@ def test_a_plugin_passes_its_tests_beside_its_library(tmp_path, subtests):
     for folder, extra in PLUGINS.items():
         with subtests.test(folder=folder):
             project = tomllib.loads((ROOT / "plugins" / folder / "pyproject.toml").read_text())["project"]
-            python = beside_this(tmp_path / extra, project["optional-dependencies"][extra])
+            python = beside_this(tmp_path / folder, project["optional-dependencies"][extra])
             output = run(python, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", f"plugins/{folder}/tests")
             assert " passed" in output
             assert f"needs {project['name']}" not in output  # the reason of tests that skip
