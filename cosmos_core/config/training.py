@@ -286,6 +286,11 @@ class SyncConfig:
         validator=NOT_NEGATIVE,
         dynamic=True,
     )
+    slow_prompts: Literal["wait", "drop"] = option(
+        "wait",
+        help="Where prompts in flight take so long that a step would make them stale: the step waits for one of them, "
+        "or goes on, and they are dropped, so that a run learns from short completions.",
+    )
     interval: int = option(1, help="Steps between weight publications.", validator=POSITIVE, dynamic=True)
     transport: Literal["auto", "shared-memory", "zmq", "gloo", "nccl", "disk"] = option(
         "auto",

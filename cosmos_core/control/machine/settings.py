@@ -192,7 +192,7 @@ def settings_of(job: Job) -> Settings:
         fixed=fixed,
         takes_turns=job.takes_turns,
         unit=job.unit,
-        waits_for_oldest=True,
+        waits_for_oldest=recipe.sync.slow_prompts == "wait",
         scoring={key: value for key, value in facts_of(recipe, {}).items() if _SCORING.match(key)},
     )
     _validate(settings)
