@@ -115,8 +115,9 @@ def test_rows_name_tasks():
     ]:
         with pytest.raises(DataError, match=words):
             play(metadata)
-    with pytest.raises(DataError, match="verifiers: task 1 cannot be loaded: OSError"):
-        play({"task": 0}, {"task": 1}, taskset={"names": ["7", "broken"]})
+    for _ in range(2):
+        with pytest.raises(DataError, match="verifiers: task 1 cannot be loaded: OSError"):
+            play({"task": 0}, {"task": 1}, taskset={"names": ["7", "broken"]})
 
 
 def test_options_are_refused():
@@ -148,8 +149,10 @@ def test_the_rows_of_the_dataset_are_the_tasks_of_the_environment():
     assert all(row.words == f"system: Be brief.\nuser: Game {row.metadata['task']}: guess." for row in rows)
     chosen = next(row.metadata for row in rows if row.metadata["task"] == 6)
     assert play(chosen, taskset=taskset)[0] == [2.0]
-    endless = {"id": "vf_toy", "endless": True}
-    few = VerifiersTasks(
-        TasksOptions(taskset=endless, rows=3, heldout_share=0.0), DatasetContext(seed=0, directory=Path())
-    )
-    assert few.size("train") == 3
+    # What is the same task again is in the same split.
+    endless = TasksOptions(taskset={**taskset, "endless": True}, rows=18, heldout_share=0.5)
+    again = VerifiersTasks(endless, DatasetContext(seed=0, directory=Path()))
+    train = sorted(again.row("train", index).metadata["task"] for index in range(again.size("train")))
+    half = [number for number in train if number < 9]
+    assert train == [*half, *(number + 9 for number in half)]
+    assert 0 < len(half) < 9
