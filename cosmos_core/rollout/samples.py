@@ -26,7 +26,7 @@ def schema() -> Any:
     columns |= dict.fromkeys(("index", "num_units", "num_prompt_units"), pa.int32())
     columns |= dict.fromkeys(_TEXTS, pa.string())
     columns |= {"reward": pa.float64(), "rewards": pa.map_(pa.string(), pa.float64()), "truncated": pa.bool_()}
-    columns |= {"units": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
+    columns |= {"units": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32()), "documents": pa.list_(pa.int32())}
     return pa.schema({**columns, "prompt_media": pa.list_(pa.string()), "time": pa.float64()})
 
 
@@ -75,7 +75,10 @@ def _tokens(payload: Payload) -> dict[str, Any]:
     if "decided" in arrays:
         given = iter(logprobs.tolist())
         logprobs = [next(given) if each else None for each in bytes(arrays["decided"].data)]
-    return {"units": units, "logprobs": logprobs}
+    found = {"units": units, "logprobs": logprobs}
+    if "documents" in arrays:
+        found["documents"] = np.frombuffer(arrays["documents"].data, np.int32).copy()
+    return found
 
 
 def _json(value: Any) -> str:

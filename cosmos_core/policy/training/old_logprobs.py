@@ -141,15 +141,17 @@ def _settled(part: Evaluated, estimates: Mapping[int, Estimate]) -> Evaluated:
 
 def _taken(algorithm: Algorithm, part: Evaluated) -> dict[int, Taken]:
     """The sequences of a part, by their indices, each whole."""
-    pieces_of: dict[int, list[Taken]] = {}
+    pieces_of: dict[int, list[tuple[int, Taken]]] = {}
     for index in range(part.prepared.num_real):
-        for sequence, each in _pieces_taken(algorithm, part, index):
-            pieces_of.setdefault(sequence, []).append(each)
-    return {sequence: _joined(each) for sequence, each in pieces_of.items()}
+        for piece, each in _pieces_taken(algorithm, part, index):
+            pieces_of.setdefault(piece.sequence, []).append((piece.span.first, each))
+    # Documents of a sample are packed in any order.
+    ordered = {sequence: sorted(each, key=operator.itemgetter(0)) for sequence, each in pieces_of.items()}
+    return {sequence: _joined([taken for _, taken in each]) for sequence, each in ordered.items()}
 
 
-def _pieces_taken(algorithm: Algorithm, part: Evaluated, index: int) -> list[tuple[int, Taken]]:
-    """The piece of each sequence in a micro-batch, with the index of the sequence."""
+def _pieces_taken(algorithm: Algorithm, part: Evaluated, index: int) -> list[tuple[Piece, Taken]]:
+    """The piece of each sequence in a micro-batch, and what was taken of it."""
     prepared, batch = part.prepared, part.prepared.batches[index]
     sizes = list(batch.num_decisions)
     old_N = part.old_logprobs(algorithm, index)
@@ -159,7 +161,7 @@ def _pieces_taken(algorithm: Algorithm, part: Evaluated, index: int) -> list[tup
     values = [None] * len(sizes) if values_N is None else torch.split(values_N, sizes)
     return [
         (
-            piece.sequence,
+            piece,
             Taken(
                 place=prepared.sequences[piece.sequence].place,
                 advantage=prepared.sequences[piece.sequence].advantage,

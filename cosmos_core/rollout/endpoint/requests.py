@@ -6,6 +6,7 @@ trained on has to be drawn as the recipe says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -68,6 +69,7 @@ class _Turn(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    function_call: Any = None
 
 
 class _Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +161,8 @@ _OF_TOOLS: Final = ("name", "description", "parameters")
 
 def _converted(body: Mapping[str, Any], kind: Any) -> Any:
     told = {key: value for key, value in body.items() if value is not None and key not in _WITHOUT_EFFECT}
+    if isinstance(text := told.get("text"), Mapping):
+        told["text"] = {key: each for key, each in text.items() if each is not None and key not in _WITHOUT_EFFECT}
     told = {key: value for key, value in told.items() if value not in _DEFAULTS.get(key, ())}
     if unknown := [key for key in told if key in _DEFAULTS]:
         what = f"{unknown[0]}: {told[unknown[0]]!r:.80} cannot be done here; leave it out"
@@ -166,7 +170,9 @@ def _converted(body: Mapping[str, Any], kind: Any) -> Any:
     try:
         return msgspec.convert(told, kind)
     except msgspec.ValidationError as error:
-        raise CallError(400, f"the request cannot be read: {error}") from error
+        named = re.search(r"unknown field `([^`]+)`|`\$\.(\w+)", str(error))
+        param = named and (named[1] or named[2])
+        raise CallError(400, f"the request cannot be read: {error}", param=param) from error
 
 
 def _tools(tools: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
@@ -182,6 +188,8 @@ def _given(value: Any) -> Any:
 
 
 def _message(turn: _Turn, where: str) -> Message:
+    if turn.function_call is not None:
+        raise CallError(400, f"{where}.function_call: calls of functions are in `tool_calls`", param="messages")
     said = {"content": _words(turn.content, where)} if turn.role == "assistant" else _content(turn.content, where)
     return Message(
         role="system" if turn.role == "developer" else turn.role,

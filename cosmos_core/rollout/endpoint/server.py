@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket as sockets
 import threading
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,6 +24,7 @@ from cosmos_core.threads import SupervisedThread
 
 LARGEST_BODY: Final = 32 << 20
 """Bytes of a request; images in it are base64."""
+_LOG: Final = logging.getLogger(__name__)
 _START_S: Final = 10.0
 
 
@@ -75,7 +77,9 @@ class Endpoint:
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._thread.start()
-        self._started.wait(_START_S)
+        if not self._started.wait(_START_S):
+            self._thread.check()
+            raise ReplicaError(f"the endpoint for agents did not start within {_START_S:g} s")
 
     def close(self) -> None:
         """Stop; calls that wait for a reply are dropped. Idempotent."""
@@ -96,6 +100,7 @@ class Endpoint:
         application = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guarded])
         for prefix in ("", "/s/{session}"):
             application.router.add_get(f"{prefix}/v1/models", self._models)
+            application.router.add_get(f"{prefix}/v1/models/{{model}}", self._model)
             application.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
             application.router.add_post(f"{prefix}/v1/responses", self._response)
             application.router.add_post(f"{prefix}/reward", self._reward)
@@ -121,14 +126,20 @@ class Endpoint:
             error = CallError(refusal.status, words)
         except CallError as refusal:
             error = refusal
+        except Exception as failure:  # noqa: BLE001 - one request's, whatever it is: all others go on
+            _LOG.exception("a request of an agent failed")
+            error = CallError(500, f"the request failed: {type(failure).__name__}: {failure}")
         self._sessions.refused()
         return web.json_response(error.body(), status=error.status)
 
     async def _models(self, _request: web.Request) -> web.Response:
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "cosmos-core"} for name in self._sessions.names
-        ]
-        return web.json_response({"object": "list", "data": models})
+        return web.json_response({"object": "list", "data": [_described(name) for name in self._sessions.names]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name not in self._sessions.names:
+            raise CallError(404, f"the model {name!r:.80} is not served", code="model_not_found", param="model")
+        return web.json_response(_described(name))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = requests.read_body(await request.read())
@@ -151,6 +162,10 @@ class Endpoint:
         body = requests.read_body(await request.read())
         await asyncio.wrap_future(self._sessions.reward(session_of(request), body.get("reward")))
         return web.json_response({"reward": body["reward"]})
+
+
+def _described(name: str) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "cosmos-core"}
 
 
 def session_of(request: web.Request) -> str:

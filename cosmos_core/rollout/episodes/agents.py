@@ -7,8 +7,8 @@ agent. What was recorded of it is one sample, of a document for each branch (see
 from __future__ import annotations
 
 import functools
+import logging
 import math
-import numbers
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 
 from cosmos_core.config.order import turn_seed
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.errors import DataError, EngineError
+from cosmos_core.errors import CosmosError, DataError, EngineError
 from cosmos_core.protocols import (
     EnvironmentCapabilities,
     FinishReason,
@@ -33,7 +33,7 @@ from cosmos_core.protocols import (
 from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed
+from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed, is_reward
 from cosmos_core.rollout.episodes.messages import Reply as WorkerReply
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.episodes.recording import (
@@ -58,11 +58,13 @@ from cosmos_core.rollout.episodes.session import (
     whole,
     with_completion,
     with_ids,
+    words_before,
 )
 from cosmos_core.transport.bounds import DETAIL
 from cosmos_core.types import Message, Prompt, SampleStatus
 from cosmos_core.types.tools import names_of as names_of_tools
 
+_LOG: Final = logging.getLogger(__name__)
 _CHUNK: Final = 32
 """Units after which it is looked for texts that end a reply."""
 
@@ -234,10 +236,11 @@ class Agents:
 
         def take() -> None:
             known = self._known(session)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            if not is_reward(value):
                 raise CallError(400, f"reward: {value!r:.80} is no finite number", param="reward")
             known.reward = float(value)
-            future.set_result(None)
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
 
         self.post(lambda: self._refusing(future, take))
         return future
@@ -256,6 +259,11 @@ class Agents:
             refuse(future, error)
         except DataError as error:
             refuse(future, CallError(400, str(error), param="messages"))
+        except CosmosError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one call's, whatever it is: all others go on
+            _LOG.exception("a call of an agent failed")
+            refuse(future, CallError(500, f"the call failed: {type(error).__name__}: {error}"))
 
     # -- calls, on the thread of all sessions -------------------------------------------------------------------------
 
@@ -267,16 +275,18 @@ class Agents:
         return session
 
     def _call(self, name: str, call: Call, future: Future[Reply]) -> None:
+        if future.cancelled():
+            return
         session = self._known(name)
         names = self.environment.agent.names
         if call.model not in ("", *self.names) and "*" not in names:
             served = ", ".join(map(repr, self.names))
             words = f"the model {call.model!r} is not served, but {served}; environment.agent.names lists others"
             raise CallError(404, words, code="model_not_found", param="model")
-        if session.num_calls >= (most := self.environment.max_turns):
+        if session.num_calls + call.num_choices > (most := self.environment.max_turns):
             raise self._met(session, f"all {most} calls (environment.max_turns) were made", code="max_turns")
         asked = self._asked(session, call, future)
-        session.num_calls += 1
+        session.num_calls += call.num_choices
         self._count("agent_calls", 1)
         if call.stops:
             for place in range(call.num_choices):
@@ -299,7 +309,7 @@ class Agents:
             given = self.model.encode(Prompt(text=messages, tools=call.tools))
         else:
             prompt = Prompt(text=messages[: size - 1], tools=call.tools)
-            given = encode_turns(self.model, prompt, before.made.tolist(), messages[size:], sees=self.sees)
+            given = encode_turns(self.model, prompt, words_before(before), messages[size:], sees=self.sees)
         path = [] if before is None else before.path
         asked = Asked(
             session=session,
@@ -312,13 +322,13 @@ class Agents:
         )
         size, group = asked.num_prompt, session.group
         most, decided = group.request.sampling.max_units, session.recording.num_decided
-        if (own := most - decided) <= 0:
+        if (own := most - decided) < call.num_choices:
             what = f"the model's own units, {decided}, are all of the {most} that its turns together may have"
             raise self._met(session, what, code="context_length_exceeded")
         if size >= group.longest:
             what = f"a prompt of {size} units, and prompt and reply may have {group.longest} together"
             raise self._met(session, what, code="context_length_exceeded")
-        asked.most = min(max(own // call.num_choices, 1), group.longest - size, call.max_units or most)
+        asked.most = min(own // call.num_choices, group.longest - size, call.max_units or most)
         return asked
 
     @staticmethod
@@ -345,6 +355,8 @@ class Agents:
         session.num_requests += 1
         session.waiting[more.request_id] = asked.future
         asked.future.add_done_callback(lambda future: self._given_up(future, more.request_id))
+        if asked.future.cancelled():
+            return
 
         def take(handle: Handle) -> None:
             session.waiting.pop(more.request_id, None)
@@ -439,7 +451,8 @@ class Agents:
             choices=tuple(choice for choice, _ in chosen),
             num_prompt_units=asked.num_prompt,
         )
-        session.histories[reply.id] = (*asked.messages, chosen[0][0].message)
+        # Instructions are of one call.
+        session.histories[reply.id] = (*asked.messages[bool(asked.call.instructions) :], chosen[0][0].message)
         asked.future.set_result(reply)
 
     def _logprobs(self, call: Call, made: Sequence[Turn]) -> list[tuple[str, float]]:

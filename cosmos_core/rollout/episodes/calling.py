@@ -18,6 +18,9 @@ from cosmos_core.types import Prompt
 class Clients:
     """Clients of sessions that share their connections: each of its own would cost more than most calls."""
 
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
     @cached_property
     def _first(self) -> Any:
         try:
@@ -27,7 +30,8 @@ class Clients:
                 "session.client is an openai.AsyncOpenAI, and the package is not installed here: pip install openai, "
                 "or give session.base_url and session.key to another client"
             ) from error
-        return openai.AsyncOpenAI(api_key="none", base_url="http://none.invalid")
+        # The session has its own time, and to ask again is to call once more.
+        return openai.AsyncOpenAI(api_key="none", base_url="http://none.invalid", timeout=None, max_retries=0)
 
     async def close(self) -> None:
         """Close their connections, if there are any."""
@@ -35,7 +39,21 @@ class Clients:
             await self._first.close()
 
     def of(self, base_url: str, key: str) -> Any:
-        """A client that calls for the session."""
+        """A client that calls for the session.
+
+        Raises:
+            PluginBrokenError: This is not the event loop of the worker, whose connections it has.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is None or (self._loop or loop) is not loop:
+            raise PluginBrokenError(
+                "session.client calls on the worker's event loop alone: a plain function makes a client of its own, "
+                "openai.OpenAI(base_url=session.base_url, api_key=session.key)"
+            )
+        self._loop = loop
         return self._first.with_options(base_url=base_url, api_key=key)
 
 

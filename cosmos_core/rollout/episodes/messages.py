@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+import math
+import numbers
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -111,6 +113,17 @@ class Failed:
 Question: TypeAlias = Open | Begin | Act
 Reply: TypeAlias = Opened | Answered | Ended | Failed
 """Settles what an episode was asked; a worker answers each `Question` with one."""
+
+
+def is_reward(value: Any) -> bool:
+    """Tell whether something is a finite number, as rewards are."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
 
 TO_WORKER: Final = Codec([Setup, Open, Begin, Act, Close])
 FROM_WORKER: Final = Codec([Ready, Broken, Began, Opened, Answered, Ended, Failed])

@@ -47,10 +47,12 @@ class Asked:
     """A question that an episode has not answered yet; it has begun when it has its turn on the worker's event loop.
 
     `since` is when it had its turn, or was asked (monotonic seconds), and `timeout_s` what it may take from then on.
+    An agent has its turn as long as it runs.
     """
 
     answer: Answer
     timeout_s: float
+    is_agent: bool = False
     has_begun: bool = False
     since: float = attrs.field(factory=time.monotonic)
 
@@ -170,12 +172,17 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
     def _settle(self, worker: EnvironmentProcess, how: str, *, is_late: bool) -> None:
         _LOG.warning("an environment worker with %d episodes is replaced: %s", len(worker.episodes), how)
         is_stuck = how == f"exit code {STUCK_EXIT}"
-        begun = any(each is not None and each.has_begun for each in worker.episodes.values())
+        begun = [each for each in worker.episodes.values() if each is not None and each.has_begun]
+        now = time.monotonic()
         for episode, asked in worker.episodes.items():
             if asked is None:
                 continue  # it is told when it is asked next
             # Where none has begun, what held the worker up was none of those that waited.
-            is_suspect = not is_stuck and (asked.has_begun or (is_late and not begun))
+            is_suspect = asked.has_begun or (is_late and not begun)
+            if asked.has_begun and asked.is_agent:
+                # An agent has its turn all along: it is late by its own time, and one of many ended the process.
+                is_suspect = asked.since + asked.timeout_s <= now if is_late else len(begun) == 1
+            is_suspect = is_suspect and not is_stuck
             asked.answer(self._failed(episode, asked, how, is_late=is_late) if is_suspect else _lost(episode, how))
 
     def _failed(self, episode: int, asked: Asked, how: str, *, is_late: bool) -> Failed:
@@ -206,7 +213,7 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
         agent = self._config.agent
         while self._waiting and min(len(each.episodes) for each in self._workers) < agent.concurrency:
             episode, framed, answer = self._waiting.popleft()
-            self._put(episode, framed, Asked(answer=answer, timeout_s=agent.timeout_s))
+            self._put(episode, framed, Asked(answer=answer, timeout_s=agent.timeout_s, is_agent=True))
 
     def _act(self, episode: int, text: str, answer: Answer) -> None:
         worker = self._homes.get(episode)

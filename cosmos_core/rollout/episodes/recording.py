@@ -91,7 +91,9 @@ def cut(turn: Turn, size: int) -> Turn:
         )
         for name, array in turn.recorded.items()
     }
-    return attrs.evolve(turn, made=turn.made[:size], recorded=recorded)
+    drawn_by = np.frombuffer(recorded["versions"].data, np.int32)
+    versions = (int(drawn_by.min()), int(drawn_by.max())) if size else turn.versions
+    return attrs.evolve(turn, made=turn.made[:size], recorded=recorded, versions=versions)
 
 
 def follow(parts: Sequence[Payload], model: Model) -> Payload:
@@ -175,7 +177,7 @@ def names_of(messages: Sequence[Message], tools: Sequence[Mapping[str, JSON]]) -
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

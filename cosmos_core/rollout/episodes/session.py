@@ -106,6 +106,14 @@ def refuse(future: Future[Any], error: CallError) -> None:
         future.set_exception(error)
 
 
+def words_before(turn: Turn) -> list[int]:
+    """Ids of a whole reply, of which a turn is the last part."""
+    parts = [turn]
+    while (before := parts[0].before) is not None and not before.messages:
+        parts.insert(0, before)
+    return [int(each) for part in parts for each in part.made]
+
+
 def num_known(before: Turn | None) -> int:
     """Messages up to a turn."""
     return 0 if before is None else sum(len(turn.messages) for turn in before.path)
@@ -119,9 +127,11 @@ def whole(session: Session, call: Call) -> tuple[Message, ...]:
         if known is None:
             words = f"previous_response_id: no reply {call.previous!r:.80} of this session"
             raise CallError(404, words, param="previous_response_id")
-        past = known[1:] if known[0].role == "system" and call.instructions else known
+        past = known
     first = (Message(role="system", content=call.instructions),) if call.instructions else ()
     messages = (*first, *past, *call.messages)
+    if not messages:
+        raise CallError(400, "there are no messages; give one at least", param="messages")
     if messages[-1].role == "assistant":
         raise CallError(400, "the last message is the model's own; end with another's", param="messages")
     return messages

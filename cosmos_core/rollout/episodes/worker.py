@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import math
-import numbers
 import os
 import resource
 import socket
@@ -41,6 +39,7 @@ from cosmos_core.rollout.episodes.messages import (
     Opened,
     Question,
     Setup,
+    is_reward,
 )
 from cosmos_core.rollout.workers import process
 from cosmos_core.rollout.workers.process import Ready, described, live, shown
@@ -195,7 +194,7 @@ class Worker(process.Worker):
             clients=self._clients,
         )
         value = await done_by(agent, session, message.prompt)
-        if value is not None and not _is_reward(value):
+        if value is not None and not is_reward(value):
             detail = f"run: the reward is no finite number but {value!r:.200}"
             return Failed(episode=message.episode, timed_out=False, detail=detail)
         return Ended(episode=message.episode, reward=None if value is None else float(value))
@@ -238,10 +237,12 @@ class Worker(process.Worker):
         if answering is not None and answering.cancel():
             await asyncio.wait({answering}, timeout=self._timeout_s)
         environment = self._episodes.pop(episode, None)
-        if environment is None:
+        if environment is None and answering is None:
             return
         with of_episode(episode):
-            closing = asyncio.ensure_future(_quietly(environment))
+            # An agent is closed by its cancellation.
+            closing = asyncio.ensure_future(_quietly(environment)) if environment is not None else answering
+        assert closing is not None
         until = asyncio.get_running_loop().time() + self._timeout_s
         await asyncio.wait({closing}, timeout=self._timeout_s)
         with contextlib.suppress(TimeoutError):
@@ -273,7 +274,7 @@ class Worker(process.Worker):
 
     async def _close_all(self) -> None:
         """Close what is open, but for no longer than a replica waits."""
-        for episode in list(self._episodes):
+        for episode in {*self._episodes, *self._answering}:
             self._begin_close(episode)
         if self._closing:
             await asyncio.wait(self._closing, timeout=END_S)
@@ -314,17 +315,13 @@ def _unshown(said: Any) -> str:
     return f"media of {size} characters; the most are {_MOST_MEDIA}" if size > _MOST_MEDIA else ""
 
 
-def _is_reward(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
-
-
 def _wrong(turn: Any) -> str:
     """Say what is wrong with what `step` returned; empty if nothing is."""
     if not isinstance(turn, Turn):
         return f"it returned no Turn but {turn!r:.200}"
     if turn.observation is None and not turn.done:
         return "it returned no observation, and the dialogue is not done"
-    if not _is_reward(turn.reward):
+    if not is_reward(turn.reward):
         return f"the reward is no finite number but {turn.reward!r:.200}"
     role: Any = turn.role
     if not isinstance(role, str) or not role.isidentifier() or role == "assistant":

@@ -19,10 +19,12 @@ from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Agent, EnvironmentCapabilities, EnvironmentContext, Provider, Session, hookimpl
 from cosmos_core.types import Prompt
+from cosmos_core.types.tools import write_message
 
 _KEPT: Final = 1 << 16
 """Bytes of each output that are kept, the last ones."""
 _SHOWN: Final = 300
+_LOOK_S: Final = 0.05
 _CHUNK: Final = 1 << 14
 
 
@@ -71,14 +73,18 @@ class Command:
             stderr=asyncio.subprocess.PIPE,
             process_group=0,
         )
+        reading = asyncio.gather(_write(process, task), _end_of(process.stdout), _end_of(process.stderr))
         try:
-            outputs = await asyncio.gather(_write(process, task), _end_of(process.stdout), _end_of(process.stderr))
-            code = await process.wait()
+            # `wait` would wait for the outputs, too, which something that it has left running may hold open.
+            while process.returncode is None:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(_LOOK_S)
+            code = process.returncode
         finally:
-            # Whatever it started ends with it, also where the agent is cancelled.
+            # Whatever it started ends with it, also where the agent is cancelled; its outputs end then, too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            outputs = await reading
         if code:
             said = outputs[2].strip() or outputs[1].strip() or "it printed nothing"
             raise DataError(f"{options.command[0]} ended with exit code {code}: {said[-_SHOWN:]}")
@@ -105,11 +111,12 @@ async def _end_of(stream: Any) -> str:
 
 
 def row_of(task: Prompt) -> dict[str, Any]:
-    """The row as the program reads it: `text` or `messages`, `reference`, `media` and `metadata`."""
+    """The row as the program reads it: `text` or `messages`, `tools`, `reference`, `media` and `metadata`."""
     if isinstance(task.text, str):
         said: dict[str, Any] = {"text": task.text}
     else:
-        said = {"messages": [{"role": turn.role, "content": turn.content} for turn in task.text]}
+        said = {"messages": [write_message(turn) for turn in task.text]}
+    said |= {"tools": list(task.tools)} if task.tools else {}
     return {**said, "reference": task.reference, "media": list(task.media), "metadata": dict(task.metadata)}
 
 

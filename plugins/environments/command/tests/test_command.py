@@ -55,6 +55,12 @@ def test_its_last_line_is_its_reward_where_that_is_wanted():
             run(f"print({words!r})", reward=True)
 
 
+def test_a_program_has_ended_whatever_it_has_left_running():
+    began = time.monotonic()
+    assert run("import subprocess; subprocess.Popen(['sleep', '30']); print(0.5)", reward=True) == 0.5
+    assert time.monotonic() - began < 15
+
+
 def test_a_program_that_fails_says_why():
     with pytest.raises(DataError, match=r"ended with exit code 3: boom$"):
         run("import sys; sys.stderr.write('boom'); sys.exit(3)")

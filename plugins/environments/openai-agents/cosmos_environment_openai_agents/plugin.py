@@ -75,6 +75,8 @@ class SdkAgent:
             return _FIELD.sub(functools.partial(_field, task), self._options.input)
         if isinstance(task.text, str):
             return task.text
+        if any(turn.tool_calls or turn.role == "tool" for turn in task.text):
+            raise DataError("the row's turns call tools, which are not the program's; set environment.options.input")
         return [{"role": turn.role, "content": turn.content} for turn in task.text]
 
 

@@ -62,6 +62,7 @@ class Chat:
         return tokens_payload([*tools, *self._turns(turns), *ids_of("assistant:")])
 
     def encode_turns(self, prompt, written, turns):
+        self.written = list(written)
         end = [] if written[-1] == STOP else [STOP]
         return [*end, *self._turns(turns), *ids_of("assistant:")]
 
@@ -371,7 +372,7 @@ def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
     ]
     payload = played.generated.payload
     assert played.generated.num_units == 12 == len(values(payload, "logprobs"))
-    assert played.detail == "agent: 5 calls; 5 branches"
+    assert played.detail == "agent: 6 calls; 5 branches"
     # What a model packs are documents; the decisions of all are the sample's, in its order.
     batches = pack_samples(Chat(), [tokens_payload([5], [6]), payload], budget=24)
     pieces = [
@@ -465,6 +466,8 @@ def test_a_reply_ends_before_a_text_and_goes_on_from_what_was_generated():
     ((_, rest),) = documents(played.generated)
     assert rest.endswith("[w40] [w41] <end> user: on <end> assistant: [yes] [indeed]")
     assert played.status is SampleStatus.OK, "its own bound cut the last reply"
+    # What is encoded next goes on from all of the reply.
+    assert len(made.agents.model.written) == 42
     # One question, then the rest of it: what was looked through in two parts.
     assert [each.sampling.max_units for each in made.engine.requests] == [32, 32, 2]
 
@@ -490,6 +493,7 @@ REFUSED = [
     ({"messages": [user("a"), {"role": "assistant", "content": [image(picture(2, 2))]}]}, 400, "own turn has an image"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, 400, "the last message is the model's own"),
     ({"messages": [user("a")], "stream": "perhaps"}, 400, "stream, stream_options: Expected `bool`, got `str`"),
+    ({"messages": [{"role": "user", "content": "a", "function_call": {}}]}, 400, "messages[0].function_call: calls"),
     ({"messages": [user("a")], "tools": [{"type": "function"}]}, 400, "tool"),
     ({"messages": [user("a")], "tools": [CALCULATOR, CALCULATOR]}, 400, "calculate"),
     (b"{", 400, "the body is no JSON object: Input data was truncated"),
@@ -665,6 +669,8 @@ async def agent(session, task, *, factor: float = 1.0):
 
 
 def plain(session, task):
+    if task.text == "client":
+        session.client
     time.sleep(0.01)
     return 2.0
 """
@@ -722,8 +728,10 @@ def test_agents_run_in_a_worker_some_at_once_and_end_in_every_way(tmp_path):
         begin(agents, url, "call")
         assert told(1) == [(14, 6.0)]
     with pool("plain", 8) as agents:
-        begin(agents, "http://none", "a", "b")
-        assert told(2) == [(0, 2.0), (1, 2.0)]
+        begin(agents, "http://none", "a", "b", "client")
+        *done, (_, refused) = told(3)
+        assert done == [(0, 2.0), (1, 2.0)]
+        assert "a plain function makes a client of its own, openai.OpenAI(base_url=session.base_url" in refused
 
 
 @pytest.mark.parametrize(
