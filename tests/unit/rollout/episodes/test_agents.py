@@ -27,6 +27,7 @@ from cosmos_core.models.vision.generic import GenericOptions
 from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, ModelContext, Request, Sampling
 from cosmos_core.protocols.model import ReadTurn
+from cosmos_core.rollout.endpoint.calls import Call
 from cosmos_core.rollout.endpoint.requests import read_response
 from cosmos_core.rollout.endpoint.server import LARGEST_BODY, Endpoint
 from cosmos_core.rollout.episodes.agents import Agents
@@ -518,9 +519,17 @@ def test_what_cannot_be_answered_is_refused_in_openais_shape_and_counted():
                     assert reply.status == status
             async with client.get(f"{root}/v1/models") as reply:
                 assert [each["id"] for each in (await reply.json())["data"]] == ["run", "gpt-4.1"]
+            async with client.post(f"{url}/responses", json={"input": [{"type": "reasoning"}]}) as reply:
+                assert (await reply.json())["error"]["message"] == "there are no messages; give one at least"
+            deep = {"function": {"name": "calculate", "arguments": "[" * 100_000}, "id": "c"}
+            turns = [user("a"), {"role": "assistant", "content": None, "tool_calls": [deep]}, user("b")]
+            async with client.post(f"{url}/chat/completions", json={"messages": turns}) as reply:
+                assert reply.status == 200
+            async with client.get(f"{url}/models/gpt-4.1") as reply:
+                assert (await reply.json())["id"] == "gpt-4.1"
             async with client.get(f"{url}/nothing") as reply:
                 assert (await reply.json())["error"]["message"].startswith("GET /s/")
-            for value, status in ((float("inf"), 400), ("x", 400), (0.25, 200)):
+            for value, status in ((float("inf"), 400), ("x", 400), (10**400, 400), (0.25, 200)):
                 async with client.post(f"{root}/s/{key}/reward", data=json.dumps({"reward": value})) as reply:
                     assert reply.status == status
 
@@ -529,7 +538,7 @@ def test_what_cannot_be_answered_is_refused_in_openais_shape_and_counted():
         asyncio.run(agent(begin.base_url, begin.key))
         made.end()
         played = made.sample()
-        assert made.agents.counts["agent_calls_refused"] == len(REFUSED) + 5
+        assert made.agents.counts["agent_calls_refused"] == len(REFUSED) + 7
     assert (played.status, played.reward) == (SampleStatus.OK, 0.25)
 
 
@@ -607,6 +616,19 @@ def test_a_client_that_leaves_is_not_answered_and_a_session_that_ends_refuses_wh
         assert made.call(agent) == "session_over"
         played = made.sample()
     assert (played.status, played.generated.num_units) == (FAILED, 0)
+
+
+def test_a_client_that_gives_up_before_its_turn_costs_nothing():
+    with rig(lambda words, number: "yes", rewards=True) as made:
+        key = made.pool.begun[0].key
+        made.events.put(lambda: time.sleep(0.2))
+        call = Call(model="run", messages=(Message(role="user", content="a"),))
+        for given_up in (made.agents.reward(key, 0.5), made.agents.call(key, call)):
+            assert given_up.cancel()
+        assert made.call(calling(1)) is None
+        made.end()
+        assert made.sample().status is SampleStatus.OK
+    assert len(made.engine.requests) == 1
 
 
 def test_a_group_is_done_with_its_last_agent_and_may_be_abandoned():
