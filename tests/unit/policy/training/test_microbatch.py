@@ -11,11 +11,13 @@ import torch
 from cosmos_core.errors import TrainingError
 from cosmos_core.policy.batches.batch import Counts, Share, TrainSequence
 from cosmos_core.policy.processes.group import solo
+from cosmos_core.policy.training import old_logprobs
 from cosmos_core.policy.training.metrics import Stopwatch
-from cosmos_core.policy.training.microbatch import decision_weights, know
+from cosmos_core.policy.training.microbatch import Piece, decision_weights, know
 from cosmos_core.protocols import Aggregation, Loss, NoOptions, PlainAlgorithm
-from cosmos_core.protocols.algorithm import Estimate
+from cosmos_core.protocols.algorithm import Estimate, Taken
 from cosmos_core.protocols.frozen import Blend, Divergence
+from cosmos_core.protocols.model import Span
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.types import Array, Prompt
 from tests.unit.policy.training.test_frozen import frozen_model
@@ -279,3 +281,15 @@ def test_squared_errors_of_regressions_are_no_log_probs_to_compare_with(kit):
         known = know(kit.Reinforce(), batch, sequences, Counts(sequences=1, decisions=9, trained=1))
         assert known.has_behaviour == expected
         assert (known.behaviour_logprobs_N != 0).all()
+
+
+def test_documents_of_a_sample_are_joined_in_its_order_whatever_order_they_are_packed_in(monkeypatch):
+    def taken(first, number):
+        piece = Piece(sequence=0, number=number, span=Span(first=first, total=10))
+        logprobs_n = torch.arange(first, first + number, dtype=torch.float32)
+        return piece, Taken(place=0, advantage=1.0, logprobs_n=logprobs_n, values_n=-logprobs_n)
+
+    monkeypatch.setattr(old_logprobs, "_pieces_taken", lambda *given: [taken(4, 6), taken(0, 4)])
+    (joined,) = old_logprobs._taken(None, SimpleNamespace(prepared=SimpleNamespace(num_real=1))).values()
+    assert joined.logprobs_n.tolist() == list(range(10))
+    assert joined.values_n.tolist() == [-each for each in range(10)]
