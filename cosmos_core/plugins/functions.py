@@ -165,18 +165,20 @@ def provider_of(kind: Kind, target: Callable[..., Any]) -> Provider[Any]:
     def chosen(made: Any) -> dict[str, Any]:
         return {name: getattr(made, name) for name in options}
 
-    if kind == "environment" and (not isinstance(target, type) or hasattr(target, "run")):
-        return _agent(target, given, options, chosen)
+    is_agent = kind == "environment" and (not isinstance(target, type) or hasattr(target, "run"))
     if isinstance(target, type):
-        if lacking := [each for each in _METHODS[kind] if not callable(getattr(target, each, None))]:
+        needed = ("run",) if is_agent else _METHODS[kind]
+        if lacking := [each for each in needed if not callable(getattr(target, each, None))]:
             raise TypeError(f"the class has no {' and no '.join(lacking)}, as a {kind} has")
         if len(given) > 1:
             raise TypeError(f"the class is made of {', '.join(given)}; it may take the context, and options after a *")
         return Provider(
             create=lambda made, context: target(*([context] if given else ()), **chosen(made)),
             options=_options(target, options),
-            capabilities=getattr(target, "capabilities", None),
+            capabilities=_of_agent(target) if is_agent else getattr(target, "capabilities", None),
         )
+    if is_agent:
+        return _agent(target, given, options, chosen)
     if kind == "reward":
         return Provider(
             create=lambda made, context: reward_of(target, chosen(made), context.name),
@@ -200,18 +202,7 @@ def _agent(
     options: Mapping[str, inspect.Parameter],
     chosen: Callable[[Any], dict[str, Any]],
 ) -> Provider[Any]:
-    """The provider of an agent: a function of a session and a task, or a class that has it as its method `run`."""
-    capabilities = getattr(target, "capabilities", None) or EnvironmentCapabilities(rewards=True, deterministic=False)
-    capabilities = attrs.evolve(capabilities, calls_model=True)
-    made: type = _options(target, options)
-    if isinstance(target, type):
-        if len(given) > 1:
-            raise TypeError(f"the class is made of {', '.join(given)}; it may take the context, and options after a *")
-        return Provider(
-            create=lambda made, context: target(*([context] if given else ()), **chosen(made)),
-            options=made,
-            capabilities=capabilities,
-        )
+    """The provider of an agent that is a function of a session and a task."""
     if len(given) != 2:
         raise TypeError(f"it takes {', '.join(given) or 'nothing'}; an agent takes a session and a task")
 
@@ -220,7 +211,13 @@ def _agent(
         # What is awaited is told from what is called in a thread.
         return type("AgentFunction", (), {"run": staticmethod(run)})()
 
-    return Provider(create=create, options=made, capabilities=capabilities)
+    return Provider(create=create, options=_options(target, options), capabilities=_of_agent(target))
+
+
+def _of_agent(target: Callable[..., Any]) -> EnvironmentCapabilities:
+    """The capabilities of an agent, those that it declares among them."""
+    told = getattr(target, "capabilities", None) or EnvironmentCapabilities(rewards=True, deterministic=False)
+    return attrs.evolve(told, calls_model=True)
 
 
 def _options(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], base: type = NoOptions) -> type:

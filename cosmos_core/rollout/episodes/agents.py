@@ -176,11 +176,8 @@ class Agents:
     def _outcome(self, session: Session, reply: WorkerReply) -> tuple[SampleStatus, str]:
         """The end of a session, and why it is that."""
         failed = SampleStatus.ENVIRONMENT_FAILED
-        if isinstance(reply, Failed):
-            late = SampleStatus.ENVIRONMENT_TIMEOUT if reply.timed_out else failed
-            status = SampleStatus.ENVIRONMENT_LOST if reply.is_lost else late
-            if status is not failed or not session.limit:
-                return status, reply.detail
+        if isinstance(reply, Failed) and (reply.status is not failed or not session.limit):
+            return reply.status, reply.detail
         if not session.recording.turns:
             more = f": {session.limit}" if session.limit else ""
             return failed, f"the agent ended without a reply of the model{more}"

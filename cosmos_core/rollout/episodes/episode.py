@@ -296,9 +296,7 @@ class Episodes:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _fail(self, group: _Group, sample: _Sample, failed: Failed) -> None:
-        late = SampleStatus.ENVIRONMENT_TIMEOUT if failed.timed_out else SampleStatus.ENVIRONMENT_FAILED
-        status = SampleStatus.ENVIRONMENT_LOST if failed.is_lost else late
-        self._end(group, sample, status, failed.detail)
+        self._end(group, sample, failed.status, failed.detail)
 
     def _cut(self, group: _Group, sample: _Sample, why: str) -> None:
         self._end(group, sample, SampleStatus.TRUNCATED, why)

@@ -11,7 +11,7 @@ import attrs
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.rollout.workers.process import Broken, Ready
 from cosmos_core.transport.codec import Codec
-from cosmos_core.types import Message, Prompt
+from cosmos_core.types import Message, Prompt, SampleStatus
 
 END_S: Final = 3.0
 """How long a worker that is to end may take to close its episodes."""
@@ -108,6 +108,13 @@ class Failed:
     timed_out: bool
     detail: str
     is_lost: bool = False
+
+    @property
+    def status(self) -> SampleStatus:
+        """The status of the sample."""
+        if self.is_lost:
+            return SampleStatus.ENVIRONMENT_LOST
+        return SampleStatus.ENVIRONMENT_TIMEOUT if self.timed_out else SampleStatus.ENVIRONMENT_FAILED
 
 
 Question: TypeAlias = Open | Begin | Act
