@@ -19,6 +19,7 @@ EXAMPLES = (
     "cosmos-dataset-arithmetic",
     "cosmos-model-qwen",
     "cosmos-reward-math",
+    "openai",  # which the package of an agent needs
 )
 
 
@@ -34,7 +35,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Wheelhou
 
 @pytest.fixture(scope="session")
 def clean(wheels: Wheelhouse) -> Iterator[CleanEnvironment]:
-    """An environment with the check and the plugins that examples name; what a test adds, it removes."""
+    """An environment with the check and what examples name; what a test adds, it removes."""
     with tempfile.TemporaryDirectory(prefix="cosmos-clean-") as folder:
         environment = CleanEnvironment.create(Path(folder), wheels)
         environment.pip("install", "cosmos-service-check", *EXAMPLES)

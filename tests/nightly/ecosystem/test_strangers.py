@@ -1,7 +1,7 @@
 """What strangers do with the releases, in an environment of their own.
 
-They install them, check one, run the demo; and they publish a plugin of each kind: from `cosmos plugins new` to a
-wheel, its installation, its kit, a run by name, and its removal.
+They install them, check one, run the demo; and they publish a plugin of each kind, and an agent: from
+`cosmos plugins new` to a wheel, its installation, its kit, a run by name, and its removal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import attrs
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from cosmos_core.protocols import KINDS, Kind
+from cosmos_service_check.scaffold import KIND_OF, Names
 from tests.nightly.ecosystem.environment import CleanEnvironment
 from tests.nightly.ecosystem.wheels import ROOT, Wheelhouse
 
@@ -24,7 +24,8 @@ from tests.nightly.ecosystem.wheels import ROOT, Wheelhouse
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHORT = ("warmup.steps=12", "run.steps=8", "evaluation.prompts=16", "evaluation.interval=4")
-NAME = "try-out"  # two words: the distribution's, the package's and the class's name all differ
+# Two words: the distribution's, the package's and the class's name all differ. An agent is an environment, too.
+NAMES = {what: Names.of(what, "try-on" if what == "agent" else "try-out") for what in KIND_OF}
 
 
 def test_what_is_installed_is_the_wheel(clean: CleanEnvironment) -> None:
@@ -70,20 +71,16 @@ def test_the_demo_runs_away_from_the_checkout(clean: CleanEnvironment, tmp_path:
     assert str(ROOT) not in (run / "manifest.json").read_text()
 
 
-def distribution_of(kind: Kind) -> str:
-    return f"cosmos-{kind}-{NAME}"
-
-
 @attrs.frozen(kw_only=True)
 class Published:
-    """Packages made from the templates, one of each kind, which are installed from their wheels until withdrawn."""
+    """Packages made from the templates, one of each, which are installed from their wheels until withdrawn."""
 
-    projects: Mapping[Kind, Path]
+    projects: Mapping[str, Path]
     clean: CleanEnvironment
     before: set[str]
 
     def withdraw(self) -> None:
-        self.clean.pip("uninstall", "--yes", *map(distribution_of, self.projects))
+        self.clean.pip("uninstall", "--yes", *(NAMES[what].distribution for what in self.projects))
 
 
 def in_environment(clean: CleanEnvironment) -> set[str]:
@@ -94,16 +91,16 @@ def in_environment(clean: CleanEnvironment) -> set[str]:
 @pytest.fixture(scope="module")
 def published(clean: CleanEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Published]:
     folder = tmp_path_factory.mktemp("templates")
-    for kind in KINDS:
-        clean.run("cosmos", "plugins", "new", kind, NAME, "--into", folder)
-    projects = {kind: folder / distribution_of(kind) for kind in KINDS}
+    for what, names in NAMES.items():
+        clean.run("cosmos", "plugins", "new", what, names.name, "--into", folder)
+    projects = {what: folder / names.distribution for what, names in NAMES.items()}
     files = [project / "pyproject.toml" for project in projects.values()]
     clean.pip("install", *(f"--group={file}:{group}" for file in files for group in ("test", "example")))
     before = in_environment(clean)
     house = Wheelhouse.build(folder / "dist", [*projects.values()])
-    for kind, project in projects.items():
+    for what, project in projects.items():
         # From here on only the wheel can be tested.
-        shutil.rmtree(project / distribution_of(kind).replace("-", "_"))
+        shutil.rmtree(project / NAMES[what].package)
     clean.pip("install", *house.wheels)
     found = Published(projects=projects, clean=clean, before=before)
     assert in_environment(clean) > before
@@ -111,25 +108,25 @@ def published(clean: CleanEnvironment, tmp_path_factory: pytest.TempPathFactory)
     found.withdraw()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_package_from_the_template_is_used_from_its_wheel(kind: Kind, published: Published) -> None:
-    project, clean = published.projects[kind], published.clean
+@pytest.mark.parametrize("what", NAMES)
+def test_a_package_from_the_template_is_used_from_its_wheel(what: str, published: Published) -> None:
+    project, clean = published.projects[what], published.clean
     passes_its_own_tests(project, clean)
-    passes_the_check_with_its_kit(project, kind, clean)
-    runs_by_name(project, kind, clean)
+    passes_the_check_with_its_kit(project, NAMES[what], clean)
+    runs_by_name(project, NAMES[what], clean)
 
 
 def test_packages_that_were_removed_leave_nothing_and_are_unknown(published: Published) -> None:
     published.withdraw()
     assert in_environment(published.clean) == published.before
     listed = json.loads(published.clean.run("cosmos", "plugins", "list", "--json"))
-    assert NAME not in {plugin["name"] for plugin in listed}
-    kind, project = next(iter(published.projects.items()))
+    assert not {names.name for names in NAMES.values()} & {plugin["name"] for plugin in listed}
+    what, project = next(iter(published.projects.items()))
     shutil.rmtree(project / "runs", ignore_errors=True)
     output = " ".join(published.clean.run("cosmos", "run", "example.toml", folder=project, code=2).split())
-    assert f"no {kind} plugin named '{NAME}' is installed" in output
+    assert f"no {what} plugin named '{NAMES[what].name}' is installed" in output
     # Whose that name may be by now is not for the core to guess.
-    assert f"pip install {distribution_of(kind)}" not in output
+    assert f"pip install {NAMES[what].distribution}" not in output
 
 
 def passes_its_own_tests(project: Path, clean: CleanEnvironment) -> None:
@@ -138,19 +135,20 @@ def passes_its_own_tests(project: Path, clean: CleanEnvironment) -> None:
     assert " passed" in clean.run("pytest", *arguments, folder=project)
 
 
-def passes_the_check_with_its_kit(project: Path, kind: Kind, clean: CleanEnvironment) -> None:
+def passes_the_check_with_its_kit(project: Path, names: Names, clean: CleanEnvironment) -> None:
     verdict = clean.run("cosmos", "check", project, timeout_s=240).rstrip()
     assert verdict.endswith("PASSED"), verdict
-    (kit,) = [line for line in verdict.splitlines() if f"{kind} {NAME}, kit: " in line]
+    (kit,) = [line for line in verdict.splitlines() if f"{names.kind} {names.name}, kit: " in line]
     assert kit.startswith("- ok "), kit
     assert " passed" in kit
 
 
-def runs_by_name(project: Path, kind: Kind, clean: CleanEnvironment) -> None:
+def runs_by_name(project: Path, names: Names, clean: CleanEnvironment) -> None:
     clean.run("cosmos", "run", "example.toml", folder=project, timeout_s=180)
-    run = project / "runs" / NAME
+    run = project / "runs" / names.name
     summary = json.loads((run / "summary.json").read_text())
     assert summary["outcome"] == "finished"
     assert summary["steps"] > 0
     used = json.loads((run / "manifest.json").read_text())["plugins"]
-    assert (kind, NAME, distribution_of(kind)) in {(each["kind"], each["name"], each["distribution"]) for each in used}
+    found = {(each["kind"], each["name"], each["distribution"]) for each in used}
+    assert (names.kind, names.name, names.distribution) in found
