@@ -57,7 +57,7 @@ def documents_of(payload: Payload) -> list[Payload]:
                 continue  # another document's
             elif name in _OF_DECISIONS:
                 arrays[name] = _part(array, num_decided, num_decided + number)
-            elif name not in arrays and name != "documents":
+            elif name not in (*arrays, "documents", "turns", "turn_rewards"):
                 arrays[name] = _part(array, num_rows, num_rows + size - 1)
         found.append(attrs.evolve(payload, arrays=arrays))
         begin, num_decided, num_rows = begin + size, num_decided + number, num_rows + size - 1

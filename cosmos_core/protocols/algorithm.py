@@ -214,6 +214,19 @@ class Algorithm(Protocol):
         """
 
 
+@attrs.frozen(kw_only=True)
+class TurnTaken:
+    """One turn of a dialogue.
+
+    Attributes:
+        num_decisions: Of the sequence's, which are its turns' one after another.
+        reward: What the environment gave for it, times its weight.
+    """
+
+    num_decisions: int
+    reward: float
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Taken:
     """One sequence under the weights that the step starts from. Every tensor is float32 [n].
@@ -224,6 +237,8 @@ class Taken:
         logprobs_n: Of its decisions (`old_logprobs` says whose they are; None where that is `none`).
         frozen_n: Those of the frozen models that are consulted, by role.
         values_n: The critic's estimates of the return from each decision on; None without a critic.
+        turns: Those of a dialogue of several turns; empty: there is one. What else the sample's reward is made of
+            counts after the last.
     """
 
     place: int
@@ -231,6 +246,7 @@ class Taken:
     logprobs_n: torch.Tensor | None
     frozen_n: Mapping[FrozenRole, torch.Tensor] = attrs.field(factory=dict)
     values_n: torch.Tensor | None = None
+    turns: tuple[TurnTaken, ...] = ()
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -257,7 +273,7 @@ class AdvantageEstimator(Algorithm, Protocol):
     """
 
     def summarise(self, taken: Taken) -> Sequence[float]:
-        """Tell what others need to know of a sequence: as many numbers for each, in float64."""
+        """Tell what others need to know of a sequence, as numbers in float64."""
 
     def settle(self, batch: Mapping[int, Sequence[float]]) -> Callable[[Taken], Estimate]:
         """Settle a batch: once a step, in each process that has sequences of it.

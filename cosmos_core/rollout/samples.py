@@ -26,7 +26,8 @@ def schema() -> Any:
     columns |= dict.fromkeys(("index", "num_units", "num_prompt_units"), pa.int32())
     columns |= dict.fromkeys(_TEXTS, pa.string())
     columns |= {"reward": pa.float64(), "rewards": pa.map_(pa.string(), pa.float64()), "truncated": pa.bool_()}
-    columns |= {"units": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32()), "documents": pa.list_(pa.int32())}
+    columns |= {name: pa.list_(pa.int32()) for name in ("units", "documents", "turns")}
+    columns |= {"logprobs": pa.list_(pa.float32()), "turn_rewards": pa.list_(pa.float64())}
     return pa.schema({**columns, "prompt_media": pa.list_(pa.string()), "time": pa.float64()})
 
 
@@ -76,8 +77,9 @@ def _tokens(payload: Payload) -> dict[str, Any]:
         given = iter(logprobs.tolist())
         logprobs = [next(given) if each else None for each in bytes(arrays["decided"].data)]
     found = {"units": units, "logprobs": logprobs}
-    if "documents" in arrays:
-        found["documents"] = np.frombuffer(arrays["documents"].data, np.int32).copy()
+    for name in ("documents", "turns", "turn_rewards"):
+        if name in arrays:
+            found[name] = np.frombuffer(arrays[name].data, arrays[name].dtype).copy()
     return found
 
 

@@ -79,6 +79,8 @@ class Payload:
       of an environment, which condition what follows and are never trained on. Without it all are, and C = N.
       ``documents`` int32 [K] says that the completion is of several sequences, an agent's branches, and how many of its
       units each has: the first follows ``prompt``, each other one begins anew. Without it there is one.
+      ``turns`` int32 [K] says how many of the decisions each turn of a dialogue has, and ``turn_rewards`` float64 [K]
+      what the environment gave for it, times its weight. Without them there is one turn.
       A demonstration has ``prompt`` and ``completion`` only. A model that sees images or videos adds arrays of its own
       for what placeholders stand for. Of a dialogue that shows some, ``kinds`` int64 says of each of its first units,
       the prompt's at least, which those are (1 an image, 2 a video, 0 text, whatever it spells), and the arrays of one

@@ -11,10 +11,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
+import numpy as np
 
 from cosmos_core.errors import DataError, TransportError
 from cosmos_core.models.tokens import decided
 from cosmos_core.protocols import Algorithm
+from cosmos_core.protocols.algorithm import TurnTaken
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.types import Group, Payload, Sample
 
@@ -53,6 +55,23 @@ def units_of(payload: Payload) -> Units:
         case "latents":
             return Units(decisions=_length(payload, "times"), conditioning=0)
     raise DataError(f"a payload of kind {payload.kind!r} has no decisions; the policy trains on tokens or latents")
+
+
+def turns_of(payload: Payload) -> tuple[TurnTaken, ...]:
+    """The turns of a dialogue; empty where the payload has one.
+
+    Raises:
+        DataError: They are not those of its decisions.
+    """
+    told = [payload.arrays.get(name) for name in ("turns", "turn_rewards")]
+    if not any(told):
+        return ()
+    sizes, rewards = (np.frombuffer(each.data, each.dtype) if each else np.empty(0) for each in told)
+    number = _length(payload, "logprobs")
+    if rewards.shape != sizes.shape or sizes.sum() != number:
+        raise DataError(f"turns of {sizes.tolist()} decisions, with {rewards.size} rewards, of a payload of {number}")
+    found = zip(sizes.tolist(), rewards.tolist(), strict=True)
+    return tuple(TurnTaken(num_decisions=size, reward=reward) for size, reward in found)
 
 
 def _length(payload: Payload, name: str) -> int:
@@ -252,6 +271,7 @@ def _is_held(item: Wanted, payloads: Mapping[int, Sequence[Payload]]) -> bool:
     if any(array is None or array.shape != (number,) for array in recorded):
         return False
     try:
+        turns_of(payload)
         return units_of(payload).decisions == number
     except DataError:
         return False

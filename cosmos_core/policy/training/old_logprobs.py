@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import TrainingError
+from cosmos_core.policy.batches.batch import turns_of
 from cosmos_core.policy.processes.group import GradientGroup
 from cosmos_core.policy.processes.world import World
 from cosmos_core.policy.training.microbatch import Piece, Prepared, pieces
@@ -168,6 +169,7 @@ def _pieces_taken(algorithm: Algorithm, part: Evaluated, index: int) -> list[tup
                 logprobs_n=olds[number],
                 frozen_n={role: each[number] for role, each in frozen.items()},
                 values_n=values[number],
+                turns=turns_of(prepared.sequences[piece.sequence].payload),
             ),
         )
         for number, piece in enumerate(pieces(batch))

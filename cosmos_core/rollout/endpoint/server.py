@@ -38,8 +38,8 @@ class Sessions(Protocol):
     def call(self, session: str, call: Call) -> Future[Reply]:
         """Answer a call; the future may raise CallError. To cancel it ends what is being generated."""
 
-    def reward(self, session: str, value: Any) -> Future[None]:
-        """Take the reward of a session; the future may raise CallError."""
+    def reward(self, session: str, value: Any, reply: Any) -> Future[None]:
+        """Take the reward of a session, or of one of its replies by its id; the future may raise CallError."""
 
     def refused(self) -> None:
         """Count a request that was refused."""
@@ -104,6 +104,7 @@ class Endpoint:
             application.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
             application.router.add_post(f"{prefix}/v1/responses", self._response)
             application.router.add_post(f"{prefix}/reward", self._reward)
+            application.router.add_post(f"{prefix}/v1/reward", self._reward)
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -160,8 +161,9 @@ class Endpoint:
 
     async def _reward(self, request: web.Request) -> web.Response:
         body = requests.read_body(await request.read())
-        await asyncio.wrap_future(self._sessions.reward(session_of(request), body.get("reward")))
-        return web.json_response({"reward": body["reward"]})
+        given = {name: body.get(name) for name in ("reward", "reply")}
+        await asyncio.wrap_future(self._sessions.reward(session_of(request), *given.values()))
+        return web.json_response(given)
 
 
 def _described(name: str) -> dict[str, str | int]:

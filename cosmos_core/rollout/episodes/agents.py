@@ -55,6 +55,7 @@ from cosmos_core.rollout.episodes.session import (
     before_stop,
     num_known,
     refuse,
+    reply_of,
     whole,
     with_completion,
     with_ids,
@@ -165,7 +166,7 @@ class Agents:
         self._close(session, "its agent has ended")
         self.pool.forget(session.episode)
         if isinstance(reply, Ended) and reply.reward is not None:
-            session.reward = reply.reward
+            session.final = reply.reward
         status, why = self._outcome(session, reply)
         session.played = self._result(session, status, why)
         played = [each.played for each in session.group.sessions if each.played is not None]
@@ -199,7 +200,7 @@ class Agents:
         told += [why] if why else []
         opening = session.group.request.prompt
         return EpisodeResult(
-            generated=recording.generated(opening, reason, self.version(), self.model),
+            generated=recording.generated(opening, reason, self.version(), self.model, self.environment.weight),
             status=status,
             reward=session.reward if self.capabilities.rewards else None,
             detail=f"{self.environment.label}: {'; '.join(told)}"[:DETAIL],
@@ -227,7 +228,7 @@ class Agents:
         self.post(lambda: self._refusing(future, lambda: self._call(session, call, future)))
         return future
 
-    def reward(self, session: str, value: Any) -> Future[None]:
+    def reward(self, session: str, value: Any, reply: Any = None) -> Future[None]:
         """Take the reward of a session; see `rollout.endpoint.server.Sessions`."""
         future: Future[None] = Future()
 
@@ -235,7 +236,10 @@ class Agents:
             known = self._known(session)
             if not is_reward(value):
                 raise CallError(400, f"reward: {value!r:.80} is no finite number", param="reward")
-            known.reward = float(value)
+            if reply is None:
+                known.final = float(value)
+            else:
+                known.recording.rewards[reply_of(known, reply, param="reply")[0]] = float(value)
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
 
@@ -393,7 +397,7 @@ class Agents:
         if is_stopped or len(ids) >= asked.most:
             self._conclude(asked, place, made, ids, is_stopped=is_stopped)
         else:
-            self._ask(asked, place, made)
+            self._ask(asked, place, [*made[:-1], attrs.evolve(turn, ends=False)])
 
     def _stop_in(self, ids: np.ndarray, num_new: int, stops: Sequence[str]) -> int:
         """The units after which one of the texts is there, of which the last are new; 0: none is."""
@@ -449,7 +453,8 @@ class Agents:
             num_prompt_units=asked.num_prompt,
         )
         # Instructions are of one call.
-        session.histories[reply.id] = (*asked.messages[bool(asked.call.instructions) :], chosen[0][0].message)
+        said = (*asked.messages[bool(asked.call.instructions) :], chosen[0][0].message)
+        session.replies[reply.id] = (chosen[0][1][-1], said)
         asked.future.set_result(reply)
 
     def _logprobs(self, call: Call, made: Sequence[Turn]) -> list[tuple[str, float]]:

@@ -92,6 +92,6 @@ class Dialogue:
         """The prompt of the next turn: everything, as it stands."""
         return follow([*parts_of(self.turns), self._given], self.model)
 
-    def generated(self, reason: FinishReason, version: int) -> Generated:
-        """All of it as one completion; where nothing was generated, it is of the version given."""
-        return self.recording.generated(self.opening, reason, version, self.model)
+    def generated(self, reason: FinishReason, version: int, weight: float) -> Generated:
+        """All of it as one completion; see `Recording.generated`."""
+        return self.recording.generated(self.opening, reason, version, self.model, weight)

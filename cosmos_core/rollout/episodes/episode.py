@@ -42,7 +42,6 @@ class _Sample:
         dialogue: What was said; None before it begins.
         episode: Its number in the pool.
         request_id: Its newest request.
-        reward: The environment's, so far.
         details: What the environment said of the turns.
         played: How it came out; None while it goes on.
     """
@@ -53,7 +52,6 @@ class _Sample:
     dialogue: Dialogue | None = None
     episode: int = -1
     request_id: str = ""
-    reward: float = 0.0
     details: list[str] = attrs.field(factory=list)
     played: EpisodeResult | None = None
 
@@ -260,7 +258,7 @@ class Episodes:
             return
         assert isinstance(reply, Answered)
         assert sample.dialogue is not None
-        sample.reward += reply.reward
+        sample.dialogue.recording.rewards[sample.dialogue.turns[-1]] = reply.reward
         sample.details += [reply.detail] if reply.detail else []
         if reply.done:
             self._end(group, sample, SampleStatus.OK)
@@ -308,9 +306,9 @@ class Episodes:
         name = self.environment.label
         told = [*sample.details, *([why] if why else [])]
         sample.played = EpisodeResult(
-            generated=dialogue.generated(reason, self.version()),
+            generated=dialogue.generated(reason, self.version(), self.environment.weight),
             status=status,
-            reward=sample.reward if self.capabilities.rewards else None,
+            reward=sum(dialogue.recording.rewards.values()) if self.capabilities.rewards else None,
             detail=f"{name}: {'; '.join(told)}"[:DETAIL] if told else "",
             said=tuple(dialogue.said),
         )

@@ -43,6 +43,7 @@ class Turn:
         versions: Oldest and newest weight version.
         messages: What was said between, and the reply.
         history: The name of all that was said up to here; see `names_of`.
+        ends: Whether the reply ends here; False where the next turn is more of it.
     """
 
     before: Turn | None
@@ -53,6 +54,7 @@ class Turn:
     shown: Mapping[str, Array] = attrs.field(factory=dict)
     messages: tuple[Message, ...] = ()
     history: str = ""
+    ends: bool = True
 
     @property
     def path(self) -> list[Turn]:
@@ -186,10 +188,12 @@ class Recording:
 
     Attributes:
         turns: All of them, in the order in which they were made.
+        rewards: What the environment gave for a turn; nothing for the others.
     """
 
     def __init__(self) -> None:
         self.turns: Final[list[Turn]] = []
+        self.rewards: Final[dict[Turn, float]] = {}
         self._by_history: Final[dict[str, Turn]] = {}
 
     def find(self, messages: Sequence[Message], names: Sequence[str]) -> tuple[Turn | None, int]:
@@ -218,10 +222,10 @@ class Recording:
         """The messages of the document of the newest turn."""
         return tuple(message for turn in self.turns[-1].path for message in turn.messages) if self.turns else ()
 
-    def generated(self, opening: Payload, reason: FinishReason, version: int, model: Model) -> Generated:
+    def generated(self, opening: Payload, reason: FinishReason, version: int, model: Model, weight: float) -> Generated:
         """All documents as one completion; of a session without turns, `opening` and nothing, of the version given.
 
-        `model` joins what turns show.
+        `model` joins what turns show, and rewards of turns count with `weight`.
         """
         documents = self.documents()
         if not documents:
@@ -251,8 +255,18 @@ class Recording:
             }
         else:
             arrays |= shown[0]
+        arrays |= self._credited(order, weight)
         versions = [version for turn in order for version in turn.versions]
         return _generated(arrays, reason, (min(versions), max(versions)), opening)
+
+    def _credited(self, order: Sequence[Turn], weight: float) -> dict[str, Array]:
+        """The decisions of each turn, and what was given for it; nothing where there is one turn."""
+        ends = np.flatnonzero([turn.ends for turn in order])
+        if len(ends) < 2:
+            return {}
+        sizes = np.diff(np.cumsum([len(turn.made) for turn in order])[ends], prepend=0)
+        rewards = [weight * self.rewards.get(turn, 0.0) for turn in order if turn.ends]
+        return {"turns": _array(sizes.astype(np.int32)), "turn_rewards": _array(np.asarray(rewards, np.float64))}
 
 
 def _flags(turn: Turn, is_new: bool) -> Iterator[np.ndarray]:

@@ -26,13 +26,13 @@ class Session:
         name: Its secret name.
         index: Place in the group.
         recording: The model's turns.
-        histories: What had been said after each reply, by the reply's id.
+        replies: The last turn of each reply and what had been said after it, by the reply's id.
         waiting: Calls that are being answered, by the ids of their requests.
         num_calls: Calls so far.
         num_requests: Requests to the engine so far.
         malformed: What was wrong with the model's calls of tools.
         limit: The bound that it met, in words; empty while it met none.
-        reward: Its own, None while nobody has told it.
+        final: Its own reward, besides those of replies (`recording.rewards`); None while nobody has told it.
         episode: Its number in the pool.
         played: How it came out; None while it goes on.
     """
@@ -41,15 +41,21 @@ class Session:
     index: int
     group: Group
     recording: Recording = attrs.field(factory=Recording)
-    histories: dict[str, tuple[Message, ...]] = attrs.field(factory=dict)
+    replies: dict[str, tuple[Turn, tuple[Message, ...]]] = attrs.field(factory=dict)
     waiting: dict[str, Future[Reply]] = attrs.field(factory=dict)
     num_calls: int = 0
     num_requests: int = 0
     malformed: list[str] = attrs.field(factory=list)
     limit: str = ""
-    reward: float | None = None
+    final: float | None = None
     episode: int = -1
     played: EpisodeResult | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """All rewards that were told; None: none was."""
+        told = [*self.recording.rewards.values(), *([] if self.final is None else [self.final])]
+        return sum(told) if told else None
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -109,7 +115,7 @@ def refuse(future: Future[Any], error: CallError) -> None:
 def words_before(turn: Turn) -> list[int]:
     """Ids of a whole reply, of which a turn is the last part."""
     parts = [turn]
-    while (before := parts[0].before) is not None and not before.messages:
+    while (before := parts[0].before) is not None and not before.ends:
         parts.insert(0, before)
     return [int(each) for part in parts for each in part.made]
 
@@ -119,15 +125,19 @@ def num_known(before: Turn | None) -> int:
     return 0 if before is None else sum(len(turn.messages) for turn in before.path)
 
 
+def reply_of(session: Session, reply: Any, *, param: str) -> tuple[Turn, tuple[Message, ...]]:
+    """The last turn of a reply, and what had been said after it; CallError if the session has no such reply."""
+    known = session.replies.get(str(reply).removeprefix("resp_").removeprefix("chatcmpl-"))
+    if known is None:
+        raise CallError(404, f"{param}: no reply {reply!r:.80} of this session", param=param)
+    return known
+
+
 def whole(session: Session, call: Call) -> tuple[Message, ...]:
     """The whole history of a call."""
     past: tuple[Message, ...] = ()
     if call.previous:
-        known = session.histories.get(call.previous.removeprefix("resp_"))
-        if known is None:
-            words = f"previous_response_id: no reply {call.previous!r:.80} of this session"
-            raise CallError(404, words, param="previous_response_id")
-        past = known
+        _, past = reply_of(session, call.previous, param="previous_response_id")
     first = (Message(role="system", content=call.instructions),) if call.instructions else ()
     messages = (*first, *past, *call.messages)
     if not messages:

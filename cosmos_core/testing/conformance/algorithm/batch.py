@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Final, get_args
 
 import attrs
+import numpy as np
 import torch
 
 from cosmos_core.models.tokens import array_of
@@ -30,7 +31,7 @@ from cosmos_core.protocols.algorithm import CORE_METRICS, AdvantageEstimator, Ol
 from cosmos_core.protocols.frozen import Blend, Blended, Comparison, Divergence, FrozenRole
 from cosmos_core.protocols.model import Span
 from cosmos_core.testing.conformance.plugin import fault
-from cosmos_core.types import Group, Payload
+from cosmos_core.types import Array, Group, Payload
 
 _LENGTHS: Final = (5, 1, 3, 7, 2, 4)
 _ADVANTAGES: Final = {
@@ -102,9 +103,18 @@ class Batch:
         payloads = [Payload(kind="numbers", arrays={}) for _ in self.lengths]
         if self.behaviour_logprobs_N is not None:
             parts = torch.split(self.behaviour_logprobs_N, [*self.lengths])
-            payloads = [Payload(kind="numbers", arrays={"logprobs": array_of(part.numpy())}) for part in parts]
+            payloads = [
+                Payload(kind="numbers", arrays={"logprobs": array_of(part.numpy()), **_turns(len(part))})
+                for part in parts
+            ]
         told = zip(payloads, self.advantages, strict=True)
         return [TrainSequence(payload=each, advantage=own, place=place) for place, (each, own) in enumerate(told)]
+
+
+def _turns(number: int) -> dict[str, Array]:
+    """Two turns of a dialogue, the first of one decision and rewarded by itself; of fewer decisions none."""
+    sizes, rewards = np.asarray([1, number - 1], np.int32), np.asarray([0.25, 0.0])
+    return {"turns": array_of(sizes), "turn_rewards": array_of(rewards)} if number > 1 else {}
 
 
 @attrs.frozen(kw_only=True, eq=False)

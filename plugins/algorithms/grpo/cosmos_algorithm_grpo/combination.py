@@ -32,6 +32,16 @@ def _advantages(options: PolicyOptions, context: AlgorithmContext) -> Iterator[s
             "itself, so every advantage would be 0; raise rollout.group_size, or set baseline = 'none' and scale = "
             "'batch'"
         )
+    if options.turn_discount != 1.0 and options.credit == "sample":
+        yield (
+            f"turn_discount = {options.turn_discount}: credit = 'sample' counts the whole reward for every turn; set "
+            "credit = 'turn', or leave turn_discount out"
+        )
+    if options.credit == "turn" and options.kl_weight > 0.0 and options.kl_place == "reward":
+        yield (
+            "credit = 'turn': with kl_place = 'reward' decisions are rewarded between turns; set kl_place = 'loss', or "
+            "credit = 'sample'"
+        )
     if options.constant_length is not None and options.aggregation != "sequence-mean-token-sum":
         yield (
             f"constant_length = {options.constant_length}: aggregation = '{options.aggregation}' divides by no "

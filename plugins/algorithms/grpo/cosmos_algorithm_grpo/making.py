@@ -6,6 +6,7 @@ from cosmos_algorithm_grpo.objective import Objective, Shaping
 from cosmos_algorithm_grpo.options import ClippedOptions, PolicyOptions, WeightedOptions
 from cosmos_algorithm_grpo.shaped import ShapedObjective
 from cosmos_algorithm_grpo.surrogate import Clip, Surrogate, Weight
+from cosmos_algorithm_grpo.turns import TurnObjective
 from cosmos_core.protocols import AlgorithmContext
 
 
@@ -31,5 +32,5 @@ def weighted(options: WeightedOptions, context: AlgorithmContext) -> Objective:
 def _objective(options: PolicyOptions, context: AlgorithmContext, surrogate: Surrogate, shaping: Shaping) -> Objective:
     # Only one whose advantages differ within a sequence has `estimate`, which costs the trainer a pass of its own.
     is_shaped = options.kl_weight > 0.0 and options.kl_place == "reward"
-    kind = ShapedObjective if is_shaped else Objective
+    kind = ShapedObjective if is_shaped else TurnObjective if options.credit == "turn" else Objective
     return kind(options, context, surrogate=surrogate, shaping=shaping)

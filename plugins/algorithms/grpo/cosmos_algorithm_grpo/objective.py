@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from cosmos_algorithm_grpo.advantage import all_equal, centred, over_group_deviation, scored, whitened
+from cosmos_algorithm_grpo.advantage import Rewards, all_equal, centred, over_group_deviation, scored, whitened
 from cosmos_algorithm_grpo.combination import check_combination
 from cosmos_algorithm_grpo.correction import kept_sequences, masked_weight, truncated_weight
 from cosmos_algorithm_grpo.kl import kl_estimate
@@ -55,10 +55,11 @@ class Objective(PlainAlgorithm):
         self.aggregation = Aggregation(options.aggregation)
         self.constant_length = options.constant_length or context.max_units
         self.old_logprobs = options.old_logprobs
-        # Without a divergence every term is a multiple of the advantage.
-        self.skips_zero_advantage = options.kl_weight == 0.0
+        # Without a divergence every term is a multiple of the advantage, which may differ from turn to turn.
+        self.skips_zero_advantage = options.kl_weight == 0.0 and options.credit == "sample"
         self.consults = {"reference": None} if options.kl_weight > 0.0 else {}
         self._options: Final = options
+        self._group_size: Final = context.group_size
         self._surrogate: Final = surrogate
         self._shaping: Final = shaping
 
@@ -123,10 +124,17 @@ class Objective(PlainAlgorithm):
 
     def _advantages(self, group: Group) -> list[float | None]:
         """The advantage of each sample, as far as its group alone decides it."""
-        rewards = [
+        return self._compared(self._shaped(group))
+
+    def _shaped(self, group: Group) -> list[float | None]:
+        """The reward of each sample, shaped."""
+        return [
             None if reward is None else reward + self._shaping(sample)
             for reward, sample in zip(rewards_of(group), group.samples, strict=True)
         ]
+
+    def _compared(self, rewards: Rewards) -> list[float | None]:
+        """What samples of one group are rewarded with, above the baseline, and on the group's scale if that is it."""
         values = centred(rewards, self._options.baseline)
         if self._options.scale == "group-std":
             return over_group_deviation(values, rewards, eps=self._options.advantage_eps)

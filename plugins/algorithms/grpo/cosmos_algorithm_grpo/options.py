@@ -29,6 +29,16 @@ class PolicyOptions:
     advantage_eps: float = option(
         1e-6, help="Added to the standard deviation that advantages are divided by.", validator=check.ge(0.0)
     )
+    credit: Literal["sample", "turn"] = option(
+        "sample",
+        help="What a decision counts with: `sample`, all that its sample was rewarded with; `turn`, what its dialogue "
+        "was rewarded with from its turn on, compared with the same turn of the prompt's other samples.",
+    )
+    turn_discount: float = option(
+        1.0,
+        help='With `credit = "turn"`: discount of what is rewarded a turn later.',
+        validator=check.and_(check.ge(0.0), check.le(1.0)),
+    )
     dynamic_sampling: bool = option(
         False, help="Whether groups of equal rewards are dropped and refilled.", dynamic=True
     )

@@ -22,3 +22,13 @@ class TestGrpo(AlgorithmConformance):
         weight_N = (decisions.old_logprobs_N - decisions.behaviour_logprobs_N).exp().clamp(max=1.0)
         distance_N = decisions.frozen["reference"].logprobs_N - decisions.logprobs_N
         return weight_N * bounded_N + 0.2 * (distance_N.exp() - distance_N - 1)
+
+
+class TestGrpoWithCreditOfTurns(AlgorithmConformance):
+    """An advantage for each turn, discounted; what is rewarded is not where its sum is."""
+
+    plugin = "grpo"
+
+    @pytest.fixture
+    def options(self):
+        return {"credit": "turn", "turn_discount": 0.5}

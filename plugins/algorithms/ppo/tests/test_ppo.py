@@ -10,7 +10,7 @@ import torch
 from cosmos_algorithm_ppo import Ppo, PpoOptions, generalised_advantages
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import AlgorithmContext, Decisions
-from cosmos_core.protocols.algorithm import Taken
+from cosmos_core.protocols.algorithm import Taken, TurnTaken
 from cosmos_core.types import Group, Sample, SampleStatus
 
 CONTEXT = AlgorithmContext(group_size=1, temperature=1.0, max_units=10, max_staleness=0)
@@ -54,6 +54,13 @@ def test_with_lambda_one_a_return_is_the_reward_whatever_the_critic_says():
     (estimate,) = settle(algorithm, [taken(2.0, [0.3, -5.0, 1.0])])
     assert estimate.targets_n.tolist() == pytest.approx([2.0] * 3)
     assert estimate.advantages_n.tolist() == pytest.approx([1.7, 7.0, 1.0])
+
+
+def test_what_is_given_for_a_turn_counts_at_its_end():
+    algorithm = Ppo(PpoOptions(lam=1.0, whiten=False), CONTEXT)
+    turns = tuple(TurnTaken(num_decisions=number, reward=reward) for number, reward in ((2, 0.5), (1, 0.25)))
+    (estimate,) = settle(algorithm, [attrs.evolve(taken(2.0, [0.0] * 3), turns=turns)])
+    assert estimate.targets_n.tolist() == pytest.approx([2.0, 2.0, 1.5])
 
 
 def test_advantages_are_whitened_over_all_decisions_of_the_batch():

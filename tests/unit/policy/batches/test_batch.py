@@ -21,6 +21,7 @@ from cosmos_core.policy.batches.batch import (
 )
 from cosmos_core.transport.directives import GroupRef
 from cosmos_core.types import Array, Payload, Sample, SampleStatus
+from cosmos_core.types.payload import ITEM_SIZES
 
 
 def sample(index, reward, *, units=2, status="ok"):
@@ -152,12 +153,13 @@ def test_a_dialogue_that_is_not_as_reported_is_missing():
             rollout_sequences(*dialogue(**problem))
 
 
-def latents(*, times=2, logprobs=2, versions=2):
+def latents(*, times=2, logprobs=2, versions=2, turns=None, turn_rewards=None):
     """A sample of two denoising steps, with what was recorded of them."""
     reference = attrs.evolve(group(1, 1.0), samples=(sample(0, 1.0, units=2),))
     shapes = {"times": ("float32", times), "logprobs": ("float32", logprobs), "versions": ("int32", versions)}
+    shapes |= {"turns": ("int32", turns), "turn_rewards": ("float64", turn_rewards)}
     arrays = {
-        name: Array(dtype=dtype, shape=(number,), data=bytes(4 * number))
+        name: Array(dtype=dtype, shape=(number,), data=bytes(ITEM_SIZES[dtype] * number))
         for name, (dtype, number) in shapes.items()
         if number is not None
     }
@@ -169,7 +171,8 @@ def test_latents_have_one_recorded_value_for_each_step():
 
 
 def test_latents_that_are_not_as_reported_are_missing():
-    for problem in [{"times": 3}, {"times": None}, {"logprobs": 3}, {"versions": None}]:
+    turns = {"turns": 2, "turn_rewards": 2}
+    for problem in [{"times": 3}, {"times": None}, {"logprobs": 3}, {"versions": None}, turns, {"turns": 2}]:
         with pytest.raises(MissingPayloadsError, match="gone or not as reported"):
             rollout_sequences(*latents(**problem))
 

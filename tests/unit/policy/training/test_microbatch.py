@@ -14,11 +14,12 @@ from cosmos_core.policy.processes.group import solo
 from cosmos_core.policy.training import old_logprobs
 from cosmos_core.policy.training.metrics import Stopwatch
 from cosmos_core.policy.training.microbatch import Piece, decision_weights, know
-from cosmos_core.protocols import Aggregation, Loss, NoOptions, PlainAlgorithm
+from cosmos_core.protocols import Aggregation, AlgorithmCapabilities, Loss, NoOptions, PlainAlgorithm
 from cosmos_core.protocols.algorithm import Estimate, Taken
 from cosmos_core.protocols.frozen import Blend, Divergence
 from cosmos_core.protocols.model import Span
 from cosmos_core.protocols.world import WorldModel
+from cosmos_core.testing.conformance.algorithm.batch import draw, laid
 from cosmos_core.types import Array, Prompt
 from tests.unit.policy.training.test_frozen import frozen_model
 from tests.world_model import World, walked
@@ -293,3 +294,11 @@ def test_documents_of_a_sample_are_joined_in_its_order_whatever_order_they_are_p
     (joined,) = old_logprobs._taken(None, SimpleNamespace(prepared=SimpleNamespace(num_real=1))).values()
     assert joined.logprobs_n.tolist() == list(range(10))
     assert joined.values_n.tolist() == [-each for each in range(10)]
+
+
+def test_an_algorithm_that_estimates_is_told_of_the_turns_of_a_dialogue():
+    batch, algorithm = draw(AlgorithmCapabilities()), PlainAlgorithm()
+    taken = old_logprobs._taken(algorithm, laid(algorithm, batch, [batch.whole]))
+    assert [[(turn.num_decisions, turn.reward) for turn in each.turns] for each in taken.values()] == [
+        [(1, 0.25), (length - 1, 0.0)] if length > 1 else [] for length in batch.lengths
+    ]

@@ -373,6 +373,7 @@ def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
     ]
     payload = played.generated.payload
     assert played.generated.num_units == 12 == len(values(payload, "logprobs"))
+    assert (values(payload, "turns").tolist(), values(payload, "turn_rewards").tolist()) == ([2] * 6, [0.0] * 6)
     assert played.detail == "agent: 6 calls; 5 branches"
     # What a model packs are documents; the decisions of all are the sample's, in its order.
     batches = pack_samples(Chat(), [tokens_payload([5], [6]), payload], budget=24)
@@ -525,6 +526,7 @@ def test_what_cannot_be_answered_is_refused_in_openais_shape_and_counted():
             turns = [user("a"), {"role": "assistant", "content": None, "tool_calls": [deep]}, user("b")]
             async with client.post(f"{url}/chat/completions", json={"messages": turns}) as reply:
                 assert reply.status == 200
+                known = (await reply.json())["id"]
             async with client.get(f"{url}/models/gpt-4.1") as reply:
                 assert (await reply.json())["id"] == "gpt-4.1"
             async with client.get(f"{url}/nothing") as reply:
@@ -532,14 +534,17 @@ def test_what_cannot_be_answered_is_refused_in_openais_shape_and_counted():
             for value, status in ((float("inf"), 400), ("x", 400), (10**400, 400), (0.25, 200)):
                 async with client.post(f"{root}/s/{key}/reward", data=json.dumps({"reward": value})) as reply:
                     assert reply.status == status
+            for name, status in ((known, 200), ("other", 404), ([], 404)):
+                async with client.post(f"{url}/reward", json={"reward": 0.5, "reply": name}) as reply:
+                    assert reply.status == status
 
     with rig(lambda words, number: "yes", rewards=True, agent=AgentConfig(names=("gpt-4.1",))) as made:
         begin = made.pool.begun[0]
         asyncio.run(agent(begin.base_url, begin.key))
         made.end()
         played = made.sample()
-        assert made.agents.counts["agent_calls_refused"] == len(REFUSED) + 7
-    assert (played.status, played.reward) == (SampleStatus.OK, 0.25)
+        assert made.agents.counts["agent_calls_refused"] == len(REFUSED) + 9
+    assert (played.status, played.reward) == (SampleStatus.OK, 0.75)
 
 
 def calling(times):

@@ -127,7 +127,7 @@ class Rig:
         self.engine, self.pool, self.events, self.played = Engine(), pool or Pool(), collections.deque(), None
         self.model = Model()
         self.episodes = Episodes(
-            environment=EnvironmentConfig(plugin="game", max_turns=max_turns),
+            environment=EnvironmentConfig(plugin="game", max_turns=max_turns, weight=2.0),
             capabilities=EnvironmentCapabilities(rewards=rewards),
             model=self.model,
             engine=self.engine,
@@ -233,6 +233,9 @@ def test_rewards_and_details_add_up():
     script = [{"observation": "x", "reward": 0.5, "detail": "good"}, {"done": True, "reward": -2.0, "detail": "bad"}]
     (played,) = Rig(Pool(script=lambda turn, text: script[turn - 1])).begin().played
     assert (played.reward, played.detail) == (-1.5, "game: good; bad")
+    payload = played.generated.payload
+    assert values(payload, "turn_rewards").tolist() == [1.0, -4.0]
+    assert sum(values(payload, "turns")) == played.generated.num_units
     (silent,) = Rig(Pool(script=lambda turn, text: script[turn - 1]), rewards=False).begin().played
     assert silent.reward is None
 
