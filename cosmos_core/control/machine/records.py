@@ -238,6 +238,7 @@ class SampleCounts:
     Attributes:
         units: Generated units of all samples.
         wasted: Those of samples that were dropped.
+        stale: Those of samples that were dropped as stale.
     """
 
     generated: int = 0
@@ -245,12 +246,14 @@ class SampleCounts:
     dropped: dict[str, int] = attrs.field(factory=dict)
     units: int = 0
     wasted: int = 0
+    stale: int = 0
 
     def drop(self, reason: str, number: int, units: int) -> None:
         """Count samples that will not be trained on, and the units that were generated for them."""
         if number:
             count_dropped(self.dropped, reason, number)
             self.wasted += units
+            self.stale += units if reason == "stale" else 0
 
     def copy(self) -> SampleCounts:
         """The counts as they are now."""

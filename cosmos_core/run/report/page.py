@@ -29,6 +29,7 @@ from cosmos_core.run.report.summary import (
     of_main_stage,
     own_measures,
     rates_key,
+    stale_words,
     unused,
     where_title,
 )
@@ -154,6 +155,7 @@ def _tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{rate:,.0f}", f"{pool} {unit}s/s"
     if wasted := summary["samples"]["wasted_units"]:
         yield f"{wasted / summary['samples']['units']:.1%}", f"of {unit}s wasted on dropped samples"
+    yield from stale_words(summary["samples"], unit)
     if summary["restarts"]:
         yield f"{sum(summary['restarts'].values())}", "processes started again"
     if summary["staleness"]["mean"] is not None:

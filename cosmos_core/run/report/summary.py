@@ -207,6 +207,7 @@ def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
 
     `trained` are those consumed that had a part in the gradient: not of skipped steps, nor of advantage 0 without use.
     `wasted_units` were generated for what was dropped; `wasted_s` is what that took, by the mean pace of the run.
+    `stale_units` are those of what was dropped as stale.
     """
     ledgers = follower.state.ledgers if follower.state else ()
     counts = [ledger.samples for ledger in ledgers]
@@ -224,8 +225,18 @@ def _samples(follower: Follower, ending: Ending) -> dict[str, Any]:
         "dropped": dict(sorted(dropped.items())),
         "units": units,
         "wasted_units": wasted,
+        "stale_units": sum(each.stale for each in counts),
         "wasted_s": round(follower.spent.generation_s * wasted / max(1, follower.generated), 3),
     }
+
+
+def stale_words(samples: Mapping[str, Any], unit: Unit) -> Iterator[tuple[str, str]]:
+    """The share of samples that were dropped as stale, and how long they are beside others; nothing if none was."""
+    if number := samples["dropped"].get("stale", 0):
+        size = samples["stale_units"] / number
+        kept = (samples["units"] - samples["wasted_units"]) / max(1, samples["consumed"])
+        words = f"of samples dropped as stale, of {size:,.0f} {unit}s each; those consumed have {kept:,.0f}"
+        yield f"{number / samples['generated']:.1%}", words
 
 
 def _settings(state: State | None) -> list[dict[str, Any]]:
@@ -358,7 +369,7 @@ def _dropped(samples: Mapping[str, Any], unit: Unit) -> str:
     if wasted := samples["wasted_units"]:
         share = f"{wasted:,} {unit}s, {wasted / samples['units']:.1%} of all"
         words += f" (wasted: {share}, about {samples['wasted_s']:,.1f} s of generation)"
-    return words
+    return "\n".join((words, *map(" ".join, stale_words(samples, unit))))
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cosmos_core.config.job import StageFacts
 from cosmos_core.control.machine.events import Commanded, ControllerStarted, Recovered, Reported
+from cosmos_core.control.machine.records import SampleCounts
 from cosmos_core.control.machine.recovery import RECOVERY_SNAPSHOT, snapshot_of
 from cosmos_core.control.machine.settings import settings_of
 from cosmos_core.run.follower import Follower
@@ -57,6 +58,17 @@ def test_what_happened_is_told(summary, finished, follower):
     assert 0 < samples["wasted_units"] < samples["units"] == units
     generation_s = summary["planes"]["rollout"]["generation"]
     assert samples["wasted_s"] == pytest.approx(generation_s * samples["wasted_units"] / follower.generated, abs=1e-3)
+
+
+def test_what_was_dropped_as_stale_is_told_with_its_length(job, summary):
+    counts = SampleCounts(generated=10, consumed=6, units=150)
+    counts.drop("equal rewards", 2, 30)
+    counts.drop("stale", 1, 60)
+    samples = {"generated": 10, "consumed": 6, "dropped": counts.dropped, "units": 150}
+    samples |= {"trained": 6, "wasted_units": counts.wasted, "stale_units": counts.stale, "wasted_s": 1.0}
+    words = "10.0% of samples dropped as stale, of 60 tokens each; those consumed have 10"
+    assert words in " ".join(print_({**summary, "samples": samples}, job).split())
+    assert "dropped as stale" not in print_(summary, job)
 
 
 def test_sessions_and_loads_are_counted(job, follower):
@@ -118,7 +130,7 @@ def test_a_run_without_steps_or_times_has_a_summary_as_well(job, finished):
     ending = Ending(outcome="failed", reason="the controller could not start")
     summary = summarise(job, Follower(), ending, wall_s=1.0)
     assert (summary["outcome"], summary["steps"], summary["heldout_accuracy_after"]) == ("failed", 0, None)
-    nothing = dict.fromkeys(("generated", "consumed", "trained", "units", "wasted_units", "wasted_s"), 0)
+    nothing = dict.fromkeys(("generated", "consumed", "trained", "units", "wasted_units", "stale_units", "wasted_s"), 0)
     assert summary["samples"] == {**nothing, "dropped": {}}
     assert print_(summary, job).count("the controller could not start") == 1
     # What a recovered run took to start and to end is not known.
