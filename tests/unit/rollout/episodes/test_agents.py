@@ -351,6 +351,7 @@ def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
     async def agent(client):
         async def ask(*messages, **more):
             reply = await client.chat.completions.create(model="run", messages=list(messages), **more)
+            await client.post("/reward", body={"reward": 0.5, "reply": reply.id}, cast_to=object)
             return [{"role": "assistant", "content": each.message.content} for each in reply.choices]
 
         (first,) = await ask(user("a"))
@@ -360,7 +361,7 @@ def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
         await ask(user("a in short"), user("d"))
         await ask(user("a"), {"role": "assistant", "content": "rewritten"}, user("e"))
 
-    with rig(lambda words, number: f"r{number}" if number != 3 else ["r3", "r3b"]) as made:
+    with rig(lambda words, number: f"r{number}" if number != 3 else ["r3", "r3b"], rewards=True, weight=2.0) as made:
         made.call(agent)
         made.end()
         played = made.sample()
@@ -373,7 +374,8 @@ def test_another_history_begins_a_branch_and_nothing_is_trained_twice():
     ]
     payload = played.generated.payload
     assert played.generated.num_units == 12 == len(values(payload, "logprobs"))
-    assert (values(payload, "turns").tolist(), values(payload, "turn_rewards").tolist()) == ([2] * 6, [0.0] * 6)
+    assert (played.reward, values(payload, "turns").tolist()) == (2.5, [2] * 6)
+    assert values(payload, "turn_rewards").tolist() == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0], "with the weight of the recipe"
     assert played.detail == "agent: 6 calls; 5 branches"
     # What a model packs are documents; the decisions of all are the sample's, in its order.
     batches = pack_samples(Chat(), [tokens_payload([5], [6]), payload], budget=24)
