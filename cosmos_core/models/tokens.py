@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -15,6 +15,7 @@ from cosmos_core.types import Array, Payload
 KIND: Final = "tokens"
 KINDS: Final = "kinds"
 """The array that says which units are seen (see `cosmos_core.types.Payload`)."""
+Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 
 
 def array_of(data: npt.NDArray[np.generic]) -> Array:
@@ -22,18 +23,18 @@ def array_of(data: npt.NDArray[np.generic]) -> Array:
     return Array(dtype=str(data.dtype), shape=data.shape, data=np.ascontiguousarray(data).tobytes())
 
 
-def token_array(ids: Sequence[int] | npt.NDArray[np.int32]) -> Array:
+def token_array(ids: Ids) -> Array:
     """Token ids as an int32 [len] array."""
     return array_of(np.asarray(ids, dtype=np.int32))
 
 
-def tokens_payload(prompt: Sequence[int], completion: Sequence[int] | None = None) -> Payload:
+def tokens_payload(prompt: Ids, completion: Ids | None = None) -> Payload:
     """A payload of a prompt, and of its completion if there is one."""
     given = {"prompt": prompt, "completion": completion}
     return Payload(kind=KIND, arrays={name: token_array(ids) for name, ids in given.items() if ids is not None})
 
 
-def with_completion(payload: Payload, completion: Sequence[int] | None) -> Payload:
+def with_completion(payload: Payload, completion: Ids | None) -> Payload:
     """The payload of a prompt, with its completion if there is one."""
     if completion is None:
         return payload

@@ -50,6 +50,16 @@ class Call:
     num_choices: int = 1
     with_logprobs: bool = False
 
+    def history(self, past: tuple[Message, ...]) -> tuple[Message, ...]:
+        """All messages, of which `past` are those up to the reply `previous`; raises CallError if nothing is asked."""
+        first = (Message(role="system", content=self.instructions),) if self.instructions else ()
+        messages = (*first, *past, *self.messages)
+        if not messages:
+            raise CallError(400, "there are no messages; give one at least", param="messages")
+        if messages[-1].role == "assistant":
+            raise CallError(400, "the last message is the model's own; end with another's", param="messages")
+        return messages
+
 
 @attrs.frozen(kw_only=True)
 class Choice:

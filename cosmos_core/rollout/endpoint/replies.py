@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from cosmos_core.rollout.endpoint.calls import Choice, Reply
 from cosmos_core.types import Message
+
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream of a chat."""
 
 
 def chat(reply: Reply) -> dict[str, Any]:
@@ -29,26 +32,31 @@ def chat(reply: Reply) -> dict[str, Any]:
 
 def chat_events(reply: Reply, *, with_usage: bool) -> Iterator[bytes]:
     """The same as events of a stream."""
-    head = {**_head(reply), "object": "chat.completion.chunk"}
     for index, choice in enumerate(reply.choices):
         turn = _turn(choice.message)
         calls = turn.pop("tool_calls", [])
-        deltas = [turn, *({"tool_calls": [{"index": number, **call}]} for number, call in enumerate(calls))]
-        for number, delta in enumerate(deltas):
-            told = _logprobs(choice) if number == 0 else None
-            yield _event(head | {"choices": [_chunk(index, delta, None) | {"logprobs": told}]})
-        yield _event(head | {"choices": [_chunk(index, {}, choice.reason)]})
+        yield event(chunk(reply, turn, index, logprobs=_logprobs(choice)))
+        for number, call in enumerate(calls):
+            yield event(chunk(reply, {"tool_calls": [{"index": number, **call}]}, index))
+        yield event(chunk(reply, {}, index, reason=choice.reason))
     if with_usage:
-        yield _event(head | {"choices": [], "usage": _usage(reply)})
-    yield b"data: [DONE]\n\n"
+        yield event(usage_chunk(reply))
+    yield DONE
+
+
+def chunk(reply: Reply, delta: Mapping[str, Any], index: int = 0, **told: Any) -> dict[str, Any]:
+    """More of a choice, and the `reason` of its end or `logprobs`."""
+    choice = {"index": index, "delta": delta, "finish_reason": told.get("reason"), "logprobs": told.get("logprobs")}
+    return {**_head(reply), "object": "chat.completion.chunk", "choices": [choice]}
+
+
+def usage_chunk(reply: Reply) -> dict[str, Any]:
+    """The numbers of units, after the last choice."""
+    return {**chunk(reply, {}), "choices": [], "usage": _usage(reply)}
 
 
 def _head(reply: Reply) -> dict[str, Any]:
     return {"id": f"chatcmpl-{reply.id}", "created": reply.created, "model": reply.model}
-
-
-def _chunk(index: int, delta: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
 
 
 def _turn(message: Message) -> dict[str, Any]:
@@ -136,8 +144,8 @@ def response_events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
     for index, item in enumerate(whole["output"]):
         events += _events_of(index, item)
     events.append({"type": f"response.{whole['status']}", "response": whole})
-    for number, event in enumerate(events):
-        yield b"event: %s\n" % event["type"].encode() + _event({**event, "sequence_number": number})
+    for number, told in enumerate(events):
+        yield b"event: %s\n" % told["type"].encode() + event({**told, "sequence_number": number})
 
 
 def _events_of(index: int, item: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
@@ -166,5 +174,6 @@ def _events_of(index: int, item: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     ]
 
 
-def _event(data: Mapping[str, Any]) -> bytes:
+def event(data: Mapping[str, Any]) -> bytes:
+    """An event of a stream."""
     return b"data: %s\n\n" % json.dumps(data).encode()

@@ -1,4 +1,4 @@
-"""The HTTP server of a rollout replica, at which agents call the model for their sessions.
+"""The routes of OpenAI's API, and the HTTP server of a rollout replica, at which agents call the model for sessions.
 
 A session is named by the path (`/s/SESSION/v1/…`), else by the header `X-Session`, else by the API key. Its name is a
 secret of 128 bits: whoever knows it may call for it, tell its reward, and nothing else.
@@ -6,6 +6,7 @@ secret of 128 bits: whoever knows it may call for it, tell its reward, and nothi
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import logging
@@ -45,14 +46,85 @@ class Sessions(Protocol):
         """Count a request that was refused."""
 
 
-class Endpoint:
-    """Serves on a thread of its own.
+class Api(abc.ABC):
+    """Routes of chats and responses; a subclass answers the calls, and may add routes.
+
+    Attributes:
+        names: The names under which the model is served.
+    """
+
+    names: Iterable[str]
+
+    @abc.abstractmethod
+    async def answer(self, request: web.Request, call: Call) -> Reply:
+        """Answer the call of a request; raises CallError. Cancelled, it ends what is being generated."""
+
+    def refused(self) -> None:  # noqa: B027 - it need not be counted
+        """Take note of a request that was refused."""
+
+    def routes(self, prefix: str = "") -> list[web.RouteDef]:
+        """The routes, each under a prefix."""
+        return [
+            web.get(f"{prefix}/v1/models", self._models),
+            web.get(f"{prefix}/v1/models/{{model}}", self._model),
+            web.post(f"{prefix}/v1/chat/completions", self.chat),
+            web.post(f"{prefix}/v1/responses", self._response),
+        ]
+
+    @web.middleware
+    async def guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Refuse in OpenAI's words what a handler raises."""
+        try:
+            return await handler(request)
+        except web.HTTPException as refusal:
+            words = f"{request.method} {request.path}: {refusal.reason}"
+            if isinstance(refusal, web.HTTPRequestEntityTooLarge):
+                words = f"the body has more than {LARGEST_BODY} bytes; send less"
+            error = CallError(refusal.status, words)
+        except CallError as refusal:
+            error = refusal
+        except Exception as failure:  # noqa: BLE001 - one request's, whatever it is: all others go on
+            _LOG.exception("a request failed")
+            error = CallError(500, f"the request failed: {type(failure).__name__}: {failure}")
+        self.refused()
+        return web.json_response(error.body(), status=error.status)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [_described(name) for name in self.names]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name not in self.names:
+            raise CallError(404, f"the model {name!r:.80} is not served", code="model_not_found", param="model")
+        return web.json_response(_described(name))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer a chat."""
+        body = requests.read_body(await request.read())
+        wanted, reply = requests.streaming(body), await self.answer(request, requests.read_chat(body))
+        if not wanted.stream:
+            return web.json_response(replies.chat(reply))
+        return await _streamed(request, replies.chat_events(reply, with_usage=wanted.include_usage))
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        body = requests.read_body(await request.read())
+        wanted, reply = requests.streaming(body), await self.answer(request, requests.read_response(body))
+        if not wanted.stream:
+            return web.json_response(replies.response(reply, body))
+        return await _streamed(request, replies.response_events(reply, body))
+
+
+class Endpoint(Api):
+    """Serves sessions on a thread of its own.
 
     Attributes:
         url: Where it listens, such as `http://127.0.0.1:8001`, once it has started.
     """
 
     def __init__(self, sessions: Sessions, host: str) -> None:
+        self.names = sessions.names
         self._sessions: Final = sessions
         self._host: Final = host
         self._thread: Final = SupervisedThread("endpoint", self._run)
@@ -97,14 +169,8 @@ class Endpoint:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guarded])
-        for prefix in ("", "/s/{session}"):
-            application.router.add_get(f"{prefix}/v1/models", self._models)
-            application.router.add_get(f"{prefix}/v1/models/{{model}}", self._model)
-            application.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
-            application.router.add_post(f"{prefix}/v1/responses", self._response)
-            application.router.add_post(f"{prefix}/reward", self._reward)
-            application.router.add_post(f"{prefix}/v1/reward", self._reward)
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[self.guarded])
+        application.add_routes([*self.routes(), *self.routes("/s/{session}")])
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -114,50 +180,18 @@ class Endpoint:
         finally:
             await runner.cleanup()
 
-    @web.middleware
-    async def _guarded(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except web.HTTPException as refusal:
-            words = f"{request.method} {request.path}: {refusal.reason}"
-            if isinstance(refusal, web.HTTPRequestEntityTooLarge):
-                words = f"the body has more than {LARGEST_BODY} bytes; send less"
-            error = CallError(refusal.status, words)
-        except CallError as refusal:
-            error = refusal
-        except Exception as failure:  # noqa: BLE001 - one request's, whatever it is: all others go on
-            _LOG.exception("a request of an agent failed")
-            error = CallError(500, f"the request failed: {type(failure).__name__}: {failure}")
-        self._sessions.refused()
-        return web.json_response(error.body(), status=error.status)
-
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [_described(name) for name in self._sessions.names]})
-
-    async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
-        if name not in self._sessions.names:
-            raise CallError(404, f"the model {name!r:.80} is not served", code="model_not_found", param="model")
-        return web.json_response(_described(name))
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = requests.read_body(await request.read())
-        wanted, reply = requests.streaming(body), await self._reply(request, requests.read_chat(body))
-        if not wanted.stream:
-            return web.json_response(replies.chat(reply))
-        return await _streamed(request, replies.chat_events(reply, with_usage=wanted.include_usage))
-
-    async def _response(self, request: web.Request) -> web.StreamResponse:
-        body = requests.read_body(await request.read())
-        wanted, reply = requests.streaming(body), await self._reply(request, requests.read_response(body))
-        if not wanted.stream:
-            return web.json_response(replies.response(reply, body))
-        return await _streamed(request, replies.response_events(reply, body))
-
-    async def _reply(self, request: web.Request, call: Call) -> Reply:
+    async def answer(self, request: web.Request, call: Call) -> Reply:
+        """Answer a call for the session that the request names."""
         return await asyncio.wrap_future(self._sessions.call(session_of(request), call))
+
+    def refused(self) -> None:
+        """Count a request that was refused."""
+        self._sessions.refused()
+
+    def routes(self, prefix: str = "") -> list[web.RouteDef]:
+        """The routes, and those of rewards."""
+        rewards = [web.post(f"{prefix}{path}", self._reward) for path in ("/reward", "/v1/reward")]
+        return [*super().routes(prefix), *rewards]
 
     async def _reward(self, request: web.Request) -> web.Response:
         body = requests.read_body(await request.read())

@@ -32,6 +32,7 @@ from cosmos_core.protocols import (
 )
 from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
+from cosmos_core.rollout.endpoint.turns import read_reply, stop_in
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed, is_reward
 from cosmos_core.rollout.episodes.messages import Reply as WorkerReply
@@ -52,18 +53,14 @@ from cosmos_core.rollout.episodes.session import (
     Asked,
     Group,
     Session,
-    before_stop,
     num_known,
     refuse,
     reply_of,
-    whole,
     with_completion,
-    with_ids,
     words_before,
 )
 from cosmos_core.transport.bounds import DETAIL
-from cosmos_core.types import Message, Prompt, SampleStatus
-from cosmos_core.types.tools import names_of as names_of_tools
+from cosmos_core.types import Prompt, SampleStatus
 
 _LOG: Final = logging.getLogger(__name__)
 _CHUNK: Final = 32
@@ -302,7 +299,8 @@ class Agents:
             CallError: A limit of the session is met, or the call goes on from nothing.
             DataError: The messages cannot be encoded.
         """
-        messages = whole(session, call)
+        past = reply_of(session, call.previous, param="previous_response_id")[1] if call.previous else ()
+        messages = call.history(past)
         names = names_of(messages, call.tools)
         before, size = session.recording.find(messages, names)
         refuse_unseen(messages, sees=self.sees)
@@ -390,7 +388,7 @@ class Agents:
         made = [*made, turn]
         ids = ids_of(made)[len(made[0].given) :]
         is_stopped = generated.reason is FinishReason.STOP
-        if size := self._stop_in(ids, len(turn.made), asked.call.stops):
+        if size := stop_in(self._decoded, ids, len(turn.made), asked.call.stops):
             is_stopped = True
             made[-1] = cut(turn, len(turn.made) - (len(ids) - size))
             ids = ids[:size]
@@ -399,16 +397,12 @@ class Agents:
         else:
             self._ask(asked, place, [*made[:-1], attrs.evolve(turn, ends=False)])
 
-    def _stop_in(self, ids: np.ndarray, num_new: int, stops: Sequence[str]) -> int:
-        """The units after which one of the texts is there, of which the last are new; 0: none is."""
-        if not stops or not any(stop in self._decoded(ids) for stop in stops):
-            return 0
-        sizes = range(len(ids) - num_new + 1, len(ids) + 1)
-        return next(size for size in sizes if any(stop in self._decoded(ids[:size]) for stop in stops))
-
     def _conclude(self, asked: Asked, place: int, made: list[Turn], ids: np.ndarray, *, is_stopped: bool) -> None:
         session, call = asked.session, asked.call
-        message = with_ids(before_stop(self._read(asked, ids), call.stops))
+        read = read_reply(self._multi_turn, self._decoded, call, asked.messages, ids)
+        self._count("tool_calls_malformed", len(read.malformed))
+        session.malformed += read.malformed
+        message = read.message
         if not is_stopped and asked.most < (call.max_units or math.inf):
             session.limit = (
                 session.limit or f"a reply was cut after {len(ids)} units, all that the session had room for"
@@ -423,19 +417,6 @@ class Agents:
         asked.choices[place] = (choice, made)
         if len(asked.choices) == call.num_choices:
             self._deliver(asked)
-
-    def _read(self, asked: Asked, ids: np.ndarray) -> Message:
-        """A turn of the model as a message; what calls a tool that there is not is words, and is counted."""
-        call, tools = asked.call, asked.call.tools if asked.call.may_call else ()
-        read = self._multi_turn.read_turn(Prompt(text=asked.messages, tools=tools), ids.tolist())
-        message, malformed = read.message, read.malformed
-        known = names_of_tools(call.tools)
-        if unknown := [each.name for each in message.tool_calls if each.name not in known]:
-            message = Message(role="assistant", content=self._decoded(ids), reasoning=message.reasoning)
-            malformed = (*malformed, f"it calls {unknown[0]!r:.80}, and the tools are {', '.join(known)}")
-        self._count("tool_calls_malformed", len(malformed))
-        asked.session.malformed += malformed
-        return message
 
     def _deliver(self, asked: Asked) -> None:
         """Record all choices, and give them to the client, unless it has left."""

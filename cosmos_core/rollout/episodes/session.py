@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -131,29 +130,3 @@ def reply_of(session: Session, reply: Any, *, param: str) -> tuple[Turn, tuple[M
     if known is None:
         raise CallError(404, f"{param}: no reply {reply!r:.80} of this session", param=param)
     return known
-
-
-def whole(session: Session, call: Call) -> tuple[Message, ...]:
-    """The whole history of a call."""
-    past: tuple[Message, ...] = ()
-    if call.previous:
-        _, past = reply_of(session, call.previous, param="previous_response_id")
-    first = (Message(role="system", content=call.instructions),) if call.instructions else ()
-    messages = (*first, *past, *call.messages)
-    if not messages:
-        raise CallError(400, "there are no messages; give one at least", param="messages")
-    if messages[-1].role == "assistant":
-        raise CallError(400, "the last message is the model's own; end with another's", param="messages")
-    return messages
-
-
-def before_stop(message: Message, stops: Sequence[str]) -> Message:
-    """A message up to the first of the texts that end it."""
-    found = min((at for stop in stops if (at := message.content.find(stop)) >= 0), default=-1)
-    return message if found < 0 else attrs.evolve(message, content=message.content[:found])
-
-
-def with_ids(message: Message) -> Message:
-    """A message whose calls of tools have ids."""
-    calls = tuple(attrs.evolve(call, id=call.id or f"call_{secrets.token_hex(12)}") for call in message.tool_calls)
-    return attrs.evolve(message, tool_calls=calls)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -17,30 +18,46 @@ from cosmos_core.config.loading import run_of
 from cosmos_core.config.schema import EngineConfig, ModelConfig
 from cosmos_core.devices import num_threads
 from cosmos_core.errors import ConfigError, DataError
-from cosmos_core.protocols import FinishReason, Model, Request, Sampling
-from cosmos_core.types import Array, Message, Payload, Prompt
+from cosmos_core.models.tokens import tokens_payload, values
+from cosmos_core.protocols import FinishReason, Generated, Model, Request, Sampling
+from cosmos_core.protocols.model import MultiTurnModel
+from cosmos_core.protocols.vision import DialogueVision
+from cosmos_core.rollout.endpoint.calls import Call
+from cosmos_core.rollout.endpoint.turns import before_stop, read_reply, stop_in
+from cosmos_core.rollout.episodes.recording import follow, refuse_unseen
+from cosmos_core.types import JSON, Message, Payload, Prompt
 from cosmos_service_tools.served import Served, check_folder, exported, is_of_tokens, model_config, serve
 
 _FIRST: Final = 4
 _LONGEST: Final = 32
 """Tokens of the first request of an answer, and most of a later one, which are a quarter of what is there."""
+_MARKS: Final = ("<think>", "</think>")
+"""What tells thoughts apart, which a tokenizer may have no tokens of."""
 _UNFINISHED: Final = "\ufffd"
 """Stands at the end of text whose last character has tokens to come."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class Part:
     """Some more of an answer.
 
     Attributes:
         text: The text that is new.
-        num_units: Tokens of the answer so far.
+        reasoning: What is new of what was thought, where that is told apart.
+        ids: int32 [N], the tokens of the answer so far.
+        logprobs: float32 [N].
         reason: `stop` or `length` with the last part; empty before.
     """
 
     text: str
-    num_units: int
+    ids: np.ndarray
+    logprobs: np.ndarray
     reason: str = ""
+    reasoning: str = ""
+
+
+Read: TypeAlias = Callable[[np.ndarray], Message]
+"""Reads tokens, int32 [N], as a turn."""
 
 
 class Speaker:
@@ -55,27 +72,47 @@ class Speaker:
         self._served: Final = served
         self.why_plain: Final = why_plain
         self._numbers: Final = itertools.count()
-        self._tokenizer: Final = threading.Lock()
+        self._tokenizer: Final = threading.RLock()
 
     @property
     def context_length(self) -> int:
         """Tokens of the longest prompt and answer together."""
         return self._served.context_length
 
-    def encode(self, prompt: Sequence[Message] | str) -> Payload:
+    def encode(self, prompt: Sequence[Message] | str, tools: Sequence[Mapping[str, JSON]] = ()) -> Payload:
         """Token ids of a chat, through the template, or of plain text; raises DataError if it has none.
 
         Where chats are completed as plain text, they have one turn of the user's.
         """
-        text = prompt if isinstance(prompt, str) else tuple(prompt)
+        model, text = self._served.model, prompt if isinstance(prompt, str) else tuple(prompt)
+        if not isinstance(text, str):
+            refuse_unseen(text, sees=not self.why_plain and isinstance(model, DialogueVision))
         if self.why_plain and not isinstance(text, str):
             if [turn.role for turn in text] != ["user"]:
                 raise DataError(f"a chat is one turn of the user's here: it is completed as it is ({self.why_plain})")
             text = text[0].content
         with self._tokenizer:
-            return self._served.model.encode(Prompt(text=text))
+            return model.encode(Prompt(text=text, tools=tuple(tools)))
 
-    def answer(self, prompt: Payload, sampling: Sampling, seed: int, stops: Sequence[str] = ()) -> Iterator[Part]:
+    def read(self, call: Call, messages: Sequence[Message] | str, ids: np.ndarray) -> Message:
+        """Read an answer as the reply to a call, after a chat or plain text."""
+        model = self._served.model
+        if self.why_plain or isinstance(messages, str) or not isinstance(model, MultiTurnModel):
+            return self._plain(ids, call.stops)
+        with self._tokenizer:
+            return read_reply(model, self.decode, call, messages, ids).message
+
+    def _plain(self, ids: np.ndarray, stops: Sequence[str]) -> Message:
+        return Message(role="assistant", content=before_stop(self.decode(ids), stops))
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of tokens."""
+        with self._tokenizer:
+            return self._served.model.decode(tokens_payload((), ids))
+
+    def answer(
+        self, prompt: Payload, sampling: Sampling, seed: int, stops: Sequence[str] = (), read: Read | None = None
+    ) -> Iterator[Part]:
         """Go on from a prompt, part by part; what is begun ends with the iterator.
 
         Args:
@@ -83,38 +120,45 @@ class Speaker:
             sampling: How to draw one completion, no longer than the context leaves room for.
             seed: Of the draws.
             stops: Texts before which the answer ends.
+            read: Reads it, if it is no plain text.
 
         Raises:
             ConfigError: The prompt fills the model's context.
             EngineError: The engine failed.
         """
-        most = min(sampling.max_units, self._room(prompt))
-        ids, told = np.empty(0, np.int32), ""
+        most, read = min(sampling.max_units, self.room(prompt)), read or functools.partial(self._plain, stops=stops)
+        ids, logprobs, told = np.empty(0, np.int32), np.empty(0, np.float32), Message(role="assistant", content="")
         for number in itertools.count():
             size = min(max(_FIRST, min(_LONGEST, len(ids) // 4)), most - len(ids))
-            done, more = self._ask(_longer(prompt, ids), attrs.evolve(sampling, max_units=size), _mixed(seed, number))
-            ids = np.concatenate([ids, more])
-            reason = "stop" if done is FinishReason.STOP else "length" if len(ids) >= most else ""
-            text = self._decode(ids)
-            if (found := min((at for stop in stops if (at := text.find(stop)) >= 0), default=-1)) >= 0:
-                text, reason = text[:found], "stop"
-            # What may become a stop, or another character, is kept back.
-            ripe = text if reason else _ripe(text, stops)
-            if reason or ripe.startswith(told):
-                yield Part(text=ripe[len(told) :], num_units=len(ids), reason=reason)
-                told = ripe
+            before = follow([prompt, *([tokens_payload(ids)] if len(ids) else [])], self._served.model)
+            made = self._ask(before, attrs.evolve(sampling, max_units=size), _mixed(seed, number))
+            new = values(made.payload, "completion")
+            ids, logprobs = np.concatenate([ids, new]), np.concatenate([logprobs, values(made.payload, "logprobs")])
+            reason = "stop" if made.reason is FinishReason.STOP else "length" if len(ids) >= most else ""
+            if found := stop_in(self.decode, ids, len(new), stops):
+                ids, logprobs, reason = ids[:found], logprobs[:found], "stop"
+            said = read(ids)
+            if not reason:
+                # What may become a stop, a mark or another character is kept back.
+                content, thought = _ripe(said.content, (*stops, *_MARKS)), _ripe(said.reasoning, _MARKS).rstrip()
+                said = attrs.evolve(said, content=content, reasoning=thought)
+            if reason or (said.content.startswith(told.content) and said.reasoning.startswith(told.reasoning)):
+                text, thought = said.content[len(told.content) :], said.reasoning[len(told.reasoning) :]
+                yield Part(text=text, reasoning=thought, ids=ids, logprobs=logprobs, reason=reason)
+                told = said
             if reason:
                 return
 
-    def _room(self, prompt: Payload) -> int:
+    def room(self, prompt: Payload) -> int:
+        """Tokens that the context has left after a prompt; raises ConfigError if that is none."""
         room = self._served.room(prompt)
         if room is None or room < 1:
             size = prompt.arrays["prompt"].shape[0]
             raise ConfigError(f"{size} tokens fill the model's context of {self._served.context_length}; shorten them")
         return room
 
-    def _ask(self, prompt: Payload, sampling: Sampling, seed: int) -> tuple[FinishReason, np.ndarray]:
-        """Make a few tokens: why they end, and the ids, int32 [N]."""
+    def _ask(self, prompt: Payload, sampling: Sampling, seed: int) -> Generated:
+        """Make a few tokens."""
         engine = self._served.engine
         request = Request(request_id=f"part-{next(self._numbers)}", prompt=prompt, sampling=sampling, seed=seed)
         (handle,) = engine.submit([request])
@@ -123,21 +167,7 @@ class Speaker:
         except BaseException:
             engine.abort([request.request_id])
             raise
-        return made.reason, np.frombuffer(made.payload.arrays["completion"].data, np.int32)
-
-    def _decode(self, ids: np.ndarray) -> str:
-        with self._tokenizer:
-            return self._served.model.decode(Payload(kind="tokens", arrays={"completion": _array(ids)}))
-
-
-def _array(ids: np.ndarray) -> Array:
-    return Array(dtype="int32", shape=ids.shape, data=ids.tobytes())
-
-
-def _longer(prompt: Payload, ids: np.ndarray) -> Payload:
-    """A prompt that ends with what was generated."""
-    before = np.frombuffer(prompt.arrays["prompt"].data, np.int32)
-    return attrs.evolve(prompt, arrays={**prompt.arrays, "prompt": _array(np.concatenate([before, ids]))})
+        return made
 
 
 def _mixed(seed: int, number: int) -> int:

@@ -31,7 +31,7 @@ def serve(
     plugin: Plugin = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Serve a model as OpenAI's API does: /v1/models, /v1/completions and /v1/chat/completions, streams as well.
+    """Serve a model as OpenAI's API does: chats with tools, responses and completions, whole and as streams.
 
     Nobody is asked who they are: beyond 127.0.0.1 anybody who reaches the port may use it. Ctrl-C ends it.
     Of a run that learned from plain prompts, a chat of one turn is completed as plain text.

@@ -104,8 +104,8 @@ class Parrot:
         for letter in prompt[-1].content:
             if letter == "!":
                 raise KeyboardInterrupt
-            yield Part(text=letter, num_units=1)
-        yield Part(text="", num_units=1, reason="stop")
+            yield Part(text=letter, ids=[], logprobs=[])
+        yield Part(text="", ids=[], logprobs=[], reason="stop")
 
 
 def test_an_interrupted_answer_is_remembered_and_the_chat_goes_on(monkeypatch, capsys):

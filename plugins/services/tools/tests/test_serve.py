@@ -1,6 +1,8 @@
 """A model served to clients of OpenAI's API, over real sockets; and vLLM's own server, of which a script stands in."""
 
 import asyncio
+import base64
+import io
 import json
 import os
 import signal
@@ -12,19 +14,37 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import aiohttp
+import numpy as np
 import psutil
 import pytest
 from aiohttp.test_utils import TestServer
+from PIL import Image
 
 from cosmos_core.config.checks import is_loopback
 from cosmos_core.errors import ConfigError, EngineError
+from cosmos_core.models.tokens import array_of, tokens_payload
+from cosmos_core.protocols import FinishReason, Generated
+from cosmos_core.types import Payload
 from cosmos_service_tools import vllm_server
-from cosmos_service_tools.answers import speaking
+from cosmos_service_tools.answers import Speaker, speaking
 from cosmos_service_tools.server import Service, listen
 from cosmos_service_tools.vllm_server import serve_vllm
 
 CHAT = {"messages": [{"role": "user", "content": "3 + 4"}], "temperature": 0, "max_tokens": 12}
 TEXT = {"prompt": "3 + 4", "temperature": 0, "max_tokens": 12}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SAID = """<think>
+sum
+</think>
+so<tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>"""
+
+
+def picture():
+    """A part of a message that shows a pixel."""
+    held = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(held, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 @contextmanager
@@ -93,29 +113,79 @@ def test_clients_are_answered(ask):
         *events, done = [event.removeprefix("data: ") for event in streamed.strip().split("\n\n")]
         parts = [json.loads(event) for event in events]
         assert (status, done) == (200, "[DONE]")
+        assert len(parts) > 3
         assert "".join(words(choice) for part in parts for choice in part["choices"]) == whole
         assert parts[-2]["choices"][0]["finish_reason"]
         assert parts[-1]["usage"]["completion_tokens"] > 0
 
 
+def test_calls_of_tools_and_thoughts_are_told_apart(ask, monkeypatch):
+    rest = []
+
+    def said(self, prompt, sampling, seed):
+        """What comes next of `SAID`."""
+        left = rest or self._served.model.tokenizer.encode(SAID)
+        new, rest[:] = left[: sampling.max_units], left[sampling.max_units :]
+        logprobs = array_of(np.arange(len(new), dtype=np.float32))
+        payload = Payload(kind="tokens", arrays={**tokens_payload([0], new).arrays, "logprobs": logprobs})
+        reason = FinishReason.LENGTH if rest else FinishReason.STOP
+        return Generated(payload=payload, reason=reason, oldest_version=0, newest_version=0, num_units=len(new))
+
+    monkeypatch.setattr(Speaker, "_ask", said)
+    body = CHAT | {"max_tokens": 200}
+    chat, streamed, called, response, cut = (
+        reply
+        for _, reply in ask(
+            ("/v1/chat/completions", body | {"tools": [ADD], "logprobs": True}),
+            ("/v1/chat/completions", body | {"stream": True}),
+            ("/v1/chat/completions", body | {"stream": True, "tools": [ADD]}),
+            ("/v1/responses", {"input": "3", "instructions": "Add.", "tools": [{"type": "function", "name": "add"}]}),
+            ("/v1/chat/completions", body | {"stop": "o<t"}),
+        )
+    )
+    (choice,) = json.loads(chat)["choices"]
+    message, told = choice["message"], choice["logprobs"]["content"]
+    assert (choice["finish_reason"], message["content"], message["reasoning_content"]) == ("tool_calls", "so", "sum")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 3}'}
+    assert "".join(each["token"] for each in told) == SAID
+    assert [each["logprob"] for each in told[:5]] == [0, 1, 2, 3, 0]
+    # A stop ends what is generated, at the token that has it.
+    (choice,), usage = json.loads(cut)["choices"], json.loads(cut)["usage"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "s")
+    words = "".join(each["token"] for each in told[: usage["completion_tokens"]])
+    assert SAID.startswith(words)
+    assert words.endswith("o<t")
+    # Where nothing may be a call, what is said and thought is told as it comes.
+    events = [json.loads(event.removeprefix("data: ")) for event in streamed.strip().split("\n\n")[:-1]]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta["content"] for delta in deltas) == SAID.partition("</think>\n")[2]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "sum"
+    assert '"tool_calls": [{"index": 0' in called
+    assert [item["type"] for item in json.loads(response)["output"]] == ["reasoning", "message", "function_call"]
+
+
 def test_what_cannot_be_answered_is_refused_in_a_sentence(ask):
-    refusals = [
-        (CHAT | {"tools": [{}]}, 400, "tools: this server cannot do that; leave it out, or serve with --engine vllm"),
-        (CHAT | {"max_tokens": "x"}, 400, "not a request: Expected `int | null`, got `str` - at `$.max_tokens`"),
-        (CHAT | {"beam": 4}, 400, "not a request: Object contains unknown field `beam`"),
-        (CHAT | {"messages": []}, 400, "not a request: Expected `array` of length >= 1 - at `$.messages`"),
+    chats = [
+        (CHAT | {"top_p": 0}, 400, "Expected `float` > 0.0 - at `$.top_p`"),
         (CHAT | {"model": "other"}, 404, "the model 'other' is not served here, but 'tiny'"),
-        (CHAT | {"n": 2, "stream": True}, 400, "stream: one answer at a time is streamed, and 2 are asked for"),
         (CHAT | {"messages": [{"role": "user", "content": "3 " * 300}]}, 400, "fill the model's context of 256"),
         (
-            {"data": b"{", "headers": {"Content-Type": "application/json"}},
+            CHAT | {"messages": [{"role": "user", "content": [picture()]}], "stream": True},
             400,
-            "not a request: Input data was truncated",
+            "the turns show 1 images",
         ),
         ({"data": b"{}"}, 415, "requests are JSON (Content-Type: application/json)"),
     ]
-    replies = ask(*(("/v1/chat/completions", body) for body, _, _ in refusals))
-    for (_, status, words), (found, reply) in zip(refusals, replies, strict=True):
+    texts = [
+        (TEXT | {"n": 2, "stream": True}, 400, "stream: one completion at a time is streamed, and 2 are asked for"),
+        (TEXT | {"tools": [ADD]}, 400, "tools are for chats"),
+        (TEXT | {"echo": True}, 400, "Object contains unknown field `echo`"),
+        (TEXT | {"prompt": []}, 400, "prompt: []; give a text, or a list of up to 16"),
+    ]
+    refusals = [("/v1/chat/completions", *each) for each in chats] + [("/v1/completions", *each) for each in texts]
+    refusals += [("/v1/responses", {"input": "3", "previous_response_id": "resp_1"}, 400, "replies are not kept here")]
+    replies = ask(*((path, body) for path, body, _, _ in refusals))
+    for (_, _, status, words), (found, reply) in zip(refusals, replies, strict=True):
         assert (found, words in json.loads(reply)["error"]["message"]) == (status, True), reply
     assert [status for status, _ in ask(("/v1/nothing", None))] == [404]
     # A name of another site that leads here is no way in.
